@@ -1,0 +1,62 @@
+# `make demo` and `make test` are all that a visitor needs; `make help` lists the rest.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash -euo pipefail
+UV := build/tools/bin/uv
+PYTHON := .venv/bin/python
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+.PHONY: install
+install: ## install what is missing and build both native wheels into .venv
+	@scripts/bootstrap
+	@$(UV) sync --locked --quiet --inexact
+	@echo "install: .venv is ready (flyer, hfreduce, threefs, torch)" >&2
+
+.PHONY: demo
+demo: install ## run the main job on this machine, break things under it, compare the bits
+	@$(PYTHON) -m demo
+
+.PHONY: check
+check: install check-static ## format, lint, types, import rules, unit tests: under two minutes
+	cargo test --workspace --lib --locked --quiet
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not slow' $(UNIT_TESTS)
+
+# Tests that start no services: the rest of the tests runs real processes and takes longer.
+UNIT_TESTS := operator/tests/api operator/tests/engine operator/tests/sim tests
+
+.PHONY: check-static
+check-static:
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports --no-logo
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: test
+test: install check-static ## all tests: units, properties, simulators, real processes, the demo
+	cargo test --workspace --locked --quiet
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not alone'
+	$(PYTHON) -m pytest -q -m alone
+
+.PHONY: fix
+fix: install ## format, mend what the linters can, write the generated files
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+	cargo fmt --all
+	$(PYTHON) -m flyer.api.crd
+
+.PHONY: bench bench-collectives bench-storage
+bench: bench-collectives bench-storage ## side by side with peers in one run; JSON in build/bench
+bench-collectives: install ## HFReduce beside Gloo
+	$(PYTHON) bench/collectives.py
+bench-storage: install ## 3FS beside fio on the same disk
+	@scripts/bootstrap fio=fio
+	$(PYTHON) bench/storage.py
+
+.PHONY: clean
+clean: ## remove all that was built
+	rm -rf build target .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
