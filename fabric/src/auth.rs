@@ -1,0 +1,325 @@
+//! Who may speak: a mutual challenge and response over a shared key, before the first operation.
+//!
+//! ```text
+//! dialer    -> "FFAUTH01" dialer-nonce                                        40 bytes
+//! acceptor  -> acceptor-nonce HMAC(key, "acceptor" context nonces)            64 bytes
+//! dialer    -> HMAC(key, "dialer" context nonces)                             32 bytes
+//! acceptor  -> 0x06                                                            1 byte
+//! ```
+//! Nonces are fresh on both sides, so nothing can be replayed; the role is part of what is signed,
+//! so nothing can be reflected; the context names the service, so a proof for one port is worth
+//! nothing on another. Comparisons take constant time. Messages have fixed lengths: a stranger
+//! can make us read 40 bytes, no more.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+
+use hmac::{Hmac, Mac};
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use sha2::Sha256;
+
+use crate::deadline::Deadline;
+
+const MAGIC: &[u8; 8] = b"FFAUTH01";
+/// Length of the dialer's first message.
+pub const HELLO_BYTES: usize = 40;
+/// Length of the acceptor's answer.
+pub const CHALLENGE_BYTES: usize = 64;
+/// Length of the dialer's proof.
+pub const PROOF_BYTES: usize = 32;
+/// The acceptor's last word.
+pub const WELCOME: u8 = 0x06;
+/// The shortest key that is taken, in bytes.
+pub const KEY_BYTES_MIN: usize = 16;
+
+/// Why a peer was not let in, or did not let us in.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthError {
+    /// The peer speaks something else.
+    #[error(
+        "`{context}`: the peer does not speak this protocol (it began with {first:02x?}); check the address and port"
+    )]
+    NotOurProtocol {
+        /// The service that was spoken to.
+        context: String,
+        /// The first bytes received.
+        first: [u8; 8],
+    },
+    /// The proof does not fit: another key, or another service.
+    #[error(
+        "`{context}`: the peer holds another key or is another service; check that both sides read the same key file"
+    )]
+    WrongKey {
+        /// The service that was spoken to.
+        context: String,
+    },
+    /// The connection broke or the deadline passed.
+    #[error("`{context}`: the handshake broke off: {source}")]
+    Broken {
+        /// The service that was spoken to.
+        context: String,
+        /// What the socket said.
+        source: io::Error,
+    },
+    /// The key file cannot be used.
+    #[error("key file `{path}`: {reason}")]
+    BadKey {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A shared secret. Its bytes never reach a log.
+#[derive(Clone)]
+pub struct Key(Vec<u8>);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Key(…)")
+    }
+}
+
+impl Key {
+    /// A key from raw bytes.
+    ///
+    /// # Errors
+    /// [`AuthError::BadKey`] when it has fewer than [`KEY_BYTES_MIN`] bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, AuthError> {
+        if bytes.len() < KEY_BYTES_MIN {
+            return Err(AuthError::BadKey {
+                path: "(in memory)".into(),
+                reason: format!("{} bytes; at least {KEY_BYTES_MIN} are needed", bytes.len()),
+            });
+        }
+        Ok(Self(bytes.to_vec()))
+    }
+
+    /// A key from a file; white space around it does not count.
+    ///
+    /// # Errors
+    /// [`AuthError::BadKey`] when the file cannot be read or holds too little.
+    pub fn read(path: &Path) -> Result<Self, AuthError> {
+        let bad = |reason: String| AuthError::BadKey { path: path.display().to_string(), reason };
+        let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
+        Self::from_bytes(bytes.trim_ascii()).map_err(|error| match error {
+            AuthError::BadKey { reason, .. } => bad(reason),
+            other => other,
+        })
+    }
+
+    fn proof(&self, role: &str, context: &str, nonces: &Nonces) -> Hmac<Sha256> {
+        // HMAC takes keys of every length, so this cannot fail; an empty key would only fail to match.
+        let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(&self.0)
+            .unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
+        for part in [role.as_bytes(), context.as_bytes(), &nonces.dialer, &nonces.acceptor] {
+            mac.update(&(part.len() as u64).to_be_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Nonces {
+    dialer: [u8; 32],
+    acceptor: [u8; 32],
+}
+
+/// The side that connects. Pure: the caller brings the nonce and moves the bytes.
+pub struct Dialer {
+    key: Key,
+    context: String,
+    nonce: [u8; 32],
+}
+
+impl Dialer {
+    /// Begins; returns the first message.
+    pub fn new(key: &Key, context: &str, nonce: [u8; 32]) -> (Self, [u8; HELLO_BYTES]) {
+        let mut hello = [0; HELLO_BYTES];
+        hello[..8].copy_from_slice(MAGIC);
+        hello[8..].copy_from_slice(&nonce);
+        (Self { key: key.clone(), context: context.into(), nonce }, hello)
+    }
+
+    /// Checks the acceptor's proof and returns ours.
+    ///
+    /// # Errors
+    /// [`AuthError::WrongKey`].
+    pub fn answer(
+        &self,
+        challenge: &[u8; CHALLENGE_BYTES],
+    ) -> Result<[u8; PROOF_BYTES], AuthError> {
+        let (nonce, proof) = challenge.split_at(32);
+        let mut nonces = Nonces { dialer: self.nonce, acceptor: [0; 32] };
+        nonces.acceptor.copy_from_slice(nonce);
+        self.key
+            .proof("acceptor", &self.context, &nonces)
+            .verify_slice(proof)
+            .map_err(|_| AuthError::WrongKey { context: self.context.clone() })?;
+        Ok(self.key.proof("dialer", &self.context, &nonces).finalize().into_bytes().into())
+    }
+}
+
+/// The side that listens. Pure, like [`Dialer`].
+pub struct Acceptor {
+    key: Key,
+    context: String,
+    nonces: Nonces,
+}
+
+impl Acceptor {
+    /// Reads the dialer's first message; returns the challenge to send.
+    ///
+    /// # Errors
+    /// [`AuthError::NotOurProtocol`].
+    pub fn new(
+        key: &Key,
+        context: &str,
+        hello: &[u8; HELLO_BYTES],
+        nonce: [u8; 32],
+    ) -> Result<(Self, [u8; CHALLENGE_BYTES]), AuthError> {
+        if &hello[..8] != MAGIC {
+            let mut first = [0; 8];
+            first.copy_from_slice(&hello[..8]);
+            return Err(AuthError::NotOurProtocol { context: context.into(), first });
+        }
+        let mut nonces = Nonces { dialer: [0; 32], acceptor: nonce };
+        nonces.dialer.copy_from_slice(&hello[8..]);
+        let mut challenge = [0; CHALLENGE_BYTES];
+        challenge[..32].copy_from_slice(&nonce);
+        let proof = key.proof("acceptor", context, &nonces).finalize().into_bytes();
+        challenge[32..].copy_from_slice(&proof);
+        Ok((Self { key: key.clone(), context: context.into(), nonces }, challenge))
+    }
+
+    /// Checks the dialer's proof; on success the caller sends [`WELCOME`].
+    ///
+    /// # Errors
+    /// [`AuthError::WrongKey`].
+    pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> Result<(), AuthError> {
+        self.key
+            .proof("dialer", &self.context, &self.nonces)
+            .verify_slice(proof)
+            .map_err(|_| AuthError::WrongKey { context: self.context.clone() })
+    }
+}
+
+/// A fresh nonce from the system's generator.
+///
+/// Not from a generator of this process: forked siblings would share its state.
+///
+/// # Errors
+/// What the system says when it has no randomness to give.
+pub fn nonce() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    OsRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+/// Authenticates a connection that we opened. Blocking; the stream's time-outs are reset after.
+///
+/// # Errors
+/// Any [`AuthError`] but `BadKey`.
+pub fn dial(
+    stream: &TcpStream,
+    key: &Key,
+    context: &str,
+    deadline: Deadline,
+) -> Result<(), AuthError> {
+    timed(stream, context, deadline, |mut stream| {
+        let (dialer, hello) = Dialer::new(key, context, nonce().map_err(broken(context))?);
+        stream.write_all(&hello).map_err(broken(context))?;
+        let mut challenge = [0; CHALLENGE_BYTES];
+        stream.read_exact(&mut challenge).map_err(broken(context))?;
+        stream.write_all(&dialer.answer(&challenge)?).map_err(broken(context))?;
+        let mut welcome = [0; 1];
+        // A refused proof shows as a closed connection: the acceptor owes strangers no reason.
+        stream.read_exact(&mut welcome).map_err(broken(context))?;
+        match welcome {
+            [WELCOME] => Ok(()),
+            _ => Err(AuthError::WrongKey { context: context.into() }),
+        }
+    })
+}
+
+/// Authenticates a connection that we accepted. Blocking; the stream's time-outs are reset after.
+///
+/// # Errors
+/// Any [`AuthError`] but `BadKey`.
+pub fn accept(
+    stream: &TcpStream,
+    key: &Key,
+    context: &str,
+    deadline: Deadline,
+) -> Result<(), AuthError> {
+    timed(stream, context, deadline, |mut stream| {
+        let mut hello = [0; HELLO_BYTES];
+        stream.read_exact(&mut hello).map_err(broken(context))?;
+        let (acceptor, challenge) =
+            Acceptor::new(key, context, &hello, nonce().map_err(broken(context))?)?;
+        stream.write_all(&challenge).map_err(broken(context))?;
+        let mut proof = [0; PROOF_BYTES];
+        stream.read_exact(&mut proof).map_err(broken(context))?;
+        acceptor.check(&proof)?;
+        stream.write_all(&[WELCOME]).map_err(broken(context))
+    })
+}
+
+/// A stream whose every read and write is bounded by what is left of one deadline, so that a peer
+/// that sends a byte now and then cannot hold a handshake open.
+struct Timed<'a> {
+    stream: &'a TcpStream,
+    deadline: Deadline,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<std::time::Duration> {
+        self.deadline.remaining().ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn timed(
+    stream: &TcpStream,
+    context: &str,
+    deadline: Deadline,
+    handshake: impl FnOnce(Timed<'_>) -> Result<(), AuthError>,
+) -> Result<(), AuthError> {
+    handshake(Timed { stream, deadline })?;
+    stream
+        .set_read_timeout(None)
+        .and_then(|()| stream.set_write_timeout(None))
+        .map_err(broken(context))
+}
+
+fn broken(context: &str) -> impl Fn(io::Error) -> AuthError + '_ {
+    move |source| AuthError::Broken { context: context.into(), source }
+}
+
+#[cfg(test)]
+#[path = "auth_test.rs"]
+mod tests;

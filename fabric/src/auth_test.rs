@@ -1,0 +1,99 @@
+use super::*;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+const CONTEXT: &str = "threefs/storage";
+
+fn key(byte: u8) -> Key {
+    Key::from_bytes(&[byte; 32]).unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(5))
+}
+
+/// Runs an acceptor with `key` and `context`; returns its verdict and what `dialer` returned.
+fn meet<T>(
+    key: Key,
+    context: &'static str,
+    dialer: impl FnOnce(TcpStream) -> T,
+) -> (Result<(), AuthError>, T) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let acceptor = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        accept(&stream, &key, context, soon())
+    });
+    let dialed = dialer(TcpStream::connect(address).unwrap());
+    (acceptor.join().unwrap(), dialed)
+}
+
+#[test]
+fn the_same_key_opens() {
+    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(1), CONTEXT, soon()));
+    assert!(accepted.is_ok() && dialed.is_ok());
+}
+
+#[test]
+fn another_key_is_refused_on_both_sides() {
+    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(2), CONTEXT, soon()));
+    assert!(accepted.is_err());
+    assert!(matches!(dialed, Err(AuthError::WrongKey { .. })));
+}
+
+#[test]
+fn a_proof_for_one_service_is_nothing_to_another() {
+    let (accepted, dialed) = meet(key(1), "threefs/meta", |s| dial(&s, &key(1), CONTEXT, soon()));
+    assert!(accepted.is_err() && dialed.is_err());
+}
+
+#[test]
+fn a_dialer_without_the_key_cannot_pass_by_reflection() {
+    // It answers the challenge with the acceptor's own proof.
+    let (accepted, ()) = meet(key(1), CONTEXT, |mut stream| {
+        stream.write_all(&[&MAGIC[..], &[7; 32]].concat()).unwrap();
+        let mut challenge = [0; CHALLENGE_BYTES];
+        stream.read_exact(&mut challenge).unwrap();
+        stream.write_all(&challenge[32..]).unwrap();
+    });
+    assert!(matches!(accepted, Err(AuthError::WrongKey { .. })));
+}
+
+#[test]
+fn garbage_is_named_as_such() {
+    let (accepted, ()) = meet(key(1), CONTEXT, |mut stream| {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: a-long-enough-name\r\n\r\n").unwrap();
+    });
+    let error = accepted.unwrap_err();
+    assert!(matches!(error, AuthError::NotOurProtocol { .. }), "{error}");
+    assert!(error.to_string().contains(CONTEXT));
+}
+
+#[test]
+fn a_peer_that_says_nothing_costs_the_deadline_and_no_more() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let begun = Instant::now();
+    let verdict = accept(&stream, &key(1), CONTEXT, Deadline::after(Duration::from_millis(30)));
+    assert!(matches!(verdict, Err(AuthError::Broken { .. })));
+    assert!(begun.elapsed() < Duration::from_secs(4));
+    drop(silent);
+}
+
+#[test]
+fn a_key_file_that_is_short_or_absent_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key");
+    assert!(Key::read(&path).unwrap_err().to_string().contains("key`"));
+    std::fs::write(&path, "short\n").unwrap();
+    let error = Key::read(&path).unwrap_err().to_string();
+    assert!(error.contains("5 bytes") && error.contains("16"), "{error}");
+    std::fs::write(&path, [b"0123456789abcdef".as_slice(), b"\n"].concat()).unwrap();
+    assert!(Key::read(&path).is_ok());
+}
+
+#[test]
+fn a_key_never_prints() {
+    assert_eq!(format!("{:?}", key(9)), "Key(…)");
+}

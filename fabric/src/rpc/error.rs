@@ -1,0 +1,166 @@
+//! What can go wrong with a call, and whether the other side can have acted on it.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use crate::auth::AuthError;
+
+/// Whether a failed call can have had its effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Executed {
+    /// It was never handed to a handler: asking again is safe, whatever the call does.
+    No,
+    /// The request may have been executed, or may still be: only an idempotent call may be repeated.
+    Perhaps,
+}
+
+/// Why the server could not serve a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FaultCode {
+    /// The message is not one of this service.
+    BadRequest,
+    /// More calls or bytes are in flight than the server takes; it was not executed. Back off.
+    Overloaded,
+    /// The server is going down; it was not executed.
+    ShuttingDown,
+    /// The handler broke; it may have been executed in part.
+    Internal,
+}
+
+/// A refusal by the server itself, below the meaning of any message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{code:?}: {detail}")]
+pub struct Fault {
+    /// What kind.
+    pub code: FaultCode,
+    /// For a person.
+    pub detail: String,
+}
+
+impl Fault {
+    /// A handler that broke.
+    pub fn internal(detail: impl Into<String>) -> Self {
+        Self { code: FaultCode::Internal, detail: detail.into() }
+    }
+}
+
+/// Why a call has no reply.
+#[derive(Debug, thiserror::Error)]
+pub enum RpcError {
+    /// No connection could be made.
+    #[error("`{context}` at {peer} cannot be reached: {detail}")]
+    Unreachable {
+        /// The service.
+        context: String,
+        /// Its address.
+        peer: String,
+        /// What the system said.
+        detail: String,
+    },
+    /// The peer is somebody else, or holds another key. Asking again will not help.
+    #[error("`{context}` at {peer}: {source}")]
+    Refused {
+        /// The service.
+        context: String,
+        /// Its address.
+        peer: String,
+        /// Why.
+        source: AuthError,
+    },
+    /// The connection ended while the reply was awaited.
+    #[error("`{context}` at {peer}: the connection ended before the reply: {detail}")]
+    Lost {
+        /// The service.
+        context: String,
+        /// Its address.
+        peer: String,
+        /// What the connection said last.
+        detail: String,
+    },
+    /// The deadline passed. `sent` tells whether the request had been handed over.
+    #[error("`{context}` at {peer}: no reply after {waited_ms} ms")]
+    TimedOut {
+        /// The service.
+        context: String,
+        /// Its address.
+        peer: String,
+        /// How long this call waited.
+        waited_ms: u64,
+        /// Whether the request was handed to the connection.
+        sent: bool,
+    },
+    /// The server refused the call.
+    #[error("`{context}` at {peer} refused: {fault}")]
+    Faulted {
+        /// The service.
+        context: String,
+        /// Its address.
+        peer: String,
+        /// Why.
+        fault: Fault,
+    },
+    /// The request is larger than the connection takes; nothing was sent.
+    #[error(
+        "`{context}`: {part} of {bytes} bytes is over the bound of {bytes_max}; split the request"
+    )]
+    TooLarge {
+        /// The service.
+        context: String,
+        /// `message` or `payload`.
+        part: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The bound.
+        bytes_max: usize,
+    },
+    /// A message does not fit its type: the two sides are of different versions.
+    #[error("{what} a message: {detail}; do both sides run the same version?")]
+    Codec {
+        /// `encoding` or `decoding`.
+        what: &'static str,
+        /// What postcard said.
+        detail: String,
+    },
+}
+
+impl RpcError {
+    /// Whether the call can have had its effect.
+    pub fn executed(&self) -> Executed {
+        match self {
+            Self::Unreachable { .. } | Self::Refused { .. } | Self::TooLarge { .. } => Executed::No,
+            Self::TimedOut { sent: false, .. } => Executed::No,
+            Self::Faulted { fault, .. } if fault.code != FaultCode::Internal => Executed::No,
+            Self::Codec { what: "encoding", .. } => Executed::No,
+            _ => Executed::Perhaps,
+        }
+    }
+
+    /// Whether the same call may go well later without anybody changing anything.
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Lost { .. } | Self::TimedOut { .. } => true,
+            Self::Faulted { fault, .. } => {
+                matches!(fault.code, FaultCode::Overloaded | FaultCode::ShuttingDown)
+            }
+            Self::Refused { .. } | Self::TooLarge { .. } | Self::Codec { .. } => false,
+        }
+    }
+}
+
+/// Why a server cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be bound.
+    #[error(
+        "`{context}` cannot listen on {address}: {source}; choose another port or stop what holds it"
+    )]
+    Bind {
+        /// The service.
+        context: String,
+        /// Where it should have listened.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}

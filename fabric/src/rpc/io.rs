@@ -1,0 +1,198 @@
+//! Frames over a stream: one reader, one writer that joins what waits into few system calls.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use super::Payload;
+use super::frame::{FrameError, HEADER_BYTES, Header, Kind, Limits};
+
+/// What the reader keeps before it is parsed; large payloads bypass it.
+pub(super) const READ_BUFFER_BYTES: usize = 64 << 10;
+/// Messages up to this length are copied behind their header, to save an I/O vector.
+const INLINE_BYTES_MAX: usize = 4 << 10;
+/// Frames that are joined into one system call.
+const FRAMES_PER_WRITE: usize = 64;
+/// The kernel takes at most 1024 vectors a call; few suffice.
+const VECTORS_PER_WRITE: usize = 64;
+
+/// Why no frame could be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    #[error("a frame was not complete {0:?} after it began")]
+    Stalled(Duration),
+}
+
+/// Reads a header. It may take for ever to begin (an idle connection), but not to end.
+pub(super) async fn read_header(
+    reader: &mut (impl AsyncRead + Unpin),
+    limits: &Limits,
+    stall_timeout: Duration,
+) -> Result<Header, ReadError> {
+    let mut bytes = [0; HEADER_BYTES];
+    let begun = reader.read(&mut bytes).await?;
+    if begun == 0 {
+        return Err(ReadError::Closed);
+    }
+    if begun < HEADER_BYTES {
+        within(stall_timeout, async { Ok(reader.read_exact(&mut bytes[begun..]).await?) }).await?;
+    }
+    Ok(Header::decode(&bytes, limits)?)
+}
+
+/// Reads what a header announced. The header's lengths are within bounds.
+pub(super) async fn read_body(
+    reader: &mut (impl AsyncRead + Unpin),
+    header: &Header,
+    stall_timeout: Duration,
+) -> Result<(Bytes, Bytes), ReadError> {
+    within(stall_timeout, async {
+        let message = read_bytes(reader, header.message_bytes).await?;
+        header.check_message(&message)?;
+        Ok((message, read_bytes(reader, header.payload_bytes).await?))
+    })
+    .await
+}
+
+/// Reads and forgets what a header announced, in little memory.
+pub(super) async fn skip_body(
+    reader: &mut (impl AsyncRead + Unpin),
+    header: &Header,
+    stall_timeout: Duration,
+) -> Result<(), ReadError> {
+    within(stall_timeout, async {
+        let length = (header.message_bytes + header.payload_bytes) as u64;
+        match tokio::io::copy(&mut reader.take(length), &mut tokio::io::sink()).await? {
+            skipped if skipped == length => Ok(()),
+            _ => Err(ReadError::Closed),
+        }
+    })
+    .await
+}
+
+async fn within<T>(
+    timeout: Duration,
+    read: impl Future<Output = Result<T, ReadError>>,
+) -> Result<T, ReadError> {
+    tokio::time::timeout(timeout, read).await.unwrap_or(Err(ReadError::Stalled(timeout)))
+}
+
+async fn read_bytes(
+    reader: &mut (impl AsyncRead + Unpin),
+    length: usize,
+) -> Result<Bytes, ReadError> {
+    if length == 0 {
+        return Ok(Bytes::new());
+    }
+    // Not zeroed first: `read_buf` fills spare capacity.
+    let mut buffer = BytesMut::with_capacity(length);
+    let mut limited = reader.take(length as u64);
+    while buffer.len() < length {
+        if limited.read_buf(&mut buffer).await? == 0 {
+            return Err(ReadError::Closed);
+        }
+    }
+    Ok(buffer.freeze())
+}
+
+/// A frame on its way out. `hold` is dropped when the frame is written, never before.
+pub(super) struct Outgoing<H> {
+    pub kind: Kind,
+    pub request_id: u64,
+    pub timeout_ms: u32,
+    pub message: Bytes,
+    pub payload: Payload,
+    pub hold: H,
+}
+
+impl<H> Outgoing<H> {
+    pub(super) fn header(&self) -> Header {
+        Header {
+            kind: self.kind,
+            request_id: self.request_id,
+            message_bytes: self.message.len(),
+            payload_bytes: self.payload.len(),
+            timeout_ms: self.timeout_ms,
+            message_crc: crc32c::crc32c(&self.message),
+        }
+    }
+}
+
+/// Writes frames until the queue's senders are gone.
+///
+/// # Errors
+/// Whatever the socket says, or `TimedOut` when the peer takes no byte for `stall_timeout`.
+pub(super) async fn write_frames<H>(
+    writer: &mut (impl AsyncWrite + Unpin),
+    queue: &mut mpsc::Receiver<Outgoing<H>>,
+    stall_timeout: Duration,
+) -> io::Result<()> {
+    let mut frames = Vec::with_capacity(FRAMES_PER_WRITE);
+    let mut parts = VecDeque::new();
+    while queue.recv_many(&mut frames, FRAMES_PER_WRITE).await > 0 {
+        let mut inline = BytesMut::new();
+        let mut held = Vec::with_capacity(frames.len());
+        for frame in frames.drain(..) {
+            inline.extend_from_slice(&frame.header().encode());
+            if frame.message.len() <= INLINE_BYTES_MAX {
+                inline.extend_from_slice(&frame.message);
+            } else {
+                parts.push_back(inline.split().freeze());
+                parts.push_back(frame.message);
+            }
+            if !frame.payload.is_empty() {
+                if !inline.is_empty() {
+                    parts.push_back(inline.split().freeze());
+                }
+                parts.extend(frame.payload.into_parts());
+            }
+            held.push(frame.hold);
+        }
+        if !inline.is_empty() {
+            parts.push_back(inline.freeze());
+        }
+        write_parts(writer, &mut parts, stall_timeout).await?;
+    }
+    Ok(())
+}
+
+async fn write_parts(
+    writer: &mut (impl AsyncWrite + Unpin),
+    parts: &mut VecDeque<Bytes>,
+    stall_timeout: Duration,
+) -> io::Result<()> {
+    loop {
+        while parts.front().is_some_and(|part| part.is_empty()) {
+            parts.pop_front();
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let vectors: Vec<IoSlice<'_>> =
+            parts.iter().take(VECTORS_PER_WRITE).map(|part| IoSlice::new(part)).collect();
+        let write = tokio::time::timeout(stall_timeout, writer.write_vectored(&vectors));
+        let mut written = write.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        while written > 0 {
+            let Some(part) = parts.front_mut() else { break };
+            let taken = written.min(part.len());
+            part.advance(taken);
+            written -= taken;
+            if part.is_empty() {
+                parts.pop_front();
+            }
+        }
+    }
+}

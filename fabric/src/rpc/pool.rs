@@ -1,0 +1,181 @@
+//! Connections to one address that heal themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::{Connection, ConnectionConfig, Payload, Reply, RpcError, decode, encode};
+use crate::deadline::Deadline;
+
+/// How a pool connects.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Every connection's bounds.
+    pub connection: ConnectionConfig,
+    /// Connections at most; calls go round them.
+    pub connections_max: usize,
+    /// The first pause after a failed attempt; it doubles.
+    pub backoff_min: Duration,
+    /// The longest pause.
+    pub backoff_max: Duration,
+}
+
+impl PoolConfig {
+    /// One connection, pauses of 20 ms to 500 ms.
+    pub fn new(connection: ConnectionConfig) -> Self {
+        Self {
+            connection,
+            connections_max: 1,
+            backoff_min: Duration::from_millis(20),
+            backoff_max: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Connections to one address, opened when first needed and again when lost. Clones share them.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+struct Inner {
+    address: String,
+    config: PoolConfig,
+    slots: Vec<Mutex<Slot>>,
+    next: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Slot {
+    connection: Option<Arc<Connection>>,
+    /// Consecutive failures to connect, and when the next attempt may be made.
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Pool {
+    /// Nothing is opened yet.
+    pub fn new(address: impl Into<String>, config: PoolConfig) -> Self {
+        let slots = (0..config.connections_max.max(1)).map(|_| Mutex::default()).collect();
+        Self(Arc::new(Inner { address: address.into(), config, slots, next: AtomicUsize::new(0) }))
+    }
+
+    /// Where it connects to.
+    pub fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    /// One attempt. Connecting is retried until the deadline (nothing has been sent yet), the call
+    /// itself is not.
+    ///
+    /// # Errors
+    /// Any [`RpcError`].
+    pub async fn call(
+        &self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+    ) -> Result<Reply, RpcError> {
+        let slot = self.0.next.fetch_add(1, Relaxed) % self.0.slots.len();
+        loop {
+            let connection = self.connection(slot, deadline).await?;
+            match connection.call(message.clone(), payload.clone(), deadline).await {
+                // The connection had ended before this call got on it.
+                Err(RpcError::Unreachable { .. }) if !deadline.passed() => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Retries whatever [`RpcError::retryable`] allows until the deadline. Only for calls that may
+    /// be executed twice (reads, or requests that carry their own identity).
+    ///
+    /// # Errors
+    /// The last attempt's error.
+    pub async fn call_idempotent(
+        &self,
+        message: Bytes,
+        payload: Payload,
+        attempt_timeout: Duration,
+        deadline: Deadline,
+    ) -> Result<Reply, RpcError> {
+        let mut pause = self.0.config.backoff_min;
+        loop {
+            let attempt = deadline.within(attempt_timeout);
+            let error = match self.call(message.clone(), payload.clone(), attempt).await {
+                Err(error) if error.retryable() => error,
+                result => return result,
+            };
+            match deadline.remaining() {
+                Some(left) if left > pause => tokio::time::sleep(pause).await,
+                _ => return Err(error),
+            }
+            pause = (pause * 2).min(self.0.config.backoff_max);
+        }
+    }
+
+    /// [`Pool::call_idempotent`] between typed values without payload.
+    ///
+    /// # Errors
+    /// Any [`RpcError`].
+    pub async fn ask<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        request: &Q,
+        attempt_timeout: Duration,
+        deadline: Deadline,
+    ) -> Result<A, RpcError> {
+        let message = encode(request)?;
+        let reply =
+            self.call_idempotent(message, Payload::empty(), attempt_timeout, deadline).await?;
+        decode(&reply.message)
+    }
+
+    async fn connection(
+        &self,
+        slot: usize,
+        deadline: Deadline,
+    ) -> Result<Arc<Connection>, RpcError> {
+        let unreachable = |detail: String| RpcError::Unreachable {
+            context: self.0.config.connection.context.clone(),
+            peer: self.0.address.clone(),
+            detail,
+        };
+        let at = deadline.instant().into();
+        let mut last = None;
+        loop {
+            // Whoever waits here waits for somebody else's attempt to connect, which is bounded.
+            let Ok(mut slot) = tokio::time::timeout_at(at, self.0.slots[slot].lock()).await else {
+                return Err(last.unwrap_or_else(|| unreachable("still connecting".into())));
+            };
+            if let Some(connection) = slot.connection.as_ref().filter(|open| !open.is_closed()) {
+                return Ok(Arc::clone(connection));
+            }
+            slot.connection = None;
+            let pause_over = slot.not_before.unwrap_or_else(Instant::now);
+            if pause_over >= at {
+                let detail = format!("{} attempts failed", slot.failures);
+                return Err(last.unwrap_or_else(|| unreachable(detail)));
+            }
+            tokio::time::sleep_until(pause_over).await;
+            let config = self.0.config.connection.clone();
+            match Connection::open(&self.0.address, config, deadline).await {
+                Ok(connection) => {
+                    let connection = Arc::new(connection);
+                    *slot = Slot { connection: Some(Arc::clone(&connection)), ..Slot::default() };
+                    return Ok(connection);
+                }
+                Err(error) if error.retryable() && !deadline.passed() => {
+                    let pause = self.0.config.backoff_min * 2u32.pow(slot.failures.min(10));
+                    slot.failures += 1;
+                    slot.not_before = Some(Instant::now() + pause.min(self.0.config.backoff_max));
+                    last = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Memory that processes of one machine share: anonymous files, and descriptors over UNIX sockets.
+//!
+//! Never `/dev/shm` (a pod has 64 MiB of it) and never locked memory (a pod may lock 8 MiB):
+//! a segment is a memfd, sealed so that no peer can shrink it under our feet.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::deadline::Deadline;
+
+/// Descriptors that travel in one message at most (the kernel allows 253).
+pub const DESCRIPTORS_MAX: usize = 250;
+
+/// A piece of memory that several processes map. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Segment {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a segment is an address range; what threads do inside it is their users' protocol.
+unsafe impl Send for Segment {}
+// SAFETY: as above; a shared reference gives nothing but the address.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// New zeroed memory. Pages cost nothing until they are touched.
+    ///
+    /// # Errors
+    /// What the kernel says: too little memory, or too many descriptors.
+    pub fn create(name: &str, bytes: usize) -> io::Result<Self> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(fd, bytes)
+    }
+
+    /// Memory that a peer created. It must have the expected size and be sealed: a peer that could
+    /// shrink it could kill us with SIGBUS.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is not what was expected, or what the kernel says.
+    pub fn open(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
+        let actual = rustix::fs::fstat(&fd)?.st_size;
+        let seals = rustix::fs::fcntl_get_seals(&fd)?;
+        if actual != bytes as i64 || !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("a shared segment has {actual} bytes (expected {bytes}, sealed)"),
+            ));
+        }
+        Self::map(fd, bytes)
+    }
+
+    fn map(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { fd, base, bytes })
+    }
+
+    /// Its first byte. Valid for [`Segment::bytes`] bytes while the segment lives.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The descriptor, to hand to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: `map` made exactly this mapping, and nobody may use it after us.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Listens on a name that lives as long as the socket and leaves no file behind.
+///
+/// # Errors
+/// What the kernel says; `AddrInUse` when the name is taken.
+pub fn listen(name: &str) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Connects to such a name; both ends must run as one user.
+///
+/// # Errors
+/// `PermissionDenied` for another user's socket, `TimedOut`, or what the kernel says.
+pub fn dial(name: &str, deadline: Deadline) -> io::Result<UnixStream> {
+    let address = SocketAddr::from_abstract_name(name)?;
+    loop {
+        match UnixStream::connect_addr(&address) {
+            Ok(stream) => return same_user(stream),
+            // A full backlog: the listener is there and will come to us.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+                std::thread::sleep(left.min(Duration::from_millis(5)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The next connection, from a process of our own user; strangers are closed and skipped.
+///
+/// # Errors
+/// `TimedOut`, or what the kernel says.
+pub fn accept(listener: &UnixListener, deadline: Deadline) -> io::Result<UnixStream> {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                if let Ok(stream) = same_user(stream) {
+                    return Ok(stream);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait_readable(listener, deadline)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn wait_readable(fd: impl AsFd, deadline: Deadline) -> io::Result<()> {
+    let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+    let mut set = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let timeout = rustix::event::Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: i64::from(left.subsec_nanos()),
+    };
+    match rustix::event::poll(&mut set, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn same_user(stream: UnixStream) -> io::Result<UnixStream> {
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
+    let ours = rustix::process::geteuid();
+    if peer != ours {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "the other end of the socket runs as user {}, we run as {}",
+                peer.as_raw(),
+                ours.as_raw()
+            ),
+        ));
+    }
+    Ok(stream)
+}
+
+/// The process at the other end, as a descriptor that becomes readable when it ends. `None` where
+/// it lives in a PID namespace that we do not see: then the socket's hang-up must do.
+pub fn peer_process(stream: &UnixStream) -> Option<OwnedFd> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// Sends a short message with descriptors.
+///
+/// # Errors
+/// What the kernel says; `InvalidInput` for more than [`DESCRIPTORS_MAX`].
+pub fn send_descriptors(
+    stream: &UnixStream,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    deadline: Deadline,
+) -> io::Result<()> {
+    if descriptors.len() > DESCRIPTORS_MAX {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    stream.set_write_timeout(Some(deadline.remaining().ok_or(io::ErrorKind::TimedOut)?))?;
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let sent = rustix::net::sendmsg(
+        stream,
+        &[rustix::io::IoSlice::new(message)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Receives what one [`send_descriptors`] sent; the message must have exactly this length.
+///
+/// # Errors
+/// `UnexpectedEof` when the peer is gone, `InvalidData` for another length, or `TimedOut`.
+pub fn receive_descriptors(
+    stream: &UnixStream,
+    message: &mut [u8],
+    deadline: Deadline,
+) -> io::Result<Vec<OwnedFd>> {
+    stream.set_read_timeout(Some(deadline.remaining().ok_or(io::ErrorKind::TimedOut)?))?;
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let length = message.len();
+    let received = rustix::net::recvmsg(
+        stream,
+        &mut [rustix::io::IoSliceMut::new(message)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL,
+    )
+    .map_err(|error| match error {
+        rustix::io::Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        other => io::Error::from(other),
+    })?;
+    let mut descriptors = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            descriptors.extend(rights);
+        }
+    }
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if received.bytes != length || received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(descriptors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(5))
+    }
+
+    #[test]
+    fn two_mappings_of_one_segment_are_one_memory() {
+        let name = format!("fabric-shm-test-{}", std::process::id());
+        let listener = listen(&name).unwrap();
+        let far = std::thread::spawn(move || {
+            let stream = dial(&name, soon()).unwrap();
+            let mut message = [0; 4];
+            let descriptors = receive_descriptors(&stream, &mut message, soon()).unwrap();
+            assert_eq!(&message, b"here");
+            let segment = Segment::open(descriptors.into_iter().next().unwrap(), 8192).unwrap();
+            // SAFETY: inside the segment; the other side reads only after we have ended.
+            unsafe { segment.base().add(5000).write(42) };
+            peer_process(&stream).is_some()
+        });
+        let segment = Segment::create("test", 8192).unwrap();
+        let stream = accept(&listener, soon()).unwrap();
+        send_descriptors(&stream, b"here", &[segment.fd()], soon()).unwrap();
+        assert!(far.join().unwrap());
+        // SAFETY: inside the segment; the writer has ended.
+        assert_eq!(unsafe { segment.base().add(5000).read() }, 42);
+    }
+
+    #[test]
+    fn a_segment_that_could_shrink_is_refused() {
+        let fd = rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        assert_eq!(Segment::open(fd, 4096).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let sealed = Segment::create("small", 4096).unwrap();
+        let again = sealed.fd().try_clone_to_owned().unwrap();
+        assert!(Segment::open(again, 8192).is_err());
+    }
+
+    #[test]
+    fn waiting_for_nobody_ends() {
+        let name = format!("fabric-shm-nobody-{}", std::process::id());
+        let listener = listen(&name).unwrap();
+        let error = accept(&listener, Deadline::after(Duration::from_millis(20))).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let (one, _other) = UnixStream::pair().unwrap();
+        let late = Deadline::after(Duration::from_millis(20));
+        let error = receive_descriptors(&one, &mut [0; 4], late).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}
