@@ -1,0 +1,384 @@
+//! The operations: arguments are checked here and become submissions; nothing has happened before.
+
+use std::time::Duration;
+
+use super::{Communicator, TAG_MAX, Work};
+use crate::cause::{CauseKind, CollectiveError};
+use crate::core::{Fingerprint, Kind};
+use crate::operation::{Buffer, DType, ReduceOp, Transfer};
+
+impl Communicator {
+    /// Everybody's combination to everybody, in place.
+    ///
+    /// # Errors
+    /// Refused arguments, or a communicator that is broken already.
+    pub fn allreduce(
+        &self,
+        buffer: Buffer,
+        dtype: DType,
+        op: ReduceOp,
+        shape: u64,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        self.check_op(Kind::Allreduce, dtype, op)?;
+        let count = self.count(Kind::Allreduce, &buffer, dtype)?;
+        let print = Fingerprint { shape, ..self.print(Kind::Allreduce, dtype, op as u8, 0, count) };
+        self.submit(print, buffer.clone(), buffer, vec![], timeout, lazy)
+    }
+
+    /// The root's buffer to everybody, in place.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn broadcast(
+        &self,
+        buffer: Buffer,
+        dtype: DType,
+        root: u32,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        self.check_rank(Kind::Broadcast, "root", root)?;
+        let count = self.count(Kind::Broadcast, &buffer, dtype)?;
+        let print = self.print(Kind::Broadcast, dtype, 0, root, count);
+        self.submit(print, buffer.clone(), buffer, vec![], timeout, lazy)
+    }
+
+    /// Everybody's combination into the root's buffer.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn reduce(
+        &self,
+        buffer: Buffer,
+        dtype: DType,
+        op: ReduceOp,
+        root: u32,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        self.check_op(Kind::Reduce, dtype, op)?;
+        self.check_rank(Kind::Reduce, "root", root)?;
+        let count = self.count(Kind::Reduce, &buffer, dtype)?;
+        let print = self.print(Kind::Reduce, dtype, op as u8, root, count);
+        self.submit(print, buffer.clone(), buffer, vec![], timeout, lazy)
+    }
+
+    /// Everybody's input, one after the other, into everybody's output.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn allgather(
+        &self,
+        input: Buffer,
+        output: Buffer,
+        dtype: DType,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        let kind = Kind::Allgather;
+        self.check_blocks(kind, "output", &output, &input)?;
+        let count = self.count(kind, &input, dtype)?;
+        self.submit(self.print(kind, dtype, 0, 0, count), input, output, vec![], timeout, lazy)
+    }
+
+    /// Block r of everybody's combined input into rank r's output.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn reduce_scatter(
+        &self,
+        input: Buffer,
+        output: Buffer,
+        dtype: DType,
+        op: ReduceOp,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        let kind = Kind::ReduceScatter;
+        self.check_op(kind, dtype, op)?;
+        self.check_blocks(kind, "input", &input, &output)?;
+        let count = self.count(kind, &output, dtype)?;
+        let print = self.print(kind, dtype, op as u8, 0, count);
+        self.submit(print, input, output, vec![], timeout, lazy)
+    }
+
+    /// Everybody's input, one after the other, into the root's output (ignored elsewhere).
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn gather(
+        &self,
+        input: Buffer,
+        output: Buffer,
+        dtype: DType,
+        root: u32,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        let kind = Kind::Gather;
+        self.check_rank(kind, "root", root)?;
+        let bytes = input.bytes();
+        let mut transfers = Vec::new();
+        if self.rank() == root {
+            self.check_blocks(kind, "output", &output, &input)?;
+            input.copy_to(0, &output, root as usize * bytes, bytes);
+            transfers.extend(self.others().map(|peer| (peer, false, peer as usize * bytes, bytes)));
+        } else {
+            transfers.push((root, true, 0, bytes));
+        }
+        let count = self.count(kind, &input, dtype)?;
+        self.exchange(
+            self.print(kind, dtype, 0, root, count),
+            input,
+            output,
+            transfers,
+            timeout,
+            lazy,
+        )
+    }
+
+    /// Block r of the root's input (ignored elsewhere) into rank r's output.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn scatter(
+        &self,
+        input: Buffer,
+        output: Buffer,
+        dtype: DType,
+        root: u32,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        let kind = Kind::Scatter;
+        self.check_rank(kind, "root", root)?;
+        let bytes = output.bytes();
+        let mut transfers = Vec::new();
+        if self.rank() == root {
+            self.check_blocks(kind, "input", &input, &output)?;
+            input.copy_to(root as usize * bytes, &output, 0, bytes);
+            transfers.extend(self.others().map(|peer| (peer, true, peer as usize * bytes, bytes)));
+        } else {
+            transfers.push((root, false, 0, bytes));
+        }
+        let count = self.count(kind, &output, dtype)?;
+        self.exchange(
+            self.print(kind, dtype, 0, root, count),
+            input,
+            output,
+            transfers,
+            timeout,
+            lazy,
+        )
+    }
+
+    /// `input_counts[r]` elements go to rank r, `output_counts[r]` come from it.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    #[allow(clippy::too_many_arguments)] // The operation's own signature.
+    pub fn alltoall(
+        &self,
+        input: Buffer,
+        output: Buffer,
+        input_counts: &[usize],
+        output_counts: &[usize],
+        dtype: DType,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        let kind = Kind::Alltoall;
+        let sends = self.split(kind, "input", &input, input_counts, dtype)?;
+        let receives = self.split(kind, "output", &output, output_counts, dtype)?;
+        let own = self.rank() as usize;
+        if sends[own].1 != receives[own].1 {
+            let detail = format!(
+                "rank {own} keeps {} elements for itself and takes {}",
+                input_counts[own], output_counts[own]
+            );
+            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+        }
+        input.copy_to(sends[own].0, &output, receives[own].0, sends[own].1);
+        let mut transfers = Vec::new();
+        // Everybody begins with the next rank, so that not all send to rank 0 first.
+        for peer in self.others() {
+            let (offset, bytes) = receives[peer as usize];
+            transfers.push((peer, false, offset, bytes));
+            let (offset, bytes) = sends[peer as usize];
+            transfers.push((peer, true, offset, bytes));
+        }
+        self.exchange(self.print(kind, dtype, 0, 0, 0), input, output, transfers, timeout, lazy)
+    }
+
+    /// To one rank, which receives with the same tag.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn send(
+        &self,
+        buffer: Buffer,
+        dtype: DType,
+        peer: u32,
+        tag: u64,
+        timeout: Duration,
+    ) -> Result<Work, CollectiveError> {
+        self.point_to_point(Kind::Send, buffer, dtype, peer, tag, timeout)
+    }
+
+    /// From one rank, which sends with the same tag.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn recv(
+        &self,
+        buffer: Buffer,
+        dtype: DType,
+        peer: u32,
+        tag: u64,
+        timeout: Duration,
+    ) -> Result<Work, CollectiveError> {
+        self.point_to_point(Kind::Recv, buffer, dtype, peer, tag, timeout)
+    }
+
+    fn point_to_point(
+        &self,
+        kind: Kind,
+        buffer: Buffer,
+        dtype: DType,
+        peer: u32,
+        tag: u64,
+        timeout: Duration,
+    ) -> Result<Work, CollectiveError> {
+        self.check_rank(kind, "peer", peer)?;
+        if peer == self.rank() || tag > TAG_MAX {
+            let detail = format!(
+                "peer {peer} (we are rank {}), tag {tag}: a rank does not write to \
+                 itself, and tags end at {TAG_MAX}",
+                self.rank()
+            );
+            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+        }
+        let count = self.count(kind, &buffer, dtype)?;
+        let bytes = buffer.bytes();
+        let transfers = vec![Transfer { peer, sends: kind == Kind::Send, offset: 0, bytes, tag }];
+        let print = self.print(kind, dtype, 0, 0, count);
+        self.submit(print, buffer.clone(), buffer, transfers, timeout, false)
+    }
+
+    /// The other ranks, beginning with the next one.
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let (own, world) = (self.rank(), self.world_size() as u32);
+        (1..world).map(move |step| (own + step) % world)
+    }
+
+    /// Starts, byte, of each rank's part; the counts must fill the buffer.
+    fn split(
+        &self,
+        kind: Kind,
+        what: &str,
+        buffer: &Buffer,
+        counts: &[usize],
+        dtype: DType,
+    ) -> Result<Vec<(usize, usize)>, CollectiveError> {
+        let mut offset = 0_usize;
+        let mut parts = Vec::with_capacity(counts.len());
+        for count in counts {
+            let bytes = count.saturating_mul(dtype.size_bytes());
+            parts.push((offset, bytes));
+            offset = offset.saturating_add(bytes);
+        }
+        if counts.len() != self.world_size() || offset != buffer.bytes() {
+            let detail = format!(
+                "{} {what} counts make {offset} bytes; the {what} has {} and there are {} ranks",
+                counts.len(),
+                buffer.bytes(),
+                self.world_size()
+            );
+            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+        }
+        Ok(parts)
+    }
+
+    fn exchange(
+        &self,
+        print: Fingerprint,
+        input: Buffer,
+        output: Buffer,
+        transfers: Vec<(u32, bool, usize, usize)>,
+        timeout: Duration,
+        lazy: bool,
+    ) -> Result<Work, CollectiveError> {
+        let transfers = transfers.into_iter();
+        let transfers = transfers
+            .map(|(peer, sends, offset, bytes)| Transfer { peer, sends, offset, bytes, tag: 0 })
+            .collect();
+        self.submit(print, input, output, transfers, timeout, lazy)
+    }
+
+    /// Nobody's barrier ends before everybody's began.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn barrier(&self, timeout: Duration, lazy: bool) -> Result<Work, CollectiveError> {
+        let print = self.print(Kind::Barrier, DType::U8, 0, 0, 0);
+        self.submit(print, Buffer::default(), Buffer::default(), vec![], timeout, lazy)
+    }
+
+    fn print(&self, kind: Kind, dtype: DType, op: u8, root: u32, count: u64) -> Fingerprint {
+        Fingerprint {
+            kind,
+            dtype: dtype.code(),
+            element_bytes: dtype.size_bytes() as u8,
+            op,
+            root,
+            count,
+            shape: 0,
+        }
+    }
+
+    fn count(&self, kind: Kind, buffer: &Buffer, dtype: DType) -> Result<u64, CollectiveError> {
+        if !buffer.bytes().is_multiple_of(dtype.size_bytes()) {
+            let detail = format!("{} bytes are no whole number of {dtype}", buffer.bytes());
+            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+        }
+        Ok((buffer.bytes() / dtype.size_bytes()) as u64)
+    }
+
+    fn check_op(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Result<(), CollectiveError> {
+        if op.supports(dtype) {
+            return Ok(());
+        }
+        let detail =
+            format!("{} is not defined for {dtype}; use another type or operation", op.name());
+        Err(self.refused(CauseKind::Invalid, kind.name(), detail))
+    }
+
+    fn check_rank(&self, kind: Kind, what: &str, rank: u32) -> Result<(), CollectiveError> {
+        if (rank as usize) < self.world_size() {
+            return Ok(());
+        }
+        let detail = format!("{what} {rank} does not exist in a world of {}", self.world_size());
+        Err(self.refused(CauseKind::Invalid, kind.name(), detail))
+    }
+
+    fn check_blocks(
+        &self,
+        kind: Kind,
+        what: &str,
+        whole: &Buffer,
+        block: &Buffer,
+    ) -> Result<(), CollectiveError> {
+        if whole.bytes() == block.bytes() * self.world_size() {
+            return Ok(());
+        }
+        let detail = format!(
+            "the {what} has {} bytes; {} ranks times {} are needed",
+            whole.bytes(),
+            self.world_size(),
+            block.bytes()
+        );
+        Err(self.refused(CauseKind::Invalid, kind.name(), detail))
+    }
+}

@@ -1,0 +1,177 @@
+//! An operation cut into chunks: a pure function of its fingerprint, equal on every rank.
+//!
+//! Even chunks travel in tree 0 and odd ones in tree 1. The cut depends on the size of the
+//! operation alone, never on what ran before it, so that equal shapes give equal bits.
+
+use super::fingerprint::{Fingerprint, Kind};
+
+/// Whose bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Every rank's.
+    All,
+    /// One rank's.
+    Rank(u32),
+}
+
+impl Who {
+    /// True if `rank` is among them.
+    pub fn includes(self, rank: u32) -> bool {
+        match self {
+            Who::All => true,
+            Who::Rank(one) => one == rank,
+        }
+    }
+
+    /// The one rank.
+    pub fn one(self) -> Option<u32> {
+        match self {
+            Who::All => None,
+            Who::Rank(rank) => Some(rank),
+        }
+    }
+}
+
+/// One piece of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Its number in the operation.
+    pub index: u32,
+    /// The tree in which it travels.
+    pub tree: usize,
+    /// Who contributes.
+    pub source: Who,
+    /// Who receives.
+    pub sink: Who,
+    /// Where it begins in a contributor's buffer.
+    pub input_offset: usize,
+    /// Where it begins in a receiver's buffer.
+    pub output_offset: usize,
+    /// Its length.
+    pub bytes: usize,
+}
+
+impl Chunk {
+    /// True if contributions are summed on the way.
+    pub fn reduces(&self) -> bool {
+        self.source == Who::All
+    }
+
+    /// True if the result goes to everybody.
+    pub fn spreads(&self) -> bool {
+        self.sink == Who::All
+    }
+
+    /// The rank at whose node the tree is hung up, where it is not the tree's own root.
+    pub fn root(&self) -> Option<u32> {
+        self.source.one().or(self.sink.one())
+    }
+}
+
+/// The smallest chunk worth a frame of its own.
+pub const CHUNK_BYTES_MIN: usize = 16 << 10;
+/// Chunks that an operation is cut into at least, as long as they are not smaller than that:
+/// two for each tree keep both directions of an edge busy.
+const CHUNKS_WANTED: usize = 4;
+/// Chunks begin at multiples of this, so that no element and no cache line is cut.
+const ALIGNMENT_BYTES: usize = 64;
+
+/// How one operation is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    kind: Kind,
+    root: u32,
+    blocks: usize,
+    block_bytes: usize,
+    chunk_bytes: usize,
+    chunks_per_block: usize,
+}
+
+impl Geometry {
+    /// The cut of an operation over `world_size` ranks into chunks of at most `slot_bytes`.
+    pub fn new(print: &Fingerprint, world_size: usize, slot_bytes: usize) -> Self {
+        let block_bytes = print.count as usize * usize::from(print.element_bytes);
+        let blocks = match print.kind {
+            Kind::Allgather | Kind::ReduceScatter if block_bytes > 0 => world_size,
+            _ => 1,
+        };
+        let wanted = block_bytes.div_ceil(CHUNKS_WANTED).max(CHUNK_BYTES_MIN).min(slot_bytes);
+        let chunk_bytes = wanted.div_ceil(ALIGNMENT_BYTES) * ALIGNMENT_BYTES;
+        Self {
+            kind: print.kind,
+            root: print.root,
+            blocks,
+            block_bytes,
+            chunk_bytes: chunk_bytes.min(slot_bytes),
+            chunks_per_block: block_bytes.div_ceil(chunk_bytes.min(slot_bytes)).max(1),
+        }
+    }
+
+    /// How many chunks; at least one, so that an empty operation still meets everybody.
+    pub fn chunks(&self) -> u32 {
+        (self.blocks * self.chunks_per_block) as u32
+    }
+
+    /// One chunk.
+    pub fn chunk(&self, index: u32) -> Chunk {
+        let block = index as usize / self.chunks_per_block;
+        let offset = (index as usize % self.chunks_per_block) * self.chunk_bytes;
+        let bytes = self.chunk_bytes.min(self.block_bytes.saturating_sub(offset));
+        let there = block * self.block_bytes + offset;
+        let (source, sink, input_offset, output_offset) = match self.kind {
+            Kind::Broadcast => (Who::Rank(self.root), Who::All, offset, offset),
+            Kind::Reduce => (Who::All, Who::Rank(self.root), offset, offset),
+            Kind::Allgather if self.block_bytes > 0 => {
+                (Who::Rank(block as u32), Who::All, offset, there)
+            }
+            Kind::ReduceScatter if self.block_bytes > 0 => {
+                (Who::All, Who::Rank(block as u32), there, offset)
+            }
+            _ => (Who::All, Who::All, offset, offset),
+        };
+        Chunk { index, tree: index as usize & 1, source, sink, input_offset, output_offset, bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn print(kind: Kind, count: u64) -> Fingerprint {
+        Fingerprint { kind, dtype: 0, element_bytes: 4, op: 0, root: 2, count, shape: 0 }
+    }
+
+    #[test]
+    fn chunks_cover_every_byte_once() {
+        for kind in [Kind::Allreduce, Kind::Broadcast, Kind::Allgather, Kind::ReduceScatter] {
+            for count in [0, 1, 3, 1000, 4096, 4097, 100_000, 1 << 20, (1 << 20) + 1] {
+                let geometry = Geometry::new(&print(kind, count), 5, 256 << 10);
+                let blocks =
+                    if matches!(kind, Kind::Allgather | Kind::ReduceScatter) { 5 } else { 1 };
+                let total: usize =
+                    (0..geometry.chunks()).map(|index| geometry.chunk(index).bytes).sum();
+                assert_eq!(total, count as usize * 4 * blocks, "{kind:?} {count}");
+                for index in 0..geometry.chunks() {
+                    let chunk = geometry.chunk(index);
+                    assert!(chunk.bytes <= 256 << 10 && chunk.bytes.is_multiple_of(4));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_operation_still_meets_everybody() {
+        let geometry = Geometry::new(&print(Kind::Allgather, 0), 5, 1 << 18);
+        assert_eq!(geometry.chunks(), 1);
+        let chunk = geometry.chunk(0);
+        assert_eq!((chunk.bytes, chunk.source, chunk.sink), (0, Who::All, Who::All));
+    }
+
+    #[test]
+    fn the_cut_depends_on_the_size_alone() {
+        let small = Geometry::new(&print(Kind::Allreduce, 1024), 5, 1 << 18);
+        assert_eq!(small.chunks(), 1);
+        let large = Geometry::new(&print(Kind::Allreduce, 1 << 20), 5, 1 << 18);
+        assert_eq!(large.chunks(), 16);
+    }
+}

@@ -1,0 +1,64 @@
+//! Who has been silent for too long. Time comes in as milliseconds; nothing is read here.
+//!
+//! A process that was stopped itself must not accuse the others when it wakes up: a gap between
+//! two of our own looks gives everybody a fresh start.
+
+/// Last signs of life of a fixed set of peers.
+#[derive(Debug, Clone)]
+pub struct Liveness {
+    heard_ms: Vec<u64>,
+    looked_ms: u64,
+    timeout_ms: u64,
+}
+
+impl Liveness {
+    /// `peers` that were all heard at `now_ms`.
+    pub fn new(peers: usize, timeout_ms: u64, now_ms: u64) -> Self {
+        Self { heard_ms: vec![now_ms; peers], looked_ms: now_ms, timeout_ms }
+    }
+
+    /// A sign of life.
+    pub fn heard(&mut self, peer: usize, now_ms: u64) {
+        self.heard_ms[peer] = now_ms;
+    }
+
+    /// The first peer that has been silent for the time-out, and for how long.
+    pub fn look(&mut self, now_ms: u64) -> Option<(usize, u64)> {
+        let own_gap_ms = now_ms.saturating_sub(self.looked_ms);
+        self.looked_ms = now_ms;
+        if own_gap_ms > self.timeout_ms / 2 {
+            self.heard_ms.fill(now_ms);
+            return None;
+        }
+        self.heard_ms
+            .iter()
+            .map(|heard_ms| now_ms.saturating_sub(*heard_ms))
+            .enumerate()
+            .find(|(_, silent_ms)| *silent_ms >= self.timeout_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_silent_one_is_named() {
+        let mut liveness = Liveness::new(3, 1000, 0);
+        for now_ms in (100..=900).step_by(100) {
+            liveness.heard(0, now_ms);
+            liveness.heard(2, now_ms);
+            assert_eq!(liveness.look(now_ms), None);
+        }
+        assert_eq!(liveness.look(1000), Some((1, 1000)));
+    }
+
+    #[test]
+    fn after_our_own_stop_everybody_starts_afresh() {
+        let mut liveness = Liveness::new(1, 1000, 0);
+        assert_eq!(liveness.look(60_000), None);
+        assert_eq!(liveness.look(60_400), None);
+        assert_eq!(liveness.look(60_800), None);
+        assert_eq!(liveness.look(61_200), Some((0, 1200)));
+    }
+}

@@ -1,0 +1,29 @@
+//! The pure core: which chunk is reduced, sent and published when, and who is to blame.
+//!
+//! Rules of these files: no clock, socket, thread, randomness or payload byte. Time arrives as a
+//! number, payload is named by slot, and everything to be done is returned as an [`Action`].
+//!
+//! - [`geometry`]: an operation cut into chunks; a pure function of its fingerprint.
+//! - [`flow`]: from where to where a chunk travels in a tree, seen from one node.
+//! - [`credit`]: windows between two nodes.
+//! - [`tree`]: the state machine of one node over all of them.
+//! - [`pair`]: messages between two ranks.
+//! - [`liveness`]: who has been silent for too long.
+//!
+//! Invariants: partial sums are combined in one order (own, then the neighbours as the plan lists
+//! them), never in the order of arrival; the last credit of a window belongs to its oldest chunk,
+//! so the oldest chunk of all can always move; after the first failure nothing is touched any more.
+
+mod action;
+pub mod credit;
+pub mod fingerprint;
+pub mod flow;
+pub mod geometry;
+pub mod liveness;
+pub mod pair;
+pub mod tree;
+
+pub use fingerprint::{Fingerprint, Kind};
+pub use flow::{Flow, Flows};
+pub use geometry::{Chunk, Geometry, Who};
+pub use tree::{Action, DataHead, Place, Stage, TreeCore};

@@ -1,0 +1,490 @@
+//! The state machine of one node: chunks of several operations on their way through two trees.
+//!
+//! Drive it by its event methods and drain [`TreeCore::poll`] after each one, before the next.
+//! A chunk's life at a node:
+//!
+//! ```text
+//! activate ─▶ local inputs ready ─┐
+//!             partial sums arrive ┴▶ Reduce ─▶ Send up ─▶ result arrives ─▶ Publish, Send down ─▶ Done
+//!                                        └──── at the root: is the result ────────▲
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+
+pub use super::action::*;
+use super::credit::{CLASSES, Key, ReceiveWindow, SendWindow, class};
+use super::fingerprint::Fingerprint;
+use super::flow::{Flow, Flows, NEIGHBOURS_MAX};
+use super::geometry::Chunk;
+use crate::cause::Cause;
+
+#[derive(Debug)]
+struct ChunkState {
+    key: Key,
+    chunk: Chunk,
+    root: Option<usize>,
+    needs_local: bool,
+    local_ready: bool,
+    partials: [Option<u32>; NEIGHBOURS_MAX],
+    missing: usize,
+    reduced: bool,
+    receiving: bool,
+    result: bool,
+    sends_left: usize,
+}
+
+#[derive(Debug)]
+struct Link {
+    send: [SendWindow; CLASSES],
+    receive: [ReceiveWindow; CLASSES],
+    owed: [u8; CLASSES],
+}
+
+#[derive(Debug)]
+struct Early {
+    link: usize,
+    head: DataHead,
+    slot: u32,
+}
+
+/// Fingerprints that are remembered for comparison.
+const HISTORY: usize = 64;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct TreeCore {
+    flows: Flows,
+    channel: (usize, usize),
+    links: Vec<Link>,
+    window: u32,
+    prints: VecDeque<(u64, Fingerprint)>,
+    chunks: VecDeque<ChunkState>,
+    activated: Option<Key>,
+    early: BTreeMap<(Key, Stage), Vec<Early>>,
+    actions: VecDeque<Action>,
+    broken: bool,
+}
+
+impl TreeCore {
+    /// For the node and routes of `flows`. This owner handles the chunks whose pair number modulo
+    /// `channel.1` is `channel.0`; every (tree, stage) of a link has a window of `window` chunks.
+    pub fn new(flows: Flows, channel: (usize, usize), window: u32) -> Self {
+        let links = flows
+            .peers()
+            .iter()
+            .map(|_| Link {
+                send: std::array::from_fn(|_| SendWindow::new(window)),
+                receive: std::array::from_fn(|_| ReceiveWindow::new(window)),
+                owed: [0; CLASSES],
+            })
+            .collect();
+        Self {
+            flows,
+            channel,
+            links,
+            window,
+            prints: VecDeque::new(),
+            chunks: VecDeque::new(),
+            activated: None,
+            early: BTreeMap::new(),
+            actions: VecDeque::new(),
+            broken: false,
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The routes.
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// True if chunk `index` of an operation is this owner's.
+    pub fn owns(channel: (usize, usize), index: u32) -> bool {
+        (index as usize / 2) % channel.1 == channel.0
+    }
+
+    /// This rank begins operation `sequence`; called in order.
+    ///
+    /// # Errors
+    /// A [`Violation`] and its link, if a peer that is ahead runs another operation.
+    pub fn start(&mut self, sequence: u64, print: Fingerprint) -> Result<(), (usize, Violation)> {
+        if self.prints.len() == HISTORY {
+            self.prints.pop_front();
+        }
+        self.prints.push_back((sequence, print));
+        let range = ((sequence, 0), Stage::Up)..((sequence + 1, 0), Stage::Up);
+        for early in self.early.range(range).flat_map(|(_, early)| early) {
+            if early.head.print != print {
+                let theirs = early.head.print;
+                return Err((early.link, Violation::Mismatch { sequence, ours: print, theirs }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what a peer says it runs under `sequence` with what we run.
+    ///
+    /// # Errors
+    /// [`Violation::Mismatch`].
+    pub fn compare(&self, sequence: u64, theirs: Fingerprint) -> Result<(), Violation> {
+        match self.print_of(sequence) {
+            Some(ours) if ours != theirs => Err(Violation::Mismatch { sequence, ours, theirs }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a chunk of a started operation active: its result place is free now. In order of age;
+    /// `root` is the node of its root rank.
+    ///
+    /// # Errors
+    /// A [`Violation`] and its link, if something that came early does not fit.
+    pub fn activate(
+        &mut self,
+        sequence: u64,
+        chunk: Chunk,
+        root: Option<usize>,
+    ) -> Result<(), (usize, Violation)> {
+        if self.broken {
+            return Ok(());
+        }
+        let key = (sequence, chunk.index);
+        let flow = self.flows.flow(chunk.tree, root);
+        let (is_root, away) = (flow.toward.is_none(), flow.away.len());
+        let mut sends_left = 0;
+        if let (true, Some(link)) = (chunk.reduces(), flow.toward) {
+            self.links[link].send[class(chunk.tree, Stage::Up)].expect(key);
+            sends_left += 1;
+        }
+        if chunk.spreads() {
+            for link in &flow.away {
+                self.links[*link].send[class(chunk.tree, Stage::Down)].expect(key);
+                sends_left += 1;
+            }
+        }
+        self.chunks.push_back(ChunkState {
+            key,
+            chunk,
+            root,
+            needs_local: chunk.reduces() || is_root,
+            local_ready: false,
+            partials: [None; NEIGHBOURS_MAX],
+            missing: if chunk.reduces() { away } else { 0 },
+            reduced: false,
+            receiving: false,
+            result: false,
+            sends_left,
+        });
+        self.activated = Some(key);
+        for stage in [Stage::Up, Stage::Down] {
+            for early in self.early.remove(&(key, stage)).unwrap_or_default() {
+                let at = self.chunks.len() - 1;
+                self.admit(at, early.link, &early.head).map_err(|why| (early.link, why))?;
+                self.accept(at, early.link, &early.head, Place::Slot(early.slot));
+            }
+        }
+        Ok(())
+    }
+
+    /// The inputs of all local contributors to this chunk are ready.
+    pub fn local_ready(&mut self, key: Key) {
+        if self.wants_local(key)
+            && let Some(at) = self.find(key)
+        {
+            self.chunks[at].local_ready = true;
+            self.advance(at);
+        }
+    }
+
+    /// True while this chunk waits for local inputs.
+    pub fn wants_local(&self, key: Key) -> bool {
+        self.find(key).is_some_and(|at| {
+            let state = &self.chunks[at];
+            state.needs_local && !state.local_ready
+        })
+    }
+
+    /// A frame's head has arrived: where does its payload go?
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    pub fn place(&mut self, link: usize, head: &DataHead) -> Result<Place, Violation> {
+        if head.tree > 1 || !Self::owns(self.channel, head.chunk) {
+            return Err(Violation::Protocol(format!("chunk {} is not of this link", head.chunk)));
+        }
+        self.compare(head.sequence, head.print)?;
+        if !self.links[link].receive[head.class()].arrive() {
+            return Err(Violation::Protocol("a frame came without credit for it".into()));
+        }
+        match self.find(head.key()) {
+            Some(at) => {
+                self.admit(at, link, head)?;
+                if head.stage == Stage::Down {
+                    self.chunks[at].receiving = true;
+                    return Ok(Place::Direct);
+                }
+            }
+            None if self.activated >= Some(head.key()) => {
+                return Err(Violation::Protocol(format!(
+                    "chunk {} of operation {} came twice",
+                    head.chunk, head.sequence
+                )));
+            }
+            None => {}
+        }
+        let slot = self.links[link].receive[head.class()].take();
+        slot.map(Place::Slot)
+            .ok_or_else(|| Violation::Protocol("a frame came and no slot was left".into()))
+    }
+
+    /// The payload has arrived where [`TreeCore::place`] said.
+    pub fn arrived(&mut self, link: usize, head: &DataHead, place: Place) -> Result<(), Violation> {
+        if self.broken {
+            return Ok(());
+        }
+        match (self.find(head.key()), place) {
+            (Some(at), Place::Slot(_)) => {
+                // It may have become active while the payload was under way.
+                self.admit(at, link, head)?;
+                self.accept(at, link, head, place);
+            }
+            (Some(at), Place::Direct) => self.accept(at, link, head, place),
+            (None, Place::Slot(slot)) => {
+                let waiting = self.early.entry((head.key(), head.stage)).or_default();
+                if waiting.iter().any(|early| early.link == link) {
+                    return Err(Violation::Protocol(format!("chunk {} came twice", head.chunk)));
+                }
+                waiting.push(Early { link, head: *head, slot });
+            }
+            (None, Place::Direct) => {}
+        }
+        Ok(())
+    }
+
+    /// The last byte of a [`Action::Send`] was handed over.
+    pub fn sent(&mut self, key: Key) {
+        if let Some(at) = self.find(key) {
+            self.chunks[at].sends_left = self.chunks[at].sends_left.saturating_sub(1);
+            self.finish(at);
+        }
+    }
+
+    /// Credits came back.
+    ///
+    /// # Errors
+    /// [`Violation::Protocol`] if there are more than were given.
+    pub fn credits(&mut self, link: usize, counts: [u8; CLASSES]) -> Result<(), Violation> {
+        for (class, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+            if !self.links[link].send[class].give_back(u32::from(count)) {
+                return Err(Violation::Protocol("more credits came back than were given".into()));
+            }
+            self.pump(link, class);
+        }
+        Ok(())
+    }
+
+    /// Credits to send back on this link, taken out.
+    pub fn take_owed(&mut self, link: usize) -> [u8; CLASSES] {
+        std::mem::take(&mut self.links[link].owed)
+    }
+
+    /// True once so many credits are owed that they deserve a frame of their own.
+    pub fn owes_much(&self, link: usize) -> bool {
+        self.links[link].owed.iter().any(|owed| u32::from(*owed) * 2 >= self.window)
+    }
+
+    /// Ends everything; every neighbour but `from` will be told. False if it had ended before.
+    pub fn fail(&mut self, cause: &Cause, from: Option<usize>) -> bool {
+        if std::mem::replace(&mut self.broken, true) {
+            return false;
+        }
+        self.actions.clear();
+        self.chunks.clear();
+        self.early.clear();
+        for link in (0..self.links.len()).filter(|link| Some(*link) != from) {
+            self.actions.push_back(Action::Flood { link, cause: cause.clone() });
+        }
+        true
+    }
+
+    /// True after [`TreeCore::fail`].
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Chunks that are active.
+    pub fn active(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// What the oldest unfinished chunk waits for.
+    pub fn waiting(&self) -> Option<Waiting> {
+        let state = self.chunks.front()?;
+        let flow = self.flow(state);
+        if state.needs_local && !state.local_ready {
+            return Some(Waiting::Local(state.key));
+        }
+        if state.chunk.reduces() && state.missing > 0 {
+            let link = flow.away.iter().zip(&state.partials).find(|(_, slot)| slot.is_none());
+            return link.map(|(link, _)| Waiting::Frame(state.key, *link, Stage::Up));
+        }
+        match flow.toward {
+            Some(link) if state.chunk.spreads() && !state.result => {
+                Some(Waiting::Frame(state.key, link, Stage::Down))
+            }
+            Some(link) if !state.chunk.spreads() => Some(Waiting::Peer(state.key, link)),
+            _ => flow.away.first().map(|link| Waiting::Peer(state.key, *link)),
+        }
+    }
+
+    fn print_of(&self, sequence: u64) -> Option<Fingerprint> {
+        let at = self.prints.binary_search_by_key(&sequence, |(seq, _)| *seq).ok()?;
+        Some(self.prints[at].1)
+    }
+
+    fn find(&self, key: Key) -> Option<usize> {
+        self.chunks.binary_search_by_key(&key, |state| state.key).ok()
+    }
+
+    fn flow(&self, state: &ChunkState) -> &Flow {
+        self.flows.flow(state.chunk.tree, state.root)
+    }
+
+    /// Is this frame one that the chunk expects?
+    fn admit(&self, at: usize, link: usize, head: &DataHead) -> Result<(), Violation> {
+        let state = &self.chunks[at];
+        let flow = self.flow(state);
+        let expected = head.tree == state.chunk.tree
+            && match head.stage {
+                Stage::Up => {
+                    let from = flow.away.iter().position(|away| *away == link);
+                    state.chunk.reduces() && from.is_some_and(|at| state.partials[at].is_none())
+                }
+                Stage::Down => {
+                    state.chunk.spreads()
+                        && flow.toward == Some(link)
+                        && !state.result
+                        && !state.receiving
+                }
+            };
+        if !expected {
+            return Err(Violation::Protocol(format!(
+                "chunk {} of operation {} came in stage {:?} from a node that does not send it",
+                head.chunk, head.sequence, head.stage
+            )));
+        }
+        if head.bytes != state.chunk.bytes {
+            return Err(Violation::Protocol(format!(
+                "chunk {} of operation {} has {} bytes instead of {}",
+                head.chunk, head.sequence, head.bytes, state.chunk.bytes
+            )));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, at: usize, link: usize, head: &DataHead, place: Place) {
+        let key = self.chunks[at].key;
+        match (head.stage, place) {
+            (Stage::Up, Place::Slot(slot)) => {
+                let from = self.flow(&self.chunks[at]).away.iter().position(|away| *away == link);
+                if let Some(from) = from {
+                    self.chunks[at].partials[from] = Some(slot);
+                    self.chunks[at].missing -= 1;
+                }
+            }
+            (Stage::Up, Place::Direct) => {}
+            (Stage::Down, Place::Direct) => {
+                self.release(link, head.class(), None);
+                self.chunks[at].result = true;
+            }
+            (Stage::Down, Place::Slot(slot)) => {
+                let from = Partial { link, class: head.class(), slot };
+                self.actions.push_back(Action::Move { key, from });
+                self.release(link, head.class(), Some(slot));
+                self.chunks[at].result = true;
+            }
+        }
+        self.advance(at);
+    }
+
+    fn release(&mut self, link: usize, class: usize, slot: Option<u32>) {
+        let link = &mut self.links[link];
+        link.receive[class].release(slot);
+        link.owed[class] += 1;
+    }
+
+    fn advance(&mut self, at: usize) {
+        let state = &self.chunks[at];
+        let (key, chunk) = (state.key, state.chunk);
+        let ready = !state.needs_local || state.local_ready;
+        if !state.reduced && state.needs_local && ready && state.missing == 0 {
+            self.reduce(at);
+            let toward = self.flow(&self.chunks[at]).toward;
+            self.chunks[at].reduced = true;
+            match toward {
+                Some(link) => self.send_ready(link, key, class(chunk.tree, Stage::Up)),
+                None => self.chunks[at].result = true,
+            }
+        }
+        if self.chunks[at].result {
+            self.publish(at);
+        }
+        self.finish(at);
+    }
+
+    fn reduce(&mut self, at: usize) {
+        let state = &self.chunks[at];
+        let (key, class) = (state.key, class(state.chunk.tree, Stage::Up));
+        let partials: Vec<Partial> = self
+            .flow(state)
+            .away
+            .iter()
+            .zip(state.partials)
+            .filter_map(|(link, slot)| slot.map(|slot| Partial { link: *link, class, slot }))
+            .collect();
+        for partial in &partials {
+            self.release(partial.link, partial.class, Some(partial.slot));
+        }
+        self.actions.push_back(Action::Reduce { key, partials });
+    }
+
+    fn publish(&mut self, at: usize) {
+        let (key, chunk) = (self.chunks[at].key, self.chunks[at].chunk);
+        self.actions.push_back(Action::Publish { key });
+        if chunk.spreads() {
+            for link in self.flow(&self.chunks[at]).away.clone() {
+                self.send_ready(link, key, class(chunk.tree, Stage::Down));
+            }
+        }
+    }
+
+    fn send_ready(&mut self, link: usize, key: Key, class: usize) {
+        self.links[link].send[class].ready(key);
+        self.pump(link, class);
+    }
+
+    fn pump(&mut self, link: usize, class: usize) {
+        let (tree, stage) =
+            (class / 2, if class.is_multiple_of(2) { Stage::Up } else { Stage::Down });
+        while let Some(key) = self.links[link].send[class].take_next() {
+            self.actions.push_back(Action::Send { link, key, tree, stage });
+        }
+    }
+
+    fn finish(&mut self, at: usize) {
+        let state = &self.chunks[at];
+        let settled = if state.chunk.spreads() { state.result } else { state.reduced };
+        if settled && state.sends_left == 0 {
+            let key = state.key;
+            self.chunks.remove(at);
+            self.actions.push_back(Action::Done { key });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tree_test.rs"]
+mod tests;

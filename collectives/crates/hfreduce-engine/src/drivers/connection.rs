@@ -1,0 +1,398 @@
+//! Frames over one non-blocking socket: several in one system call each way, payloads without a
+//! copy of ours.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::TcpStream;
+
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+use super::wire::{HEAD_BYTES, Head};
+
+/// Heads and small payloads are read together into this much.
+const STASH_BYTES: usize = 16 << 10;
+/// Frames in one system call.
+const BATCH: usize = 8;
+
+/// What a frame carries besides its head.
+#[derive(Debug)]
+pub enum Payload {
+    /// Bytes of our own.
+    Owned(Vec<u8>),
+    /// Memory that stays valid and unchanged until the frame is gone (the caller's promise).
+    Memory(*const u8, usize),
+}
+
+impl Payload {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Payload::Owned(bytes) => bytes,
+            Payload::Memory(_, 0) => &[],
+            // SAFETY: whoever queued it promised that it stays valid and unchanged.
+            Payload::Memory(at, bytes) => unsafe { std::slice::from_raw_parts(*at, *bytes) },
+        }
+    }
+}
+
+struct Outgoing<N> {
+    head: [u8; HEAD_BYTES],
+    payload: Payload,
+    note: N,
+}
+
+/// What arrived.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A head: say with [`Connection::body`] or [`Connection::body_owned`] where its payload goes.
+    Head(Head),
+    /// The payload is complete.
+    Payload,
+    /// An owned payload is complete.
+    Owned(Vec<u8>),
+}
+
+enum Body {
+    None,
+    Memory { at: *mut u8, left: usize },
+    Owned { bytes: Vec<u8>, filled: usize },
+}
+
+/// One connection; `N` is what the owner wants back when a frame is gone.
+pub struct Connection<N> {
+    stream: TcpStream,
+    slot_bytes: usize,
+    queue: VecDeque<Outgoing<N>>,
+    /// Bytes of the first queued frame that are gone.
+    gone: usize,
+    stash: Vec<u8>,
+    start: usize,
+    end: usize,
+    body: Body,
+    /// Nothing more to read until the next event.
+    drained: bool,
+    /// Bytes received and sent.
+    pub received_bytes: u64,
+    /// See above.
+    pub sent_bytes: u64,
+}
+
+// SAFETY: the raw pointers inside are places for payloads, which the owner keeps valid wherever
+// the connection is used; the connection itself is used by one thread at a time.
+unsafe impl<N: Send> Send for Connection<N> {}
+
+impl<N> Connection<N> {
+    /// Over a connected socket; chunks have at most `slot_bytes`.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn new(stream: TcpStream, slot_bytes: usize) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            slot_bytes,
+            queue: VecDeque::new(),
+            gone: 0,
+            stash: vec![0; STASH_BYTES],
+            start: 0,
+            end: 0,
+            body: Body::None,
+            drained: false,
+            received_bytes: 0,
+            sent_bytes: 0,
+        })
+    }
+
+    /// Frames that are not gone yet.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Queues a frame behind the others.
+    pub fn push(&mut self, head: &Head, payload: Payload, note: N) {
+        self.queue.push_back(Outgoing { head: head.encode(), payload, note });
+    }
+
+    /// Drops every frame that has not begun and makes the one that has independent of any memory
+    /// but its own: what the payloads pointed to may go away now.
+    pub fn detach(&mut self) {
+        self.queue.truncate(usize::from(self.gone > 0));
+        if let Some(first) = self.queue.front_mut() {
+            first.payload = Payload::Owned(first.payload.bytes().to_vec());
+        }
+        if let Body::Memory { left, .. } = self.body {
+            self.body = Body::Owned { bytes: vec![0; left], filled: 0 };
+        }
+    }
+
+    /// Sends what the socket takes. Returns the notes of frames that are gone; the queue is empty
+    /// unless the socket is full.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn flush(&mut self, gone: &mut Vec<N>) -> io::Result<()> {
+        while !self.queue.is_empty() {
+            let mut slices: [IoSlice<'_>; BATCH * 2] = std::array::from_fn(|_| IoSlice::new(&[]));
+            let mut count = 0;
+            let mut skip = self.gone;
+            for frame in self.queue.iter().take(BATCH) {
+                for part in [&frame.head[..], frame.payload.bytes()] {
+                    let from = skip.min(part.len());
+                    skip -= from;
+                    if from < part.len() {
+                        slices[count] = IoSlice::new(&part[from..]);
+                        count += 1;
+                    }
+                }
+            }
+            let sent = rustix::net::sendmsg(
+                &self.stream,
+                &slices[..count],
+                &mut SendAncillaryBuffer::default(),
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            );
+            match sent {
+                Ok(bytes) => self.advance(bytes, gone),
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, bytes: usize, gone: &mut Vec<N>) {
+        self.sent_bytes += bytes as u64;
+        self.gone += bytes;
+        while let Some(first) = self.queue.front() {
+            let length = HEAD_BYTES + first.payload.bytes().len();
+            if self.gone < length {
+                return;
+            }
+            self.gone -= length;
+            gone.extend(self.queue.pop_front().map(|frame| frame.note));
+        }
+    }
+
+    /// Bytes that the peer's machine has not taken yet, ours and the kernel's. Closing the socket
+    /// before this is zero may throw them away. Zero once the peer has closed: it needs nothing.
+    pub fn unsent_bytes(&self) -> usize {
+        if self.peer_is_gone() {
+            return 0;
+        }
+        let queued: usize = self.queue.iter().map(|f| HEAD_BYTES + f.payload.bytes().len()).sum();
+        let mut in_kernel: libc::c_int = 0;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&self.stream);
+        // SAFETY: TIOCOUTQ on a socket writes one int.
+        let asked = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut in_kernel) };
+        queued.saturating_sub(self.gone) + if asked == 0 { in_kernel.max(0) as usize } else { 0 }
+    }
+
+    /// The kernel goes on counting bytes that a reset connection will never send.
+    fn peer_is_gone(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut set = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut set, Some(&now)).is_ok_and(|events| events > 0)
+    }
+
+    /// The socket has become readable.
+    pub fn readable(&mut self) {
+        self.drained = false;
+    }
+
+    /// The payload of the head just seen goes there.
+    ///
+    /// # Safety
+    /// The memory must stay valid for `bytes` and untouched until the payload is complete or
+    /// [`Connection::detach`] was called.
+    pub unsafe fn body(&mut self, at: *mut u8, bytes: usize) {
+        self.body = Body::Memory { at, left: bytes };
+    }
+
+    /// The payload of the head just seen goes into memory of its own.
+    pub fn body_owned(&mut self, bytes: usize) {
+        self.body = Body::Owned { bytes: vec![0; bytes], filled: 0 };
+    }
+
+    /// The next arrival, if there is one.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` at the end, `InvalidData` for a head that makes no sense, or what the kernel
+    /// says.
+    pub fn receive_next(&mut self) -> io::Result<Option<Arrival>> {
+        loop {
+            if !matches!(self.body, Body::None) {
+                if !self.fill_body()? {
+                    return Ok(None);
+                }
+                return Ok(Some(match std::mem::replace(&mut self.body, Body::None) {
+                    Body::Owned { bytes, .. } => Arrival::Owned(bytes),
+                    _ => Arrival::Payload,
+                }));
+            }
+            if self.end - self.start >= HEAD_BYTES {
+                let mut head = [0; HEAD_BYTES];
+                head.copy_from_slice(&self.stash[self.start..self.start + HEAD_BYTES]);
+                self.start += HEAD_BYTES;
+                let head = Head::decode(&head, self.slot_bytes)
+                    .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+                return Ok(Some(Arrival::Head(head)));
+            }
+            if self.drained {
+                return Ok(None);
+            }
+            self.receive(&mut [])?;
+        }
+    }
+
+    /// Moves payload bytes; true once it is complete.
+    fn fill_body(&mut self) -> io::Result<bool> {
+        loop {
+            let place: &mut [u8] = match &mut self.body {
+                Body::None => return Ok(true),
+                Body::Memory { left: 0, .. } => &mut [],
+                // SAFETY: the place is valid and ours until the payload is complete (see `body`).
+                Body::Memory { at, left } => unsafe { std::slice::from_raw_parts_mut(*at, *left) },
+                Body::Owned { bytes, filled } => {
+                    let (at, left) = (bytes[*filled..].as_mut_ptr(), bytes.len() - *filled);
+                    // SAFETY: the rest of a vector of ours, which nobody moves or grows meanwhile.
+                    unsafe { std::slice::from_raw_parts_mut(at, left) }
+                }
+            };
+            if place.is_empty() {
+                return Ok(true);
+            }
+            let stashed = (self.end - self.start).min(place.len());
+            let moved = if stashed > 0 {
+                place[..stashed].copy_from_slice(&self.stash[self.start..self.start + stashed]);
+                self.start += stashed;
+                stashed
+            } else if self.drained {
+                return Ok(false);
+            } else {
+                self.receive(place)?
+            };
+            match &mut self.body {
+                Body::Memory { at, left } => {
+                    *at = at.wrapping_add(moved);
+                    *left -= moved;
+                }
+                Body::Owned { filled, .. } => *filled += moved,
+                Body::None => {}
+            }
+        }
+    }
+
+    /// Reads into `place` first and into the stash after it; returns what went into `place`.
+    fn receive(&mut self, place: &mut [u8]) -> io::Result<usize> {
+        self.stash.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        let wanted = place.len() + self.stash.len() - self.end;
+        let inside = place.len();
+        let mut slices = [IoSliceMut::new(place), IoSliceMut::new(&mut self.stash[self.end..])];
+        let slices = if inside == 0 { &mut slices[1..] } else { &mut slices[..] };
+        let bytes = match rustix::io::readv(&self.stream, slices) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => bytes,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                self.drained = true;
+                return Ok(0);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.received_bytes += bytes as u64;
+        self.drained = bytes < wanted;
+        self.end += bytes.saturating_sub(inside);
+        Ok(bytes.min(inside))
+    }
+}
+
+impl<N> AsFd for Connection<N> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drivers::wire::Frame;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    fn abort(bytes: usize) -> Head {
+        Head { payload_bytes: bytes, ..Head::bare(Frame::Abort) }
+    }
+
+    #[test]
+    fn frames_of_every_size_arrive_whole_and_in_order() {
+        let (one, other) = pair();
+        let (mut one, mut other) = (
+            Connection::new(one, 1 << 20).unwrap(),
+            Connection::<()>::new(other, 1 << 20).unwrap(),
+        );
+        let sizes = [0, 1, 63, 64, 1000, 1024, 0, 512];
+        for (note, size) in sizes.into_iter().enumerate() {
+            one.push(&abort(size), Payload::Owned(vec![note as u8; size]), note);
+        }
+        let (mut gone, mut seen, mut place) = (Vec::new(), 0, vec![0_u8; 2048]);
+        while seen < sizes.len() {
+            one.flush(&mut gone).unwrap();
+            other.readable();
+            while let Some(arrival) = other.receive_next().unwrap() {
+                match arrival {
+                    // SAFETY: `place` outlives the loop and is larger than any payload.
+                    Arrival::Head(head) => unsafe {
+                        other.body(place.as_mut_ptr(), head.payload_bytes);
+                    },
+                    _ => {
+                        assert!(place[..sizes[seen]].iter().all(|byte| *byte == seen as u8));
+                        seen += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(gone, (0..sizes.len()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn garbage_and_the_end_are_errors() {
+        let (mut one, other) = pair();
+        let mut other = Connection::<()>::new(other, 4096).unwrap();
+        one.write_all(&[7; 64]).unwrap();
+        let error = loop {
+            other.readable();
+            if let Err(error) = other.receive_next() {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        drop(one);
+        other.readable();
+        assert_eq!(other.receive_next().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn after_detaching_no_foreign_memory_is_touched() {
+        let (one, _other) = pair();
+        let mut one = Connection::new(one, 64 << 20).unwrap();
+        let big = vec![1_u8; 32 << 20];
+        let head = Head { payload_bytes: big.len(), ..Head::bare(Frame::Abort) };
+        for note in 0..3 {
+            one.push(&head, Payload::Memory(big.as_ptr(), big.len()), note);
+        }
+        one.flush(&mut Vec::new()).unwrap();
+        assert_eq!(one.queued(), 3, "the socket cannot take that much");
+        one.detach();
+        assert_eq!(one.queued(), 1);
+        assert!(matches!(one.queue[0].payload, Payload::Owned(_)));
+    }
+}

@@ -1,0 +1,372 @@
+//! Who is to blame, and telling everybody: the first cause ends all waits on all ranks.
+//!
+//! The news travels along every tree edge and through the board of every node. Whatever part of
+//! the group survives touches somebody who died, so one of its members sees it and tells the rest.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::wire::{Frame, Head};
+use super::{Driver, TICK, lock};
+use crate::board::FOR_ABORT;
+use crate::cause::{Cause, CauseKind};
+use crate::core::Fingerprint;
+use crate::core::tree::{Violation, Waiting};
+use crate::core::{Stage, Who};
+use crate::work::WorkState;
+
+/// How long the last words may take to leave.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+impl Driver {
+    /// Ends everything for this reason, unless it has ended before. `from`: the link that told us.
+    pub(super) fn fail(&mut self, cause: Cause, from: Option<usize>) {
+        if self.shared.broken.get().is_some() {
+            return;
+        }
+        let (phase, _) = self.waiting_for();
+        let mut cause = cause;
+        if cause.sequence < 0
+            && let Some((sequence, print)) = self.oldest()
+        {
+            cause = cause.during(&print.describe(), sequence as i64, &phase);
+        }
+        // A neighbour in this node may have been first: then its cause is the one to tell.
+        if !self.board.abort(&cause.encode()) {
+            let first = self.board.aborted().unwrap_or_default();
+            cause = Cause::decode(&first, self.shared.identity.rank);
+        }
+        let encoded = cause.encode();
+        tracing::error!(rank = self.shared.identity.rank, cause = ?cause, "communicator broken");
+        // Order matters: first no connection points into callers' memory any more, then the callers
+        // hear that they have it back.
+        self.flood(&encoded, from);
+        self.mesh.detach();
+        if let Some(trunk) = &mut self.trunk {
+            trunk.core.fail(&cause, from);
+        }
+        let _ = self.shared.broken.set(cause);
+        self.wake_all(FOR_ABORT);
+        self.fail_works(&phase);
+        self.farewell_until = Some(Instant::now() + FAREWELL);
+        self.flush_farewell();
+        self.shared.room.call();
+    }
+
+    fn fail_works(&mut self, phase: &str) {
+        let active = std::mem::take(&mut self.active);
+        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        let works = active.into_iter().map(|active| active.work);
+        let works =
+            works.chain(self.mesh.take_works()).chain(calls.into_iter().map(|call| call.work));
+        let works: Vec<_> = works.collect();
+        let oldest = works.iter().map(|work| work.sequence).min();
+        for work in works {
+            let phase = if Some(work.sequence) == oldest { phase } else { "waiting for its turn" };
+            if let Some(error) = self.shared.error(Some(&work), phase) {
+                work.fail(error);
+            }
+        }
+    }
+
+    /// After the end: sends the last words, for a while.
+    pub(super) fn flush_farewell(&mut self) {
+        if let Some(until) = self.farewell_until
+            && (self.flush_last_words() || Instant::now() >= until)
+        {
+            self.farewell_until = None;
+        }
+    }
+
+    /// Takes notice of an abort that another rank of this node recorded.
+    pub(super) fn heed_abort(&mut self) {
+        if self.board.is_aborted()
+            && self.shared.broken.get().is_none()
+            && let Some(record) = self.board.aborted()
+        {
+            self.fail(Cause::decode(&record, self.shared.identity.rank), None);
+        }
+    }
+
+    /// Signs of life, both ways; deadlines; operations that disagree.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let own = self.shared.identity.local();
+        self.board.beat(own);
+        self.heed_abort();
+        if self.shared.broken.get().is_some() {
+            self.flush_farewell();
+            return;
+        }
+        self.send_heartbeats();
+        self.look_for_the_silent(now);
+        self.look_for_the_late(now);
+        self.compare_with_locals();
+    }
+
+    fn look_for_the_silent(&mut self, now: Instant) {
+        let now_ms = self.now_ms(now);
+        let locals = self.shared.identity.locals().len();
+        for local in 0..locals {
+            let beats = self.board.beats(local);
+            let own = local == self.shared.identity.local();
+            if beats != self.beats[local] || own || self.board.left(local).is_some() {
+                self.beats[local] = beats;
+                self.live.heard(local, now_ms);
+            }
+        }
+        for (link, heard) in self.heard_links().into_iter().enumerate() {
+            if heard || !self.judging {
+                self.live.heard(locals + link, now_ms);
+            }
+        }
+        let Some((peer, silent_ms)) = self.live.look(now_ms) else { return };
+        if !self.judging || self.shared.broken.get().is_some() {
+            return;
+        }
+        let rank = match peer.checked_sub(locals) {
+            None => self.shared.identity.locals()[peer],
+            Some(link) => match &self.trunk {
+                Some(trunk) => trunk.links[link].peer_rank,
+                None => return,
+            },
+        };
+        let detail = format!(
+            "no sign of life for {:.1} s; the process is stopped, or the machine or its link is gone",
+            silent_ms as f64 / 1000.0
+        );
+        self.fail(self.blame(CauseKind::PeerStalled, rank, detail), None);
+    }
+
+    fn look_for_the_late(&mut self, now: Instant) {
+        // Whoever owns a channel sees further: the others give it two ticks to name the culprit.
+        let patience = if self.trunk.is_some() { Duration::ZERO } else { TICK * 2 };
+        let works = self.active.iter().map(|active| &active.work).chain(self.mesh.works());
+        let late = works
+            .filter(|work| now >= work.deadline + patience)
+            .min_by_key(|work| work.sequence)
+            .cloned();
+        let Some(late) = late else { return };
+        let (sequence, print, timeout) = (late.sequence, late.print, late.timeout);
+        let (phase, peer) = match self.mesh.waiting_for(&late) {
+            Some((phase, peer)) => (phase, Some(peer)),
+            None => self.waiting_for(),
+        };
+        let detail = format!("not done within {:.1} s", timeout.as_secs_f64());
+        let cause = match peer {
+            Some(rank) => self.blame(CauseKind::TimedOut, rank, detail),
+            None => Cause::new(CauseKind::TimedOut, self.shared.identity.rank, detail),
+        };
+        self.fail(cause.during(&print.describe(), sequence as i64, &phase), None);
+    }
+
+    /// Ranks of this node that run something else may both wait for ever without exchanging a byte.
+    fn compare_with_locals(&mut self) {
+        let Some((sequence, ours)) = self.oldest() else { return };
+        for local in 0..self.board.shape().locals {
+            if let Some(theirs) = self.board.print(local, sequence)
+                && theirs != ours
+            {
+                self.local_mismatch(local, sequence, ours, theirs);
+                return;
+            }
+        }
+    }
+
+    pub(super) fn local_mismatch(
+        &mut self,
+        local: usize,
+        sequence: u64,
+        ours: Fingerprint,
+        theirs: Fingerprint,
+    ) {
+        let rank = self.shared.identity.locals()[local];
+        let detail = self.disagreement(rank, sequence, ours, theirs);
+        self.fail(self.blame(CauseKind::Mismatch, rank, detail), None);
+    }
+
+    fn disagreement(&self, rank: u32, seq: u64, ours: Fingerprint, theirs: Fingerprint) -> String {
+        format!(
+            "as operation #{seq} rank {rank} called {} and rank {} called {}",
+            theirs.describe(),
+            self.shared.identity.rank,
+            ours.describe()
+        )
+    }
+
+    pub(super) fn violated_on(&mut self, link: usize, why: Violation) {
+        let Some(trunk) = &self.trunk else { return };
+        let rank = trunk.links[link].peer_rank;
+        self.violated(rank, why);
+    }
+
+    pub(super) fn violated(&mut self, rank: u32, why: Violation) {
+        let (kind, detail) = match why {
+            Violation::Mismatch { sequence, ours, theirs } => {
+                (CauseKind::Mismatch, self.disagreement(rank, sequence, ours, theirs))
+            }
+            Violation::Protocol(why) => (CauseKind::Protocol, why),
+        };
+        self.fail(self.blame(kind, rank, detail), None);
+    }
+
+    /// A connection along a tree ended.
+    pub(super) fn link_lost(&mut self, link: usize, error: &io::Error) {
+        self.heed_abort();
+        if self.close_link(link) {
+            self.refuse_the_departed();
+            return;
+        }
+        let Some(rank) = self.trunk.as_ref().map(|trunk| trunk.links[link].peer_rank) else {
+            return;
+        };
+        self.peer_lost(rank, error);
+    }
+
+    pub(super) fn peer_lost(&mut self, rank: u32, error: &io::Error) {
+        let (kind, detail) = match error.kind() {
+            io::ErrorKind::InvalidData => (CauseKind::Protocol, error.to_string()),
+            io::ErrorKind::UnexpectedEof => {
+                (CauseKind::PeerDied, "its connection was closed without a farewell".into())
+            }
+            _ => (CauseKind::PeerDied, format!("its connection broke: {error}")),
+        };
+        self.fail(self.blame(kind, rank, detail), None);
+    }
+
+    /// The socket of a local rank hung up, or its process ended.
+    pub(super) fn local_hang_up(&mut self, local: usize) {
+        self.heed_abort();
+        self.neighbourhood.watched.iter().filter(|(at, ..)| *at == local).for_each(
+            |(_, socket, process)| {
+                self.poller.forget(socket);
+                if let Some(process) = process {
+                    self.poller.forget(process);
+                }
+            },
+        );
+        if self.board.left(local).is_some() {
+            self.refuse_the_departed();
+            return;
+        }
+        let rank = self.shared.identity.locals()[local];
+        self.fail(self.blame(CauseKind::PeerDied, rank, "its process ended".into()), None);
+    }
+
+    /// Operations that need somebody who took leave cannot end.
+    pub(super) fn refuse_the_departed(&mut self) {
+        let newest = self.active.back().map(|active| &active.work).into_iter();
+        let newest = newest.chain(self.mesh.collectives()).map(|work| work.sequence).max();
+        let Some(newest) = newest else { return };
+        let locals = self.shared.identity.locals();
+        let local = (0..locals.len())
+            .find(|local| self.board.left(*local).is_some_and(|next| newest >= next))
+            .map(|local| locals[local]);
+        let linked = self.trunk.as_ref().and_then(|trunk| {
+            let gone = |left: Option<u64>| left.is_some_and(|next| newest >= next);
+            trunk.links.iter().find(|link| gone(link.left)).map(|link| link.peer_rank)
+        });
+        if let Some(rank) = local.or(linked) {
+            let detail = "it closed the communicator before this operation".into();
+            self.fail(self.blame(CauseKind::PeerLeft, rank, detail), None);
+        }
+    }
+
+    pub(super) fn blame(&self, kind: CauseKind, rank: u32, detail: String) -> Cause {
+        let identity = &self.shared.identity;
+        Cause::new(kind, identity.rank, detail).blaming(rank, identity.placement.node_name(rank))
+    }
+
+    /// A thread panicked while it had the driver: what it left half done is not gone on with.
+    pub fn give_up(&mut self) {
+        self.fail(self.own_trouble("the engine's own thread panicked: a bug in it".into()), None);
+    }
+
+    pub(super) fn own_trouble(&self, detail: String) -> Cause {
+        self.blame(CauseKind::Io, self.shared.identity.rank, detail)
+    }
+
+    /// The oldest collective operation under way here.
+    fn oldest(&self) -> Option<(u64, Fingerprint)> {
+        let tree = self.active.front().map(|active| &active.work);
+        let oldest = |work: &&std::sync::Arc<WorkState>| work.sequence;
+        tree.into_iter()
+            .chain(self.mesh.collectives())
+            .min_by_key(oldest)
+            .map(|w| (w.sequence, w.print))
+    }
+
+    pub(super) fn heartbeat(&self) -> Head {
+        match self.oldest() {
+            None => Head::idle(),
+            Some((sequence, print)) => {
+                let waiting_for = self.waiting_for().1;
+                Head::bare(Frame::Heartbeat { sequence, print, waiting_for })
+            }
+        }
+    }
+
+    /// What the oldest operation along the trees waits for, in words, and for whom.
+    pub(super) fn waiting_for(&self) -> (String, Option<u32>) {
+        let Some(active) = self.active.front() else {
+            let oldest = self.mesh.works().min_by_key(|work| work.sequence);
+            let waiting = oldest.and_then(|work| self.mesh.waiting_for(work));
+            return waiting.map_or_else(Default::default, |(phase, rank)| (phase, Some(rank)));
+        };
+        let identity = &self.shared.identity;
+        let sequence = active.work.sequence;
+        if let Some(absent) =
+            (0..identity.locals().len()).find(|local| self.board.entered(*local) <= sequence)
+        {
+            let rank = identity.locals()[absent];
+            return (format!("waiting for rank {rank} to call it"), Some(rank));
+        }
+        let Some(waiting) = self.trunk.as_ref().and_then(|trunk| trunk.core.waiting()) else {
+            let chunk = (self.next_deliver - active.first.min(self.next_deliver)) as u32;
+            let rank = identity.locals()[identity.owner_of(chunk)];
+            return (format!("waiting for the result from rank {rank}"), Some(rank));
+        };
+        match waiting {
+            Waiting::Local(key) => self.waiting_for_local(key),
+            Waiting::Frame(_, link, stage) => {
+                let what = if stage == Stage::Up { "a partial sum" } else { "the result" };
+                self.waiting_for_link(sequence, link, &format!("waiting for {what} from"))
+            }
+            Waiting::Peer(_, link) => self.waiting_for_link(sequence, link, "sending to"),
+        }
+    }
+
+    fn waiting_for_local(&self, key: (u64, u32)) -> (String, Option<u32>) {
+        let Some((_, chunk, number)) = self.find_key(key) else { return (String::new(), None) };
+        let identity = &self.shared.identity;
+        let late = identity.locals().iter().enumerate().find(|(local, rank)| {
+            chunk.source.includes(**rank) && self.board.staged(*local) <= number
+        });
+        let rank = late.map(|(_, rank)| *rank).or(match chunk.source {
+            Who::Rank(rank) => Some(rank),
+            Who::All => None,
+        });
+        (
+            format!(
+                "waiting for the input of {}",
+                rank.map_or("a rank".into(), |r| format!("rank {r}"))
+            ),
+            rank,
+        )
+    }
+
+    fn waiting_for_link(&self, sequence: u64, link: usize, what: &str) -> (String, Option<u32>) {
+        let Some(trunk) = &self.trunk else { return (String::new(), None) };
+        let link = &trunk.links[link];
+        let node = self.shared.identity.placement.node_name(link.peer_rank);
+        let phase = format!("{what} rank {} on node {node}", link.peer_rank);
+        match link.told {
+            // The neighbour is in the same operation and knows better whom everybody waits for.
+            Some((theirs, Some(rank)))
+                if theirs == sequence && rank != self.shared.identity.rank =>
+            {
+                (phase, Some(rank))
+            }
+            _ => (phase, Some(link.peer_rank)),
+        }
+    }
+}

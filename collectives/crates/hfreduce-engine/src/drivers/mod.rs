@@ -1,0 +1,336 @@
+//! The driver of one rank: it sleeps in one place, looks at everything, and asks the core.
+//!
+//! Whoever holds the driver moves the data: a thread that waits for its operation, or the
+//! background thread while nobody waits. Split by subject:
+//! - `node`: this rank's part inside its node (contribute, deliver, release);
+//! - `trunk`: the connections along the trees, on ranks that own a channel;
+//! - `mesh`: direct connections between two ranks;
+//! - `failure`: who is to blame, and telling everybody;
+//! - `shared`: what callers leave for the driver without taking it.
+
+pub mod connection;
+mod failure;
+pub mod mesh;
+mod node;
+pub mod poller;
+mod shared;
+pub mod trunk;
+pub mod wire;
+
+use std::collections::VecDeque;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::fd::OwnedFd;
+
+use crate::board::{Board, FOR_ABORT, FOR_INPUT, FOR_RESULT, FOR_SLOT};
+use crate::cause::{Cause, CauseKind};
+use crate::core::Geometry;
+use crate::core::liveness::Liveness;
+use crate::operation::Operation;
+use crate::work::WorkState;
+pub use shared::{Counters, Identity, Shared, Submission, lock};
+
+use mesh::Mesh;
+use poller::{Poller, Ready};
+use trunk::Trunk;
+
+/// How often signs of life are given and looked for.
+pub const TICK: Duration = Duration::from_millis(100);
+
+const TOKEN_BELL: u64 = 0;
+const TOKEN_TRUNK: u64 = 1 << 32;
+const TOKEN_LOCAL: u64 = 2 << 32;
+const TOKEN_PROCESS: u64 = 3 << 32;
+const TOKEN_MESH_OUT: u64 = 4 << 32;
+const TOKEN_MESH_IN: u64 = 5 << 32;
+
+/// One operation along the trees that this rank has begun.
+pub(crate) struct Active {
+    pub(crate) operation: Operation,
+    pub(crate) work: Arc<WorkState>,
+    pub(crate) geometry: Geometry,
+    /// The number of its first chunk, counted through all operations.
+    pub(crate) first: u64,
+    /// Local ranks whose fingerprint was found equal.
+    pub(crate) verified: u128,
+}
+
+impl Active {
+    fn end(&self) -> u64 {
+        self.first + u64::from(self.geometry.chunks())
+    }
+}
+
+/// Peers on the same node, as seen by this rank.
+pub struct Neighbourhood {
+    /// The bells of all local ranks, by local index.
+    pub bells: Vec<OwnedFd>,
+    /// (local index, socket, process) of those whose end we watch.
+    pub watched: Vec<(usize, UnixStream, Option<OwnedFd>)>,
+}
+
+/// See the module's text.
+pub struct Driver {
+    shared: Arc<Shared>,
+    board: Board,
+    neighbourhood: Neighbourhood,
+    poller: Poller,
+    ready: Vec<Ready>,
+    active: VecDeque<Active>,
+    /// The next chunk number to give to an operation, to contribute to, to deliver.
+    next_chunk: u64,
+    next_stage: u64,
+    next_deliver: u64,
+    /// When the last allreduce ended.
+    reduced_until: Option<Instant>,
+    wants_slot: bool,
+    trunk: Option<Trunk>,
+    mesh: Mesh,
+    live: Liveness,
+    beats: Vec<u64>,
+    started: Instant,
+    ticked: Instant,
+    /// Liveness is judged only after everybody has connected.
+    pub judging: bool,
+    spin: Duration,
+    /// Bytes of failure messages that still have to go out.
+    farewell_until: Option<Instant>,
+}
+
+/// What a driver is made of.
+pub struct Parts {
+    /// Shared with callers.
+    pub shared: Arc<Shared>,
+    /// The node's memory.
+    pub board: Board,
+    /// The node's ranks.
+    pub neighbourhood: Neighbourhood,
+    /// The tree connections, on owners.
+    pub trunk: Option<Trunk>,
+    /// Direct connections.
+    pub mesh: Mesh,
+    /// How long to look before sleeping.
+    pub spin: Duration,
+}
+
+impl Driver {
+    /// Puts a driver together.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn new(parts: Parts) -> std::io::Result<Self> {
+        let Parts { shared, board, neighbourhood, trunk, mesh, spin } = parts;
+        let poller = Poller::new()?;
+        poller.watch_edges(&shared.bell, TOKEN_BELL)?;
+        for (local, socket, process) in &neighbourhood.watched {
+            poller.watch(socket, TOKEN_LOCAL | *local as u64)?;
+            if let Some(process) = process {
+                poller.watch(process, TOKEN_PROCESS | *local as u64)?;
+            }
+        }
+        if let Some(trunk) = &trunk {
+            trunk.watch(&poller)?;
+        }
+        let now = Instant::now();
+        let links = trunk.as_ref().map_or(0, Trunk::len);
+        let locals = shared.identity.locals().len();
+        let liveness_ms = shared.identity.liveness.as_millis() as u64;
+        Ok(Self {
+            live: Liveness::new(locals + links, liveness_ms, 0),
+            beats: vec![0; locals],
+            shared,
+            board,
+            neighbourhood,
+            poller,
+            ready: Vec::new(),
+            active: VecDeque::new(),
+            next_chunk: 0,
+            next_stage: 0,
+            next_deliver: 0,
+            reduced_until: None,
+            wants_slot: false,
+            trunk,
+            mesh,
+            started: now,
+            ticked: now,
+            judging: false,
+            spin,
+            farewell_until: None,
+        })
+    }
+
+    /// True while something is under way.
+    pub fn is_busy(&self) -> bool {
+        !self.active.is_empty()
+            || self.mesh.is_busy()
+            || !lock(&self.shared.submissions).is_empty()
+            || self.farewell_until.is_some()
+    }
+
+    /// Moves data until `done` holds or `until` has come. The only place where a rank blocks.
+    pub fn drive(&mut self, until: Instant, done: impl Fn(&Self) -> bool) {
+        let mut idle_since: Option<Instant> = None;
+        loop {
+            let moved = self.pump();
+            if done(self) {
+                break;
+            }
+            let now = Instant::now();
+            if now >= until {
+                break;
+            }
+            if moved {
+                idle_since = None;
+                self.poll(Duration::ZERO);
+            } else if now.duration_since(*idle_since.get_or_insert(now)) < self.spin {
+                self.poll(Duration::ZERO);
+                std::hint::spin_loop();
+            } else {
+                self.sleep(until);
+                idle_since = None;
+            }
+        }
+    }
+
+    /// One look at everything without sleeping.
+    pub fn glance(&mut self) {
+        self.poll(Duration::ZERO);
+        self.pump();
+    }
+
+    /// Everything that can move without new events; true if anything did.
+    fn pump(&mut self) -> bool {
+        let mut moved = false;
+        if self.shared.news.swap(false, Ordering::SeqCst) {
+            moved |= self.take_news();
+        }
+        self.heed_abort();
+        if self.shared.broken.get().is_some() {
+            self.flush_farewell();
+            return moved;
+        }
+        loop {
+            let mut again = self.stage();
+            again |= self.combine();
+            again |= self.deliver();
+            again |= self.flush_trunk();
+            again |= self.move_mesh();
+            if !again || self.shared.broken.get().is_some() {
+                return moved;
+            }
+            moved = true;
+        }
+    }
+
+    fn take_news(&mut self) -> bool {
+        let asked = lock(&self.shared.abort_asked).take();
+        if let Some(reason) = asked {
+            let cause = Cause::new(CauseKind::Aborted, self.shared.identity.rank, reason)
+                .blaming(self.shared.identity.rank, self.own_node_name());
+            self.fail(cause, None);
+        }
+        self.take_connections();
+        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        let any = !calls.is_empty();
+        for call in calls {
+            self.begin(call);
+        }
+        any
+    }
+
+    fn own_node_name(&self) -> &str {
+        self.shared.identity.placement.node_name(self.shared.identity.rank)
+    }
+
+    /// Takes what has happened at the sockets, waiting up to `timeout` for it.
+    fn poll(&mut self, timeout: Duration) {
+        let mut ready = std::mem::take(&mut self.ready);
+        if let Err(error) = self.poller.wait(timeout, &mut ready) {
+            self.fail(self.own_trouble(format!("epoll_wait: {error}")), None);
+        }
+        for event in &ready {
+            self.handle(*event);
+        }
+        self.ready = ready;
+        let now = Instant::now();
+        if now.duration_since(self.ticked) >= TICK {
+            self.ticked = now;
+            self.tick(now);
+        }
+    }
+
+    fn handle(&mut self, event: Ready) {
+        let index = (event.token & 0xffff_ffff) as usize;
+        match event.token & !0xffff_ffff {
+            TOKEN_TRUNK => self.read_trunk(index, event),
+            TOKEN_LOCAL | TOKEN_PROCESS => self.local_hang_up(index),
+            TOKEN_MESH_OUT | TOKEN_MESH_IN => self.mesh_event(event),
+            _ => {}
+        }
+    }
+
+    fn sleep(&mut self, until: Instant) {
+        let local = self.shared.identity.local();
+        self.board.fall_asleep(local, self.sleep_reasons());
+        // The last look, after having said that we sleep: what changed before it is seen here,
+        // what changes after it wakes us.
+        if self.pump() || self.shared.news.load(Ordering::SeqCst) || self.nothing_to_wait_for() {
+            self.board.wake_up(local);
+            return;
+        }
+        let now = Instant::now();
+        let next_tick = self.ticked + TICK;
+        let timeout = until.min(next_tick).saturating_duration_since(now);
+        self.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);
+        self.poll(timeout.max(Duration::from_micros(50)));
+        self.board.wake_up(local);
+    }
+
+    /// The last look may have ended what we were to wait for.
+    fn nothing_to_wait_for(&self) -> bool {
+        self.active.is_empty() && !self.mesh.is_busy() && self.farewell_until.is_none()
+    }
+
+    fn sleep_reasons(&self) -> u32 {
+        let mut reasons = FOR_ABORT | FOR_RESULT;
+        if self.trunk.is_some() {
+            reasons |= FOR_INPUT;
+        }
+        if self.wants_slot {
+            reasons |= FOR_SLOT;
+        }
+        reasons
+    }
+
+    fn wake(&self, local: usize, reason: u32) {
+        if local != self.shared.identity.local() && self.board.must_wake(local, reason) {
+            self.shared.counters.rings.fetch_add(1, Ordering::Relaxed);
+            poller::ring(&self.neighbourhood.bells[local]);
+        }
+    }
+
+    fn wake_all(&self, reason: u32) {
+        for local in 0..self.board.shape().locals {
+            self.wake(local, reason);
+        }
+    }
+
+    fn now_ms(&self, now: Instant) -> u64 {
+        now.duration_since(self.started).as_millis() as u64
+    }
+
+    /// Takes leave of everybody: our end is not a death. Waits, until `until`, for what we sent to
+    /// have left this machine, but for nobody's answer.
+    pub fn leave(&mut self, next: u64, until: Instant) {
+        self.board.leave(self.shared.identity.local(), next);
+        self.leave_trunk(next);
+        self.mesh.leave(next);
+        while self.unsent_bytes() + self.mesh.unsent_bytes() > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+            self.flush_last_words();
+        }
+    }
+}

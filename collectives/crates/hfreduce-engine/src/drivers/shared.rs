@@ -1,0 +1,139 @@
+//! What callers and the driver share without the driver's lock.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustix::fd::OwnedFd;
+
+use super::poller;
+use crate::cause::{Cause, CollectiveError};
+use crate::operation::Operation;
+use crate::placement::Placement;
+use crate::work::{WaitingRoom, WorkState};
+
+/// Who this rank is.
+#[derive(Debug)]
+pub struct Identity {
+    /// The job, for messages.
+    pub job: String,
+    /// This rank.
+    pub rank: u32,
+    /// Where everybody is.
+    pub placement: Placement,
+    /// How many ranks of each node own a channel.
+    pub channels: usize,
+    /// Silence after which a peer counts as stopped.
+    pub liveness: Duration,
+}
+
+impl Identity {
+    /// The node of this rank.
+    pub fn node(&self) -> usize {
+        self.placement.node_of(self.rank)
+    }
+
+    /// The ranks of this node.
+    pub fn locals(&self) -> &[u32] {
+        self.placement.members(self.node())
+    }
+
+    /// This rank's index among them.
+    pub fn local(&self) -> usize {
+        self.placement.local_of(self.rank)
+    }
+
+    pub(super) fn owner_of(&self, chunk: u32) -> usize {
+        (chunk as usize / 2) % self.channels
+    }
+}
+
+/// What this rank did, for people and tests.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Operations completed.
+    pub operations: AtomicU64,
+    /// Chunks delivered.
+    pub chunks: AtomicU64,
+    /// Times we slept.
+    pub sleeps: AtomicU64,
+    /// Times we rang another rank's bell.
+    pub rings: AtomicU64,
+    /// Bytes sent along the trees.
+    pub sent_bytes: AtomicU64,
+    /// Bytes received along the trees.
+    pub received_bytes: AtomicU64,
+    /// Connections refused at the port.
+    pub refused: AtomicU64,
+    /// Bytes of this rank's own buffers that allreduces have summed.
+    pub reduced_bytes: AtomicU64,
+    /// Time during which at least one allreduce was under way, from the call to its end.
+    pub reducing_nanoseconds: AtomicU64,
+}
+
+/// A call on its way to the driver.
+pub struct Submission {
+    /// What to do.
+    pub operation: Operation,
+    /// The caller's handle.
+    pub work: Arc<WorkState>,
+}
+
+/// What callers and the driver share without the driver's lock.
+pub struct Shared {
+    /// Who we are.
+    pub identity: Identity,
+    /// Calls not yet seen by the driver.
+    pub submissions: Mutex<VecDeque<Submission>>,
+    /// Connections admitted by the port, not yet seen by the driver.
+    pub admitted: Mutex<Vec<(u32, TcpStream)>>,
+    /// Connections that this rank dialled, or why it could not.
+    pub dialled: Mutex<Vec<(u32, Result<TcpStream, Cause>)>>,
+    /// An abort asked for by the caller.
+    pub abort_asked: Mutex<Option<String>>,
+    /// Something is in one of the four above.
+    pub news: AtomicBool,
+    /// Our bell.
+    pub bell: OwnedFd,
+    /// Threads that wait while another one drives.
+    pub room: WaitingRoom,
+    /// The first cause, once broken.
+    pub broken: OnceLock<Cause>,
+    /// Counters.
+    pub counters: Counters,
+}
+
+/// A lock that a panic elsewhere does not take away from us.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Tells the driver, wherever it sleeps, to look.
+    pub fn ring(&self) {
+        self.news.store(true, Ordering::SeqCst);
+        poller::ring(&self.bell);
+    }
+
+    /// Leaves word for the driver without waking anybody.
+    pub fn leave_word(&self) {
+        self.news.store(true, Ordering::SeqCst);
+    }
+
+    /// The error of an operation (or of none) after the communicator broke.
+    pub fn error(&self, work: Option<&WorkState>, phase: &str) -> Option<CollectiveError> {
+        let cause = self.broken.get()?.clone();
+        let identity = &self.identity;
+        Some(CollectiveError {
+            job: identity.job.clone(),
+            rank: identity.rank,
+            node: identity.placement.node_name(identity.rank).to_owned(),
+            operation: work.map(|work| work.print.describe()).unwrap_or_default(),
+            sequence: work.map_or(-1, |work| work.sequence as i64),
+            phase: phase.to_owned(),
+            cause: Box::new(cause),
+        })
+    }
+}

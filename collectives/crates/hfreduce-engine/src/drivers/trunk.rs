@@ -1,0 +1,399 @@
+//! The connections along the trees, on ranks that own a channel.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::io;
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+
+use super::connection::{Arrival, Connection, Payload};
+use super::poller::{Poller, Ready};
+use super::wire::{Frame, Head};
+use super::{Driver, TOKEN_TRUNK};
+use crate::core::credit::{CLASSES, Key};
+use crate::core::tree::Partial;
+use crate::core::{DataHead, Flows, Place, Stage, TreeCore};
+
+/// Frames handed to a socket at a time: enough for one system call to carry several, few enough
+/// that an older chunk which becomes ready does not queue behind many younger ones.
+const QUEUED_MAX: usize = 4;
+
+/// A connection to one tree neighbour.
+pub struct TreeLink {
+    connection: Connection<Option<Key>>,
+    /// The rank at the other end.
+    pub peer_rank: u32,
+    due: BTreeMap<(Key, Stage), usize>,
+    receiving: Option<(DataHead, Place)>,
+    wants_room: bool,
+    /// The peer took leave and will not begin this operation.
+    pub left: Option<u64>,
+    closed: bool,
+    heard_bytes: u64,
+    /// The peer's last word: its oldest operation, and whom it waits for.
+    pub told: Option<(u64, Option<u32>)>,
+}
+
+/// All of them, with the core that they serve.
+pub struct Trunk {
+    /// The state machine.
+    pub core: TreeCore,
+    /// By link number.
+    pub links: Vec<TreeLink>,
+    /// Owned chunks that wait for local contributions.
+    pub unready: VecDeque<u64>,
+    /// Owned chunks that the core is done with and that are not delivered here yet.
+    pub finished: HashSet<u64>,
+    pools: Vec<[Vec<u8>; CLASSES]>,
+    slot_bytes: usize,
+}
+
+impl Trunk {
+    /// For connected neighbours: (rank, socket) in the order of `flows.peers()`.
+    ///
+    /// # Errors
+    /// What the kernel says about a socket.
+    pub fn new(
+        flows: Flows,
+        channel: (usize, usize),
+        window: u32,
+        slot_bytes: usize,
+        peers: Vec<(u32, TcpStream)>,
+    ) -> io::Result<Self> {
+        let links = peers
+            .into_iter()
+            .map(|(peer_rank, stream)| {
+                Ok(TreeLink {
+                    connection: Connection::new(stream, slot_bytes)?,
+                    peer_rank,
+                    due: BTreeMap::new(),
+                    receiving: None,
+                    wants_room: false,
+                    left: None,
+                    closed: false,
+                    heard_bytes: 0,
+                    told: None,
+                })
+            })
+            .collect::<io::Result<Vec<TreeLink>>>()?;
+        // Zeroed memory of this size comes from the kernel untouched: it costs nothing until used.
+        let pools = links
+            .iter()
+            .map(|_| std::array::from_fn(|_| vec![0; window as usize * slot_bytes]))
+            .collect();
+        Ok(Self {
+            core: TreeCore::new(flows, channel, window),
+            links,
+            unready: VecDeque::new(),
+            finished: HashSet::new(),
+            pools,
+            slot_bytes,
+        })
+    }
+
+    /// Links.
+    pub fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Registers the sockets.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn watch(&self, poller: &Poller) -> io::Result<()> {
+        for (at, link) in self.links.iter().enumerate() {
+            poller.watch(&link.connection, TOKEN_TRUNK | at as u64)?;
+        }
+        Ok(())
+    }
+
+    /// The memory of a slot.
+    pub fn pool(&self, partial: &Partial) -> *mut u8 {
+        let pool = &self.pools[partial.link][partial.class];
+        let at = partial.slot as usize * self.slot_bytes;
+        debug_assert!(at + self.slot_bytes <= pool.len());
+        // Written through this pointer by the connection, read by the kernels: never both at once,
+        // which the core's slot accounting guarantees.
+        pool[at..].as_ptr().cast_mut()
+    }
+
+    /// The core wants a chunk sent.
+    pub fn due(&mut self, link: usize, key: Key, tree: usize, stage: Stage) {
+        self.links[link].due.insert((key, stage), tree);
+    }
+}
+
+impl Driver {
+    pub(super) fn read_trunk(&mut self, link: usize, event: Ready) {
+        if event.readable {
+            if let Some(trunk) = &mut self.trunk {
+                trunk.links[link].connection.readable();
+            }
+            while self.shared.broken.get().is_none() && self.read_one(link) {}
+        }
+        if event.writable && self.shared.broken.get().is_none() {
+            self.flush_link(link);
+        }
+    }
+
+    /// One arrival on a link; false when there is none.
+    fn read_one(&mut self, at: usize) -> bool {
+        let Some(trunk) = &mut self.trunk else { return false };
+        let link = &mut trunk.links[at];
+        if link.closed {
+            return false;
+        }
+        match link.connection.receive_next() {
+            Ok(None) => return false,
+            Ok(Some(Arrival::Head(head))) => self.read_head(at, &head),
+            Ok(Some(Arrival::Payload)) => {
+                if let Some((head, place)) = link.receiving.take() {
+                    match trunk.core.arrived(at, &head, place) {
+                        Ok(()) => self.act(),
+                        Err(why) => self.violated_on(at, why),
+                    }
+                }
+            }
+            Ok(Some(Arrival::Owned(bytes))) => {
+                let rank = self.shared.identity.rank;
+                self.fail(crate::cause::Cause::decode(&bytes, rank), Some(at));
+            }
+            Err(error) => {
+                self.link_lost(at, &error);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn read_head(&mut self, at: usize, head: &Head) {
+        let Some(trunk) = &mut self.trunk else { return };
+        if head.credits != [0; CLASSES]
+            && let Err(why) = trunk.core.credits(at, head.credits)
+        {
+            self.violated_on(at, why);
+            return;
+        }
+        match head.frame {
+            Frame::Data(data) => self.read_data(at, data),
+            Frame::Credit => {}
+            Frame::Heartbeat { sequence, print, waiting_for } => {
+                trunk.links[at].told = Some((sequence, waiting_for));
+                if let Err(why) = trunk.core.compare(sequence, print) {
+                    self.violated_on(at, why);
+                }
+            }
+            Frame::Abort => trunk.links[at].connection.body_owned(head.payload_bytes),
+            Frame::Bye { next } => {
+                trunk.links[at].left = Some(next);
+                self.refuse_the_departed();
+            }
+            Frame::Offer { .. } | Frame::Grant { .. } | Frame::Piece { .. } => {
+                let why = "a frame between two ranks came along a tree".to_owned();
+                self.violated_on(at, crate::core::tree::Violation::Protocol(why));
+            }
+        }
+        self.act();
+    }
+
+    fn read_data(&mut self, at: usize, data: DataHead) {
+        let Some(trunk) = &mut self.trunk else { return };
+        let place = match trunk.core.place(at, &data) {
+            Ok(place) => place,
+            Err(why) => return self.violated_on(at, why),
+        };
+        let memory = match place {
+            Place::Slot(slot) => {
+                let class = crate::core::credit::class(data.tree, data.stage);
+                trunk.pool(&Partial { link: at, class, slot })
+            }
+            Place::Direct => match self.find_key((data.sequence, data.chunk)) {
+                Some((op, chunk, number)) => self.place(number, op, &chunk),
+                None => return,
+            },
+        };
+        if let Some(trunk) = &mut self.trunk {
+            let link = &mut trunk.links[at];
+            link.receiving = Some((data, place));
+            // SAFETY: a slot or a result place that the core has given to this frame alone: both
+            // hold a whole chunk and stay until the frame has arrived or everything has ended
+            // (then `fail` detaches the connection first).
+            unsafe { link.connection.body(memory, data.bytes) };
+        }
+    }
+
+    /// Sends what is due, oldest chunk first.
+    pub(super) fn flush_trunk(&mut self) -> bool {
+        let mut moved = false;
+        for at in 0..self.trunk.as_ref().map_or(0, Trunk::len) {
+            while self.load(at) {
+                moved = true;
+                if !self.flush_link(at) {
+                    break;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Hands due chunks to a link's queue; true if it has something to send and may.
+    fn load(&mut self, at: usize) -> bool {
+        let mut loaded = false;
+        loop {
+            let Some(trunk) = &mut self.trunk else { return false };
+            let link = &mut trunk.links[at];
+            if link.closed || link.wants_room || link.connection.queued() >= QUEUED_MAX {
+                break;
+            }
+            let Some(((key, stage), tree)) = link.due.pop_first() else { break };
+            let Some((op, chunk, number)) = self.find_key(key) else { continue };
+            let place = self.place(number, op, &chunk);
+            let print = self.active[op].operation.print;
+            let Some(trunk) = &mut self.trunk else { return false };
+            let data =
+                DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes: chunk.bytes, print };
+            let head = Head {
+                frame: Frame::Data(data),
+                credits: trunk.core.take_owed(at),
+                payload_bytes: chunk.bytes,
+            };
+            // The place stays unchanged until the core hears that it is sent.
+            let payload = Payload::Memory(place, chunk.bytes);
+            trunk.links[at].connection.push(&head, payload, Some(key));
+            loaded = true;
+        }
+        if let Some(trunk) = &mut self.trunk
+            && !trunk.links[at].closed
+            && !trunk.links[at].wants_room
+            && trunk.core.owes_much(at)
+        {
+            let credits = trunk.core.take_owed(at);
+            let head = Head { credits, ..Head::bare(Frame::Credit) };
+            trunk.links[at].connection.push(&head, Payload::Owned(vec![]), None);
+            loaded = true;
+        }
+        loaded
+    }
+
+    /// Sends what the socket takes; false if it is full or gone.
+    fn flush_link(&mut self, at: usize) -> bool {
+        let Some(trunk) = &mut self.trunk else { return false };
+        let link = &mut trunk.links[at];
+        let mut gone = Vec::new();
+        let before = link.connection.sent_bytes;
+        let flushed = link.connection.flush(&mut gone);
+        let sent = link.connection.sent_bytes - before;
+        self.shared.counters.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        let full = link.connection.queued() > 0;
+        if flushed.is_ok() && full != link.wants_room {
+            link.wants_room = full;
+            let _ = self.poller.want_room(&link.connection, TOKEN_TRUNK | at as u64, full);
+        }
+        for key in gone.into_iter().flatten() {
+            trunk.core.sent(key);
+        }
+        self.act();
+        if let Err(error) = flushed {
+            // What the peer said before it went may still be there to read, its farewell or its
+            // reason among it: it speaks before the error does.
+            if let Some(trunk) = &mut self.trunk {
+                trunk.links[at].connection.readable();
+            }
+            while self.shared.broken.get().is_none() && self.read_one(at) {}
+            if self.trunk.as_ref().is_some_and(|trunk| !trunk.links[at].closed) {
+                self.link_lost(at, &error);
+            }
+            return false;
+        }
+        !full
+    }
+
+    /// Signs of life, with what we are at, on every link that takes them.
+    pub(super) fn send_heartbeats(&mut self) {
+        let head = self.heartbeat();
+        for at in 0..self.trunk.as_ref().map_or(0, Trunk::len) {
+            if let Some(trunk) = &mut self.trunk {
+                let link = &mut trunk.links[at];
+                if link.closed || link.connection.queued() > 0 {
+                    continue;
+                }
+                let head = Head { credits: trunk.core.take_owed(at), ..head };
+                trunk.links[at].connection.push(&head, Payload::Owned(vec![]), None);
+            }
+            self.flush_link(at);
+        }
+    }
+
+    /// Which links have been heard since the last look.
+    pub(super) fn heard_links(&mut self) -> Vec<bool> {
+        let Some(trunk) = &mut self.trunk else { return Vec::new() };
+        let mut heard = Vec::with_capacity(trunk.links.len());
+        for link in &mut trunk.links {
+            let bytes = link.connection.received_bytes;
+            let new = bytes - link.heard_bytes;
+            link.heard_bytes = bytes;
+            self.shared.counters.received_bytes.fetch_add(new, Ordering::Relaxed);
+            heard.push(new > 0 || link.closed || link.left.is_some());
+        }
+        heard
+    }
+
+    /// Everything ends: no memory of callers is touched after this; neighbours are told why.
+    pub(super) fn flood(&mut self, payload: &[u8], from: Option<usize>) {
+        let Some(trunk) = &mut self.trunk else { return };
+        for (at, link) in trunk.links.iter_mut().enumerate() {
+            link.due.clear();
+            link.receiving = None;
+            link.connection.detach();
+            self.poller.forget(&link.connection);
+            if Some(at) != from && !link.closed {
+                let head = Head { payload_bytes: payload.len(), ..Head::bare(Frame::Abort) };
+                link.connection.push(&head, Payload::Owned(payload.to_vec()), None);
+            }
+        }
+        trunk.unready.clear();
+        trunk.finished.clear();
+    }
+
+    /// Sends what is left to say; true once all is said or nobody listens.
+    pub(super) fn flush_last_words(&mut self) -> bool {
+        let Some(trunk) = &mut self.trunk else { return true };
+        let mut gone = Vec::new();
+        let mut said = true;
+        for link in trunk.links.iter_mut().filter(|link| !link.closed) {
+            match link.connection.flush(&mut gone) {
+                Ok(()) => said &= link.connection.queued() == 0,
+                Err(_) => link.closed = true,
+            }
+        }
+        said
+    }
+
+    pub(super) fn leave_trunk(&mut self, next: u64) {
+        if let Some(trunk) = &mut self.trunk {
+            for link in trunk.links.iter_mut().filter(|link| !link.closed) {
+                link.connection.push(
+                    &Head::bare(Frame::Bye { next }),
+                    Payload::Owned(vec![]),
+                    None,
+                );
+            }
+        }
+        self.flush_last_words();
+    }
+
+    /// Bytes that the neighbours' machines have not taken yet.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        let links = self.trunk.iter().flat_map(|trunk| &trunk.links).filter(|link| !link.closed);
+        links.map(|link| link.connection.unsent_bytes()).sum()
+    }
+
+    /// A link ended; true if that is in order because the peer took leave.
+    pub(super) fn close_link(&mut self, at: usize) -> bool {
+        let Some(trunk) = &mut self.trunk else { return true };
+        let link = &mut trunk.links[at];
+        self.poller.forget(&link.connection);
+        link.closed = true;
+        link.due.clear();
+        link.left.is_some()
+    }
+}

@@ -1,0 +1,220 @@
+//! Nodes meet along the trees, and ranks directly: who dials, who waits, what is said first.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Duration;
+
+use fabric::auth::{AuthError, Key};
+use fabric::class::TrafficClass;
+use fabric::deadline::Deadline;
+use fabric::tcp::{self, DialError, Port};
+
+use super::{Endpoint, HANDSHAKE_TIMEOUT, Info, Options, context, first_eight};
+use crate::cause::{CauseKind, CollectiveError};
+use crate::core::Flows;
+use crate::drivers::trunk::Trunk;
+use crate::drivers::{Shared, lock};
+
+const HELLO: [u8; 8] = *b"HFHELLO1";
+
+/// Where admitted connections go: to `connect` at first, to the driver afterwards.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) arrived: Mutex<Vec<(Hello, TcpStream)>>,
+    pub(super) bell: Condvar,
+    /// The group and its driver, once connected.
+    pub(super) group: OnceLock<(u64, Arc<Shared>)>,
+}
+
+impl Inbox {
+    /// Hands direct connections to the driver, if there is one already.
+    pub(super) fn pass_on(&self) {
+        let Some((group, shared)) = self.group.get() else { return };
+        let mut arrived = lock(&self.arrived);
+        let ranks = shared.identity.placement.world_size() as u32;
+        for (hello, stream) in arrived.drain(..) {
+            if hello.group == *group && !hello.tree && hello.from < ranks {
+                lock(&shared.admitted).push((hello.from, stream));
+            }
+        }
+        drop(arrived);
+        shared.ring();
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) group: u64,
+    pub(super) from: u32,
+    /// True for a tree edge, false for a direct connection between two ranks.
+    pub(super) tree: bool,
+}
+
+impl Endpoint {
+    /// Connects this channel's owner with those of the neighbour nodes; the lower node dials.
+    pub(super) fn meet_neighbours(
+        &self,
+        infos: &[Info],
+        group: u64,
+        channels: usize,
+        deadline: Deadline,
+    ) -> Result<Option<Trunk>, CollectiveError> {
+        let own = self.placement.local_of(self.options.rank);
+        if own >= channels {
+            return Ok(None);
+        }
+        let node = self.placement.node_of(self.options.rank);
+        let flows = Flows::new(&self.plan, node);
+        let ranks: Vec<u32> =
+            flows.peers().iter().map(|peer| self.placement.members(*peer)[own]).collect();
+        let mut streams: HashMap<u32, TcpStream> = HashMap::new();
+        for (peer, rank) in flows.peers().iter().zip(&ranks) {
+            if node < *peer {
+                let stream = self.dial(&infos[*rank as usize], group, deadline)?;
+                streams.insert(*rank, stream);
+            }
+        }
+        for (peer, rank) in flows.peers().iter().zip(&ranks) {
+            if node > *peer {
+                streams.insert(*rank, self.expect(*rank, group, deadline)?);
+            }
+        }
+        let peers = ranks.iter().filter_map(|rank| Some((*rank, streams.remove(rank)?))).collect();
+        let options = &self.options;
+        Trunk::new(flows, (own, channels), options.window, options.slot_bytes, peers)
+            .map(Some)
+            .map_err(|error| self.trouble("connecting", error.to_string()))
+    }
+
+    fn dial(
+        &self,
+        peer: &Info,
+        group: u64,
+        deadline: Deadline,
+    ) -> Result<TcpStream, CollectiveError> {
+        let phase = "dialling a tree neighbour";
+        let from = self.options.rank;
+        dial(&self.key, &self.info.host, peer, Hello { group, from, tree: true }, deadline)
+            .map_err(|(kind, detail)| self.blame(kind, peer.rank, phase, detail))
+    }
+
+    /// Waits for a neighbour's connection.
+    fn expect(
+        &self,
+        rank: u32,
+        group: u64,
+        deadline: Deadline,
+    ) -> Result<TcpStream, CollectiveError> {
+        let wanted = Hello { group, from: rank, tree: true };
+        let mut arrived = lock(&self.inbox.arrived);
+        loop {
+            if let Some(at) = arrived.iter().position(|(hello, _)| *hello == wanted) {
+                return Ok(arrived.swap_remove(at).1);
+            }
+            let Some(left) = deadline.remaining() else {
+                let detail = "it did not connect in time; is it running, and can it reach us?";
+                let phase = "waiting for a tree neighbour";
+                return Err(self.blame(CauseKind::TimedOut, rank, phase, detail.into()));
+            };
+            arrived = match self.inbox.bell.wait_timeout(arrived, left) {
+                Ok((arrived, _)) => arrived,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+}
+
+/// Connects to a rank and says who we are.
+pub(super) fn dial(
+    key: &Key,
+    own_host: &str,
+    peer: &Info,
+    hello: Hello,
+    deadline: Deadline,
+) -> Result<TcpStream, (CauseKind, String)> {
+    let mut addresses: Vec<SocketAddr> =
+        peer.addresses.iter().map(|address| SocketAddr::new(*address, peer.port)).collect();
+    if peer.host == own_host {
+        addresses.insert(0, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), peer.port));
+    }
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let dialled =
+            tcp::dial(&addresses, key, &context(peer.id), TrafficClass::Hfreduce, deadline);
+        let error = match dialled {
+            Ok(stream) => {
+                return match (&stream).write_all(&hello.encode()) {
+                    Ok(()) => Ok(stream),
+                    Err(error) => Err((CauseKind::PeerDied, error.to_string())),
+                };
+            }
+            Err(error) => error,
+        };
+        // A door that closes in the middle of the handshake may only be busy: everybody connects
+        // to some ranks at once. A wrong key stays wrong, and who does not listen is gone.
+        let busy = matches!(&error, DialError::Refused(AuthError::Broken { .. }));
+        if !busy || deadline.remaining().is_none_or(|left| left < pause) {
+            return Err((CauseKind::PeerDied, error.to_string()));
+        }
+        std::thread::sleep(pause);
+        pause *= 2;
+    }
+}
+pub(super) fn open_port(
+    options: &Options,
+    key: &Key,
+    id: u64,
+    inbox: Arc<Inbox>,
+) -> io::Result<Port> {
+    let address = options.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+    // Each rank connects at most twice to another: more is nobody of ours.
+    let most = options.placement.len() * 2;
+    Port::open(
+        SocketAddr::new(address, 0),
+        key.clone(),
+        context(id),
+        TrafficClass::Hfreduce,
+        move |stream, from| {
+            let hello = stream
+                .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
+                .and_then(|()| Hello::read(&stream))
+                .and_then(|hello| stream.set_read_timeout(None).map(|()| hello));
+            match hello {
+                Ok(hello) if lock(&inbox.arrived).len() < most => {
+                    lock(&inbox.arrived).push((hello, stream));
+                    inbox.bell.notify_all();
+                    inbox.pass_on();
+                }
+                Ok(_) => tracing::warn!(%from, "more connections than ranks"),
+                Err(error) => tracing::warn!(%from, %error, "no greeting after the handshake"),
+            }
+        },
+    )
+}
+impl Hello {
+    fn encode(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&HELLO);
+        bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.from.to_le_bytes());
+        bytes[20] = u8::from(self.tree);
+        bytes
+    }
+
+    fn read(mut stream: &TcpStream) -> io::Result<Self> {
+        let mut bytes = [0; 24];
+        stream.read_exact(&mut bytes)?;
+        if bytes[..8] != HELLO {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut from = [0; 4];
+        from.copy_from_slice(&bytes[16..20]);
+        Ok(Self {
+            group: u64::from_le_bytes(first_eight(&bytes[8..])),
+            from: u32::from_le_bytes(from),
+            tree: bytes[20] == 1,
+        })
+    }
+}

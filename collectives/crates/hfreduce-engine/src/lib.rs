@@ -1,0 +1,26 @@
+//! The collective engine: a pure core and its drivers.
+//!
+//! ```text
+//! endpoint ── connects ranks ──▶ communicator ── submits ──▶ drivers::progress
+//!                                                              │  ▲
+//!                          chunks, credits, failure:  core ◀───┘  │ bytes: drivers::{board, link, mesh}
+//! ```
+//! [`core`] decides what is reduced, sent and published, in which order, and who is to blame; it
+//! knows no clock, socket, thread or byte of payload. The drivers move bytes and ask it.
+//! Absent on purpose: anything that depends on the order of arrival, and any wait without an end.
+
+pub mod board;
+pub mod cause;
+pub mod communicator;
+pub mod core;
+mod drivers;
+pub mod endpoint;
+pub mod operation;
+pub mod placement;
+mod work;
+
+pub use cause::{Cause, CauseKind, CollectiveError};
+pub use communicator::{Communicator, WaitError, Work};
+pub use endpoint::{Endpoint, Options};
+pub use operation::{Buffer, DType, Kind, Operation, ReduceOp};
+pub use placement::Placement;

@@ -1,0 +1,210 @@
+//! An operation as its caller describes it: what it is, on which memory, until when.
+
+pub use hfreduce_kernels::Dtype as DType;
+
+use crate::core::Fingerprint;
+pub use crate::core::Kind;
+
+/// How values become one. An average is a sum that the root divides by the number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReduceOp {
+    /// Addition.
+    Sum = 0,
+    /// Multiplication.
+    Product = 1,
+    /// The smallest.
+    Min = 2,
+    /// The largest.
+    Max = 3,
+    /// Bitwise and.
+    BitAnd = 4,
+    /// Bitwise or.
+    BitOr = 5,
+    /// Bitwise exclusive or.
+    BitXor = 6,
+    /// Addition, then division by the number of ranks.
+    Average = 7,
+}
+
+impl ReduceOp {
+    /// Every one, by number.
+    pub const ALL: [Self; 8] = [
+        Self::Sum,
+        Self::Product,
+        Self::Min,
+        Self::Max,
+        Self::BitAnd,
+        Self::BitOr,
+        Self::BitXor,
+        Self::Average,
+    ];
+
+    /// The one with this number.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Average => "avg",
+            other => other.kernel().name(),
+        }
+    }
+
+    /// The kernel that combines values for it.
+    pub fn kernel(self) -> hfreduce_kernels::Op {
+        match self {
+            Self::Sum | Self::Average => hfreduce_kernels::Op::Sum,
+            Self::Product => hfreduce_kernels::Op::Product,
+            Self::Min => hfreduce_kernels::Op::Min,
+            Self::Max => hfreduce_kernels::Op::Max,
+            Self::BitAnd => hfreduce_kernels::Op::BitAnd,
+            Self::BitOr => hfreduce_kernels::Op::BitOr,
+            Self::BitXor => hfreduce_kernels::Op::BitXor,
+        }
+    }
+
+    /// True where it is defined for elements of `dtype`.
+    pub fn supports(self, dtype: DType) -> bool {
+        self.kernel().supports(dtype) && (self != Self::Average || dtype.is_float())
+    }
+}
+
+/// Memory of the caller, as one or several pieces that count as one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Buffer {
+    pieces: Vec<Piece>,
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: usize,
+    bytes: usize,
+    memory: *mut u8,
+}
+
+// SAFETY: a buffer is an address range; whoever builds one promises (see `Buffer::new`) that the
+// memory may be used from any thread until the operation has ended.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// One or several ranges.
+    ///
+    /// # Safety
+    /// Every range must be readable, and writable where the operation delivers into it, from any
+    /// thread, and must stay so, untouched by the caller, until the operation has ended.
+    pub unsafe fn new(pieces: impl IntoIterator<Item = (*mut u8, usize)>) -> Self {
+        let mut buffer = Self::default();
+        for (memory, bytes) in pieces {
+            if bytes > 0 {
+                buffer.pieces.push(Piece { start: buffer.bytes, bytes, memory });
+                buffer.bytes += bytes;
+            }
+        }
+        buffer
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies a range of one piece into a range of one piece of another buffer; nothing happens if
+    /// either is none.
+    pub(crate) fn copy_to(&self, offset: usize, to: &Buffer, at: usize, bytes: usize) {
+        let (from, to) = (self.contiguous(offset, bytes), to.contiguous(at, bytes));
+        if let (Some(from), Some(to)) = (from, to)
+            && from != to
+        {
+            // SAFETY: both ranges lie inside their buffers (see `Buffer::new`); memmove, because
+            // they may overlap.
+            unsafe { std::ptr::copy(from, to, bytes) };
+        }
+    }
+
+    /// The address of a range that lies in one piece.
+    pub(crate) fn contiguous(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
+        let at = self.piece_at(offset)?;
+        let piece = &self.pieces[at];
+        let within = offset - piece.start;
+        // SAFETY: `within + bytes` was just checked against the piece.
+        (within + bytes <= piece.bytes).then(|| unsafe { piece.memory.add(within) })
+    }
+
+    /// The ranges that make up `offset..offset + bytes`, in order.
+    pub(crate) fn ranges(
+        &self,
+        offset: usize,
+        bytes: usize,
+    ) -> impl Iterator<Item = (*mut u8, usize)> {
+        let first = self.piece_at(offset).unwrap_or(self.pieces.len());
+        let mut offset = offset;
+        let end = (offset + bytes).min(self.bytes);
+        self.pieces[first..].iter().map_while(move |piece| {
+            let take = end.checked_sub(offset).filter(|left| *left > 0)?;
+            let within = offset - piece.start;
+            let take = take.min(piece.bytes - within);
+            offset += take;
+            // SAFETY: `within < piece.bytes`, because `offset` moves from piece to piece.
+            Some((unsafe { piece.memory.add(within) }, take))
+        })
+    }
+
+    fn piece_at(&self, offset: usize) -> Option<usize> {
+        let after = self.pieces.partition_point(|piece| piece.start <= offset);
+        let at = after.checked_sub(1)?;
+        (offset < self.pieces[at].start + self.pieces[at].bytes).then_some(at)
+    }
+}
+
+/// One call.
+#[derive(Debug)]
+pub struct Operation {
+    /// What all ranks must agree on.
+    pub print: Fingerprint,
+    /// Where contributions are read.
+    pub input: Buffer,
+    /// Where results are written; may be the same memory.
+    pub output: Buffer,
+    /// For operations between pairs: what goes to and comes from whom.
+    pub transfers: Vec<Transfer>,
+}
+
+/// One message between two ranks, as part of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The other rank.
+    pub peer: u32,
+    /// True if we send.
+    pub sends: bool,
+    /// Where it begins in the input (sent) or output (received).
+    pub offset: usize,
+    /// Its length.
+    pub bytes: usize,
+    /// What pairs it with the other side's.
+    pub tag: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_count_as_one() {
+        let mut one = [0_u8; 10];
+        let mut two = [0_u8; 6];
+        let (a, b) = (one.as_mut_ptr(), two.as_mut_ptr());
+        // SAFETY: both arrays outlive the buffer and nothing is delivered.
+        let buffer = unsafe { Buffer::new([(a, 10), (std::ptr::null_mut(), 0), (b, 6)]) };
+        assert_eq!(buffer.bytes(), 16);
+        assert_eq!(buffer.contiguous(10, 6), Some(b));
+        assert_eq!(buffer.contiguous(9, 2), None);
+        let ranges: Vec<_> = buffer.ranges(8, 5).collect();
+        assert_eq!(ranges, [(a.wrapping_add(8), 2), (b, 3)]);
+        assert_eq!(buffer.ranges(16, 4).count(), 0);
+        assert_eq!(buffer.ranges(15, 4).collect::<Vec<_>>(), [(b.wrapping_add(5), 1)]);
+    }
+}

@@ -1,0 +1,104 @@
+//! The handle of one operation, and the room where threads wait for them.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cause::CollectiveError;
+use crate::core::Fingerprint;
+
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+const FAILED: u8 = 2;
+
+/// What is known of one operation from outside.
+#[derive(Debug)]
+pub struct WorkState {
+    /// Its number.
+    pub sequence: u64,
+    /// What it is.
+    pub print: Fingerprint,
+    /// When it gives up.
+    pub deadline: Instant,
+    /// What it was given.
+    pub timeout: Duration,
+    state: AtomicU8,
+    error: OnceLock<CollectiveError>,
+}
+
+impl WorkState {
+    /// One that is under way.
+    pub fn new(sequence: u64, print: Fingerprint, timeout: Duration, now: Instant) -> Self {
+        Self {
+            sequence,
+            print,
+            deadline: now + timeout,
+            timeout,
+            state: AtomicU8::new(PENDING),
+            error: OnceLock::new(),
+        }
+    }
+
+    /// When it was called.
+    pub fn began(&self) -> Instant {
+        self.deadline - self.timeout
+    }
+
+    /// True once it has ended.
+    pub fn is_done(&self) -> bool {
+        self.state.load(Ordering::Acquire) != PENDING
+    }
+
+    /// How it ended, if it did.
+    pub fn result(&self) -> Option<Result<(), CollectiveError>> {
+        match self.state.load(Ordering::Acquire) {
+            PENDING => None,
+            DONE => Some(Ok(())),
+            _ => self.error.get().cloned().map(Err),
+        }
+    }
+
+    pub(crate) fn complete(&self) {
+        self.state.store(DONE, Ordering::Release);
+    }
+
+    pub(crate) fn fail(&self, error: CollectiveError) {
+        let _ = self.error.set(error);
+        self.state.store(FAILED, Ordering::Release);
+    }
+}
+
+/// Where threads wait while another one moves the data. Cheap while nobody waits.
+#[derive(Debug, Default)]
+pub struct WaitingRoom {
+    waiting: AtomicUsize,
+    mutex: Mutex<()>,
+    bell: Condvar,
+}
+
+impl WaitingRoom {
+    /// Waits until `until` or a call of [`WaitingRoom::call`]; not at all if `ready` holds already.
+    pub fn wait(&self, until: Instant, ready: impl Fn() -> bool) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let guard = self.lock();
+        // Looked at under the lock: whoever changes it and calls after that finds us waiting.
+        if !ready() {
+            let left = until.saturating_duration_since(Instant::now());
+            drop(self.bell.wait_timeout(guard, left));
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Everybody in the room looks again.
+    pub fn call(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            drop(self.lock());
+            self.bell.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,144 @@
+//! Real processes that are killed and stopped in the middle of operations.
+//!
+//! The test starts itself again once for each rank (see `a_rank`); words go over pipes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use hfreduce_engine::{Endpoint, Options};
+use support::{KEY, allreduce, placement};
+
+const RANK: &str = "HFREDUCE_TEST_RANK";
+
+/// Not a test by itself: what a rank of the tests below does, in a process of its own.
+#[test]
+fn a_rank() {
+    let Ok(spec) = std::env::var(RANK) else { return };
+    let numbers: Vec<usize> = spec.split(',').map(|word| word.parse().unwrap()).collect();
+    let [rank, nodes, locals, liveness_ms] = numbers[..] else { panic!("{spec}") };
+    let mut options = Options::new(rank as u32, placement(nodes, locals));
+    options.liveness = Duration::from_millis(liveness_ms as u64);
+    let endpoint = Endpoint::new(options, &KEY).unwrap();
+    println!("\n@info {}", String::from_utf8(endpoint.info()).unwrap());
+    let mut lines = std::io::stdin().lines();
+    let infos: Vec<Vec<u8>> =
+        (0..nodes * locals).map(|_| lines.next().unwrap().unwrap().into_bytes()).collect();
+    let comm = endpoint.connect(&infos, Duration::from_secs(30)).unwrap();
+    let mut data = vec![1.0; 300_000];
+    for round in 0.. {
+        let work = allreduce(&comm, &mut data);
+        if let Err(error) = work.wait(None) {
+            let cause = comm.error().unwrap().cause;
+            println!("\n@failed {} {}", cause.kind.word(), cause.peer.map_or(-1, i64::from));
+            eprintln!("rank {rank}: {error}");
+            return;
+        }
+        data.fill(1.0);
+        if round == 3 {
+            println!("\n@running");
+        }
+    }
+}
+
+struct Rank {
+    process: Child,
+    input: ChildStdin,
+    words: Receiver<String>,
+}
+
+impl Rank {
+    fn start(rank: usize, nodes: usize, locals: usize, liveness_ms: u64) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+            .env(RANK, format!("{rank},{nodes},{locals},{liveness_ms}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = process.stdin.take().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let (send, words) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok).filter(|line| line.starts_with('@')) {
+                let _ = send.send(line);
+            }
+        });
+        Self { process, input, words }
+    }
+
+    fn word(&self, what: &str) -> String {
+        let line = self.words.recv_timeout(Duration::from_secs(40)).expect("a rank says nothing");
+        line.strip_prefix(what).unwrap_or_else(|| panic!("{line} instead of {what}")).trim().into()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: a signal to a child of ours that has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Sends `signal` to `victim` in the middle of operations; all others must name it in time.
+fn survivors_name(
+    (nodes, locals): (usize, usize),
+    victim: usize,
+    signal: i32,
+    kind: &str,
+    (liveness_ms, within): (u64, Duration),
+) {
+    let world = nodes * locals;
+    let mut ranks: Vec<Rank> =
+        (0..world).map(|rank| Rank::start(rank, nodes, locals, liveness_ms)).collect();
+    let infos: Vec<String> = ranks.iter().map(|rank| rank.word("@info")).collect();
+    for rank in &mut ranks {
+        for info in &infos {
+            writeln!(rank.input, "{info}").unwrap();
+        }
+        rank.input.flush().unwrap();
+    }
+    for rank in &ranks {
+        rank.word("@running");
+    }
+    let signalled = Instant::now();
+    ranks[victim].signal(signal);
+    for (at, rank) in ranks.iter().enumerate().filter(|(at, _)| *at != victim) {
+        assert_eq!(
+            rank.word("@failed"),
+            format!("{kind} {victim}"),
+            "rank {at} of {nodes}x{locals}"
+        );
+    }
+    let took = signalled.elapsed();
+    assert!(took < within, "{took:?} from the signal to the last survivor's error");
+}
+
+#[test]
+fn a_killed_rank_is_named_at_once_by_every_survivor() {
+    // Leaders, members, interior nodes and leaves.
+    for (shape, victim) in
+        [((1, 2), 0), ((1, 3), 1), ((2, 1), 1), ((2, 2), 0), ((2, 2), 3), ((4, 1), 2), ((3, 2), 1)]
+    {
+        let limits = (30_000, Duration::from_secs(3));
+        survivors_name(shape, victim, libc::SIGKILL, "peer_died", limits);
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_after_the_liveness_time() {
+    for (shape, victim) in [((1, 2), 1), ((2, 2), 0), ((2, 2), 3), ((3, 1), 1)] {
+        let limits = (1500, Duration::from_secs(8));
+        survivors_name(shape, victim, libc::SIGSTOP, "peer_stalled", limits);
+    }
+}

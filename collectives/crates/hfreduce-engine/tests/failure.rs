@@ -1,0 +1,271 @@
+//! How operations fail when nobody dies: disagreement, absence, abort, leaving, strangers.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use hfreduce_engine::{
+    CauseKind, CollectiveError, Communicator, DType, Endpoint, Options, ReduceOp, WaitError, Work,
+};
+use support::{KEY, TIMEOUT, allreduce, buffer, placement, run, try_run};
+
+fn failed(work: Result<Work, CollectiveError>) -> CollectiveError {
+    match work.and_then(|work| match work.wait(None) {
+        Err(WaitError::Failed(error)) => Err(error),
+        other => panic!("it must fail: {other:?}"),
+    }) {
+        Err(error) => error,
+        Ok(()) => panic!("it must fail"),
+    }
+}
+
+/// Runs `body` as every rank; all must report this kind and blame one of these ranks, soon.
+fn all_report(
+    nodes: usize,
+    locals: usize,
+    kind: CauseKind,
+    culprits: &[u32],
+    body: impl Fn(&Communicator) -> CollectiveError + Sync,
+) -> Vec<CollectiveError> {
+    let started = Instant::now();
+    let errors = try_run(
+        &placement(nodes, locals),
+        |_| {},
+        |connected| {
+            let comm = match connected {
+                Ok(comm) => comm,
+                Err(error) => return error,
+            };
+            let error = body(&comm);
+            // A broken communicator says the first cause again.
+            let again = comm.barrier(TIMEOUT, true).err().or_else(|| comm.error()).unwrap();
+            assert_eq!(again.cause, error.cause);
+            error
+        },
+    );
+    for error in &errors {
+        assert_eq!(error.cause.kind, kind, "{error}");
+        assert!(error.cause.peer.is_some_and(|peer| culprits.contains(&peer)), "{error}");
+        assert!(error.job == "test/job" && !error.node.is_empty() && !error.operation.is_empty());
+    }
+    assert!(started.elapsed() < Duration::from_secs(12), "nobody waits out the time-out of 20 s");
+    errors
+}
+
+#[test]
+fn ranks_that_disagree_are_named_on_every_rank() {
+    for (nodes, locals) in [(1, 2), (3, 1), (2, 2)] {
+        let odd = (nodes * locals - 1) as u32;
+        let named: Vec<u32> = (0..=odd).collect();
+        let sum = |comm: &Communicator, data: &mut [f32], op| {
+            failed(comm.allreduce(buffer(data), DType::F32, op, 0, TIMEOUT, true))
+        };
+        // Another reduction, with every byte count equal.
+        let errors = all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+            let op = if comm.rank() == odd { ReduceOp::Max } else { ReduceOp::Sum };
+            sum(comm, &mut vec![1.0; 10_000], op)
+        });
+        let detail = &errors[0].cause.detail;
+        assert!(
+            detail.contains("max")
+                && detail.contains("sum")
+                && detail.contains(&format!("rank {odd}")),
+            "{detail}"
+        );
+        // Another size.
+        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+            sum(comm, &mut vec![1.0; 10_000 + usize::from(comm.rank() == odd)], ReduceOp::Sum)
+        });
+        // Another type of equal width.
+        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+            let dtype = if comm.rank() == odd { DType::I32 } else { DType::F32 };
+            let mut data = vec![1.0; 10_000];
+            failed(comm.allreduce(buffer(&mut data), dtype, ReduceOp::Sum, 0, TIMEOUT, true))
+        });
+    }
+}
+
+#[test]
+fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
+    for (nodes, locals) in [(1, 2), (3, 1), (2, 2)] {
+        let odd = (nodes * locals - 1) as u32;
+        let named: Vec<u32> = (0..=odd).collect();
+        // The odd one waits for a broadcast that nobody sends; the others for its sum.
+        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+            let mut data = vec![1.0; 10_000];
+            let data = buffer(&mut data);
+            failed(match comm.rank() == odd {
+                true => comm.broadcast(data, DType::F32, 0, TIMEOUT, true),
+                false => comm.allreduce(data, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true),
+            })
+        });
+        // One uses direct connections, the others the trees.
+        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+            let (mut data, mut other) = (vec![1.0; 100], vec![1.0; 100]);
+            let (data, other) = (buffer(&mut data), buffer(&mut other));
+            failed(match comm.rank() == odd {
+                true => comm.scatter(data, other, DType::F32, 0, TIMEOUT, true),
+                false => comm.allreduce(data, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true),
+            })
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_when_time_is_up() {
+    for (nodes, locals, absent) in [(1, 3, 1), (3, 1, 2), (2, 2, 3), (2, 2, 0)] {
+        let timeout = Duration::from_millis(1500);
+        let errors = all_report(nodes, locals, CauseKind::TimedOut, &[absent], |comm| {
+            if comm.rank() == absent {
+                while comm.error().is_none() {
+                    std::thread::yield_now();
+                }
+                let mut error = comm.error().unwrap();
+                error.operation = "nothing".into();
+                return error;
+            }
+            let mut data = vec![1.0; 10_000];
+            failed(comm.allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, timeout, true))
+        });
+        assert!(errors.iter().any(|error| error.phase.contains("waiting")), "{}", errors[0]);
+    }
+}
+
+#[test]
+fn an_abort_reaches_everybody() {
+    all_report(2, 2, CauseKind::Aborted, &[2], |comm| {
+        if comm.rank() == 2 {
+            comm.abort("loss is NaN");
+        }
+        let mut data = vec![1.0; 10_000];
+        let error =
+            failed(comm.allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true));
+        assert!(error.to_string().contains("loss is NaN"), "{error}");
+        error
+    });
+}
+
+#[test]
+fn who_leaves_early_is_named_by_those_who_go_on() {
+    let errors = run(
+        &placement(3, 1),
+        |_| {},
+        |comm| {
+            let mut data = vec![1.0; 10_000];
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            (comm.rank() != 1).then(|| {
+                failed(comm.allreduce(
+                    buffer(&mut data),
+                    DType::F32,
+                    ReduceOp::Sum,
+                    0,
+                    TIMEOUT,
+                    true,
+                ))
+            })
+        },
+    );
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(1)), "{error}");
+    }
+}
+
+#[test]
+fn what_a_caller_must_not_ask_is_refused_before_anything_happens() {
+    run(
+        &placement(1, 2),
+        |_| {},
+        |comm| {
+            let mut data = vec![1.0; 10];
+            let bad_op =
+                comm.allreduce(buffer(&mut data), DType::F32, ReduceOp::BitAnd, 0, TIMEOUT, true);
+            assert!(bad_op.err().unwrap().to_string().contains("band is not defined for float32"));
+            let bad_root = comm.broadcast(buffer(&mut data), DType::F32, 2, TIMEOUT, true);
+            assert!(bad_root.err().unwrap().to_string().contains("root 2 does not exist"));
+            let to_self = comm.send(buffer(&mut data), DType::F32, comm.rank(), 0, TIMEOUT);
+            assert_eq!(to_self.err().unwrap().cause.kind, CauseKind::Invalid);
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            assert!(data.iter().all(|value| *value == 2.0), "nothing is broken by it");
+        },
+    );
+}
+
+fn port_of(endpoint: &Endpoint) -> u16 {
+    let info: serde_json::Value = serde_json::from_slice(&endpoint.info()).unwrap();
+    info["port"].as_u64().unwrap() as u16
+}
+
+#[test]
+fn strangers_on_the_port_disturb_nobody_and_are_counted() {
+    let endpoints: Vec<Endpoint> = (0..2)
+        .map(|rank| Endpoint::new(Options::new(rank, placement(2, 1)), &KEY).unwrap())
+        .collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    let ports: Vec<u16> = endpoints.iter().map(port_of).collect();
+    let knock = |port: u16| {
+        let mut garbage = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let _ = garbage.write_all(&[0xa5; 100_000]);
+        let mut silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        silent.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let _ = silent.read(&mut [0; 8]);
+        let mut rest = Vec::new();
+        garbage.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let _ = garbage.read_to_end(&mut rest);
+        assert!(rest.is_empty(), "strangers hear nothing");
+        silent
+    };
+    let _before: Vec<TcpStream> = ports.iter().map(|port| knock(*port)).collect();
+    std::thread::scope(|scope| {
+        for endpoint in endpoints {
+            scope.spawn(|| {
+                let comm = endpoint.connect(&infos, TIMEOUT).unwrap();
+                let mut data = vec![1.0; 500_000];
+                let work = comm
+                    .allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, false)
+                    .unwrap();
+                let _during = knock(ports[comm.rank() as usize]);
+                work.wait(None).unwrap();
+                comm.barrier(TIMEOUT, true).unwrap().wait(None).unwrap();
+                let refused = &comm.counters().refused;
+                assert!(refused.load(std::sync::atomic::Ordering::Relaxed) >= 2);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_with_another_key_or_that_never_connects_is_named() {
+    let make =
+        |rank: u32, key: &[u8]| Endpoint::new(Options::new(rank, placement(2, 1)), key).unwrap();
+    let (one, other) = (make(0, &KEY), make(1, &[9; 32]));
+    let infos = vec![one.info(), other.info()];
+    let error = one.connect(&infos, Duration::from_secs(5)).err().unwrap();
+    assert!(error.cause.peer == Some(1) && error.to_string().contains("key"), "{error}");
+
+    let (one, other) = (make(0, &KEY), make(1, &KEY));
+    let infos = vec![one.info(), other.info()];
+    let error = other.connect(&infos, Duration::from_millis(200)).err().unwrap();
+    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(0)), "{error}");
+
+    let lonely = Endpoint::new(Options::new(0, placement(1, 2)), &KEY).unwrap();
+    let absent = Endpoint::new(Options::new(1, placement(1, 2)), &KEY).unwrap();
+    let infos = vec![lonely.info(), absent.info()];
+    let error = lonely.connect(&infos, Duration::from_millis(200)).err().unwrap();
+    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(1)), "{error}");
+}
+
+#[test]
+fn ranks_with_other_sizes_are_named_before_they_connect() {
+    let one = Endpoint::new(Options::new(0, placement(2, 1)), &KEY).unwrap();
+    let mut options = Options::new(1, placement(2, 1));
+    options.slot_bytes = 8192;
+    let other = Endpoint::new(options, &KEY).unwrap();
+    let infos = vec![one.info(), other.info()];
+    let error = one.connect(&infos, Duration::from_secs(1)).err().unwrap();
+    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::Mismatch, Some(1)));
+    assert!(error.to_string().contains("8192"), "{error}");
+}

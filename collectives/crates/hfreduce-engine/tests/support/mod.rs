@@ -1,0 +1,90 @@
+//! Groups of ranks as threads of one process: real shared memory, real sockets.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::time::Duration;
+
+use hfreduce_engine::{
+    Buffer, CollectiveError, Communicator, DType, Endpoint, Options, ReduceOp, Work,
+};
+
+pub const KEY: [u8; 32] = [7; 32];
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// `nodes` nodes with `locals` ranks each, the first half of them in zone A.
+pub fn placement(nodes: usize, locals: usize) -> Vec<(String, String)> {
+    (0..nodes * locals)
+        .map(|rank| {
+            let node = rank / locals;
+            let zone = if node * 2 < nodes { "A" } else { "B" };
+            (format!("n{node}"), zone.to_owned())
+        })
+        .collect()
+}
+
+/// Runs `body` as every rank at once and returns what each returned.
+pub fn run<T: Send>(
+    placement: &[(String, String)],
+    tune: impl Fn(&mut Options) + Sync,
+    body: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
+    try_run(placement, tune, |connected| body(connected.unwrap()))
+}
+
+/// The same for bodies that expect to fail: a rank may learn of it while it still connects.
+pub fn try_run<T: Send>(
+    placement: &[(String, String)],
+    tune: impl Fn(&mut Options) + Sync,
+    body: impl Fn(Result<Communicator, CollectiveError>) -> T + Sync,
+) -> Vec<T> {
+    let endpoints: Vec<Endpoint> = (0..placement.len())
+        .map(|rank| {
+            let mut options = Options::new(rank as u32, placement.to_vec());
+            options.job = "test/job".into();
+            tune(&mut options);
+            Endpoint::new(options, &KEY).unwrap()
+        })
+        .collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = endpoints
+            .into_iter()
+            .map(|endpoint| {
+                let (infos, body) = (&infos, &body);
+                scope.spawn(move || body(endpoint.connect(infos, TIMEOUT)))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// The memory of a vector. The caller keeps it until the work has ended.
+pub fn buffer(data: &mut [f32]) -> Buffer {
+    // SAFETY: the tests wait for the work before they touch or drop the vector.
+    unsafe { Buffer::new([(data.as_mut_ptr().cast(), size_of_val(data))]) }
+}
+
+pub fn allreduce(comm: &Communicator, data: &mut [f32]) -> Work {
+    comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true).unwrap()
+}
+
+/// Values whose sum depends on the order.
+pub fn values(rank: u32, salt: u64, count: usize) -> Vec<f32> {
+    let mut state = u64::from(rank) * 7919 + salt * 104_729 + 1;
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 40) as f32 - 8e6) * 10_f32.powi((state >> 33) as i32 % 9 - 4)
+        })
+        .collect()
+}
+
+/// Small whole numbers: every sum of them is exact, in every order.
+pub fn numbers(rank: u32, salt: u64, count: usize) -> Vec<f32> {
+    (0..count as u64).map(|at| ((at * 31 + u64::from(rank) * 7 + salt) % 1021) as f32).collect()
+}
+
+pub fn digest(data: &[f32]) -> u64 {
+    data.iter()
+        .flat_map(|value| value.to_bits().to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}

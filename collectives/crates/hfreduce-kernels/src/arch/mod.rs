@@ -1,0 +1,133 @@
+//! One algorithm ([`generic`]) over a small trait of vector operations, and a thin file per instruction set.
+//!
+//! ```text
+//!   choose:   best that the processor has, once        per file: load / store of each format, add, multiply,
+//!   reduce:   for each block of four vectors           minimum, maximum, divide, canonical NaN
+//!               acc[0..4]  = load(input 0)
+//!               for input 1..N: acc[0..4] = op(acc[0..4], load(input))
+//!               store(canonical(acc[0..4]))
+//!             the rest, and what precedes an aligned output: the same with one lane
+//! ```
+
+mod generic;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+use std::sync::OnceLock;
+
+use crate::{Dtype, Op, Store};
+
+/// An instruction set that there are kernels for, from the narrowest to the widest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// One element at a time: the reference for all others.
+    Scalar,
+    /// 256 bits: AVX2 and F16C.
+    Avx2,
+    /// 512 bits: AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    /// Every instruction set.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+
+    /// The widest one that this processor has.
+    pub fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if x86_64::has_avx512() {
+                return Self::Avx512;
+            }
+            if x86_64::has_avx2() {
+                return Self::Avx2;
+            }
+        }
+        Self::Scalar
+    }
+
+    /// The one in use: the widest, or what `HFREDUCE_ISA` lowers it to. Settled at the first call.
+    pub fn chosen() -> Self {
+        static CHOSEN: OnceLock<Isa> = OnceLock::new();
+        *CHOSEN.get_or_init(|| {
+            let wanted = std::env::var("HFREDUCE_ISA").ok();
+            let wanted = Self::ALL.into_iter().find(|isa| Some(isa.name()) == wanted.as_deref());
+            wanted.unwrap_or(Self::Avx512).available()
+        })
+    }
+
+    /// Itself if the processor has it, otherwise the widest one below.
+    pub fn available(self) -> Self {
+        self.min(Self::best())
+    }
+
+    /// Its name, as in `HFREDUCE_ISA`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+}
+
+/// # Safety
+/// As for [`crate::reduce_raw`]; `isa` is available, there is an input, and `op` supports `dtype`.
+pub(crate) unsafe fn reduce(
+    isa: Isa,
+    store: Store,
+    dtype: Dtype,
+    op: Op,
+    inputs: &[*const u8],
+    output: *mut u8,
+    numel: usize,
+) {
+    // SAFETY: the caller's promise, and the processor has the instruction set.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86_64::avx512::reduce(store, dtype, op, inputs, output, numel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86_64::avx2::reduce(store, dtype, op, inputs, output, numel),
+            _ => generic::reduce::<scalar::Scalar>(store, dtype, op, inputs, output, numel),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`crate::scale_raw`]; `isa` is available and `dtype` a floating-point type.
+pub(crate) unsafe fn scale(isa: Isa, dtype: Dtype, buffer: *mut u8, numel: usize, divisor: u64) {
+    // SAFETY: the caller's promise, and the processor has the instruction set.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86_64::avx512::scale(dtype, buffer, numel, divisor),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86_64::avx2::scale(dtype, buffer, numel, divisor),
+            _ => generic::scale::<scalar::Scalar>(dtype, buffer, numel, divisor),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`crate::copy_raw`]; `isa` is available.
+pub(crate) unsafe fn copy(
+    isa: Isa,
+    store: Store,
+    source: *const u8,
+    destination: *mut u8,
+    bytes: usize,
+) {
+    // SAFETY: the caller's promise, and the processor has the instruction set.
+    unsafe {
+        match (isa, store) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx2, Store::Streaming) => {
+                x86_64::avx2::copy_streaming(source, destination, bytes);
+            }
+            _ => std::ptr::copy_nonoverlapping(source, destination, bytes),
+        }
+    }
+}

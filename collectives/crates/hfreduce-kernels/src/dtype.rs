@@ -1,0 +1,136 @@
+//! Element types and operations, with the numbers that they have on the wire and in Python.
+
+/// The type of the elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Dtype {
+    /// IEEE binary32.
+    F32 = 0,
+    /// The upper half of a binary32.
+    Bf16 = 1,
+    /// IEEE binary16.
+    F16 = 2,
+    /// IEEE binary64.
+    F64 = 3,
+    /// Signed, 32 bits.
+    I32 = 4,
+    /// Signed, 64 bits.
+    I64 = 5,
+    /// Unsigned, 8 bits.
+    U8 = 6,
+    /// Signed, 8 bits.
+    I8 = 7,
+}
+
+impl Dtype {
+    /// Every type.
+    pub const ALL: [Self; 8] =
+        [Self::F32, Self::Bf16, Self::F16, Self::F64, Self::I32, Self::I64, Self::U8, Self::I8];
+
+    /// The type with this number.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
+    }
+
+    /// Its number on the wire.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// Bytes of one element; also its alignment.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::F64 | Self::I64 => 8,
+        }
+    }
+
+    /// Its name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
+            Self::F64 => "float64",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+        }
+    }
+
+    /// True for the types with a NaN.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::Bf16 | Self::F16 | Self::F64)
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How two elements become one.
+///
+/// An average is a sum followed by [`crate::scale`] at the root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Op {
+    /// Addition.
+    Sum = 0,
+    /// Multiplication.
+    Product = 1,
+    /// The smaller one.
+    Min = 2,
+    /// The larger one.
+    Max = 3,
+    /// Bitwise and; integers only.
+    BitAnd = 4,
+    /// Bitwise or; integers only.
+    BitOr = 5,
+    /// Bitwise exclusive or; integers only.
+    BitXor = 6,
+}
+
+impl Op {
+    /// Every operation.
+    pub const ALL: [Self; 7] =
+        [Self::Sum, Self::Product, Self::Min, Self::Max, Self::BitAnd, Self::BitOr, Self::BitXor];
+
+    /// The operation with this number.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|op| op.code() == code)
+    }
+
+    /// Its number on the wire.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// Its name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Product => "product",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::BitAnd => "band",
+            Self::BitOr => "bor",
+            Self::BitXor => "bxor",
+        }
+    }
+
+    /// True where the operation is defined for elements of `dtype`.
+    pub const fn supports(self, dtype: Dtype) -> bool {
+        !(dtype.is_float() && matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor))
+    }
+}
+
+impl std::fmt::Display for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

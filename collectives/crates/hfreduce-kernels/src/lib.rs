@@ -1,0 +1,32 @@
+//! Element-wise reductions of N inputs in one pass, the same bits on every processor.
+//!
+//! Every input is read once and the output is written once: reducing eight buffers moves nine buffers' worth of
+//! memory, where seven pairwise additions move twenty-one.
+//!
+//! What holds on every instruction set, tested against the scalar code:
+//! - Inputs are combined in the order 0, 1, … N-1, each element by itself. The order never depends on length,
+//!   alignment, processor or arrival.
+//! - `F32` and `F64` round after every step, as a loop of additions does. `Bf16` and `F16` are widened to fp32,
+//!   combined in fp32 and rounded once, to nearest even.
+//! - Subnormal numbers are kept.
+//! - NaN: a result is NaN where any input is NaN (minimum and maximum too) or the arithmetic makes one, and it
+//!   is always the canonical quiet NaN ([`Dtype::F32`]: `0x7FC0_0000`): payloads depend on the processor.
+//! - Minimum and maximum of values that compare equal (+0 and -0) keep the earlier input's bits.
+//! - Integer sums and products wrap.
+//!
+//! The instruction set is chosen once per process from what the processor has; `HFREDUCE_ISA` = `scalar`,
+//! `avx2` or `avx512` lowers it.
+
+mod arch;
+mod dtype;
+mod reduce;
+
+pub use arch::Isa;
+pub use dtype::{Dtype, Op};
+pub use reduce::{
+    KernelError, Store, copy_raw, reduce, reduce_into, reduce_raw, reduce_raw_with, scale,
+    scale_raw, scale_raw_with,
+};
+
+#[cfg(test)]
+mod reduce_test;

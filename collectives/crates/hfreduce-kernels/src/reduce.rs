@@ -1,0 +1,201 @@
+//! The public functions: arguments are checked here, then one kernel runs.
+
+use thiserror::Error;
+
+use crate::arch::{self, Isa};
+use crate::{Dtype, Op};
+
+/// How the output is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Store {
+    /// Through the caches: somebody reads it soon.
+    #[default]
+    Cached,
+    /// Past the caches, which saves reading the output's old lines: for outputs larger than the last cache level.
+    Streaming,
+}
+
+/// Why a reduction was refused. Nothing has been written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum KernelError {
+    /// There is nothing to reduce.
+    #[error("a reduction needs at least one input")]
+    NoInput,
+    /// Bitwise operations are for integers.
+    #[error("{op} is not defined for {dtype}: use an integer type")]
+    Unsupported {
+        /// The operation.
+        op: Op,
+        /// The element type.
+        dtype: Dtype,
+    },
+    /// Only floating-point elements can be scaled.
+    #[error("an average of {dtype} is not defined: use a floating-point type, or a sum")]
+    NoAverage {
+        /// The element type.
+        dtype: Dtype,
+    },
+    /// The inputs and the output have different sizes.
+    #[error("input {input} has {actual_bytes} bytes and the output has {expected_bytes}")]
+    Length {
+        /// Which input.
+        input: usize,
+        /// Its size.
+        actual_bytes: usize,
+        /// The output's size.
+        expected_bytes: usize,
+    },
+    /// The output is no whole number of elements.
+    #[error("{bytes} bytes are no whole number of {dtype} elements")]
+    Ragged {
+        /// The output's size.
+        bytes: usize,
+        /// The element type.
+        dtype: Dtype,
+    },
+}
+
+/// `output[i] = op(inputs[0][i], inputs[1][i], …)`. Slices of bytes; no alignment is needed.
+pub fn reduce(
+    dtype: Dtype,
+    op: Op,
+    inputs: &[&[u8]],
+    output: &mut [u8],
+) -> Result<(), KernelError> {
+    let numel = check(dtype, op, inputs, output.len())?;
+    let pointers: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
+    // SAFETY: every input and the output hold `numel` elements, and a borrow keeps them apart.
+    unsafe { reduce_raw(dtype, op, &pointers, output.as_mut_ptr(), numel) }
+}
+
+/// `accumulator[i] = op(accumulator[i], inputs[0][i], …)`: the accumulator is input 0 and the output.
+pub fn reduce_into(
+    dtype: Dtype,
+    op: Op,
+    accumulator: &mut [u8],
+    inputs: &[&[u8]],
+) -> Result<(), KernelError> {
+    let numel = check(dtype, op, inputs, accumulator.len())?;
+    let output = accumulator.as_mut_ptr();
+    let mut pointers = Vec::with_capacity(inputs.len() + 1);
+    pointers.push(output.cast_const());
+    pointers.extend(inputs.iter().map(|input| input.as_ptr()));
+    // SAFETY: as in `reduce`; input 0 is the output itself, which the kernels allow.
+    unsafe { reduce_raw(dtype, op, &pointers, output, numel) }
+}
+
+/// Divides every element by `divisor` (the number of ranks, for an average); fp32 arithmetic and one rounding
+/// for the 16-bit types.
+pub fn scale(dtype: Dtype, buffer: &mut [u8], divisor: u64) -> Result<(), KernelError> {
+    let numel = whole(dtype, buffer.len())?;
+    // SAFETY: the buffer holds `numel` elements and is ours.
+    unsafe { scale_raw(dtype, buffer.as_mut_ptr(), numel, divisor) }
+}
+
+/// [`reduce`] over pointers, for memory that other processes share.
+///
+/// # Safety
+/// Every input must be readable and the output writable for `numel` elements. The output may be exactly input 0
+/// and must overlap no input otherwise. Nobody may write what is read, nor touch the output, meanwhile.
+pub unsafe fn reduce_raw(
+    dtype: Dtype,
+    op: Op,
+    inputs: &[*const u8],
+    output: *mut u8,
+    numel: usize,
+) -> Result<(), KernelError> {
+    // SAFETY: the caller's promise, handed on.
+    unsafe { reduce_raw_with(Isa::chosen(), Store::Cached, dtype, op, inputs, output, numel) }
+}
+
+/// [`reduce_raw`] with a given instruction set (one that the processor lacks becomes the best that it has) and
+/// way of writing. The bits of the result do not depend on either.
+///
+/// # Safety
+/// As for [`reduce_raw`].
+pub unsafe fn reduce_raw_with(
+    isa: Isa,
+    store: Store,
+    dtype: Dtype,
+    op: Op,
+    inputs: &[*const u8],
+    output: *mut u8,
+    numel: usize,
+) -> Result<(), KernelError> {
+    if inputs.is_empty() {
+        return Err(KernelError::NoInput);
+    }
+    if !op.supports(dtype) {
+        return Err(KernelError::Unsupported { op, dtype });
+    }
+    // SAFETY: the caller's promise, handed on; there is an input, and the type has the operation.
+    unsafe { arch::reduce(isa.available(), store, dtype, op, inputs, output, numel) };
+    Ok(())
+}
+
+/// [`scale`] over a pointer.
+///
+/// # Safety
+/// The buffer must be readable and writable for `numel` elements, and nobody else may touch it meanwhile.
+pub unsafe fn scale_raw(
+    dtype: Dtype,
+    buffer: *mut u8,
+    numel: usize,
+    divisor: u64,
+) -> Result<(), KernelError> {
+    // SAFETY: the caller's promise, handed on.
+    unsafe { scale_raw_with(Isa::chosen(), dtype, buffer, numel, divisor) }
+}
+
+/// [`scale_raw`] with a given instruction set.
+///
+/// # Safety
+/// As for [`scale_raw`].
+pub unsafe fn scale_raw_with(
+    isa: Isa,
+    dtype: Dtype,
+    buffer: *mut u8,
+    numel: usize,
+    divisor: u64,
+) -> Result<(), KernelError> {
+    if !dtype.is_float() {
+        return Err(KernelError::NoAverage { dtype });
+    }
+    // SAFETY: the caller's promise, handed on; the type is a floating-point one.
+    unsafe { arch::scale(isa.available(), dtype, buffer, numel, divisor) };
+    Ok(())
+}
+
+/// Copies `bytes` bytes; with [`Store::Streaming`] past the caches.
+///
+/// # Safety
+/// `source` must be readable and `destination` writable for `bytes` bytes, and they must not overlap.
+pub unsafe fn copy_raw(store: Store, source: *const u8, destination: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise, handed on.
+    unsafe { arch::copy(Isa::chosen(), store, source, destination, bytes) }
+}
+
+fn whole(dtype: Dtype, bytes: usize) -> Result<usize, KernelError> {
+    if !bytes.is_multiple_of(dtype.size_bytes()) {
+        return Err(KernelError::Ragged { bytes, dtype });
+    }
+    Ok(bytes / dtype.size_bytes())
+}
+
+fn check(
+    dtype: Dtype,
+    op: Op,
+    inputs: &[&[u8]],
+    expected_bytes: usize,
+) -> Result<usize, KernelError> {
+    if !op.supports(dtype) {
+        return Err(KernelError::Unsupported { op, dtype });
+    }
+    for (input, slice) in inputs.iter().enumerate() {
+        if slice.len() != expected_bytes {
+            let actual_bytes = slice.len();
+            return Err(KernelError::Length { input, actual_bytes, expected_bytes });
+        }
+    }
+    whole(dtype, expected_bytes)
+}

@@ -1,0 +1,169 @@
+//! What a plan promises, for every small list of machines and for many large ones.
+
+use hfreduce_plan::{DEGREE_MAX, NodePlace, Plan};
+use proptest::prelude::*;
+
+/// Machines of `sizes.len()` zones, zone after zone.
+fn places(sizes: &[usize]) -> Vec<NodePlace> {
+    let machines =
+        sizes.iter().enumerate().flat_map(|(zone, &size)| (0..size).map(move |i| (zone, i)));
+    machines
+        .map(|(zone, i)| NodePlace::new(format!("z{zone}n{i}"), format!("zone-{zone}")))
+        .collect()
+}
+
+fn ceil_log2(n: usize) -> usize {
+    n.next_power_of_two().trailing_zeros() as usize
+}
+
+/// The promises again, from the outside, without `validate`.
+fn check(plan: &Plan) {
+    let n = plan.nodes().len();
+    for tree in plan.trees() {
+        let mut order = tree.from_the_root();
+        assert_eq!(order.len(), n);
+        order.sort_unstable();
+        assert!(order.iter().copied().eq(0..n), "each machine once");
+        assert_eq!(tree.links.iter().filter(|links| links.parent.is_none()).count(), 1);
+        for (node, links) in tree.links.iter().enumerate() {
+            assert!(links.children.len() <= 2 && links.children.is_sorted());
+            assert!(links.children.iter().all(|&child| tree.links[child].parent == Some(node)));
+        }
+    }
+    assert!((0..n).all(|node| plan.degree(node) <= DEGREE_MAX));
+    let crossings: Vec<_> = (0..2).flat_map(|tree| plan.crossings_of(tree)).collect();
+    for node in 0..n {
+        let bridge = crossings.iter().any(|edge| edge.parent == node || edge.child == node);
+        let interior = plan.trees().iter().filter(|tree| tree.degree(node) > 1).count();
+        assert!(bridge || interior <= 1, "node {node} works in both trees");
+    }
+}
+
+#[test]
+fn one_zone_of_every_size_up_to_512() {
+    for n in 1..=512 {
+        let plan = Plan::new(&places(&[n])).unwrap();
+        check(&plan);
+        assert_eq!(plan.crossings(), [0, 0]);
+        assert!(plan.depth().iter().all(|&depth| depth <= ceil_log2(n)), "n={n}");
+    }
+}
+
+#[test]
+fn every_split_of_two_zones_up_to_64_and_64_crosses_once_on_one_pair() {
+    for a in 1..=64 {
+        for b in 1..=64 {
+            let plan = Plan::new(&places(&[a, b])).unwrap();
+            check(&plan);
+            assert_eq!(plan.crossings(), [1, 1], "{a}+{b}");
+            let ends = |tree: usize| {
+                let edge = plan.crossings_of(tree)[0];
+                (edge.parent.min(edge.child), edge.parent.max(edge.child))
+            };
+            assert_eq!([ends(0), ends(1)], [(a - 1, a); 2], "{a}+{b}: neighbours in the list");
+            // One pair for both trees costs one edge of depth over the best possible tree.
+            let bound = ceil_log2(a + b) + 1;
+            assert!(plan.depth().iter().all(|&depth| depth <= bound), "{a}+{b} {:?}", plan.depth());
+        }
+    }
+}
+
+#[test]
+fn chains_of_zones_cross_once_a_border_down_to_zones_of_one_machine() {
+    for a in 1..=9 {
+        for b in 1..=9 {
+            for c in 1..=9 {
+                for d in [0, 1, 2, 5] {
+                    let sizes: Vec<usize> = [a, b, c, d].into_iter().filter(|&s| s > 0).collect();
+                    let plan = Plan::new(&places(&sizes)).unwrap();
+                    check(&plan);
+                    assert_eq!(plan.crossings(), [sizes.len() - 1; 2], "{sizes:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_machine_of_a_zone_can_be_its_end_of_the_bridge() {
+    for (a, b) in [(1, 1), (2, 2), (3, 4), (5, 5), (8, 3), (16, 17)] {
+        let nodes = places(&[a, b]);
+        for i in 0..a {
+            for j in 0..b {
+                let (near, far) = (nodes[i].name.as_str(), nodes[a + j].name.as_str());
+                // Either order of naming means the same pair.
+                let plan = Plan::with_bridge(&nodes, (near, far)).unwrap();
+                assert_eq!(plan, Plan::with_bridge(&nodes, (far, near)).unwrap());
+                check(&plan);
+                for tree in 0..2 {
+                    let edge = plan.crossings_of(tree)[0];
+                    let ends = [edge.parent.min(edge.child), edge.parent.max(edge.child)];
+                    assert_eq!(ends, [i, a + j]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_of_ten_thousand_machines_takes_milliseconds() {
+    let nodes = places(&[4_999, 5_001]);
+    let plan = Plan::new(&nodes).unwrap();
+    assert_eq!(plan.crossings(), [1, 1]);
+    assert!(plan.depth().iter().all(|&depth| depth <= 14 + 1));
+}
+
+#[test]
+fn bad_lists_are_refused_with_the_name_and_the_place() {
+    let text = |nodes: &[NodePlace]| Plan::new(nodes).unwrap_err().to_string();
+    assert!(text(&[]).contains("empty"));
+    assert!(text(&[NodePlace::new("", "A")]).contains("node 0 has an empty name"));
+    let twice = [NodePlace::new("a0", "A"), NodePlace::new("b0", "B"), NodePlace::new("a0", "B")];
+    assert_eq!(text(&twice), "nodes 0 and 2 are both named `a0`: name every node once");
+    let nodes = places(&[2, 2]);
+    for (pair, why) in [
+        (("z0n0", "z0n1"), "same zone"),
+        (("z0n0", "nobody"), "not in the list"),
+        (("z0n0", "z0n0"), "same zone"),
+    ] {
+        let error = Plan::with_bridge(&nodes, pair).unwrap_err().to_string();
+        assert!(error.contains(why) && error.contains(pair.1), "{error}");
+    }
+    let error = Plan::with_bridge(&places(&[3]), ("z0n0", "z0n1")).unwrap_err().to_string();
+    assert!(error.contains("two zones"), "{error}");
+}
+
+#[test]
+fn the_description_names_machines_not_numbers() {
+    let json = Plan::new(&places(&[2, 2])).unwrap().describe();
+    assert_eq!(json["crossings"], serde_json::json!([1, 1]));
+    assert_eq!(json["nodes"][3], serde_json::json!({"name": "z1n1", "zone": "zone-1"}));
+    let parents = json["trees"][0]["parents"].as_array().unwrap();
+    assert_eq!(parents.iter().filter(|parent| parent.is_null()).count(), 1);
+    assert_eq!(json["trees"][1]["crossings"].as_array().unwrap().len(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Random sizes, machines of all zones in any order of the list: still one crossing a border.
+    #[test]
+    fn any_order_of_any_zones(
+        sizes in prop::collection::vec(1_usize..200, 1..6),
+        order in any::<prop::sample::Index>(),
+        stride in 1_usize..10_000,
+    ) {
+        let nodes = places(&sizes);
+        let n = nodes.len();
+        let stride = (stride..).find(|s| gcd(*s, n) == 1).unwrap();
+        let mixed: Vec<_> = (0..n).map(|i| nodes[(order.index(n) + i * stride) % n].clone()).collect();
+        let plan = Plan::new(&mixed).unwrap();
+        check(&plan);
+        prop_assert_eq!(plan.crossings(), [sizes.len() - 1; 2]);
+        prop_assert_eq!(&plan, &Plan::new(&mixed).unwrap());
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

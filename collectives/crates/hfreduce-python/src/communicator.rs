@@ -1,0 +1,363 @@
+//! `Communicator` and `Work`.
+
+use std::sync::atomic::Ordering;
+
+use hfreduce_engine::{Buffer, Communicator as Engine, DType, WaitError, Work as EngineWork};
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arguments::{buffer, buffers, dtype as as_dtype, op as as_op, seconds};
+use crate::errors::{raise, to_exception};
+
+/// A connected group of ranks.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct Communicator {
+    engine: Engine,
+}
+
+/// One operation under way.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct Work {
+    engine: EngineWork,
+}
+
+type Made = Result<EngineWork, hfreduce_engine::CollectiveError>;
+
+impl Communicator {
+    pub(crate) fn new(engine: Engine) -> Self {
+        Self { engine }
+    }
+
+    fn made(py: Python<'_>, made: Made) -> PyResult<Work> {
+        made.map(|engine| Work { engine }).map_err(|error| raise(py, &error))
+    }
+}
+
+#[pymethods]
+#[allow(clippy::too_many_arguments)] // They mirror the collectives' own signatures.
+impl Communicator {
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.engine.rank()
+    }
+
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.engine.world_size()
+    }
+
+    #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    fn allreduce(
+        &self,
+        py: Python<'_>,
+        pointer: usize,
+        numel: usize,
+        dtype: u8,
+        op: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
+        let buffer = buffer(pointer, numel, dtype)?;
+        Self::made(py, self.engine.allreduce(buffer, dtype, op, 0, timeout, lazy))
+    }
+
+    #[pyo3(signature = (buffers, dtype, op, timeout_seconds, lazy = false))]
+    fn allreduce_many(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = pieces)] buffers: Vec<(usize, usize)>,
+        dtype: u8,
+        op: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
+        let shape = shape(&buffers);
+        let buffer = self::buffers(buffers, dtype)?;
+        Self::made(py, self.engine.allreduce(buffer, dtype, op, shape, timeout, lazy))
+    }
+
+    #[pyo3(signature = (pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        pointer: usize,
+        numel: usize,
+        dtype: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let buffer = buffer(pointer, numel, dtype)?;
+        Self::made(py, self.engine.broadcast(buffer, dtype, root, timeout, lazy))
+    }
+
+    #[pyo3(signature = (pointer, numel, dtype, op, root, timeout_seconds, lazy = false))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        pointer: usize,
+        numel: usize,
+        dtype: u8,
+        op: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
+        let buffer = buffer(pointer, numel, dtype)?;
+        Self::made(py, self.engine.reduce(buffer, dtype, op, root, timeout, lazy))
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, timeout_seconds, lazy = false))]
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        input_pointer: usize,
+        output_pointer: usize,
+        numel: usize,
+        dtype: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let input = buffer(input_pointer, numel, dtype)?;
+        let output = buffer(output_pointer, self.times_world(numel), dtype)?;
+        Self::made(py, self.engine.allgather(input, output, dtype, timeout, lazy))
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        input_pointer: usize,
+        output_pointer: usize,
+        numel: usize,
+        dtype: u8,
+        op: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
+        let input = buffer(input_pointer, self.times_world(numel), dtype)?;
+        let output = buffer(output_pointer, numel, dtype)?;
+        Self::made(py, self.engine.reduce_scatter(input, output, dtype, op, timeout, lazy))
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        input_pointer: usize,
+        output_pointer: usize,
+        numel: usize,
+        dtype: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let input = buffer(input_pointer, numel, dtype)?;
+        let output = self.on_root(root, output_pointer, numel, dtype)?;
+        Self::made(py, self.engine.gather(input, output, dtype, root, timeout, lazy))
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        input_pointer: usize,
+        output_pointer: usize,
+        numel: usize,
+        dtype: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let input = self.on_root(root, input_pointer, numel, dtype)?;
+        let output = buffer(output_pointer, numel, dtype)?;
+        Self::made(py, self.engine.scatter(input, output, dtype, root, timeout, lazy))
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, input_counts, output_counts, dtype, timeout_seconds, lazy = false))]
+    fn alltoall(
+        &self,
+        py: Python<'_>,
+        input_pointer: usize,
+        output_pointer: usize,
+        input_counts: Vec<usize>,
+        output_counts: Vec<usize>,
+        dtype: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let total = |counts: &[usize]| counts.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
+        let input = buffer(input_pointer, total(&input_counts), dtype)?;
+        let output = buffer(output_pointer, total(&output_counts), dtype)?;
+        let made = self.engine.alltoall(
+            input,
+            output,
+            &input_counts,
+            &output_counts,
+            dtype,
+            timeout,
+            lazy,
+        );
+        Self::made(py, made)
+    }
+
+    fn send(
+        &self,
+        py: Python<'_>,
+        pointer: usize,
+        numel: usize,
+        dtype: u8,
+        peer: u32,
+        tag: u64,
+        timeout_seconds: f64,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let buffer = buffer(pointer, numel, dtype)?;
+        Self::made(py, self.engine.send(buffer, dtype, peer, tag, timeout))
+    }
+
+    fn recv(
+        &self,
+        py: Python<'_>,
+        pointer: usize,
+        numel: usize,
+        dtype: u8,
+        peer: u32,
+        tag: u64,
+        timeout_seconds: f64,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let buffer = buffer(pointer, numel, dtype)?;
+        Self::made(py, self.engine.recv(buffer, dtype, peer, tag, timeout))
+    }
+
+    #[pyo3(signature = (timeout_seconds, lazy = false))]
+    fn barrier(&self, py: Python<'_>, timeout_seconds: f64, lazy: bool) -> PyResult<Work> {
+        Self::made(py, self.engine.barrier(seconds(timeout_seconds)?, lazy))
+    }
+
+    fn abort(&self, py: Python<'_>, reason: String) {
+        py.detach(|| self.engine.abort(&reason));
+    }
+
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.engine.error().map(|error| to_exception(py, &error).into_value(py).into_any())
+    }
+
+    #[pyo3(signature = (timeout_seconds = 5.0))]
+    fn close(&self, py: Python<'_>, timeout_seconds: f64) -> PyResult<()> {
+        let timeout = seconds(timeout_seconds)?;
+        py.detach(|| self.engine.close(timeout));
+        Ok(())
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = self.engine.counters();
+        let stats = PyDict::new(py);
+        for (name, counter) in [
+            ("operations", &counters.operations),
+            ("chunks", &counters.chunks),
+            ("sleeps", &counters.sleeps),
+            ("rings", &counters.rings),
+            ("sent_bytes", &counters.sent_bytes),
+            ("received_bytes", &counters.received_bytes),
+            ("refused_connections", &counters.refused),
+            ("reduced_bytes", &counters.reduced_bytes),
+            ("reducing_nanoseconds", &counters.reducing_nanoseconds),
+        ] {
+            stats.set_item(name, counter.load(Ordering::Relaxed))?;
+        }
+        stats.set_item("channels", self.engine.channels())?;
+        Ok(stats)
+    }
+
+    fn plan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let text = self.engine.plan().describe().to_string();
+        py.import("json")?.call_method1("loads", (text,))
+    }
+}
+
+impl Communicator {
+    /// The buffer of all blocks, which counts on the root alone.
+    fn on_root(&self, root: u32, pointer: usize, numel: usize, dtype: DType) -> PyResult<Buffer> {
+        match self.engine.rank() == root {
+            true => buffer(pointer, self.times_world(numel), dtype),
+            false => Ok(Buffer::default()),
+        }
+    }
+
+    fn times_world(&self, numel: usize) -> usize {
+        // Too many are refused where they become bytes.
+        numel.saturating_mul(self.engine.world_size())
+    }
+}
+
+#[pymethods]
+impl Work {
+    #[pyo3(signature = (timeout_seconds = None))]
+    fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<()> {
+        let timeout = timeout_seconds.map(seconds).transpose()?;
+        // Short waits end before a signal matters; long ones look for Ctrl-C now and then.
+        let slice = std::time::Duration::from_millis(200);
+        let started = std::time::Instant::now();
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+            let turn = left.map_or(slice, |left| left.min(slice));
+            match py.detach(|| self.engine.wait(Some(turn))) {
+                Ok(()) => return Ok(()),
+                Err(WaitError::Failed(error)) => return Err(raise(py, &error)),
+                Err(WaitError::StillRunning { operation, sequence, .. }) => {
+                    py.check_signals()?;
+                    if timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
+                        let waited = started.elapsed().as_secs_f64();
+                        return Err(PyTimeoutError::new_err(format!(
+                            "{operation} #{sequence} is not done after {waited:.3} s; it goes on \
+                             until its own deadline"
+                        )));
+                    }
+                    if self.engine.is_overdue() {
+                        return Err(PyRuntimeError::new_err(format!(
+                            "{operation} #{sequence} is long past its deadline and the engine \
+                             does not move: this is a bug"
+                        )));
+                    }
+                }
+            }
+        }
+    }
+
+    fn done(&self) -> bool {
+        self.engine.is_done()
+    }
+
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.engine.error().map(|error| to_exception(py, &error).into_value(py).into_any())
+    }
+
+    #[getter]
+    fn sequence(&self) -> u64 {
+        self.engine.sequence()
+    }
+}
+
+fn pieces(list: &Bound<'_, PyAny>) -> PyResult<Vec<(usize, usize)>> {
+    list.extract()
+}
+
+/// A digest of the list of sizes, so that ranks that fuse other tensors are found out.
+fn shape(buffers: &[(usize, usize)]) -> u64 {
+    let fold = |hash: u64, numel: usize| {
+        (hash ^ numel as u64).wrapping_mul(0x0100_0000_01b3).rotate_left(7)
+    };
+    buffers.iter().fold(0xcbf2_9ce4_8422_2325, |hash, (_, numel)| fold(hash, *numel)).max(1)
+}

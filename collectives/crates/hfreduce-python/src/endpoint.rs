@@ -1,0 +1,94 @@
+//! `Endpoint`: one rank before it knows its peers.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use hfreduce_engine::{Endpoint as Engine, Options};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arguments;
+use crate::communicator::Communicator;
+use crate::errors::raise;
+
+/// One rank before it knows its peers.
+#[pyclass(module = "hfreduce._native")]
+pub struct Endpoint {
+    engine: Option<Engine>,
+    world_size: usize,
+}
+
+#[pymethods]
+impl Endpoint {
+    #[new]
+    #[pyo3(signature = (rank, world_size, placement, key, *, job = String::new(), address = None,
+        bridge = None, chunk_bytes = None, slots = None, channels = None,
+        liveness_timeout_seconds = 10.0))]
+    #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
+    fn new(
+        py: Python<'_>,
+        rank: u32,
+        world_size: usize,
+        placement: Vec<(String, String)>,
+        key: Vec<u8>,
+        job: String,
+        address: Option<String>,
+        bridge: Option<(String, String)>,
+        chunk_bytes: Option<usize>,
+        slots: Option<usize>,
+        channels: Option<usize>,
+        liveness_timeout_seconds: f64,
+    ) -> PyResult<Self> {
+        if placement.len() != world_size {
+            return Err(PyValueError::new_err(format!(
+                "placement has {} entries for world_size {world_size}; give one per rank",
+                placement.len()
+            )));
+        }
+        let mut options = Options::new(rank, placement);
+        options.job = job;
+        options.bridge = bridge;
+        options.channels = channels;
+        options.liveness =
+            arguments::seconds(liveness_timeout_seconds)?.min(Duration::from_secs(86_400));
+        options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
+        options.slots = slots.unwrap_or(options.slots);
+        if let Some(text) = address {
+            let address: IpAddr = text.parse().map_err(|_| {
+                PyValueError::new_err(format!("address `{text}` is no IP address, as 10.0.0.1 is"))
+            })?;
+            options.address = Some(address);
+        }
+        let engine = py.detach(|| Engine::new(options, &key)).map_err(|error| raise(py, &error))?;
+        Ok(Self { engine: Some(engine), world_size })
+    }
+
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let engine = self.engine.as_ref().ok_or_else(used)?;
+        Ok(PyBytes::new(py, &engine.info()))
+    }
+
+    fn connect(
+        &mut self,
+        py: Python<'_>,
+        infos: Vec<Vec<u8>>,
+        timeout_seconds: f64,
+    ) -> PyResult<Communicator> {
+        let timeout = arguments::seconds(timeout_seconds)?;
+        if infos.len() != self.world_size {
+            return Err(PyValueError::new_err(format!(
+                "{} infos for {} ranks; give one per rank",
+                infos.len(),
+                self.world_size
+            )));
+        }
+        let engine = self.engine.take().ok_or_else(used)?;
+        let connected = py.detach(|| engine.connect(&infos, timeout));
+        Ok(Communicator::new(connected.map_err(|error| raise(py, &error))?))
+    }
+}
+
+fn used() -> PyErr {
+    PyRuntimeError::new_err("this endpoint was connected already; make a new one")
+}

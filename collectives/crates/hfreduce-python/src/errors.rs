@@ -1,0 +1,44 @@
+//! `CollectiveError` in Python: the engine's error with its fields as attributes.
+
+use hfreduce_engine::{CauseKind, CollectiveError as EngineError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    hfreduce._native,
+    CollectiveError,
+    PyRuntimeError,
+    "An operation failed, or the communicator broke before it."
+);
+
+/// The exception for an engine's error; arguments that make no sense are a ValueError.
+pub fn raise(py: Python<'_>, error: &EngineError) -> PyErr {
+    if error.cause.kind == CauseKind::Invalid {
+        return PyValueError::new_err(error.to_string());
+    }
+    to_exception(py, error)
+}
+
+/// A `CollectiveError` with all its fields.
+pub fn to_exception(py: Python<'_>, error: &EngineError) -> PyErr {
+    let raised = CollectiveError::new_err(error.to_string());
+    let value = raised.value(py);
+    let cause = &error.cause;
+    let set = || -> PyResult<()> {
+        value.setattr("kind", cause.kind.word())?;
+        value.setattr("job", &error.job)?;
+        value.setattr("rank", error.rank)?;
+        value.setattr("node", &error.node)?;
+        value.setattr("peer", cause.peer)?;
+        value.setattr("peer_node", cause.peer_node.as_deref())?;
+        value.setattr("operation", &error.operation)?;
+        value.setattr("sequence", error.sequence)?;
+        value.setattr("phase", &error.phase)?;
+        value.setattr("detail", &cause.detail)?;
+        value.setattr("seen_by", cause.seen_by)
+    };
+    match set() {
+        Ok(()) => raised,
+        Err(broken) => broken,
+    }
+}

@@ -1,0 +1,27 @@
+//! Python bindings. Thin: arguments are converted here, nothing is decided here.
+//!
+//! Pointers arrive as integers; the Python side keeps the tensors alive until the work has ended.
+//! Whatever waits gives the interpreter lock back meanwhile.
+
+mod arguments;
+mod communicator;
+mod endpoint;
+mod errors;
+
+use hfreduce_engine::{DType, ReduceOp};
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    for dtype in DType::ALL {
+        module.add(dtype.name().to_uppercase(), dtype.code())?;
+    }
+    for op in ReduceOp::ALL {
+        module.add(op.name().to_uppercase(), op as u8)?;
+    }
+    module.add("CollectiveError", module.py().get_type::<errors::CollectiveError>())?;
+    module.add_class::<endpoint::Endpoint>()?;
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<communicator::Work>()?;
+    Ok(())
+}

@@ -1,0 +1,169 @@
+from collections.abc import Sequence
+from typing import Final
+
+FLOAT32: Final[int]
+BFLOAT16: Final[int]
+FLOAT16: Final[int]
+FLOAT64: Final[int]
+INT32: Final[int]
+INT64: Final[int]
+UINT8: Final[int]
+INT8: Final[int]
+
+SUM: Final[int]
+AVG: Final[int]
+PRODUCT: Final[int]
+MIN: Final[int]
+MAX: Final[int]
+BAND: Final[int]
+BOR: Final[int]
+BXOR: Final[int]
+
+class CollectiveError(RuntimeError):
+    kind: str
+    """peer_died, peer_stalled, peer_left, timed_out, mismatch, protocol, aborted, io or invalid."""
+    job: str
+    rank: int
+    """The rank that reports."""
+    node: str
+    """The node of the rank that reports."""
+    peer: int | None
+    """The rank that is to blame, where one is known."""
+    peer_node: str | None
+    operation: str
+    sequence: int
+    """The operation's number in this communicator (0 is the meeting in `connect`); -1 outside
+    operations."""
+    phase: str
+    detail: str
+    seen_by: int
+    """The rank that saw it first."""
+
+class Work:
+    def wait(self, timeout_seconds: float | None = None) -> None: ...
+    def done(self) -> bool: ...
+    def error(self) -> CollectiveError | None: ...
+    @property
+    def sequence(self) -> int: ...
+
+class Communicator:
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def allreduce(
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        op: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def allreduce_many(
+        self,
+        buffers: Sequence[tuple[int, int]],
+        dtype: int,
+        op: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def broadcast(
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def reduce(
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        op: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def allgather(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def reduce_scatter(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        op: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def gather(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def scatter(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def alltoall(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        input_counts: Sequence[int],
+        output_counts: Sequence[int],
+        dtype: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def send(
+        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+    ) -> Work: ...
+    def recv(
+        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+    ) -> Work: ...
+    def barrier(self, timeout_seconds: float, lazy: bool = False) -> Work: ...
+    def abort(self, reason: str) -> None: ...
+    def error(self) -> CollectiveError | None: ...
+    def close(self, timeout_seconds: float = 5.0) -> None: ...
+    def stats(self) -> dict[str, int | float | str]: ...
+    def plan(self) -> dict[str, object]: ...
+
+class Endpoint:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        placement: Sequence[tuple[str, str]],
+        key: bytes,
+        *,
+        job: str = "",
+        address: str | None = None,
+        bridge: tuple[str, str] | None = None,
+        chunk_bytes: int | None = None,
+        slots: int | None = None,
+        channels: int | None = None,
+        liveness_timeout_seconds: float = 10.0,
+    ) -> None: ...
+    def info(self) -> bytes: ...
+    def connect(self, infos: Sequence[bytes], timeout_seconds: float) -> Communicator: ...

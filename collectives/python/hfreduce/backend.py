@@ -1,0 +1,479 @@
+"""One group of ranks as a torch backend: torch's collectives in terms of the engine's.
+
+The methods' names and arguments are torch's (`torch.distributed.Backend`). Each checks its tensors,
+starts one operation of the engine and hands out a `CollectiveWork`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch._C._distributed_c10d import Backend
+
+from hfreduce import _native, tensors
+from hfreduce.work import CollectiveWork, Completer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["NAME", "OPEN", "HFReduceBackend"]
+
+NAME = "hfreduce"
+
+IN_FLIGHT_MAX = 1024
+"""Operations that nobody has waited for: one more waits for the oldest, which bounds memory."""
+
+CLOSE_SECONDS = 5.0
+"""How long taking leave of the peers may last."""
+
+OPEN: weakref.WeakSet[HFReduceBackend] = weakref.WeakSet()
+"""Groups to take leave of when the process ends."""
+
+
+class _Options(Protocol):
+    """What all option structures of torch have in common."""
+
+    timeout: timedelta
+    asyncOp: bool  # noqa: N815  (torch's name)
+
+
+class HFReduceBackend(Backend):
+    """One group of ranks. torch calls the methods; their names and arguments are torch's."""
+
+    def __init__(self, connected: _native.Communicator, timeout: timedelta) -> None:
+        super().__init__(connected.rank, connected.world_size)
+        self.communicator = connected
+        self._timeout = timeout
+        self._completer = Completer("hfreduce-futures")
+        self._in_flight: deque[CollectiveWork] = deque()
+        self._started = 0
+        self._closed = False
+        OPEN.add(self)
+
+    # Life cycle
+
+    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
+        """The name that scripts use."""
+        return NAME
+
+    @property
+    def options(self) -> Backend.Options:
+        """What torch wants to know of any backend."""
+        return Backend.Options(NAME, self._timeout)
+
+    # torch's own answers to these ask the Python class, which asks torch, without end.
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Operations are not held back to be started together."""
+        return False
+
+    @property
+    def supports_splitting(self) -> bool:
+        """New groups are connected anew."""
+        return False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """A group that lost a rank is over."""
+        return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Members do not change."""
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        """There is no one-sided access."""
+        return False
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of operations that are given none."""
+        self._timeout = timeout
+
+    def shutdown(self) -> None:
+        """Takes leave of the peers."""
+        if not self._closed:
+            self._closed = True
+            self._completer.stop()
+            self.communicator.close(CLOSE_SECONDS)
+
+    def abort(self) -> None:
+        """Ends every wait of every rank, now."""
+        self.communicator.abort(f"rank {self.communicator.rank} aborted the group")
+        self._closed = True
+        self._completer.stop()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._started
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Numbers start at 0 on every rank by themselves."""
+
+    # Reductions
+
+    def allreduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
+        """In place."""
+        op = tensors.operation_code(opts.reduceOp)
+        tensor = tensors.single(tensor_list, "allreduce")
+        buffer = tensors.for_reduction(tensor, "allreduce", op)
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.allreduce(
+            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, seconds, lazy
+        )
+        return self._work([operation], tensor_list, lazy=lazy)
+
+    def allreduce_coalesced(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
+        """In place; tensors of one type travel as one."""
+        op = tensors.operation_code(opts.reduceOp)
+        seconds, lazy = self._terms(opts)
+        by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for tensor in tensor_list:
+            buffer = tensors.for_reduction(tensor, "allreduce_coalesced", op)
+            buffers = by_type.setdefault((buffer.dtype, buffer.op), [])
+            buffers.append((buffer.pointer, buffer.numel))
+        operations = [
+            self.communicator.allreduce_many(buffers, dtype, code, seconds, lazy)
+            for (dtype, code), buffers in by_type.items()
+        ]
+        return self._work(operations, tensor_list, lazy=lazy)
+
+    def reduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
+        """Into the root's tensor."""
+        op = tensors.operation_code(opts.reduceOp)
+        buffer = tensors.for_reduction(tensors.single(tensor_list, "reduce"), "reduce", op)
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.reduce(
+            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, opts.rootRank, seconds, lazy
+        )
+        return self._work([operation], tensor_list, lazy=lazy)
+
+    def reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002  (torch's name)
+        opts: Any,
+    ) -> CollectiveWork:
+        """Our share of the sum of everybody's input."""
+        name = "reduce_scatter_tensor"
+        op = tensors.operation_code(opts.reduceOp)
+        target = tensors.for_reduction(output, name, op)
+        source = tensors.for_reduction(input, name, op)
+        self._whole_shares(name, input, output)
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.reduce_scatter(
+            source.pointer, target.pointer, target.numel, target.dtype, target.op, seconds, lazy
+        )
+        return self._work([operation], [output], keep=[input], lazy=lazy)
+
+    def reduce_scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any,
+    ) -> CollectiveWork:
+        """As `reduce_scatter_single`, with the input in pieces."""
+        output = tensors.single(outputs, "reduce_scatter")
+        tensors.same_shape(inputs[0], output, self.size(), "reduce_scatter")
+        return self.reduce_scatter_single(
+            output, tensors.flatten(inputs[0], "reduce_scatter"), opts
+        )
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> CollectiveWork:
+        """Several at once."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._join([self.reduce_scatter_single(o, i, opts) for o, i in pairs], outputs)
+
+    # Movement
+
+    def broadcast(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
+        """From the root's tensor into everybody's."""
+        buffer = tensors.for_transport(tensors.single(tensor_list, "broadcast"), "broadcast")
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.broadcast(
+            buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
+        )
+        return self._work([operation], tensor_list, lazy=lazy)
+
+    def all_gather_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002  (torch's name)
+        opts: Any,
+    ) -> CollectiveWork:
+        """Everybody's input, one behind the other."""
+        return self._all_gather(output, input, opts, [output], None)
+
+    def all_gather_single_coalesced(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> CollectiveWork:
+        """Several at once."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._join([self.all_gather_single(o, i, opts) for o, i in pairs], outputs)
+
+    def allgather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> CollectiveWork:
+        """Everybody's input, each into a tensor of its own."""
+        source = tensors.single(inputs, "all_gather")
+        tensors.same_shape(outputs[0], source, self.size(), "all_gather")
+        whole, finish = self._landing(outputs[0])
+        return self._all_gather(whole, source, opts, outputs[0], finish)
+
+    def allgather_coalesced(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> CollectiveWork:
+        """Several at once; `outputs[rank][i]` belongs to input i."""
+        columns = [[row[index] for row in outputs] for index in range(len(inputs))]
+        works = [
+            self.allgather([column], [tensor], opts)
+            for column, tensor in zip(columns, inputs, strict=True)
+        ]
+        return self._join(works, [tensor for row in outputs for tensor in row])
+
+    def gather(
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> CollectiveWork:
+        """Everybody's input into the root's tensors."""
+        source = tensors.single(inputs, "gather")
+        buffer = tensors.for_transport(source, "gather")
+        target, finish, keep, result = 0, None, [source], []
+        if opts.rootRank == self.rank():
+            result = outputs[0]
+            tensors.same_shape(result, source, self.size(), "gather")
+            whole, finish = self._landing(result)
+            target = whole.data_ptr()
+            keep.append(whole)
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.gather(
+            buffer.pointer, target, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
+        )
+        return self._work([operation], result, keep=keep, finish=finish, lazy=lazy)
+
+    def scatter(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        opts: Any,
+    ) -> CollectiveWork:
+        """Each rank's piece of the root's tensors."""
+        output = tensors.single(outputs, "scatter")
+        buffer = tensors.for_transport(output, "scatter")
+        source, keep = 0, []
+        if opts.rootRank == self.rank():
+            tensors.same_shape(inputs[0], output, self.size(), "scatter")
+            keep = [tensors.flatten(inputs[0], "scatter")]
+            source = keep[0].data_ptr()
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.scatter(
+            source, buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
+        )
+        return self._work([operation], outputs, keep=keep, lazy=lazy)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002  (torch's name)
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any,
+    ) -> CollectiveWork:
+        """Rows of the input to everybody, rows from everybody into the output."""
+        counts = [
+            self._counts(tensor, splits)
+            for tensor, splits in ((input, input_splits), (output, output_splits))
+        ]
+        return self._all_to_all(output, input, counts, opts, [output], None)
+
+    def alltoall(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: Any,
+    ) -> CollectiveWork:
+        """A tensor to everybody, a tensor from everybody."""
+        if len(inputs) != self.size() or len(outputs) != self.size():
+            raise ValueError(
+                f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs "
+                f"for {self.size()} ranks"
+            )
+        whole, finish = self._landing(outputs)
+        counts = [[tensor.numel() for tensor in side] for side in (inputs, outputs)]
+        source = tensors.flatten(inputs, "all_to_all")
+        return self._all_to_all(whole, source, counts, opts, outputs, finish)
+
+    def send(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
+        """To one rank."""
+        buffer = tensors.for_transport(tensors.single(tensor_list, "send"), "send")
+        seconds = self._timeout.total_seconds()
+        operation = self.communicator.send(
+            buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
+        )
+        return self._work([operation], tensor_list, lazy=False)
+
+    def recv(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
+        """From one rank."""
+        buffer = tensors.for_transport(tensors.single(tensor_list, "recv"), "recv")
+        seconds = self._timeout.total_seconds()
+        operation = self.communicator.recv(
+            buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
+        )
+        return self._work([operation], tensor_list, lazy=False)
+
+    def recv_anysource(self, tensor_list: list[torch.Tensor], tag: int) -> CollectiveWork:
+        """Refused: its result would depend on who is faster."""
+        raise NotImplementedError(f"recv (tag {tag}): name the source rank, hfreduce needs it")
+
+    def barrier(self, opts: Any) -> CollectiveWork:
+        """Until everybody is here."""
+        seconds, lazy = self._terms(opts)
+        return self._work([self.communicator.barrier(seconds, lazy)], [], lazy=lazy)
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """A barrier whose error names who did not come; all of ours do."""
+        seconds, _ = self._terms(opts)
+        self.communicator.barrier(seconds, True).wait()
+
+    # What they share
+
+    def _terms(self, opts: _Options) -> tuple[float, bool]:
+        """The operation's deadline in seconds, and whether the caller waits at once."""
+        timeout = opts.timeout if opts.timeout > timedelta(0) else self._timeout
+        return timeout.total_seconds(), not opts.asyncOp
+
+    def _work(
+        self,
+        operations: Sequence[_native.Work],
+        result: Sequence[torch.Tensor],
+        *,
+        lazy: bool,
+        keep: Sequence[torch.Tensor] = (),
+        finish: Callable[[], object] | None = None,
+    ) -> CollectiveWork:
+        self._started += len(operations)
+        work = CollectiveWork(operations, result, self._completer, keep=keep, finish=finish)
+        # A caller may drop the work, but not the memory that the engine still uses.
+        while self._in_flight and self._in_flight[0].is_completed():
+            self._in_flight.popleft()
+        # A lazy one has a caller who waits for it now.
+        if not lazy:
+            self._in_flight.append(work)
+        if len(self._in_flight) > IN_FLIGHT_MAX:
+            self._in_flight.popleft().wait()
+        return work
+
+    def _join(
+        self, works: Sequence[CollectiveWork], result: Sequence[torch.Tensor]
+    ) -> CollectiveWork:
+        """Several works as one."""
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        operations = [operation for work in works for operation in work.operations]
+        return CollectiveWork(operations, result, self._completer, finish=finish)
+
+    def _all_gather(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        opts: _Options,
+        result: Sequence[torch.Tensor],
+        finish: Callable[[], object] | None,
+    ) -> CollectiveWork:
+        target = tensors.for_transport(output, "all_gather")
+        buffer = tensors.for_transport(source, "all_gather")
+        self._whole_shares("all_gather", output, source)
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.allgather(
+            buffer.pointer, target.pointer, buffer.numel, buffer.dtype, seconds, lazy
+        )
+        return self._work([operation], result, keep=[output, source], finish=finish, lazy=lazy)
+
+    def _all_to_all(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        counts: Sequence[list[int]],
+        opts: _Options,
+        result: Sequence[torch.Tensor],
+        finish: Callable[[], object] | None,
+    ) -> CollectiveWork:
+        if output.dtype != source.dtype:
+            raise ValueError(f"all_to_all: input is {source.dtype}, output {output.dtype}")
+        target = tensors.for_transport(output, "all_to_all")
+        buffer = tensors.for_transport(source, "all_to_all")
+        # Types that the engine does not know travel as bytes.
+        scale = buffer.numel // max(source.numel(), 1) or target.numel // max(output.numel(), 1)
+        sent, received = ([count * max(scale, 1) for count in side] for side in counts)
+        seconds, lazy = self._terms(opts)
+        operation = self.communicator.alltoall(
+            buffer.pointer, target.pointer, sent, received, buffer.dtype, seconds, lazy
+        )
+        return self._work([operation], result, keep=[output, source], finish=finish, lazy=lazy)
+
+    def _landing(
+        self, outputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, Callable[[], object] | None]:
+        """One buffer for all outputs, and how to get from it into them (None: it is they)."""
+        sizes = [tensor.numel() for tensor in outputs]
+        if tensors.consecutive(outputs):
+            return outputs[0].as_strided((sum(sizes),), (1,)), None
+        whole = torch.empty(sum(sizes), dtype=outputs[0].dtype)
+
+        def spread() -> None:
+            with torch.no_grad():
+                for tensor, piece in zip(outputs, torch.split(whole, sizes), strict=True):
+                    tensor.copy_(piece.view(tensor.shape))
+
+        return whole, spread
+
+    def _whole_shares(self, operation: str, whole: torch.Tensor, share: torch.Tensor) -> None:
+        if whole.dtype != share.dtype or whole.numel() != share.numel() * self.size():
+            raise ValueError(
+                f"{operation}: {whole.numel()} x {whole.dtype} is not {self.size()} times "
+                f"{share.numel()} x {share.dtype}"
+            )
+
+    def _counts(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
+        rows = tensor.size(0) if tensor.dim() else tensor.numel()
+        row = tensor.numel() // rows if rows else 0
+        if not splits:
+            if rows % self.size():
+                raise ValueError(
+                    f"all_to_all_single: {rows} rows do not split evenly over {self.size()} ranks"
+                )
+            return [rows // self.size() * row] * self.size()
+        if len(splits) != self.size() or sum(splits) != rows or min(splits) < 0:
+            raise ValueError(
+                f"all_to_all_single: splits {list(splits)} do not add up to {rows} rows "
+                f"for {self.size()} ranks"
+            )
+        return [split * row for split in splits]

@@ -1,0 +1,109 @@
+"""Every environment variable that HFReduce reads, with its type, range, default and meaning.
+
+An unknown HFREDUCE_* name is most often a spelling mistake: it gets a warning with the nearest
+known name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hfreduce.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["NAMES", "Settings"]
+
+NAMES = {
+    "HFREDUCE_ADDRESS": "IP address at which other nodes reach this one (default: all of them)",
+    "HFREDUCE_CHUNK_BYTES": "bytes of one reduce chunk, 4096 to 16777216 (default: the engine's)",
+    "HFREDUCE_CONNECT_SECONDS": "how long ranks wait for each other at the start (default: 120, "
+    "or the group's timeout where that is shorter)",
+    "HFREDUCE_ISA": "scalar, avx2 or avx512: the widest instructions to use (default: the best)",
+    "HFREDUCE_KEY_FILE": "file with the key that proves who belongs to the job (default: rank 0 "
+    "makes one and hands it out through torch's store)",
+    "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
+}
+
+CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20
+KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values in force for one group."""
+
+    job: str = ""
+    topology_path: str | None = None
+    zone: str | None = None
+    address: str | None = None
+    chunk_bytes: int | None = None
+    connect_seconds: float = 120.0
+    liveness_seconds: float = 10.0
+    key_file: str | None = None
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Settings:
+        """Reads and checks `environment`; empty values count as absent."""
+        for name in environment:
+            if name.startswith("HFREDUCE_") and name not in NAMES:
+                near = difflib.get_close_matches(name, NAMES, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(NAMES)}"
+                warnings.warn(f"{name} is not a setting of HFReduce; {hint}", stacklevel=2)
+
+        def text(name: str) -> str | None:
+            return environment.get(name) or None
+
+        return cls(
+            job=environment.get("FLYER_JOB", ""),
+            topology_path=text("FLYER_TOPOLOGY"),
+            zone=text("FLYER_ZONE"),
+            address=text("HFREDUCE_ADDRESS"),
+            chunk_bytes=_chunk_bytes(text("HFREDUCE_CHUNK_BYTES")),
+            connect_seconds=_seconds(environment, "HFREDUCE_CONNECT_SECONDS", 120.0),
+            liveness_seconds=_seconds(environment, "HFREDUCE_LIVENESS_SECONDS", 10.0),
+            key_file=text("HFREDUCE_KEY_FILE"),
+        )
+
+    def key(self) -> bytes | None:
+        """The key in the key file, if one is set."""
+        if self.key_file is None:
+            return None
+        try:
+            with Path(self.key_file).open("rb") as file:
+                key = file.read(KEY_BYTES_MAX + 1).strip()
+        except OSError as error:
+            raise SettingError("HFREDUCE_KEY_FILE", self.key_file, f"a file ({error})") from error
+        if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
+            expected = f"a file of {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes, not {len(key)}"
+            raise SettingError("HFREDUCE_KEY_FILE", self.key_file, expected)
+        return key
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    value = environment.get(name)
+    if not value:
+        return default
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise SettingError(name, value, "a number of seconds above 0")
+    return seconds
+
+
+def _chunk_bytes(value: str | None) -> int | None:
+    if value is None:
+        return None
+    number = int(value) if value.isascii() and value.isdigit() else 0
+    if not CHUNK_BYTES_MIN <= number <= CHUNK_BYTES_MAX:
+        expected = f"a whole number from {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
+        raise SettingError("HFREDUCE_CHUNK_BYTES", value, expected)
+    return number

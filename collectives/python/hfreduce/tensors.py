@@ -1,0 +1,173 @@
+"""From tensors to (pointer, count, type): what the engine takes, and what is refused.
+
+A tensor that cannot be used as it is gets an error here, before anything is sent: a backend that
+guesses writes into memory that nobody meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import ReduceOp
+
+from hfreduce import _native
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "Buffer",
+    "consecutive",
+    "flatten",
+    "for_reduction",
+    "for_transport",
+    "operation_code",
+    "same_shape",
+    "single",
+]
+
+_DTYPES: dict[torch.dtype, int] = {
+    torch.float32: _native.FLOAT32,
+    torch.bfloat16: _native.BFLOAT16,
+    torch.float16: _native.FLOAT16,
+    torch.float64: _native.FLOAT64,
+    torch.int32: _native.INT32,
+    torch.int64: _native.INT64,
+    torch.uint8: _native.UINT8,
+    torch.int8: _native.INT8,
+}
+
+_COMPLEX: dict[torch.dtype, int] = {
+    torch.complex64: _native.FLOAT32,
+    torch.complex128: _native.FLOAT64,
+}
+
+_OPERATIONS: dict[ReduceOp.RedOpType, int] = {
+    ReduceOp.SUM: _native.SUM,
+    ReduceOp.AVG: _native.AVG,
+    ReduceOp.PRODUCT: _native.PRODUCT,
+    ReduceOp.MIN: _native.MIN,
+    ReduceOp.MAX: _native.MAX,
+    ReduceOp.BAND: _native.BAND,
+    ReduceOp.BOR: _native.BOR,
+    ReduceOp.BXOR: _native.BXOR,
+}
+
+# On 0 and 1 in a byte these are the same, and they keep a byte other than 0 or 1 from appearing.
+_BOOLEAN: dict[int, int] = {
+    _native.SUM: _native.MAX,
+    _native.MAX: _native.MAX,
+    _native.BOR: _native.MAX,
+    _native.PRODUCT: _native.MIN,
+    _native.MIN: _native.MIN,
+    _native.BAND: _native.MIN,
+    _native.BXOR: _native.BXOR,
+}
+
+_BITWISE = frozenset({_native.BAND, _native.BOR, _native.BXOR})
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory as the engine sees it."""
+
+    pointer: int
+    numel: int
+    dtype: int
+    op: int = _native.SUM
+
+
+def operation_code(op: ReduceOp) -> int:
+    """The engine's number of a reduction."""
+    code = _OPERATIONS.get(op.op)
+    if code is None:
+        raise ValueError(
+            f"hfreduce has no {op.op}: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR"
+        )
+    return code
+
+
+def for_reduction(tensor: torch.Tensor, operation: str, op: int) -> Buffer:
+    """The tensor's memory for an operation that computes with it."""
+    _check(tensor, operation)
+    pointer, numel, dtype = tensor.data_ptr(), tensor.numel(), tensor.dtype
+    code = _DTYPES.get(dtype)
+    if code is not None:
+        if op in _BITWISE and dtype.is_floating_point:
+            raise TypeError(f"{operation}: bitwise operations need an integer type, not {dtype}")
+        if op == _native.AVG and not dtype.is_floating_point:
+            raise TypeError(f"{operation}: AVG needs a floating-point type, not {dtype}")
+        return Buffer(pointer, numel, code, op)
+    if dtype is torch.bool and op in _BOOLEAN:
+        return Buffer(pointer, numel, _native.UINT8, _BOOLEAN[op])
+    if dtype in _COMPLEX and op in (_native.SUM, _native.AVG):
+        return Buffer(pointer, 2 * numel, _COMPLEX[dtype], op)
+    known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+    raise TypeError(f"{operation}: cannot reduce {dtype} with this operation; known are {known}")
+
+
+def for_transport(tensor: torch.Tensor, operation: str) -> Buffer:
+    """The tensor's memory for an operation that only moves it: any type will do."""
+    _check(tensor, operation)
+    code = _DTYPES.get(tensor.dtype)
+    if code is None:
+        return Buffer(tensor.data_ptr(), tensor.nbytes, _native.UINT8)
+    return Buffer(tensor.data_ptr(), tensor.numel(), code)
+
+
+def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+    """The one tensor of a list; torch's interface has lists for a use long gone."""
+    if len(tensors) != 1:
+        raise ValueError(f"{operation}: takes one tensor a rank, not {len(tensors)}")
+    return tensors[0]
+
+
+def same_shape(
+    tensors: Sequence[torch.Tensor], like: torch.Tensor, count: int, operation: str
+) -> None:
+    """Checks that there are `count` tensors of the size and type of `like`."""
+    if len(tensors) != count:
+        raise ValueError(f"{operation}: {len(tensors)} tensors for {count} ranks")
+    for index, tensor in enumerate(tensors):
+        if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
+            raise ValueError(
+                f"{operation}: tensor {index} has {tensor.numel()} x {tensor.dtype}, expected "
+                f"{like.numel()} x {like.dtype}: all must be of one size and type"
+            )
+
+
+def consecutive(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if the tensors lie one behind the other in memory, as views of one buffer do."""
+    place = tensors[0].data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != place or not tensor.is_contiguous():
+            return False
+        place += tensor.nbytes
+    # One allocation: neighbours by chance may be unmapped one by one.
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+
+
+def flatten(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+    """The tensors in one buffer: as they lie if they do so already, otherwise a copy."""
+    for tensor in tensors:
+        _check(tensor, operation, strided=True)
+    if consecutive(tensors):
+        return tensors[0].detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _check(tensor: torch.Tensor, operation: str, *, strided: bool = False) -> None:
+    what = f"{operation}: tensor of shape {tuple(tensor.shape)}, {tensor.dtype}"
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{what} is on {tensor.device}: hfreduce takes CPU tensors, call .cpu()")
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"{what} is {tensor.layout}: hfreduce takes dense tensors, call .to_dense()"
+        )
+    if not strided and not tensor.is_contiguous():
+        raise ValueError(
+            f"{what} is not contiguous (strides {tuple(tensor.stride())}): reduce "
+            "tensor.contiguous() and copy the result back"
+        )

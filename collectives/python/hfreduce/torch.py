@@ -1,0 +1,71 @@
+"""The backend `hfreduce` of torch.distributed.
+
+torch ≥ 2.15 finds it by its entry point::
+
+    torch.distributed.init_process_group("hfreduce")
+
+It is a `Backend`, not a whole `ProcessGroup`: torch's hooks, flight recorder and debug wrapper go
+on working. Operations run in program order; every rank must call the same ones in the same order,
+and a rank that does not is named in the error on every rank. `plan` and `stats` tell what the group
+does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hfreduce import _native, bootstrap
+from hfreduce.backend import NAME, OPEN, HFReduceBackend
+from hfreduce.settings import Settings
+
+__all__ = ["NAME", "HFReduceBackend", "communicator", "plan", "register", "stats"]
+
+
+def register() -> None:
+    """Tells torch about the backend; called by torch when a script names it."""
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    atexit.register(_close_all)
+
+
+def communicator(group: dist.ProcessGroup | None = None) -> _native.Communicator:
+    """The engine under a group (default: the world)."""
+    process_group = group if group is not None else dist.group.WORLD
+    backend = None
+    if process_group is not None:
+        backend = process_group._get_backend(torch.device("cpu"))
+    if not isinstance(backend, HFReduceBackend):
+        raise TypeError(f"the group's backend is {backend!r}, not {NAME}")
+    return backend.communicator
+
+
+def plan(group: dist.ProcessGroup | None = None) -> dict[str, object]:
+    """The group's trees: nodes, parents, and how often each tree crosses zones."""
+    return communicator(group).plan()
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, int | float | str]:
+    """What the group has moved so far, on this rank."""
+    return communicator(group).stats()
+
+
+def _create(options: Any, backend_options: object) -> HFReduceBackend:
+    if backend_options is not None:
+        raise TypeError(f"hfreduce takes no pg_options, got {type(backend_options).__name__}")
+    settings = Settings.read(os.environ)
+    # torch gives no list for the default group, and ranks of the job for every other one.
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    world = dist.get_world_size() if dist.is_initialized() else options.group_size
+    membership = bootstrap.Membership(options.group_rank, ranks, world)
+    limit = min(options.timeout.total_seconds(), settings.connect_seconds)
+    connected = bootstrap.connect(options.store, membership, settings, limit)
+    return HFReduceBackend(connected, options.timeout)
+
+
+def _close_all() -> None:
+    for backend in list(OPEN):
+        backend.shutdown()

@@ -1,0 +1,141 @@
+"""Operations under way, as torch wants to see them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import Work
+from torch.futures import Future
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from hfreduce import _native
+
+__all__ = ["CollectiveWork", "Completer"]
+
+NO_TIMEOUT = timedelta(0)
+"""What torch passes when the caller gave no timeout: the operation's own deadline holds."""
+
+
+class CollectiveWork(Work):
+    """One or several operations of the engine that torch sees as one.
+
+    Holds the tensors until the engine is done with their memory.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[_native.Work],
+        result: Sequence[torch.Tensor],
+        completer: Completer,
+        *,
+        keep: Sequence[torch.Tensor] = (),
+        finish: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__()
+        self.operations = tuple(operations)
+        self._result = list(result)
+        self._keep = keep
+        self._completer = completer
+        self._finish = finish
+        self._lock = threading.RLock()
+        self._future: Future[Any] | None = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Returns True when done; raises `hfreduce.CollectiveError` when failed."""
+        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        for operation in self.operations:
+            operation.wait(seconds)
+        # Under the lock: a second waiter must not return before the results are in place.
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+        return True
+
+    def is_completed(self) -> bool:
+        """True once finished, in success or failure."""
+        return all(operation.done() for operation in self.operations)
+
+    def is_success(self) -> bool:
+        """True once finished in success."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Why it failed, or None."""
+        errors = (operation.error() for operation in self.operations)
+        return next((error for error in errors if error is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """As `wait`: there is no stream to order anything after."""
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        """A future that a thread of ours completes; DDP's reducer waits for it without Python.
+
+        An error must reach waiters in C++ too, and `Future.set_exception` reaches Python waiters
+        alone (C++ would see a success and train on unreduced gradients). What a callback raises
+        reaches both, therefore the future handed out is a callback's.
+        """
+        with self._lock:
+            if self._future is None:
+                started: Future[Any] = Future()
+                self._future = started.then(self._settle)
+                self._completer.complete(started)
+            return self._future
+
+    def _settle(self, _started: Future[Any]) -> list[torch.Tensor]:
+        self.wait()
+        return self._result
+
+
+class Completer:
+    """A thread that waits for operations in the order in which they were started.
+
+    It runs only once somebody asks for a future. The queue is bounded by the group's limit of
+    operations under way.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def complete(self, started: Future[Any]) -> None:
+        """Completes `started`; its callback waits for the operation, on our thread."""
+        with self._lock:
+            if not self._stopped:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
+                self._queue.put(started)
+                return
+        # The group is closed: whatever is asked now has ended already, or fails at once.
+        started.set_result(None)
+
+    def stop(self) -> None:
+        """Ends the thread after what is queued."""
+        with self._lock:
+            self._stopped = True
+            self._queue.put(None)
+
+    def _run(self) -> None:
+        while (started := self._queue.get()) is not None:
+            try:
+                started.set_result(None)
+            except Exception:  # noqa: BLE001  (a user's callback must not end everybody's waits)
+                traceback.print_exc()
+            del started

@@ -1,0 +1,264 @@
+"""Every collective of torch, over shared memory and over TCP, against plain arithmetic."""
+
+import warnings
+from datetime import timedelta
+
+import hfreduce.torch
+import pytest
+import torch
+import torch.distributed as dist
+from hfreduce.testing import Layout, run
+
+pytestmark = pytest.mark.torch
+
+LAYOUTS = {
+    "one-node": Layout.one_node(4),
+    "two-zones": Layout.two_zones(1, 2),
+    "uneven-zones": Layout((("a0", "A"), ("a1", "A"), ("b0", "B")), 1),
+    "three-zones": Layout((("a0", "A"), ("b0", "B"), ("c0", "C")), 1),
+    "mixed-order": Layout((("a0", "A"), ("b0", "B"), ("a1", "A"), ("b1", "B")), 1),
+    "alone": Layout.one_node(1),
+}
+
+
+def values(outcomes):
+    for outcome in outcomes:
+        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
+        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
+    return [outcome.value for outcome in outcomes]
+
+
+def content(rank, numel, dtype=torch.float32):
+    """Small whole numbers: sums are exact in every type, whatever the order."""
+    return ((torch.arange(numel) * 7 + rank * 3) % 5).to(dtype)
+
+
+def reductions(rank, size):
+    """All types, operations and lengths, empty and odd ones too."""
+    everybody = range(size)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32,
+                  torch.int64, torch.uint8, torch.int8):  # fmt: skip
+        for numel in (0, 3, 1000, 70_001):
+            stack = torch.stack([content(r, numel, dtype) for r in everybody])
+            expected = {
+                dist.ReduceOp.SUM: stack.sum(0, dtype=dtype),
+                dist.ReduceOp.MIN: stack.amin(0),
+                dist.ReduceOp.MAX: stack.amax(0),
+            }
+            for op, result in expected.items():
+                tensor = content(rank, numel, dtype)
+                dist.all_reduce(tensor, op)
+                assert torch.equal(tensor, result), (dtype, numel, op)
+    bits = content(rank, 100, torch.int64)
+    dist.all_reduce(bits, dist.ReduceOp.BXOR)
+    expected_bits = content(0, 100, torch.int64)
+    for other in range(1, size):
+        expected_bits ^= content(other, 100, torch.int64)
+    assert torch.equal(bits, expected_bits)
+    product = torch.full((9,), 2.0)
+    dist.all_reduce(product, dist.ReduceOp.PRODUCT)
+    assert product.eq(2.0**size).all()
+    average = torch.full((9,), float(rank))
+    dist.all_reduce(average, dist.ReduceOp.AVG)
+    assert average.eq((size - 1) / 2).all()
+    truth = torch.tensor([rank == 0, False, True])
+    dist.all_reduce(truth)
+    assert truth.tolist() == [True, False, True]
+    complex_sum = torch.full((3,), complex(rank, 1))
+    dist.all_reduce(complex_sum)
+    assert complex_sum.eq(complex(sum(everybody), size)).all()
+    root = size - 1
+    tensor = content(rank, 1000)
+    dist.reduce(tensor, root)
+    total = sum(content(r, 1000) for r in everybody)
+    assert torch.equal(tensor, total if rank == root else content(rank, 1000))
+    scattered = torch.empty(11)
+    dist.reduce_scatter_tensor(scattered, content(rank, 11 * size))
+    whole = sum(content(r, 11 * size) for r in everybody)
+    assert torch.equal(scattered, whole[rank * 11 : rank * 11 + 11])
+    pieces = [content(rank + piece, 6) for piece in everybody]
+    output = torch.empty(6)
+    dist.reduce_scatter(output, pieces)
+    assert torch.equal(output, sum(content(r + rank, 6) for r in everybody))
+    return True
+
+
+def movements(rank, size):
+    """Everything that only moves data, types that cannot be summed too."""
+    for dtype in (torch.float32, torch.int16, torch.bool, torch.complex64, torch.float8_e5m2):
+        for numel in (0, 5, 70_001):
+            own = content(rank, numel, dtype)
+            for root in {0, size - 1}:
+                tensor = own.clone()
+                dist.broadcast(tensor, root)
+                same(tensor, content(root, numel, dtype))
+            gathered = torch.empty(size * numel, dtype=dtype)
+            dist.all_gather_into_tensor(gathered, own)
+            for other in range(size):
+                same(gathered[other * numel : (other + 1) * numel], content(other, numel, dtype))
+            parts = [torch.empty(numel, dtype=dtype) for _ in range(size)]
+            dist.all_gather(parts, own)
+            for other in range(size):
+                same(parts[other], content(other, numel, dtype))
+    parts = [torch.empty(7) for _ in range(size)] if rank == 0 else None
+    dist.gather(content(rank, 7), parts, dst=0)
+    assert parts is None or all(torch.equal(p, content(r, 7)) for r, p in enumerate(parts))
+    output = torch.empty(7)
+    dist.scatter(output, [content(r, 7) for r in range(size)] if rank == 0 else None, src=0)
+    assert torch.equal(output, content(rank, 7))
+    output = torch.empty(2 * size, 3)
+    dist.all_to_all_single(output, content(rank, 6 * size).view(2 * size, 3))
+    for other in range(size):
+        expected = content(other, 6 * size).view(2 * size, 3)[2 * rank : 2 * rank + 2]
+        assert torch.equal(output[2 * other : 2 * other + 2], expected)
+    # Uneven: rank r sends i + 1 elements to rank i.
+    sent = [torch.full((i + 1,), float(rank * 10 + i)) for i in range(size)]
+    received = [torch.empty(rank + 1) for _ in range(size)]
+    dist.all_to_all(received, sent)
+    assert all(part.eq(other * 10 + rank).all() for other, part in enumerate(received))
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(size)]
+    dist.barrier()
+    dist.monitored_barrier(timeout=timedelta(seconds=10))
+    return True
+
+
+def same(tensor, expected):
+    """Equality that also works for types without it."""
+    assert tensor.dtype == expected.dtype
+    assert torch.equal(tensor.view(torch.uint8), expected.view(torch.uint8))
+
+
+def messages(rank, size):
+    """Around the ring, with tags out of order, and both ways at once."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    outgoing = [content(rank * 2 + tag, 1000) for tag in range(2)]
+    incoming = [torch.empty(1000) for _ in range(2)]
+    works = [dist.isend(outgoing[tag], after, tag=tag) for tag in (1, 0)]
+    works += [dist.irecv(incoming[tag], before, tag=tag) for tag in (0, 1)]
+    for work in works:
+        work.wait()
+    assert all(torch.equal(incoming[tag], content(before * 2 + tag, 1000)) for tag in range(2))
+    landing = torch.empty(10)
+    pair = [
+        dist.P2POp(dist.isend, content(rank, 10), after),
+        dist.P2POp(dist.irecv, landing, before),
+    ]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    assert torch.equal(landing, content(before, 10))
+    return True
+
+
+def overlapping(rank, size):
+    """Many at once, waited for in another order, by future too, and dropped without a wait."""
+    tensors = [content(rank + i, 500 + i) for i in range(40)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works[::2]):
+        work.wait()
+    for work in works[1::2]:
+        work.get_future().wait()
+    for i, tensor in enumerate(tensors):
+        assert torch.equal(tensor, sum(content(r + i, 500 + i) for r in range(size)))
+    for _ in range(50):
+        dist.all_reduce(torch.ones(1000), async_op=True)
+    tensors = [content(rank, 10), content(rank, 3, torch.int64), content(rank, 0)]
+    warnings.simplefilter("ignore", FutureWarning)
+    dist.all_reduce_coalesced(tensors[:1] + tensors[2:])
+    assert torch.equal(tensors[0], sum(content(r, 10) for r in range(size)))
+    return True
+
+
+def groups(rank, size):
+    """Sub-groups, also with ranks in another order than the world's."""
+    evens = dist.new_group(list(range(0, size, 2)))
+    odds = dist.new_group(list(range(1, size, 2)))
+    own = odds if rank % 2 else evens
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=own)
+    assert tensor.item() == sum(range(rank % 2, size, 2))
+    dist.destroy_process_group(own)
+    return hfreduce.torch.plan()["crossings"], sorted(hfreduce.torch.stats())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("function", [reductions, movements, messages, overlapping])
+def test_all_of_it(function, layout):
+    if function is messages and layout.world_size == 1:
+        pytest.skip("nobody to send to")
+    assert values(run(function, layout)) == [True] * layout.world_size
+
+
+def test_sub_groups_and_the_plan():
+    results = values(run(groups, LAYOUTS["two-zones"]))
+    assert {tuple(crossings) for crossings, _ in results} == {(1, 1)}
+
+
+def special(rank, size):
+    """Rank 1 has the odd values."""
+    ones = [1.0, 1.0, 1.0, 1.0, 1.0]
+    odd = [float("nan"), float("inf"), float("-inf"), 1e-42, -0.0]
+    results = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.tensor(odd if rank == 1 else ones, dtype=dtype)
+        dist.all_reduce(tensor)
+        results[str(dtype)] = tensor.tolist()
+        tensor = torch.tensor([float("nan") if rank == 1 else 1.0], dtype=dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        results[f"{dtype} max"] = tensor.tolist()
+        tensor = torch.tensor([float("inf") if rank % 2 else float("-inf")], dtype=dtype)
+        dist.all_reduce(tensor)
+        results[f"{dtype} inf - inf"] = tensor.tolist()
+    return repr(results), size
+
+
+def test_nan_and_infinity_arrive_on_every_rank():
+    results = values(run(special, Layout.two_zones(1, 2)))
+    assert len(set(results)) == 1
+    text = results[0][0]
+    assert "'torch.float32': [nan, inf, -inf, 3.0, 3.0]" in text
+    assert text.count("max': [nan]") == 2
+    assert text.count("inf - inf': [nan]") == 2
+
+
+def refusals(rank, size):
+    """What is refused before anything is sent, with what it was."""
+    base = torch.zeros(4, 4)
+    attempts = {
+        "transposed": lambda: dist.all_reduce(base.t()),
+        "strided": lambda: dist.all_reduce(torch.zeros(10)[::2]),
+        "expanded": lambda: dist.all_reduce(torch.zeros(1).expand(8)),
+        "sparse": lambda: dist.all_reduce(base.to_sparse()),
+        "int16": lambda: dist.all_reduce(torch.zeros(3, dtype=torch.int16)),
+        "bits of floats": lambda: dist.all_reduce(base, dist.ReduceOp.BXOR),
+        "average of ints": lambda: dist.all_reduce(
+            torch.zeros(3, dtype=torch.int64), dist.ReduceOp.AVG
+        ),
+        "premul": lambda: dist.all_reduce(base, dist._make_nccl_premul_sum(2.0)),
+        "gather sizes": lambda: dist.all_gather([torch.zeros(i + 1) for i in range(size)], base),
+        "output size": lambda: dist.all_gather_into_tensor(torch.zeros(3), torch.zeros(3)),
+        "any source": lambda: dist.recv(base),
+        "splits": lambda: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [1, 1], [1, 1]),
+    }
+    texts = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+            texts[name] = f"{type(error).__name__}: {error}"
+        else:
+            texts[name] = "accepted"
+    # The group is whole after all of that.
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.eq(size).all()
+    return texts
+
+
+def test_what_cannot_be_done_right_is_refused_and_the_group_goes_on():
+    texts = values(run(refusals, Layout.two_zones(1, 2)))[0]
+    assert not [name for name, text in texts.items() if text == "accepted"]
+    assert "is not contiguous (strides (1, 4))" in texts["transposed"]
+    assert "cannot reduce torch.int16" in texts["int16"]
+    assert "PREMUL_SUM" in texts["premul"]

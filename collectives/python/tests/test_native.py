@@ -1,0 +1,128 @@
+"""The engine without torch: two endpoints in one process, and strangers at their ports."""
+
+import contextlib
+import re
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from hfreduce import CollectiveError, _native  # noqa: E402
+
+PLACEMENT = [("a", "A"), ("b", "B")]
+KEY = b"k" * 32
+
+
+def listening_ports() -> set[int]:
+    """TCP ports that this process listens on."""
+    inodes = set()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+        except FileNotFoundError:
+            continue
+        if found:
+            inodes.add(found[1])
+    ports = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
+    return ports
+
+
+def endpoints(keys=(KEY, KEY)):
+    return [
+        _native.Endpoint(rank, 2, PLACEMENT, keys[rank], liveness_timeout_seconds=2.0)
+        for rank in range(2)
+    ]
+
+
+def connect(ends, timeout_seconds=5.0):
+    """Connects both at once; a list of communicators or errors."""
+    infos = [end.info() for end in ends]
+    results = [None, None]
+
+    def one(rank):
+        try:
+            results[rank] = ends[rank].connect(infos, timeout_seconds)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_seconds + 10)
+        assert not thread.is_alive(), "connect outlived its deadline"
+    return results
+
+
+def allreduce(communicators, numel=1000):
+    arrays = [np.full(numel, rank + 1, np.float32) for rank in range(2)]
+    works = [
+        communicator.allreduce(array.ctypes.data, numel, _native.FLOAT32, _native.SUM, 5.0)
+        for communicator, array in zip(communicators, arrays, strict=True)
+    ]
+    for work in works:
+        work.wait(10.0)
+    assert all((array == 3).all() for array in arrays)
+
+
+def test_two_endpoints_reduce():
+    communicators = connect(endpoints())
+    allreduce(communicators)
+    assert communicators[0].plan()["crossings"] == [1, 1]
+    for communicator in communicators:
+        communicator.close(1.0)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100_000, b"\x00", b""],
+    ids=["http", "oversized", "zero", "nothing"],
+)
+def test_strangers_at_the_port_disturb_nobody(garbage):
+    before = listening_ports()
+    ends = endpoints()
+    ports = listening_ports() - before
+    assert ports
+    strangers = []
+    for port in ports:
+        stranger = socket.create_connection(("127.0.0.1", port), timeout=2)
+        strangers.append(stranger)
+        with contextlib.suppress(OSError):  # it may hang up on us
+            stranger.sendall(garbage)
+    communicators = connect(ends)
+    assert not [each for each in communicators if isinstance(each, Exception)], communicators
+    allreduce(communicators)
+    for each in (*strangers, *communicators):
+        each.close()
+
+
+def test_another_key_is_refused_by_both_in_time():
+    results = connect(endpoints((KEY, b"x" * 32)), timeout_seconds=2.0)
+    assert all(isinstance(result, CollectiveError | TimeoutError | OSError) for result in results)
+
+
+@pytest.mark.parametrize("info", [b"", b"\x00" * 64, b"{}"])
+def test_a_garbled_info_is_refused(info):
+    end = endpoints()[0]
+    with pytest.raises((CollectiveError, ValueError)):
+        end.connect([end.info(), info], 1.0)
+
+
+def test_bad_arguments_are_refused():
+    for arguments in (
+        (2, 2, PLACEMENT, KEY),
+        (0, 0, [], KEY),
+        (0, 2, PLACEMENT[:1], KEY),
+        (0, 2, [("", "A"), ("b", "B")], KEY),
+        (0, 2, PLACEMENT, b""),
+    ):
+        with pytest.raises((ValueError, CollectiveError)):
+            _native.Endpoint(*arguments)
