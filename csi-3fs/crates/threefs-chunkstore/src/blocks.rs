@@ -1,0 +1,218 @@
+//! Which blocks of the data file hold what, and which are free.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// A run of blocks of the data file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Extent {
+    pub(crate) start: u64,
+    pub(crate) blocks: u32,
+}
+
+impl Extent {
+    pub(crate) fn end(self) -> u64 {
+        self.start + u64::from(self.blocks)
+    }
+}
+
+/// Joins runs that follow each other on disk.
+pub(crate) fn push_extent(extents: &mut Vec<Extent>, next: Extent) {
+    if next.blocks == 0 {
+        return;
+    }
+    if let Some(last) = extents.last_mut()
+        && last.end() == next.start
+        && let Some(blocks) = last.blocks.checked_add(next.blocks)
+    {
+        last.blocks = blocks;
+        return;
+    }
+    extents.push(next);
+}
+
+/// Blocks `from .. to` of the content that `extents` hold, in order.
+pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
+    let mut part = Vec::new();
+    let mut at = 0_usize;
+    for extent in extents {
+        let blocks = extent.blocks as usize;
+        let (low, high) = (from.max(at), to.min(at + blocks));
+        if low < high {
+            let start = extent.start + (low - at) as u64;
+            push_extent(&mut part, Extent { start, blocks: (high - low) as u32 });
+        }
+        at += blocks;
+    }
+    part
+}
+
+/// The blocks of `held` that are not in `kept`.
+pub(crate) fn difference(held: &[Extent], kept: &[Extent]) -> Vec<Extent> {
+    let mut kept: Vec<Extent> = kept.to_vec();
+    kept.sort();
+    let mut left = Vec::new();
+    for extent in held {
+        let mut at = extent.start;
+        for keep in kept.iter().filter(|keep| keep.end() > extent.start) {
+            if keep.start >= extent.end() {
+                break;
+            }
+            if keep.start > at {
+                push_extent(&mut left, Extent { start: at, blocks: (keep.start - at) as u32 });
+            }
+            at = at.max(keep.end());
+        }
+        if at < extent.end() {
+            push_extent(&mut left, Extent { start: at, blocks: (extent.end() - at) as u32 });
+        }
+    }
+    left
+}
+
+/// Free runs of the data file: by place, to join neighbours, and by size, to fit best.
+#[derive(Debug, Default)]
+pub(crate) struct FreeBlocks {
+    by_start: BTreeMap<u64, u64>,
+    by_size: BTreeSet<(u64, u64)>,
+    free: u64,
+}
+
+impl FreeBlocks {
+    pub(crate) fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Gives blocks back.
+    pub(crate) fn release(&mut self, start: u64, blocks: u64) {
+        if blocks == 0 {
+            return;
+        }
+        self.free += blocks;
+        let (mut start, mut blocks) = (start, blocks);
+        if let Some((&before, &size)) = self.by_start.range(..start).next_back()
+            && before + size == start
+        {
+            self.remove(before, size);
+            (start, blocks) = (before, size + blocks);
+        }
+        if let Some(&size) = self.by_start.get(&(start + blocks)) {
+            self.remove(start + blocks, size);
+            blocks += size;
+        }
+        self.insert(start, blocks);
+    }
+
+    /// Takes `blocks` in one run, or in at most `runs_max` runs, largest first.
+    pub(crate) fn take(&mut self, blocks: u32, runs_max: usize) -> Option<Vec<Extent>> {
+        let wanted = u64::from(blocks);
+        if wanted > self.free {
+            return None;
+        }
+        if let Some(&(size, start)) = self.by_size.range((wanted, 0)..).next() {
+            self.cut(start, size, wanted);
+            return Some(vec![Extent { start, blocks }]);
+        }
+        let enough: Vec<(u64, u64)> = self.by_size.iter().rev().take(runs_max).copied().collect();
+        if enough.iter().map(|(size, _)| size).sum::<u64>() < wanted {
+            return None;
+        }
+        let mut taken = Vec::new();
+        let mut missing = wanted;
+        for (size, start) in enough {
+            let part = size.min(missing);
+            self.cut(start, size, part);
+            // Below `blocks`, a u32.
+            push_extent(&mut taken, Extent { start, blocks: part as u32 });
+            missing -= part;
+            if missing == 0 {
+                break;
+            }
+        }
+        Some(taken)
+    }
+
+    /// Marks a run as used that the log says is used; false if it is not all free.
+    pub(crate) fn claim(&mut self, extent: Extent) -> bool {
+        let Some((&start, &size)) = self.by_start.range(..=extent.start).next_back() else {
+            return false;
+        };
+        if start + size < extent.end() {
+            return false;
+        }
+        self.remove(start, size);
+        self.insert(start, extent.start - start);
+        self.insert(extent.end(), start + size - extent.end());
+        self.free -= u64::from(extent.blocks);
+        true
+    }
+
+    fn cut(&mut self, start: u64, size: u64, taken: u64) {
+        self.remove(start, size);
+        self.insert(start + taken, size - taken);
+        self.free -= taken;
+    }
+
+    fn insert(&mut self, start: u64, size: u64) {
+        if size > 0 {
+            self.by_start.insert(start, size);
+            self.by_size.insert((size, start));
+        }
+    }
+
+    fn remove(&mut self, start: u64, size: u64) {
+        self.by_start.remove(&start);
+        self.by_size.remove(&(size, start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(start: u64, blocks: u32) -> Extent {
+        Extent { start, blocks }
+    }
+
+    #[test]
+    fn neighbours_join_and_the_best_fit_is_taken() {
+        let mut free = FreeBlocks::default();
+        free.release(0, 10);
+        free.release(20, 4);
+        free.release(10, 5);
+        assert_eq!(free.take(4, 8), Some(vec![run(20, 4)]));
+        assert_eq!(free.take(15, 8), Some(vec![run(0, 15)]));
+        assert_eq!(free.take(1, 8), None);
+    }
+
+    #[test]
+    fn fragments_are_put_together_up_to_the_bound() {
+        let mut free = FreeBlocks::default();
+        for start in [0, 10, 20] {
+            free.release(start, 4);
+        }
+        assert_eq!(free.take(12, 2), None);
+        assert_eq!(free.take(10, 3).map(|runs| runs.len()), Some(3));
+        assert_eq!(free.free(), 2);
+    }
+
+    #[test]
+    fn a_claim_must_be_free() {
+        let mut free = FreeBlocks::default();
+        free.release(0, 10);
+        assert!(free.claim(run(3, 4)));
+        assert!(!free.claim(run(6, 2)));
+        assert_eq!(free.free(), 6);
+    }
+
+    #[test]
+    fn slices_and_differences() {
+        let held = [run(100, 4), run(50, 4)];
+        assert_eq!(slice(&held, 2, 6), [run(102, 2), run(50, 2)]);
+        assert_eq!(slice(&held, 0, 8), held);
+        assert_eq!(difference(&held, &[run(102, 1), run(50, 4)]), [run(100, 2), run(103, 1)]);
+        assert_eq!(difference(&held, &held), []);
+        assert_eq!(difference(&held, &[]), held);
+    }
+}

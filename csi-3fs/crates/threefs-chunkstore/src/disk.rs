@@ -1,0 +1,195 @@
+//! The little of a file system that the store needs, as a seam: the real one here, one that
+//! records and forgets (what a loss of power does) in the tests.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+
+/// One open file. Reads and writes name their position; many threads may use it at once.
+pub trait DiskFile: Send + Sync + 'static {
+    /// Fills `buffer` from `offset`; what lies beyond the end reads as zeros.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Writes all of `bytes` at `offset`.
+    ///
+    /// # Errors
+    /// As the system says; `StorageFull` for a full disk.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// All writes that have returned are durable when this returns.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn sync_data(&self) -> io::Result<()>;
+
+    /// Takes room up to `length` bytes from the file system, so that writes below it do not run
+    /// out of space. The length of the file becomes `length` if it was shorter.
+    ///
+    /// # Errors
+    /// `StorageFull`, or as the system says.
+    fn allocate(&self, length: u64) -> io::Result<()>;
+
+    /// Length of the file.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn length(&self) -> io::Result<u64>;
+}
+
+/// One folder with the files of one store.
+pub trait Disk: Send + Sync + 'static {
+    /// The open file.
+    type File: DiskFile;
+
+    /// Opens `name` for reading and writing, creating it if need be.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn open(&self, name: &str) -> io::Result<Self::File>;
+
+    /// Names of all files.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn list(&self) -> io::Result<Vec<String>>;
+
+    /// Gives a file another name, atomically.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Names (created, renamed, removed) are durable when this returns.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn sync_names(&self) -> io::Result<()>;
+
+    /// Bytes that the file system still has for this user.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn free_bytes(&self) -> io::Result<u64>;
+}
+
+/// A folder of the real file system, locked against a second process.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    folder: File,
+    // Held for its lock only.
+    _lock: File,
+}
+
+impl Folder {
+    /// Opens `path`, creating it if need be.
+    ///
+    /// # Errors
+    /// As the system says; `WouldBlock` if another process has it open.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(path)?;
+        let lock =
+            OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"))?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self { path: path.to_owned(), folder: File::open(path)?, _lock: lock })
+    }
+}
+
+impl Disk for Folder {
+    type File = File;
+
+    fn open(&self, name: &str) -> io::Result<File> {
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(self.path.join(name))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.path.join(name))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.folder.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let stat = rustix::fs::fstatvfs(&self.folder)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+impl DiskFile for File {
+    fn read_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !buffer.is_empty() {
+            match FileExt::read_at(self, buffer, offset) {
+                Ok(0) => {
+                    buffer.fill(0);
+                    return Ok(());
+                }
+                Ok(count) => {
+                    buffer = &mut buffer[count..];
+                    offset += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_all_at(bytes, offset)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        File::sync_data(self)
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        let now = self.metadata()?.len();
+        if now >= length {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(self.as_fd(), FallocateFlags::empty(), now, length - now) {
+            Ok(()) => Ok(()),
+            // Without support the file is at least as long; a full disk shows at the write.
+            Err(rustix::io::Errno::OPNOTSUPP) => self.set_len(length),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+}

@@ -1,0 +1,143 @@
+//! What the log's records add up to: which blocks hold which state of which chunk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use threefs_core::chunk::ChunkState;
+use threefs_core::error::StoreError;
+use threefs_core::ids::ChunkId;
+
+use crate::blocks::{Extent, FreeBlocks, difference};
+use crate::log::{Content, Record};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Version {
+    pub(crate) state: ChunkState,
+    pub(crate) content: Arc<Content>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) committed: Version,
+    pub(crate) pending: Option<Version>,
+}
+
+/// Everything behind the one lock; nothing slow happens while it is held, but compaction.
+pub(crate) struct Inner<F> {
+    pub(crate) index: BTreeMap<ChunkId, Entry>,
+    pub(crate) with_pending: BTreeSet<ChunkId>,
+    pub(crate) free: FreeBlocks,
+    pub(crate) data_blocks: u64,
+    // Runs that become free when the record with this number is durable.
+    pub(crate) leaving: Vec<(u64, Vec<Extent>)>,
+    pub(crate) log: Arc<F>,
+    pub(crate) log_name: u64,
+    pub(crate) log_end: u64,
+    pub(crate) log_room: u64,
+    pub(crate) compact_at: u64,
+    pub(crate) next_frame: u64,
+    pub(crate) body: Vec<u8>,
+    pub(crate) appended: u64,
+    pub(crate) durable: u64,
+    pub(crate) flushing: bool,
+    pub(crate) failed: Option<String>,
+}
+
+impl<F> Inner<F> {
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        match &self.failed {
+            Some(reason) => Err(StoreError::Io {
+                operation: "store is closed after a failed flush".to_owned(),
+                reason: reason.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn became_durable(&mut self, upto: u64) {
+        self.durable = upto;
+        let (free, left): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.leaving).into_iter().partition(|(number, _)| *number <= upto);
+        self.leaving = left;
+        for run in free.iter().flat_map(|(_, runs)| runs) {
+            self.free.release(run.start, u64::from(run.blocks));
+        }
+    }
+
+    /// Brings the index up to a record that was just appended, or replayed.
+    pub(crate) fn install(&mut self, record: Record) {
+        let number = self.appended;
+        let mut left = Vec::new();
+        match record {
+            Record::Pending { chunk, state, content } => {
+                let entry = self.index.entry(chunk).or_default();
+                let content = Arc::new(content);
+                if let Some(dropped) = entry.pending.replace(Version { state, content }) {
+                    left = difference(&dropped.content.extents, &entry.committed.content.extents);
+                    // A repeated partial update may have been built on the dropped one's blocks.
+                    if let Some(pending) = &entry.pending {
+                        left = difference(&left, &pending.content.extents);
+                    }
+                }
+                self.with_pending.insert(chunk);
+            }
+            Record::Commit { chunk, version, chain_version } => {
+                if let Some(entry) = self.index.get_mut(&chunk)
+                    && entry.pending.as_ref().is_some_and(|p| p.state.version == version)
+                    && let Some(mut pending) = entry.pending.take()
+                {
+                    pending.state.chain_version = chain_version;
+                    let before = std::mem::replace(&mut entry.committed, pending);
+                    left = difference(&before.content.extents, &entry.committed.content.extents);
+                    self.with_pending.remove(&chunk);
+                }
+            }
+            Record::Forget { chunk } => {
+                self.with_pending.remove(&chunk);
+                if let Some(entry) = self.index.remove(&chunk) {
+                    left.clone_from(&entry.committed.content.extents);
+                    if let Some(pending) = entry.pending {
+                        left.extend(difference(
+                            &pending.content.extents,
+                            &entry.committed.content.extents,
+                        ));
+                    }
+                }
+            }
+            Record::Committed { chunk, state, content } => {
+                let committed = Version { state, content: Arc::new(content) };
+                self.index.insert(chunk, Entry { committed, pending: None });
+            }
+        }
+        if !left.is_empty() {
+            self.leaving.push((number, left));
+        }
+    }
+
+    /// After a replay: every block that a state holds is used, all others are free.
+    pub(crate) fn claim_blocks(&mut self) -> Result<(), StoreError> {
+        let held = |entry: &Entry| {
+            let mut held = entry.committed.content.extents.clone();
+            if let Some(pending) = &entry.pending {
+                held.extend(difference(&pending.content.extents, &entry.committed.content.extents));
+            }
+            held
+        };
+        // A data file that was cut short loses chunks, not the store: what lies beyond its end
+        // reads as zeros, fails its checksums and is repaired from another replica.
+        let end = self.index.values().flat_map(held).map(Extent::end).max().unwrap_or(0);
+        self.data_blocks = self.data_blocks.max(end);
+        self.free.release(0, self.data_blocks);
+        for (chunk, entry) in &self.index {
+            for run in held(entry) {
+                if !self.free.claim(run) {
+                    return Err(StoreError::Io {
+                        operation: "replay log".to_owned(),
+                        reason: format!("{chunk}: blocks {run:?} are held twice"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Chunk files that survive a kill at any moment: [`ChunkStore`] and [`FileChunkStore`].
+
+mod blocks;
+mod checksums;
+pub mod disk;
+mod index;
+mod log;
+mod plan;
+mod store;
+
+pub use store::{FileChunkStore, StoreConfig};
+
+use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
+use threefs_core::error::StoreError;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+
+/// Room on a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes that hold content, pending or committed.
+    pub used_bytes: u64,
+    /// Bytes that the store may hold.
+    pub capacity_bytes: u64,
+}
+
+/// Bytes of one state of a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadOutcome {
+    /// The state that was read.
+    pub state: ChunkState,
+    /// The bytes asked for; fewer where the chunk ends.
+    pub bytes: Vec<u8>,
+}
+
+/// The chunks of one target. All methods block and may be called from many threads at once;
+/// two updates of one chunk at the same time are the caller's mistake (the replica prevents it).
+pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
+    /// Reads `length` bytes from `offset` on, verified against their checksums.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such state or the chunk is removed, `Corrupt`, `Io`.
+    fn read(
+        &self,
+        chunk: ChunkId,
+        which: Which,
+        offset: u32,
+        length: u32,
+    ) -> Result<ReadOutcome, StoreError>;
+
+    /// Makes a pending state, durably: when this returns, it survives a loss of power. A pending
+    /// state that was there before is replaced. `payload` is the update's own bytes. Returns the
+    /// pending state.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Corrupt` (a partial write met damaged old content), `Io`: nothing has changed.
+    fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError>;
+
+    /// Flips the pending state `version` to committed, atomically. Durable with the next
+    /// [`Self::apply`] or [`Self::flush`]; lost by a crash before that, it leaves the update
+    /// pending, which the protocol rolls forward. Committing what is committed already succeeds.
+    ///
+    /// # Errors
+    /// `NotFound` where no such state is pending, `Io`.
+    fn commit(
+        &self,
+        chunk: ChunkId,
+        version: ChunkVersion,
+        chain_version: ChainVersion,
+    ) -> Result<ChunkState, StoreError>;
+
+    /// Drops everything about a chunk, its version too. Durable like a commit.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn forget(&self, chunk: ChunkId) -> Result<(), StoreError>;
+
+    /// Makes everything so far durable.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn flush(&self) -> Result<(), StoreError>;
+
+    /// Room used and left.
+    fn space(&self) -> Space;
+}

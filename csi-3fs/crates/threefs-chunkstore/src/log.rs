@@ -1,0 +1,159 @@
+//! The log: frames of records, appended and flushed, never overwritten.
+//!
+//! A frame is one flush: {magic, length, checksum, number} and its records, padded to 4 KiB. Frame
+//! n + 1 is written only after frame n was flushed. So after a crash at most the last frame is
+//! torn, and a damaged frame that is *followed* by a whole one is damage, not a crash: the store
+//! then refuses to open rather than forget what it had promised.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use threefs_core::chunk::{BLOCK_BYTES, ChunkState};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+
+use crate::blocks::Extent;
+use crate::disk::DiskFile;
+
+/// "3FSL": file format 1 of the log.
+const MAGIC: u32 = 0x3346_534c;
+const HEADER_BYTES: usize = 24;
+/// No frame is larger: a length beyond it is damage.
+pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
+
+/// Where the bytes of one state are, and their checksums block by block.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Content {
+    pub(crate) extents: Vec<Extent>,
+    pub(crate) checksums: Vec<u32>,
+}
+
+/// One change of the index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Record {
+    /// A new pending state, in place of a former one.
+    Pending { chunk: ChunkId, state: ChunkState, content: Content },
+    /// The pending state is the committed one.
+    Commit { chunk: ChunkId, version: ChunkVersion, chain_version: ChainVersion },
+    /// Nothing is known of the chunk any more.
+    Forget { chunk: ChunkId },
+    /// A committed state, as a compacted log has it.
+    Committed { chunk: ChunkId, state: ChunkState, content: Content },
+}
+
+/// Appends a record to the body of the next frame.
+pub(crate) fn encode(record: &Record, body: &mut Vec<u8>) -> io::Result<()> {
+    let bytes = postcard::to_stdvec(record).map_err(io::Error::other)?;
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    body.extend_from_slice(&length.to_le_bytes());
+    body.extend_from_slice(&bytes);
+    Ok(())
+}
+
+/// A frame with this body, ready to be written.
+pub(crate) fn frame(number: u64, body: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(padded(body.len()));
+    frame.extend_from_slice(&MAGIC.to_le_bytes());
+    frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    frame.extend_from_slice(&number.to_le_bytes());
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&frame), body);
+    frame.extend_from_slice(&sum.to_le_bytes());
+    frame.resize(HEADER_BYTES, 0);
+    frame.extend_from_slice(body);
+    frame.resize(padded(body.len()), 0);
+    frame
+}
+
+/// Bytes of a frame with `body` bytes of records.
+pub(crate) fn padded(body: usize) -> usize {
+    (HEADER_BYTES + body).next_multiple_of(BLOCK_BYTES)
+}
+
+/// What was found in a log.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    pub(crate) records: Vec<Record>,
+    /// Where the next frame goes.
+    pub(crate) end: u64,
+    /// Its number.
+    pub(crate) next_number: u64,
+}
+
+/// Reads all whole frames.
+pub(crate) fn replay(file: &impl DiskFile) -> io::Result<Replay> {
+    let length = file.length()?;
+    let mut replay = Replay { records: Vec::new(), end: 0, next_number: 1 };
+    while let Some(body) = read_frame(file, replay.end, length, replay.next_number)? {
+        decode(&body, &mut replay.records)?;
+        replay.end += padded(body.len()) as u64;
+        replay.next_number += 1;
+    }
+    let mut at = replay.end + BLOCK_BYTES as u64;
+    while at < length {
+        if let Some(number) = frame_number(file, at, length)?
+            && number >= replay.next_number
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "the log is damaged at byte {}: frame {} is missing, frame {number} exists",
+                    replay.end, replay.next_number
+                ),
+            ));
+        }
+        at += BLOCK_BYTES as u64;
+    }
+    Ok(replay)
+}
+
+fn read_frame(
+    file: &impl DiskFile,
+    at: u64,
+    length: u64,
+    number: u64,
+) -> io::Result<Option<Vec<u8>>> {
+    if at + HEADER_BYTES as u64 > length {
+        return Ok(None);
+    }
+    let mut header = [0; HEADER_BYTES];
+    file.read_at(&mut header, at)?;
+    let word = |from: usize| {
+        u32::from_le_bytes([header[from], header[from + 1], header[from + 2], header[from + 3]])
+    };
+    let body_bytes = word(4) as usize;
+    let found = u64::from(word(8)) | u64::from(word(12)) << 32;
+    if word(0) != MAGIC || found != number || body_bytes > FRAME_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut body = vec![0; body_bytes];
+    file.read_at(&mut body, at + HEADER_BYTES as u64)?;
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&header[..16]), &body);
+    Ok((sum == word(16)).then_some(body))
+}
+
+/// The number of a whole frame at `at`, if there is one.
+fn frame_number(file: &impl DiskFile, at: u64, length: u64) -> io::Result<Option<u64>> {
+    let mut header = [0; 16];
+    file.read_at(&mut header, at)?;
+    if header[0..4] != MAGIC.to_le_bytes() {
+        return Ok(None);
+    }
+    let mut number = [0; 8];
+    number.copy_from_slice(&header[8..16]);
+    let number = u64::from_le_bytes(number);
+    Ok(read_frame(file, at, length, number)?.map(|_| number))
+}
+
+fn decode(mut body: &[u8], records: &mut Vec<Record>) -> io::Result<()> {
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a log record does not parse");
+    while !body.is_empty() {
+        let (length, rest) = body.split_first_chunk::<4>().ok_or_else(damaged)?;
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > rest.len() {
+            return Err(damaged());
+        }
+        let (record, rest) = rest.split_at(length);
+        records.push(postcard::from_bytes(record).map_err(|_| damaged())?);
+        body = rest;
+    }
+    Ok(())
+}

@@ -1,0 +1,600 @@
+//! [`FileChunkStore`]: one data file of 4 KiB blocks, one log of what the blocks mean.
+//!
+//! An update never touches the blocks of the state before it (copy on write, in units of blocks),
+//! so data is written once. Order of an update: data into free blocks; then one flush for all
+//! updates that wait (data flushed, log frame written, log flushed); then it is promised.
+//! A commit only appends a record: lost by a crash, it leaves the update pending.
+//!
+//! Blocks that a commit or a drop leaves behind are free for others only when its record is
+//! durable: after a crash the log may still point at them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use threefs_core::chunk::{BLOCK_BYTES, ChunkMeta, ChunkMetas, ChunkState, StoreUpdate, Which};
+use threefs_core::error::StoreError;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+
+use crate::blocks::{Extent, FreeBlocks};
+use crate::disk::{Disk, DiskFile, Folder};
+use crate::index::{Entry, Inner, Version};
+use crate::log::{self, FRAME_BYTES_MAX, Record};
+use crate::plan;
+use crate::{ChunkStore, ReadOutcome, Space};
+
+/// A chunk in more runs than this is written anew as a whole.
+pub(crate) const RUNS_MAX: usize = 32;
+
+/// Settings of a store.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// The data file grows no further than this. 0 = as far as the file system lets it.
+    pub capacity_bytes: u64,
+    /// The data file grows in steps of this many bytes.
+    pub grow_bytes: u64,
+    /// The log is compacted when it has this many bytes, and twice what it had afterwards the
+    /// last time.
+    pub log_bytes: u64,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { capacity_bytes: 0, grow_bytes: 64 << 20, log_bytes: 64 << 20 }
+    }
+}
+
+impl StoreConfig {
+    /// Room in the log that only commits, removes and cuts may use.
+    fn small_records_bytes(&self) -> u64 {
+        self.log_bytes / 16
+    }
+
+    /// The log takes room from the file system in such steps.
+    fn log_step_bytes(&self) -> u64 {
+        self.log_bytes / 8
+    }
+}
+
+/// See the module.
+pub struct FileChunkStore<D: Disk = Folder> {
+    disk: D,
+    config: StoreConfig,
+    data: D::File,
+    inner: Mutex<Inner<D::File>>,
+    flushed: Condvar,
+}
+
+/// Records that nobody waits for are flushed when they have so many bytes: a frame is bounded.
+const UNFLUSHED_BYTES_MAX: usize = 1 << 20;
+/// A reader meets blocks that were reused under it at most so often before it takes the lock.
+const READ_RETRIES: usize = 16;
+
+impl FileChunkStore<Folder> {
+    /// Opens the store in `folder`, creating it if need be, and replays its log.
+    ///
+    /// # Errors
+    /// `Io`: another process has it open, or the log is damaged.
+    pub fn open(folder: &Path, config: StoreConfig) -> Result<Self, StoreError> {
+        let disk = Folder::open(folder).map_err(|error| {
+            let reason = if error.kind() == std::io::ErrorKind::WouldBlock {
+                "another process has this store open: stop it first".to_owned()
+            } else {
+                error.to_string()
+            };
+            StoreError::Io { operation: format!("open {}", folder.display()), reason }
+        })?;
+        Self::open_on(disk, config)
+    }
+}
+
+impl<D: Disk> FileChunkStore<D> {
+    /// As [`FileChunkStore::open`], on any disk.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn open_on(disk: D, config: StoreConfig) -> Result<Self, StoreError> {
+        let data = disk.open("data").map_err(|error| failed("open data", &error))?;
+        let found = find_log(&disk).map_err(|error| failed("list logs", &error))?;
+        let name = found.unwrap_or(1);
+        let log = disk.open(&log_file(name)).map_err(|error| failed("open log", &error))?;
+        disk.sync_names().map_err(|error| failed("sync folder", &error))?;
+        let replay = log::replay(&log).map_err(|error| failed("replay log", &error))?;
+        let data_blocks =
+            data.length().map_err(|error| failed("length of data", &error))? / BLOCK_BYTES as u64;
+        let log_room = log.length().map_err(|error| failed("length of log", &error))?;
+        let mut inner = Inner {
+            index: BTreeMap::new(),
+            with_pending: BTreeSet::new(),
+            free: FreeBlocks::default(),
+            data_blocks,
+            leaving: Vec::new(),
+            log: Arc::new(log),
+            log_name: name,
+            log_end: replay.end,
+            log_room,
+            compact_at: config.log_bytes,
+            next_frame: replay.next_number,
+            body: Vec::new(),
+            appended: 0,
+            durable: 0,
+            flushing: false,
+            failed: None,
+        };
+        for record in replay.records {
+            inner.install(record);
+        }
+        inner.leaving.clear();
+        inner.claim_blocks()?;
+        Ok(Self { disk, config, data, inner: Mutex::new(inner), flushed: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<D::File>> {
+        // A panic while the lock was held leaves values that were each changed as a whole.
+        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Takes `blocks` free blocks; grows the file, or waits for blocks that are about to be free.
+    fn take_blocks(&self, blocks: u32) -> Result<Vec<Extent>, StoreError> {
+        let needed_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
+        let mut waited = false;
+        loop {
+            let mut inner = self.lock();
+            inner.check()?;
+            // Fragments are worth putting together once they are a quarter of the file.
+            let runs_max = if inner.free.free() * 4 > inner.data_blocks { RUNS_MAX / 4 } else { 1 };
+            if let Some(runs) = inner.free.take(blocks, runs_max) {
+                return Ok(runs);
+            }
+            if self.grow(&mut inner, blocks) {
+                continue;
+            }
+            if let Some(runs) = inner.free.take(blocks, RUNS_MAX) {
+                return Ok(runs);
+            }
+            let hopeful = !inner.leaving.is_empty() && !waited;
+            drop(inner);
+            if !hopeful {
+                return Err(StoreError::NoSpace { needed_bytes });
+            }
+            self.flush()?;
+            waited = true;
+        }
+    }
+
+    fn grow(&self, inner: &mut Inner<D::File>, blocks: u32) -> bool {
+        let block_bytes = BLOCK_BYTES as u64;
+        let step = (self.config.grow_bytes / block_bytes).max(u64::from(blocks));
+        let mut wanted = inner.data_blocks + step;
+        if self.config.capacity_bytes > 0 {
+            wanted = wanted.min(self.config.capacity_bytes / block_bytes);
+        }
+        for target in [wanted, inner.data_blocks + u64::from(blocks)] {
+            let fits = target > inner.data_blocks && target <= wanted;
+            if fits && self.data.allocate(target * block_bytes).is_ok() {
+                let before = inner.data_blocks;
+                inner.free.release(before, target - before);
+                inner.data_blocks = target;
+                return true;
+            }
+        }
+        false
+    }
+
+    fn release_blocks(&self, runs: &[Extent]) {
+        let mut inner = self.lock();
+        for run in runs {
+            inner.free.release(run.start, u64::from(run.blocks));
+        }
+    }
+
+    /// Waits until record `number` is durable; one of those who wait does the flush for all.
+    fn wait_durable(&self, number: u64) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        loop {
+            if inner.durable >= number {
+                return Ok(());
+            }
+            inner.check()?;
+            if inner.flushing {
+                inner = self.flushed.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner);
+                continue;
+            }
+            inner.flushing = true;
+            let body = std::mem::take(&mut inner.body);
+            let upto = inner.appended;
+            let frame = log::frame(inner.next_frame, &body);
+            let (log, at) = (Arc::clone(&inner.log), inner.log_end);
+            inner.next_frame += 1;
+            inner.log_end += frame.len() as u64;
+            drop(inner);
+            let written = self
+                .data
+                .sync_data()
+                .and_then(|()| log.write_at(&frame, at))
+                .and_then(|()| log.sync_data());
+            inner = self.lock();
+            inner.flushing = false;
+            match written {
+                Ok(()) => inner.became_durable(upto),
+                Err(error) => inner.failed = Some(format!("flush: {error}")),
+            }
+            self.flushed.notify_all();
+        }
+    }
+
+    /// Makes room in the log for a record of `bytes`. Small records (commit, remove) may use what
+    /// is kept for them, so that a full disk can still be emptied.
+    fn reserve_log(
+        &self,
+        inner: &mut Inner<D::File>,
+        bytes: usize,
+        small: bool,
+    ) -> Result<(), StoreError> {
+        let kept = if small { 0 } else { self.config.small_records_bytes() };
+        let needed = inner.log_end + log::padded(inner.body.len() + bytes) as u64 + kept;
+        if needed > inner.log_room {
+            let wanted = needed + self.config.log_step_bytes();
+            match inner.log.allocate(wanted) {
+                Ok(()) => inner.log_room = wanted,
+                Err(_) => return Err(StoreError::NoSpace { needed_bytes: wanted }),
+            }
+        }
+        Ok(())
+    }
+
+    fn append(
+        &self,
+        inner: &mut Inner<D::File>,
+        record: Record,
+        small: bool,
+    ) -> Result<u64, StoreError> {
+        inner.check()?;
+        let mut bytes = Vec::new();
+        log::encode(&record, &mut bytes).map_err(|error| failed("encode record", &error))?;
+        self.reserve_log(inner, bytes.len(), small)?;
+        inner.body.extend_from_slice(&bytes);
+        inner.appended += 1;
+        inner.install(record);
+        Ok(inner.appended)
+    }
+
+    /// Writes the live state into a new log, when the old one has grown enough.
+    fn compact_if_due(&self) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        if inner.flushing || inner.failed.is_some() || inner.log_end < inner.compact_at {
+            return Ok(());
+        }
+        match self.compact(&mut inner) {
+            Ok(()) => Ok(()),
+            // The old log is as good as before: try again when it has grown further.
+            Err(error) => {
+                tracing::warn!(%error, "the log could not be compacted");
+                inner.compact_at = inner.log_end.saturating_mul(2);
+                Ok(())
+            }
+        }
+    }
+
+    fn compact(&self, inner: &mut Inner<D::File>) -> std::io::Result<()> {
+        let name = inner.log_name + 1;
+        let draft = format!("{}.draft", log_file(name));
+        let file = self.disk.open(&draft)?;
+        let mut writer = LogWriter { file: &file, at: 0, number: 1, body: Vec::new() };
+        for (chunk, entry) in &inner.index {
+            writer.entry(*chunk, entry)?;
+        }
+        writer.finish_frame()?;
+        let (end, number) = (writer.at, writer.number);
+        // The records that are not flushed yet are in the new log too: their data goes first.
+        self.data.sync_data()?;
+        let room = end + self.config.small_records_bytes() + self.config.log_step_bytes();
+        file.allocate(room)?;
+        file.sync_data()?;
+        self.disk.rename(&draft, &log_file(name))?;
+        self.disk.sync_names()?;
+        let old = log_file(inner.log_name);
+        inner.log = Arc::new(file);
+        inner.log_name = name;
+        inner.log_end = end;
+        inner.compact_at = self.config.log_bytes.max(end.saturating_mul(2));
+        inner.log_room = room;
+        inner.next_frame = number;
+        inner.body.clear();
+        let upto = inner.appended;
+        inner.became_durable(upto);
+        self.flushed.notify_all();
+        self.disk.remove(&old)
+    }
+
+    /// Bytes of blocks `from .. from + checksums.len()` of a content, verified.
+    pub(crate) fn read_blocks(
+        &self,
+        chunk: ChunkId,
+        version: &Version,
+        from: usize,
+        to: usize,
+    ) -> Result<Vec<u8>, StoreError> {
+        let length = version.state.length as usize;
+        let end = (to * BLOCK_BYTES).min(length);
+        let start = from * BLOCK_BYTES;
+        let mut bytes = vec![0; end.saturating_sub(start)];
+        let mut at = 0;
+        for run in crate::blocks::slice(&version.content.extents, from, to) {
+            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            self.data
+                .read_at(&mut bytes[at..at + take], run.start * BLOCK_BYTES as u64)
+                .map_err(|error| failed("read data", &error))?;
+            at += take;
+        }
+        for (block, content) in (from..to).zip(bytes.chunks(BLOCK_BYTES)) {
+            let expected = version.content.checksums.get(block);
+            if expected != Some(&crc32c::crc32c(content)) {
+                return Err(StoreError::Corrupt { chunk, block: block as u32 });
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn version(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
+        let inner = self.lock();
+        let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        let version = match (&entry.pending, which) {
+            (Some(pending), Which::Newest) => pending,
+            _ => &entry.committed,
+        };
+        if version.state.exists() {
+            Ok(version.clone())
+        } else {
+            Err(StoreError::NotFound { chunk })
+        }
+    }
+}
+
+impl<D: Disk> ChunkStore for FileChunkStore<D> {
+    fn read(
+        &self,
+        chunk: ChunkId,
+        which: Which,
+        offset: u32,
+        length: u32,
+    ) -> Result<ReadOutcome, StoreError> {
+        let mut retries = 0;
+        loop {
+            let version = self.version(chunk, which)?;
+            let total = version.state.length as usize;
+            let start = (offset as usize).min(total);
+            let end = start.saturating_add(length as usize).min(total);
+            if start == end {
+                return Ok(ReadOutcome { state: version.state, bytes: Vec::new() });
+            }
+            let (from, to) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            match self.read_blocks(chunk, &version, from, to) {
+                Ok(mut bytes) => {
+                    bytes.truncate(end - from * BLOCK_BYTES);
+                    bytes.drain(..start - from * BLOCK_BYTES);
+                    return Ok(ReadOutcome { state: version.state, bytes });
+                }
+                Err(error) => {
+                    // The blocks may have been reused since the look into the index: then the
+                    // index has another content now, and reading that one is right.
+                    let now = self.version(chunk, which)?;
+                    if Arc::ptr_eq(&now.content, &version.content) || retries == READ_RETRIES {
+                        return Err(error);
+                    }
+                    retries += 1;
+                }
+            }
+        }
+    }
+
+    fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
+        let base = self
+            .lock()
+            .index
+            .get(&update.chunk)
+            .map(|entry| entry.committed.clone())
+            .unwrap_or_default();
+        let plan = plan::plan(self, update, &base, payload)?;
+        let runs = match plan.write.len() {
+            0 => Vec::new(),
+            bytes => self.take_blocks(bytes.div_ceil(BLOCK_BYTES) as u32)?,
+        };
+        let done = self.write_runs(&runs, &plan.write).and_then(|()| {
+            let (state, content) = plan.finish(update, &base, &runs);
+            let small = runs.is_empty();
+            let record = Record::Pending { chunk: update.chunk, state: state.clone(), content };
+            let mut inner = self.lock();
+            self.append(&mut inner, record, small).map(|number| (state, number))
+        });
+        match done {
+            Ok((state, number)) => {
+                self.wait_durable(number)?;
+                self.compact_if_due()?;
+                Ok(state)
+            }
+            Err(error) => {
+                self.release_blocks(&runs);
+                Err(error)
+            }
+        }
+    }
+
+    fn commit(
+        &self,
+        chunk: ChunkId,
+        version: ChunkVersion,
+        chain_version: ChainVersion,
+    ) -> Result<ChunkState, StoreError> {
+        let mut inner = self.lock();
+        let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        match &entry.pending {
+            Some(pending) if pending.state.version == version => {}
+            None if entry.committed.state.version == version => {
+                return Ok(entry.committed.state.clone());
+            }
+            _ => return Err(StoreError::NotFound { chunk }),
+        }
+        self.append(&mut inner, Record::Commit { chunk, version, chain_version }, true)?;
+        let committed = inner.index.get(&chunk).map(|entry| entry.committed.state.clone());
+        let many_wait = inner.body.len() > UNFLUSHED_BYTES_MAX;
+        drop(inner);
+        if many_wait {
+            self.flush()?;
+        }
+        committed.ok_or(StoreError::NotFound { chunk })
+    }
+
+    fn forget(&self, chunk: ChunkId) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        if inner.index.contains_key(&chunk) {
+            self.append(&mut inner, Record::Forget { chunk }, true)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        let number = self.lock().appended;
+        self.wait_durable(number)
+    }
+
+    fn space(&self) -> Space {
+        let inner = self.lock();
+        let block_bytes = BLOCK_BYTES as u64;
+        let used_bytes = (inner.data_blocks - inner.free.free()) * block_bytes;
+        let capacity_bytes = if self.config.capacity_bytes > 0 {
+            self.config.capacity_bytes
+        } else {
+            self.disk.free_bytes().unwrap_or(0) + inner.data_blocks * block_bytes
+        };
+        Space { used_bytes, capacity_bytes }
+    }
+}
+
+impl<D: Disk> FileChunkStore<D> {
+    fn write_runs(&self, runs: &[Extent], bytes: &[u8]) -> Result<(), StoreError> {
+        let mut at = 0;
+        for run in runs {
+            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            self.data.write_at(&bytes[at..at + take], run.start * BLOCK_BYTES as u64).map_err(
+                |error| {
+                    if is_full(&error) {
+                        StoreError::NoSpace { needed_bytes: bytes.len() as u64 }
+                    } else {
+                        failed("write data", &error)
+                    }
+                },
+            )?;
+            at += take;
+        }
+        Ok(())
+    }
+}
+
+impl<D: Disk> Drop for FileChunkStore<D> {
+    /// An orderly end leaves nothing to roll forward. A failure here loses no promise.
+    fn drop(&mut self) {
+        if let Err(error) = self.flush() {
+            tracing::warn!(%error, "the last commits were not flushed");
+        }
+    }
+}
+
+impl<D: Disk> ChunkMetas for FileChunkStore<D> {
+    fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        self.lock().index.get(&chunk).map(|entry| meta(chunk, entry))
+    }
+
+    fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
+        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
+        if after.is_some_and(|after| after >= last) {
+            return Vec::new();
+        }
+        let inner = self.lock();
+        let range = inner.index.range((lower, Bound::Included(last)));
+        range.take(limit).map(|(chunk, entry)| meta(*chunk, entry)).collect()
+    }
+
+    fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
+        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.lock().with_pending.range((lower, Bound::Unbounded)).take(limit).copied().collect()
+    }
+
+    fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
+        let inner = self.lock();
+        inner
+            .index
+            .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))
+            .rev()
+            .find(|(_, entry)| entry.committed.state.exists())
+            .map(|(chunk, entry)| meta(*chunk, entry))
+    }
+}
+
+fn meta(chunk: ChunkId, entry: &Entry) -> ChunkMeta {
+    ChunkMeta {
+        chunk,
+        committed: entry.committed.state.clone(),
+        pending: entry.pending.as_ref().map(|pending| pending.state.clone()),
+    }
+}
+
+struct LogWriter<'a, F> {
+    file: &'a F,
+    at: u64,
+    number: u64,
+    body: Vec<u8>,
+}
+
+impl<F: DiskFile> LogWriter<'_, F> {
+    fn entry(&mut self, chunk: ChunkId, entry: &Entry) -> std::io::Result<()> {
+        let Version { state, content } = &entry.committed;
+        let (state, content) = (state.clone(), (**content).clone());
+        log::encode(&Record::Committed { chunk, state, content }, &mut self.body)?;
+        if let Some(Version { state, content }) = &entry.pending {
+            let (state, content) = (state.clone(), (**content).clone());
+            log::encode(&Record::Pending { chunk, state, content }, &mut self.body)?;
+        }
+        if self.body.len() > FRAME_BYTES_MAX / 8 {
+            self.finish_frame()?;
+        }
+        Ok(())
+    }
+
+    fn finish_frame(&mut self) -> std::io::Result<()> {
+        let frame = log::frame(self.number, &self.body);
+        self.file.write_at(&frame, self.at)?;
+        self.at += frame.len() as u64;
+        self.number += 1;
+        self.body.clear();
+        Ok(())
+    }
+}
+
+fn log_file(name: u64) -> String {
+    format!("log-{name:08}")
+}
+
+/// The newest whole log. What a crash during a compaction left behind is removed.
+fn find_log(disk: &impl Disk) -> std::io::Result<Option<u64>> {
+    let names = disk.list()?;
+    let number = |name: &str| name.strip_prefix("log-").and_then(|rest| rest.parse::<u64>().ok());
+    let newest = names.iter().filter_map(|name| number(name)).max();
+    for name in &names {
+        if name.ends_with(".draft") || number(name).is_some_and(|found| Some(found) != newest) {
+            disk.remove(name)?;
+        }
+    }
+    Ok(newest)
+}
+
+/// No room, for whichever reason the system names.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+pub(crate) fn failed(operation: &str, error: &std::io::Error) -> StoreError {
+    StoreError::Io { operation: operation.to_owned(), reason: error.to_string() }
+}

@@ -1,0 +1,247 @@
+//! Damage is told, never returned as data; a full disk and a failed flush lose nothing.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use support::MemoryDisk;
+use threefs_chunkstore::disk::Disk;
+use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
+use threefs_core::error::StoreError;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+
+fn chunk(index: u32) -> ChunkId {
+    ChunkId::new(InodeId(1), index)
+}
+
+fn update(chunk: ChunkId, version: u64, change: ContentChange) -> StoreUpdate {
+    StoreUpdate {
+        chunk,
+        version: ChunkVersion(version),
+        chain_version: ChainVersion(1),
+        tags: TagWindow::default(),
+        change,
+    }
+}
+
+fn content(index: u32, version: u64, length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i as u64 * 31 + version * 7 + u64::from(index) * 13) as u8).collect()
+}
+
+fn put<D: Disk>(
+    store: &FileChunkStore<D>,
+    index: u32,
+    version: u64,
+    length: usize,
+) -> Result<(), StoreError> {
+    let bytes = content(index, version, length);
+    store.apply(&update(chunk(index), version, ContentChange::Replace), &bytes)?;
+    store.commit(chunk(index), ChunkVersion(version), ChainVersion(1))?;
+    Ok(())
+}
+
+fn read<D: Disk>(store: &FileChunkStore<D>, index: u32) -> Result<Vec<u8>, StoreError> {
+    store.read(chunk(index), Which::Committed, 0, u32::MAX).map(|found| found.bytes)
+}
+
+fn config() -> StoreConfig {
+    StoreConfig { grow_bytes: 128 << 10, ..StoreConfig::default() }
+}
+
+#[test]
+fn a_flipped_bit_is_told_by_chunk_and_block_and_a_new_write_heals_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileChunkStore::open(folder.path(), config()).unwrap();
+    for index in 0..4 {
+        put(&store, index, 1, 20_000).unwrap();
+    }
+    let data = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(folder.path().join("data"))
+        .unwrap();
+    let used = 4 * 5 * 4096;
+    let mut told = 0;
+    for position in (0..used).step_by(1_117) {
+        let mut byte = [0];
+        data.read_exact_at(&mut byte, position).unwrap();
+        data.write_all_at(&[byte[0] ^ 0x10], position).unwrap();
+        for index in 0..4 {
+            match read(&store, index) {
+                Ok(bytes) => assert_eq!(bytes, content(index, 1, 20_000)),
+                Err(StoreError::Corrupt { chunk: damaged, block }) => {
+                    assert_eq!(damaged, chunk(index));
+                    assert!(block < 5);
+                    told += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        data.write_all_at(&byte, position).unwrap();
+    }
+    // The last block of each chunk is in use in part only: flips behind its end do no harm.
+    assert!(told >= used / 1_117 - 4, "{told}");
+    data.write_all_at(&[0xff; 64], 100).unwrap();
+    let hurt = (0..4).find(|index| read(&store, *index).is_err()).unwrap();
+    let partial = store.apply(&update(chunk(hurt), 2, ContentChange::Write { offset: 9 }), b"x");
+    assert_eq!(partial, Err(StoreError::Corrupt { chunk: chunk(hurt), block: 0 }));
+    put(&store, hurt, 2, 20_000).unwrap();
+    assert_eq!(read(&store, hurt).unwrap(), content(hurt, 2, 20_000));
+}
+
+#[test]
+fn a_data_file_cut_short_loses_the_chunks_behind_the_cut_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileChunkStore::open(folder.path(), config()).unwrap();
+    for index in 0..4 {
+        put(&store, index, 1, 20_000).unwrap();
+    }
+    store.flush().unwrap();
+    drop(store);
+    let data = std::fs::OpenOptions::new().write(true).open(folder.path().join("data")).unwrap();
+    data.set_len(10 * 4096).unwrap();
+    let store = FileChunkStore::open(folder.path(), config()).unwrap();
+    let found: Vec<bool> = (0..4).map(|index| read(&store, index).is_ok()).collect();
+    assert_eq!(found.iter().filter(|ok| **ok).count(), 2, "{found:?}");
+    for (index, whole) in (0..).zip(found) {
+        if !whole {
+            let error = read(&store, index).unwrap_err();
+            assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+            put(&store, index, 2, 20_000).unwrap();
+            assert_eq!(read(&store, index).unwrap(), content(index, 2, 20_000));
+        }
+    }
+}
+
+#[test]
+fn damage_within_the_log_is_an_error_that_says_where_not_a_forgotten_promise() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileChunkStore::open(folder.path(), config()).unwrap();
+    for index in 0..8 {
+        put(&store, index, 1, 5_000).unwrap();
+    }
+    store.flush().unwrap();
+    drop(store);
+    let path = folder.path().join("log-00000001");
+    let log = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    for position in [5_u64, 30, 3 * 4096 + 40, 5 * 4096 + 8] {
+        let mut byte = [0];
+        log.read_exact_at(&mut byte, position).unwrap();
+        log.write_all_at(&[byte[0] ^ 1], position).unwrap();
+        let error = FileChunkStore::open(folder.path(), config()).err().unwrap();
+        assert!(error.to_string().contains("the log is damaged at byte"), "{error}");
+        log.write_all_at(&byte, position).unwrap();
+    }
+    assert_eq!(
+        FileChunkStore::open(folder.path(), config()).unwrap().metas(None, ChunkId::MAX, 99).len(),
+        8
+    );
+}
+
+#[test]
+fn a_second_process_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let _first = FileChunkStore::open(folder.path(), config()).unwrap();
+    let error = FileChunkStore::open(folder.path(), config()).err().unwrap();
+    assert!(error.to_string().contains("another process has this store open"), "{error}");
+}
+
+#[test]
+fn a_full_disk_is_told_loses_nothing_and_is_usable_again_after_a_remove() {
+    let disk = MemoryDisk::default();
+    let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+    put(&store, 0, 1, 20_000).unwrap();
+    // Room for the log's steps and some chunks.
+    disk.0.lock().unwrap().quota = Some(16 << 20);
+    let mut written = 1;
+    let error = loop {
+        match put(&store, written, 1, 100_000) {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, StoreError::NoSpace { .. }), "{error}");
+    assert!(written > 10, "{written}");
+    for index in 0..written {
+        let length = if index == 0 { 20_000 } else { 100_000 };
+        assert_eq!(read(&store, index).unwrap(), content(index, 1, length));
+    }
+    assert_eq!(store.meta(chunk(written)), None, "nothing is half done");
+    // Emptying works on a full disk, and what was freed is used.
+    for index in 1..5 {
+        store.apply(&update(chunk(index), 2, ContentChange::Remove), &[]).unwrap();
+        store.commit(chunk(index), ChunkVersion(2), ChainVersion(1)).unwrap();
+    }
+    put(&store, written, 1, 100_000).unwrap();
+    assert_eq!(read(&store, written).unwrap(), content(written, 1, 100_000));
+    drop(store);
+    let store = FileChunkStore::open_on(disk, config()).unwrap();
+    assert_eq!(read(&store, written).unwrap(), content(written, 1, 100_000));
+}
+
+#[test]
+fn a_capacity_is_a_bound() {
+    let bounded = StoreConfig { capacity_bytes: 64 << 10, ..config() };
+    let store = FileChunkStore::open_on(MemoryDisk::default(), bounded).unwrap();
+    put(&store, 0, 1, 40_000).unwrap();
+    assert!(matches!(put(&store, 1, 1, 40_000), Err(StoreError::NoSpace { .. })));
+    put(&store, 1, 1, 20_000).unwrap();
+    assert!(store.space().used_bytes <= 64 << 10);
+    assert_eq!(store.space().capacity_bytes, 64 << 10);
+}
+
+#[test]
+fn after_a_failed_flush_nothing_is_promised_until_the_store_is_opened_again() {
+    let disk = MemoryDisk::default();
+    let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+    put(&store, 0, 1, 5_000).unwrap();
+    store.flush().unwrap();
+    disk.0.lock().unwrap().fail_sync = true;
+    let error = put(&store, 1, 1, 5_000).unwrap_err();
+    assert!(error.to_string().contains("closed after a failed flush"), "{error}");
+    assert!(put(&store, 2, 1, 5_000).is_err(), "it stays closed");
+    assert_eq!(read(&store, 0).unwrap(), content(0, 1, 5_000), "reads go on");
+    drop(store);
+    let store = FileChunkStore::open_on(disk, config()).unwrap();
+    assert_eq!(read(&store, 0).unwrap(), content(0, 1, 5_000));
+    put(&store, 2, 1, 5_000).unwrap();
+}
+
+#[test]
+fn many_writers_and_readers_see_whole_versions_only() {
+    const LENGTH: usize = 30_000;
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    // Little room: blocks are reused at once, under the readers' hands.
+    let tight = StoreConfig { capacity_bytes: 1 << 20, grow_bytes: 64 << 10, log_bytes: 256 << 10 };
+    let store = Arc::new(FileChunkStore::open(folder.path(), tight).unwrap());
+    for index in 0..4 {
+        put(&*store, index, 1, LENGTH).unwrap();
+    }
+    let writers = (0..4).map(|index| {
+        let store = Arc::clone(&store);
+        std::thread::spawn(move || {
+            for version in 2..120 {
+                put(&*store, index, version, LENGTH).unwrap();
+            }
+        })
+    });
+    let readers = (0..4).map(|reader| {
+        let store = Arc::clone(&store);
+        std::thread::spawn(move || {
+            for round in 0..400 {
+                let index = (reader + round) % 4;
+                let found = store.read(chunk(index), Which::Committed, 0, u32::MAX).unwrap();
+                let version = found.state.version.0;
+                assert!(found.bytes == content(index, version, LENGTH), "chunk {index}");
+            }
+        })
+    });
+    let threads: Vec<_> = writers.chain(readers).collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,121 @@
+//! A writer is killed at random moments, again and again; what it was promised is there.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+
+const FOLDER: &str = "THREEFS_KILL_TEST_FOLDER";
+const KILLS: u32 = 50;
+const WRITERS: u32 = 4;
+const CHUNKS_PER_WRITER: u32 = 3;
+
+fn config() -> StoreConfig {
+    StoreConfig { capacity_bytes: 64 << 20, grow_bytes: 1 << 20, log_bytes: 256 << 10 }
+}
+
+fn content(chunk: ChunkId, version: u64) -> Vec<u8> {
+    let length = 3_000 + (version * 7_919 + u64::from(chunk.index)) % 60_000;
+    (0..length).map(|i| (i * 17 + version * 101 + chunk.inode.0) as u8).collect()
+}
+
+/// The victim: writes for ever, and prints each promise after it was given.
+#[test]
+fn victim() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let store = Arc::new(FileChunkStore::open(Path::new(&folder), config()).unwrap());
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let store = Arc::clone(&store);
+            std::thread::spawn(move || {
+                for round in 0.. {
+                    write_once(
+                        &store,
+                        ChunkId::new(InodeId(u64::from(writer)), round % CHUNKS_PER_WRITER),
+                    );
+                }
+            })
+        })
+        .collect();
+    for writer in writers {
+        writer.join().unwrap();
+    }
+}
+
+fn write_once(store: &FileChunkStore, chunk: ChunkId) {
+    if let Some(pending) = store.meta(chunk).and_then(|meta| meta.pending) {
+        store.commit(chunk, pending.version, ChainVersion(1)).unwrap();
+    }
+    let version = store.meta(chunk).map_or(0, |meta| meta.committed.version.0) + 1;
+    let update = StoreUpdate {
+        chunk,
+        version: ChunkVersion(version),
+        chain_version: ChainVersion(1),
+        tags: TagWindow::default(),
+        change: ContentChange::Replace,
+    };
+    store.apply(&update, &content(chunk, version)).unwrap();
+    let line = format!("promise {} {} {version}\n", chunk.inode.0, chunk.index);
+    std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+    store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
+}
+
+#[test]
+fn fifty_kills_lose_no_promise() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut promised: BTreeMap<ChunkId, u64> = BTreeMap::new();
+    for kill in 0..KILLS {
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "victim", "--nocapture"])
+            .env(FOLDER, folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let output = victim.stdout.take().unwrap();
+        let reader = std::thread::spawn(move || {
+            let lines = BufReader::new(output).split(b'\n');
+            lines.map_while(Result::ok).collect::<Vec<Vec<u8>>>()
+        });
+        std::thread::sleep(Duration::from_millis(rng.random_range(15..90)));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        for line in reader.join().unwrap() {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let words: Vec<&str> = line.split(' ').collect();
+            // The last line may be cut; "promise" may follow the harness's own words.
+            if let Some(at) = words.iter().position(|word| word.ends_with("promise"))
+                && let [inode, index, version] = words[at + 1..]
+                && let (Ok(inode), Ok(index), Ok(version)) =
+                    (inode.parse(), index.parse(), version.parse::<u64>())
+            {
+                let newest = promised.entry(ChunkId::new(InodeId(inode), index)).or_insert(0);
+                *newest = (*newest).max(version);
+            }
+        }
+        let store = FileChunkStore::open(folder.path(), config()).unwrap();
+        for (chunk, version) in &promised {
+            let found = store.read(*chunk, Which::Newest, 0, u32::MAX).unwrap();
+            let newest = found.state.version.0;
+            assert!(newest >= *version, "kill {kill}: {chunk} has {newest}, promised {version}");
+            assert!(
+                found.bytes == content(*chunk, newest),
+                "kill {kill}: {chunk} version {newest}"
+            );
+        }
+    }
+    let promises: u64 = promised.values().sum();
+    assert!(promises > 500, "the victims hardly wrote: {promises}");
+    println!("{promises} promises in {KILLS} lives");
+}

@@ -1,0 +1,237 @@
+//! A disk in memory that remembers every operation, so that any state that a loss of power may
+//! leave can be built from it; and one that runs full or fails on demand.
+
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use threefs_chunkstore::disk::{Disk, DiskFile};
+
+/// Writes may tear between sectors.
+const SECTOR_BYTES: usize = 512;
+
+#[derive(Clone, Debug)]
+pub enum Operation {
+    Create(String, usize),
+    Write { file: usize, offset: u64, bytes: Vec<u8> },
+    Allocate { file: usize, length: u64 },
+    Sync(usize),
+    Rename(String, String),
+    Remove(String),
+    SyncNames,
+}
+
+#[derive(Default)]
+pub struct State {
+    names: BTreeMap<String, usize>,
+    files: Vec<Vec<u8>>,
+    pub operations: Vec<Operation>,
+    /// Bytes that all files may have together.
+    pub quota: Option<u64>,
+    /// The next flush fails.
+    pub fail_sync: bool,
+}
+
+#[derive(Clone, Default)]
+pub struct MemoryDisk(pub Arc<Mutex<State>>);
+
+pub struct MemoryFile {
+    state: Arc<Mutex<State>>,
+    file: usize,
+}
+
+impl State {
+    fn check_quota(&self, file: usize, length: usize) -> io::Result<()> {
+        let grown = length.saturating_sub(self.files[file].len());
+        let used: usize = self.files.iter().map(Vec::len).sum();
+        match self.quota {
+            Some(quota) if grown > 0 && (used + grown) as u64 > quota => {
+                Err(io::ErrorKind::StorageFull.into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl DiskFile for MemoryFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let state = self.state.lock().unwrap();
+        let bytes = &state.files[self.file];
+        let from = (offset as usize).min(bytes.len());
+        let to = (from + buffer.len()).min(bytes.len());
+        buffer.fill(0);
+        buffer[..to - from].copy_from_slice(&bytes[from..to]);
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.check_quota(self.file, offset as usize + bytes.len())?;
+        state.operations.push(Operation::Write { file: self.file, offset, bytes: bytes.to_vec() });
+        write(&mut state.files[self.file], offset, bytes);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        if std::mem::take(&mut state.fail_sync) {
+            return Err(io::Error::other("the disk said no"));
+        }
+        state.operations.push(Operation::Sync(self.file));
+        Ok(())
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.check_quota(self.file, length as usize)?;
+        state.operations.push(Operation::Allocate { file: self.file, length });
+        let file = &mut state.files[self.file];
+        let length = file.len().max(length as usize);
+        file.resize(length, 0);
+        Ok(())
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.state.lock().unwrap().files[self.file].len() as u64)
+    }
+}
+
+impl Disk for MemoryDisk {
+    type File = MemoryFile;
+
+    fn open(&self, name: &str) -> io::Result<MemoryFile> {
+        let mut state = self.0.lock().unwrap();
+        let file = match state.names.get(name) {
+            Some(file) => *file,
+            None => {
+                let file = state.files.len();
+                state.files.push(Vec::new());
+                state.names.insert(name.to_owned(), file);
+                state.operations.push(Operation::Create(name.to_owned(), file));
+                file
+            }
+        };
+        Ok(MemoryFile { state: Arc::clone(&self.0), file })
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.0.lock().unwrap().names.keys().cloned().collect())
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        state.operations.push(Operation::Rename(from.to_owned(), to.to_owned()));
+        rename(&mut state.names, from, to);
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        state.operations.push(Operation::Remove(name.to_owned()));
+        state.names.remove(name);
+        Ok(())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.0.lock().unwrap().operations.push(Operation::SyncNames);
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let state = self.0.lock().unwrap();
+        let used: usize = state.files.iter().map(Vec::len).sum();
+        Ok(state.quota.unwrap_or(1 << 30).saturating_sub(used as u64))
+    }
+}
+
+fn write(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
+    let (from, to) = (offset as usize, offset as usize + bytes.len());
+    let length = file.len().max(to);
+    file.resize(length, 0);
+    file[from..to].copy_from_slice(bytes);
+}
+
+fn rename(names: &mut BTreeMap<String, usize>, from: &str, to: &str) {
+    if let Some(file) = names.remove(from) {
+        names.insert(to.to_owned(), file);
+    }
+}
+
+/// What of the operations that nobody had flushed is on the disk after the power came back.
+pub enum Luck<'a> {
+    Nothing,
+    Everything,
+    /// Any subset of the writes, each possibly in part; any prefix of the name changes.
+    Random(&'a mut ChaCha8Rng),
+}
+
+impl Luck<'_> {
+    fn keeps(&mut self) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Everything => true,
+            Self::Random(rng) => rng.random_bool(0.5),
+        }
+    }
+}
+
+/// The disk after a loss of power just before operation number `at`.
+pub fn after_power_loss(operations: &[Operation], at: usize, mut luck: Luck<'_>) -> MemoryDisk {
+    let operations = &operations[..at];
+    let synced = |file: usize| {
+        operations.iter().rposition(|op| matches!(op, Operation::Sync(f) if *f == file))
+    };
+    let names_synced =
+        operations.iter().rposition(|op| matches!(op, Operation::SyncNames)).unwrap_or(0);
+    let mut state = State::default();
+    let mut names_end = false;
+    for (index, operation) in operations.iter().enumerate() {
+        let durable = |file: usize| synced(file).is_some_and(|sync| index < sync);
+        match operation {
+            Operation::Create(..) | Operation::Rename(..) | Operation::Remove(_) => {
+                if let Operation::Create(_, file) = operation {
+                    state.files.resize(state.files.len().max(file + 1), Vec::new());
+                }
+                names_end |= index > names_synced && !luck.keeps();
+                if names_end {
+                    continue;
+                }
+                match operation {
+                    Operation::Create(name, file) => {
+                        state.names.insert(name.clone(), *file);
+                    }
+                    Operation::Rename(from, to) => rename(&mut state.names, from, to),
+                    Operation::Remove(name) => {
+                        state.names.remove(name);
+                    }
+                    _ => {}
+                }
+            }
+            Operation::Write { file, offset, bytes } => {
+                if durable(*file) {
+                    write(&mut state.files[*file], *offset, bytes);
+                    continue;
+                }
+                for (sector, part) in bytes.chunks(SECTOR_BYTES).enumerate() {
+                    if luck.keeps() {
+                        let offset = offset + (sector * SECTOR_BYTES) as u64;
+                        write(&mut state.files[*file], offset, part);
+                    }
+                }
+            }
+            Operation::Allocate { file, length } => {
+                if durable(*file) || luck.keeps() {
+                    let bytes = &mut state.files[*file];
+                    let length = bytes.len().max(*length as usize);
+                    bytes.resize(length, 0);
+                }
+            }
+            Operation::Sync(_) | Operation::SyncNames => {}
+        }
+    }
+    MemoryDisk(Arc::new(Mutex::new(state)))
+}

@@ -1,0 +1,76 @@
+//! Where the cluster is, and how much a client asks of it at once.
+
+use std::time::Duration;
+
+use fabric::auth::Key;
+use fabric::class::TrafficClass;
+use fabric::rpc::{ConnectionConfig, PoolConfig};
+use rand::TryRngCore;
+use threefs_core::ids::ClientId;
+
+/// Name of the storage service; both sides of a connection sign it.
+pub const STORAGE_CONTEXT: &str = threefs_storage::CONTEXT;
+
+/// How a client lives.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Addresses of mgmtd, each host:port.
+    pub mgmtd: Vec<String>,
+    /// Address of the metadata service.
+    pub meta: String,
+    /// The cluster's key.
+    pub key: Key,
+    /// How long an operation may take before it fails with `Unavailable`.
+    pub timeout: Duration,
+    /// Chunk operations in flight at most, over all operations.
+    pub operations_in_flight_max: usize,
+    /// Payload bytes in flight at most.
+    pub bytes_in_flight_max: usize,
+    /// How long one replica may take to answer a read before another one is asked as well. It
+    /// doubles with each attempt, so a slow cluster is not asked to death.
+    pub read_attempt_timeout: Duration,
+    /// How long one attempt of an update may take before it is sent again under its tag.
+    pub update_attempt_timeout: Duration,
+}
+
+impl ClientConfig {
+    /// Usual bounds.
+    pub fn new(mgmtd: Vec<String>, meta: String, key: Key) -> Self {
+        Self {
+            mgmtd,
+            meta,
+            key,
+            timeout: Duration::from_secs(30),
+            operations_in_flight_max: 64,
+            bytes_in_flight_max: 32 << 20,
+            read_attempt_timeout: Duration::from_millis(500),
+            update_attempt_timeout: Duration::from_secs(5),
+        }
+    }
+
+    /// How storage services are connected to.
+    pub(crate) fn storage_pool(&self) -> PoolConfig {
+        let mut connection = ConnectionConfig::new(STORAGE_CONTEXT, self.key.clone());
+        connection.class = TrafficClass::Storage;
+        connection.connect_timeout = Duration::from_secs(1);
+        PoolConfig {
+            connections_max: 2,
+            backoff_max: Duration::from_millis(200),
+            ..PoolConfig::new(connection)
+        }
+    }
+}
+
+/// One life of a client. From the system's generator: processes that were forked from one another
+/// share the state of any other generator, and two lives under one id would take each other's
+/// updates for retries.
+pub(crate) fn draw_client_id() -> ClientId {
+    let mut bytes = [0; 16];
+    if rand::rngs::OsRng.try_fill_bytes(&mut bytes).is_err() {
+        // A system without entropy: time and process are the best that is left.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let nanoseconds = now.map_or(0, |elapsed| elapsed.as_nanos());
+        return ClientId(nanoseconds << 32 | u128::from(std::process::id()));
+    }
+    ClientId(u128::from_le_bytes(bytes))
+}

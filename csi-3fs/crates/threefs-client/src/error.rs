@@ -1,0 +1,150 @@
+//! What can go wrong for a caller. Retryable errors never come this far: they end as
+//! [`ClientError::Unavailable`] when the deadline passes.
+
+use std::time::Duration;
+
+use fabric::rpc::RpcError;
+use threefs_core::error::StorageError;
+use threefs_core::ids::{ChunkId, TargetId};
+use threefs_core::layout::LayoutError;
+use threefs_meta::MetaError;
+
+/// Why an operation failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The metadata service said no: not found, exists …
+    #[error("{0}")]
+    Meta(MetaError),
+    /// A storage target is full.
+    #[error(
+        "{what}: no space left on {target}; remove files or add capacity, then try again \
+         (`threefs status` shows the fullest targets)"
+    )]
+    NoSpace {
+        /// The operation and its place.
+        what: String,
+        /// The full target.
+        target: TargetId,
+    },
+    /// Every serving replica of the chunk is damaged.
+    #[error(
+        "{what}: {chunk} is damaged on every serving replica ({detail}); restore the file from its source"
+    )]
+    Corrupt {
+        /// The operation and its place.
+        what: String,
+        /// The chunk.
+        chunk: ChunkId,
+        /// What the last replica said.
+        detail: String,
+    },
+    /// The deadline passed.
+    #[error(
+        "{what}: no end within {:.1} s; {who} did not answer as needed: {detail}. \
+         Look at `threefs status`, or give a longer timeout",
+        deadline.as_secs_f64()
+    )]
+    Unavailable {
+        /// The operation and its place.
+        what: String,
+        /// The service that was waited for last.
+        who: String,
+        /// The whole time given.
+        deadline: Duration,
+        /// What it, or the connection to it, said last.
+        detail: String,
+    },
+    /// The peer holds another key, or is no 3FS service.
+    #[error("{detail}")]
+    Refused {
+        /// What the handshake said.
+        detail: String,
+    },
+    /// An argument is wrong; nothing was done.
+    #[error("{detail}")]
+    InvalidArgument {
+        /// Which, its value and the remedy.
+        detail: String,
+    },
+    /// A peer answered what makes no sense: versions differ, or there is a bug.
+    #[error("{who} answered what makes no sense: {detail}; do all services run the same version?")]
+    Protocol {
+        /// The service.
+        who: String,
+        /// What it said.
+        detail: String,
+    },
+}
+
+impl From<LayoutError> for ClientError {
+    fn from(error: LayoutError) -> Self {
+        Self::InvalidArgument { detail: error.to_string() }
+    }
+}
+
+impl ClientError {
+    /// A reply of the wrong kind.
+    pub(crate) fn unexpected(who: &str, reply: &impl std::fmt::Debug) -> Self {
+        let mut detail = format!("{reply:?}");
+        detail.truncate(200);
+        Self::Protocol { who: who.into(), detail }
+    }
+}
+
+/// What an operation remembers over its attempts, to tell at its end who did not answer.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    what: String,
+    who: String,
+    detail: String,
+}
+
+impl Attempts {
+    /// None made yet.
+    pub(crate) fn of(what: impl Into<String>) -> Self {
+        Self { what: what.into(), who: "mgmtd".into(), detail: "no attempt was made".into() }
+    }
+
+    /// One more has failed.
+    pub(crate) fn failed(&mut self, who: &str, detail: impl ToString) {
+        (self.who, self.detail) = (who.into(), detail.to_string());
+    }
+
+    /// A failed call: an error if repeating it is of no use.
+    pub(crate) fn rpc(&mut self, who: &str, error: &RpcError) -> Result<(), ClientError> {
+        self.failed(who, error);
+        match error {
+            RpcError::Refused { .. } => Err(ClientError::Refused { detail: error.to_string() }),
+            RpcError::TooLarge { .. } => {
+                Err(ClientError::InvalidArgument { detail: error.to_string() })
+            }
+            RpcError::Codec { .. } => {
+                Err(ClientError::Protocol { who: who.into(), detail: error.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A refusal by a storage service that no retry can change.
+    pub(crate) fn refused(&self, who: &str, error: StorageError) -> ClientError {
+        match error {
+            StorageError::NoSpace { target } => {
+                ClientError::NoSpace { what: self.what.clone(), target }
+            }
+            StorageError::ChunkSizeMismatch { .. } | StorageError::InvalidRequest { .. } => {
+                ClientError::InvalidArgument { detail: format!("{}: {error}", self.what) }
+            }
+            other => ClientError::Protocol { who: who.into(), detail: other.to_string() },
+        }
+    }
+
+    /// All replicas of the chunk are damaged.
+    pub(crate) fn corrupt(&self, chunk: ChunkId) -> ClientError {
+        ClientError::Corrupt { what: self.what.clone(), chunk, detail: self.detail.clone() }
+    }
+
+    /// The deadline has passed.
+    pub(crate) fn unavailable(self, deadline: Duration) -> ClientError {
+        ClientError::Unavailable { what: self.what, who: self.who, deadline, detail: self.detail }
+    }
+}

@@ -1,0 +1,256 @@
+//! Paths and names. What is read and written in files is in `ranges`.
+
+use std::sync::Arc;
+
+use threefs_core::ids::InodeId;
+use threefs_core::layout::Layout;
+use threefs_meta::{
+    At, Entry, Inode, InodeKind, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaReply,
+};
+
+use crate::Client;
+use crate::chunks::What;
+use crate::error::ClientError;
+
+pub use crate::ranges::{ReadPlan, ReadRange, WriteRange};
+
+const FILE_MODE: u32 = 0o644;
+const DIRECTORY_MODE: u32 = 0o755;
+
+/// An open file. It stays with its inode when the name moves.
+#[derive(Clone, Debug)]
+pub struct FileHandle {
+    /// As it was opened; for messages.
+    pub path: What,
+    /// Which file.
+    pub inode: InodeId,
+    /// Where its chunks are.
+    pub layout: Layout,
+    /// The truncation that was the newest when the handle was made.
+    pub(crate) truncate_version: u64,
+}
+
+impl FileHandle {
+    /// The file behind an inode.
+    pub(crate) fn of(path: &str, inode: &Inode) -> Result<Self, ClientError> {
+        match &inode.kind {
+            InodeKind::File { layout, truncate_version, .. } => Ok(Self {
+                path: Arc::from(path),
+                inode: inode.id,
+                layout: layout.clone(),
+                truncate_version: *truncate_version,
+            }),
+            InodeKind::Directory { .. } => {
+                Err(ClientError::Meta(MetaError::IsADirectory { path: path.into() }))
+            }
+            InodeKind::Symlink { .. } => Err(ClientError::Meta(MetaError::Invalid {
+                field: "path".into(),
+                value: path.into(),
+                reason: "it is a symbolic link, not a file".into(),
+            })),
+        }
+    }
+}
+
+impl Client {
+    /// Makes a directory; with `parents` also those above it, and then it may exist already.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn mkdir(&self, path: &str, parents: bool) -> Result<(), ClientError> {
+        let defaults = LayoutDefaults::default();
+        let at = At::path(path);
+        let change = MetaChange::MakeDirectory { at, mode: DIRECTORY_MODE, parents, defaults };
+        self.change("make directory", path, change).await.map(drop)
+    }
+
+    /// The inode at a path; `follow` a symbolic link at its very end.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn stat(&self, path: &str, follow: bool) -> Result<Inode, ClientError> {
+        let query = MetaQuery::Stat { at: At::path(path), follow };
+        inode(self.query("stat", path, query).await?)
+    }
+
+    /// Entries of a directory, sorted by name.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn list(&self, path: &str) -> Result<Vec<Entry>, ClientError> {
+        let mut all: Vec<Entry> = Vec::new();
+        loop {
+            let after = all.last().map(|entry| entry.name.clone()).unwrap_or_default();
+            let query = MetaQuery::List { at: At::path(path), after, limit: 0 };
+            match self.query("list", path, query).await? {
+                MetaReply::Page { entries, more } => {
+                    all.extend(entries);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(ClientError::unexpected("meta", &other)),
+            }
+        }
+    }
+
+    /// Entries of a directory with their inodes, sorted by name; one that vanishes meanwhile is
+    /// left out.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn scan(&self, path: &str) -> Result<Vec<(Entry, Inode)>, ClientError> {
+        let entries = self.list(path).await?;
+        let places: Vec<At> = entries.iter().map(|entry| At::inode(entry.inode)).collect();
+        let inodes = self.stat_many("list", path, places).await?;
+        let known = entries.into_iter().zip(inodes);
+        Ok(known.filter_map(|(entry, inode)| Some((entry, inode.ok()?))).collect())
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn open(&self, path: &str) -> Result<FileHandle, ClientError> {
+        FileHandle::of(path, &self.stat(path, true).await?)
+    }
+
+    /// Makes a file, or opens the one that is there unless `exclusive`.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn create(&self, path: &str, exclusive: bool) -> Result<FileHandle, ClientError> {
+        let change = MetaChange::Create {
+            at: At::path(path),
+            mode: FILE_MODE,
+            exclusive,
+            layout: LayoutDefaults::default(),
+            write: false,
+        };
+        match self.change("create", path, change).await? {
+            MetaReply::Opened { inode, .. } => FileHandle::of(path, &inode),
+            other => Err(ClientError::unexpected("meta", &other)),
+        }
+    }
+
+    /// Length of an open file.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn length(&self, file: &FileHandle) -> Result<u64, ClientError> {
+        let query = MetaQuery::Stat { at: At::inode(file.inode), follow: false };
+        Ok(inode(self.query("stat", &file.path, query).await?)?.length())
+    }
+
+    /// Cuts an open file or extends it with zeros.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn set_length(&self, file: &FileHandle, length: u64) -> Result<(), ClientError> {
+        let change = MetaChange::SetLength { at: At::inode(file.inode), length };
+        self.change("set length of", &file.path, change).await.map(drop)
+    }
+
+    /// Moves a name in one instant, replacing a file by a file.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn rename(&self, source: &str, destination: &str) -> Result<(), ClientError> {
+        let (from, to) = (At::path(source), At::path(destination));
+        let change = MetaChange::Rename { from, to, no_replace: false };
+        self.change("rename", &format!("{source} to {destination}"), change).await.map(drop)
+    }
+
+    /// Removes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn unlink(&self, path: &str) -> Result<(), ClientError> {
+        self.change("remove", path, MetaChange::Unlink { at: At::path(path) }).await.map(drop)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn rmdir(&self, path: &str) -> Result<(), ClientError> {
+        let change = MetaChange::RemoveDirectory { at: At::path(path) };
+        self.change("remove directory", path, change).await.map(drop)
+    }
+
+    /// Removes whatever is there with everything below it.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn rmtree(&self, path: &str) -> Result<(), ClientError> {
+        let change = MetaChange::RemoveTree { at: At::path(path) };
+        self.change("remove tree", path, change).await.map(drop)
+    }
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn symlink(&self, target: &str, path: &str) -> Result<(), ClientError> {
+        let change = MetaChange::MakeSymlink { at: At::path(path), target: target.into() };
+        self.change("make symbolic link", path, change).await.map(drop)
+    }
+
+    /// Where a symbolic link points to.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn readlink(&self, path: &str) -> Result<String, ClientError> {
+        match self.stat(path, false).await?.kind {
+            InodeKind::Symlink { target } => Ok(target),
+            _ => Err(ClientError::InvalidArgument {
+                detail: format!("`{path}` is not a symbolic link; use `stat` to see what it is"),
+            }),
+        }
+    }
+
+    /// Inodes of many places, in order, each with its own error.
+    pub(crate) async fn stat_many(
+        &self,
+        verb: &str,
+        path: &str,
+        places: Vec<At>,
+    ) -> Result<Vec<Result<Inode, MetaError>>, ClientError> {
+        let mut all = Vec::with_capacity(places.len());
+        for page in places.chunks(threefs_meta::protocol::BATCH_MAX) {
+            let query = MetaQuery::StatMany { at: page.to_vec() };
+            match self.query(verb, path, query).await? {
+                MetaReply::Inodes(inodes) if inodes.len() == page.len() => all.extend(inodes),
+                other => return Err(ClientError::unexpected("meta", &other)),
+            }
+        }
+        Ok(all)
+    }
+
+    pub(crate) async fn change(
+        &self,
+        verb: &str,
+        path: &str,
+        change: MetaChange,
+    ) -> Result<MetaReply, ClientError> {
+        let what = format!("{verb} `{path}`");
+        self.0.metadata.change(&what, change, self.deadline()).await
+    }
+
+    async fn query(
+        &self,
+        verb: &str,
+        path: &str,
+        query: MetaQuery,
+    ) -> Result<MetaReply, ClientError> {
+        let what = format!("{verb} `{path}`");
+        self.0.metadata.query(&what, query, self.deadline()).await
+    }
+}
+
+fn inode(reply: MetaReply) -> Result<Inode, ClientError> {
+    match reply {
+        MetaReply::Inode(inode) => Ok(inode),
+        other => Err(ClientError::unexpected("meta", &other)),
+    }
+}

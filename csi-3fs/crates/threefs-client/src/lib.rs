@@ -1,0 +1,84 @@
+//! The native client of 3FS: routing, exactly-once chunk updates, batches, files by path.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`config`] | addresses, key, bounds |
+//! | [`error`] | what can go wrong, with who did not answer |
+//! | `routing` | the newest routing, kept by one long poll |
+//! | `channels` | tags that make updates exactly-once |
+//! | `chunks` | one read or update of one chunk, over any number of attempts |
+//! | `batch` | many of them, within bounds |
+//! | `metadata` | calls of the metadata service, each executed once |
+//! | `files` | paths, lengths, batches of (path, offset, bytes) |
+//! | `trim` | cutting and removing chunks, for the metadata service |
+//! | [`status`] | the cluster as one value, for people and for JSON |
+//!
+//! Every operation ends within the client's timeout. A retry is always the same request under the
+//! same tag or id, so nothing is ever executed twice.
+
+mod batch;
+mod channels;
+mod chunks;
+pub mod config;
+pub mod error;
+mod files;
+mod metadata;
+mod peers;
+mod ranges;
+mod routing;
+pub mod status;
+mod trim;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use fabric::deadline::Deadline;
+
+pub use config::ClientConfig;
+pub use error::ClientError;
+pub use files::{FileHandle, ReadPlan, ReadRange, WriteRange};
+
+use batch::Window;
+use channels::Channels;
+use metadata::Metadata;
+use peers::Peers;
+use routing::Routing;
+
+/// A client of one cluster. Clones share everything. Must live inside a tokio runtime.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+struct Inner {
+    config: ClientConfig,
+    routing: Routing,
+    metadata: Metadata,
+    channels: Channels,
+    peers: Peers,
+    window: Window,
+    /// Spreads reads over replicas.
+    read_turn: AtomicUsize,
+}
+
+impl Client {
+    /// Nothing is sent yet but the first question for routing, in the background.
+    pub fn start(config: ClientConfig) -> Self {
+        let id = config::draw_client_id();
+        Self(Arc::new(Inner {
+            routing: Routing::follow(&config),
+            metadata: Metadata::new(&config, id),
+            channels: Channels::new(id),
+            peers: Peers::new(&config),
+            window: Window::new(config.operations_in_flight_max, config.bytes_in_flight_max),
+            read_turn: AtomicUsize::new(0),
+            config,
+        }))
+    }
+
+    /// The deadline of an operation that begins now.
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.0.config.timeout)
+    }
+}
+
+#[cfg(test)]
+mod cluster_test;

@@ -1,0 +1,64 @@
+//! Calls of the metadata service, with what was done for whom in the errors.
+
+use std::time::Duration;
+
+use fabric::deadline::Deadline;
+use threefs_core::ids::ClientId;
+use threefs_meta::{MetaChange, MetaClient, MetaClientError, MetaError, MetaQuery, MetaReply};
+
+use crate::config::ClientConfig;
+use crate::error::{Attempts, ClientError};
+
+pub(crate) struct Metadata {
+    client: MetaClient,
+    who: String,
+    timeout: Duration,
+}
+
+impl Metadata {
+    pub(crate) fn new(config: &ClientConfig, id: ClientId) -> Self {
+        Self {
+            client: MetaClient::new(&config.meta, &config.key, id),
+            who: format!("meta at {}", config.meta),
+            timeout: config.timeout,
+        }
+    }
+
+    pub(crate) async fn query(
+        &self,
+        what: &str,
+        query: MetaQuery,
+        deadline: Deadline,
+    ) -> Result<MetaReply, ClientError> {
+        let result = self.client.query(query, deadline).await;
+        result.map_err(|error| self.failed(what, error))
+    }
+
+    pub(crate) async fn change(
+        &self,
+        what: &str,
+        change: MetaChange,
+        deadline: Deadline,
+    ) -> Result<MetaReply, ClientError> {
+        let result = self.client.change(change, deadline).await;
+        result.map_err(|error| self.failed(what, error))
+    }
+
+    fn failed(&self, what: &str, error: MetaClientError) -> ClientError {
+        let mut attempts = Attempts::of(what);
+        match error {
+            MetaClientError::Rpc(error) => match attempts.rpc(&self.who, &error) {
+                Ok(()) => attempts.unavailable(self.timeout),
+                Err(error) => error,
+            },
+            MetaClientError::Refused(error @ MetaError::Unavailable { .. }) => {
+                attempts.failed(&self.who, error);
+                attempts.unavailable(self.timeout)
+            }
+            MetaClientError::Refused(error) => ClientError::Meta(error),
+            unexpected @ MetaClientError::Unexpected { .. } => {
+                ClientError::Protocol { who: self.who.clone(), detail: unexpected.to_string() }
+            }
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Reads and writes of ranges of files: cut into chunks, moved side by side, lengths reported.
+//!
+//! A write is over when its bytes are durable on all serving replicas **and** the file's length
+//! that makes them visible is durable.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fabric::deadline::Deadline;
+use threefs_core::ids::{ChainId, ChunkId, InodeId};
+use threefs_core::layout::{Layout, LayoutError};
+use threefs_meta::protocol::BATCH_MAX;
+use threefs_meta::{At, InodeKind, LengthReport, MetaChange, MetaError, MetaReply};
+use tokio::task::JoinSet;
+
+use crate::Client;
+use crate::batch::{ChunkRead, ChunkWrite};
+use crate::chunks::{Place, What};
+use crate::error::{Attempts, ClientError};
+use crate::files::FileHandle;
+
+/// Files that are created side by side: enough to share the metadata store's flushes.
+const CREATES_IN_FLIGHT_MAX: usize = 64;
+
+/// Bytes for a range of a file.
+#[derive(Clone, Debug)]
+pub struct WriteRange {
+    /// The file.
+    pub path: String,
+    /// Where they go.
+    pub offset: u64,
+    /// The bytes.
+    pub payload: Bytes,
+}
+
+/// A range of a file that is wanted.
+#[derive(Clone, Debug)]
+pub struct ReadRange {
+    /// The file.
+    pub path: String,
+    /// From where on.
+    pub offset: u64,
+    /// How many bytes at most; `None` = to the end.
+    pub length: Option<u64>,
+}
+
+/// Ranges whose files have been looked up: how much each will give.
+pub struct ReadPlan {
+    lengths: Vec<usize>,
+    reads: Vec<ChunkRead>,
+}
+
+impl ReadPlan {
+    /// Bytes that each range will give, in the order that they were asked in.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+}
+
+struct FileWrite {
+    file: FileHandle,
+    offset: u64,
+    payload: Bytes,
+}
+
+impl Client {
+    /// Writes many ranges; all are durable when this ends. Writes to one chunk keep their order.
+    ///
+    /// # Errors
+    /// Any [`ClientError`]; any part of the batch may then have been written, and the same batch
+    /// may be written again.
+    pub async fn batch_write(
+        &self,
+        writes: Vec<WriteRange>,
+        create: bool,
+    ) -> Result<(), ClientError> {
+        let deadline = self.deadline();
+        let files = self.files_for(&writes, create).await?;
+        let writes = writes.into_iter().filter_map(|write| {
+            let file = files.get(&write.path)?.clone();
+            Some(FileWrite { file, offset: write.offset, payload: write.payload })
+        });
+        self.write_files(writes.collect(), deadline).await
+    }
+
+    /// Writes one range of an open file; durable when this ends.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn write_at(
+        &self,
+        file: &FileHandle,
+        offset: u64,
+        payload: Bytes,
+    ) -> Result<(), ClientError> {
+        let write = FileWrite { file: file.clone(), offset, payload };
+        self.write_files(vec![write], self.deadline()).await
+    }
+
+    /// Looks up files and cuts ranges into chunks. What lies beyond a file's end is cut off.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn plan_read(&self, ranges: &[ReadRange]) -> Result<ReadPlan, ClientError> {
+        let deadline = self.deadline();
+        let paths: Vec<&str> = ranges.iter().map(|range| range.path.as_str()).collect();
+        let known = self.look_up(&paths, "read").await?;
+        let mut plan = ReadPlan { lengths: Vec::with_capacity(ranges.len()), reads: Vec::new() };
+        for range in ranges {
+            let (file, length) = known
+                .get(range.path.as_str())
+                .cloned()
+                .unwrap_or_else(|| Err(MetaError::NotFound { path: range.path.clone() }.into()))?;
+            self.plan_range(&mut plan, &file, length, range.offset, range.length, deadline).await?;
+        }
+        Ok(plan)
+    }
+
+    /// As [`Client::plan_read`], for one range of an open file.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn plan_read_at(
+        &self,
+        file: &FileHandle,
+        offset: u64,
+        length: u64,
+    ) -> Result<ReadPlan, ClientError> {
+        let mut plan = ReadPlan { lengths: Vec::new(), reads: Vec::new() };
+        let file_length = self.length(file).await?;
+        let deadline = self.deadline();
+        self.plan_range(&mut plan, file, file_length, offset, Some(length), deadline).await?;
+        Ok(plan)
+    }
+
+    /// Reads what was planned into the caller's buffers, one for each range, each at least as long
+    /// as the plan says. Holes become zeros.
+    ///
+    /// # Errors
+    /// Any [`ClientError`]; the buffers' contents are then unspecified.
+    pub async fn read_planned(
+        &self,
+        plan: ReadPlan,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<(), ClientError> {
+        self.read_chunks(plan.reads, self.deadline(), |read, bytes| {
+            let end = read.at + read.length as usize;
+            let Some(out) = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end))
+            else {
+                return;
+            };
+            let (filled, hole) = out.split_at_mut(bytes.len().min(read.length as usize));
+            filled.copy_from_slice(&bytes[..filled.len()]);
+            hole.fill(0);
+        })
+        .await
+    }
+
+    async fn plan_range(
+        &self,
+        plan: &mut ReadPlan,
+        file: &FileHandle,
+        file_length: u64,
+        offset: u64,
+        length: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let left = file_length.saturating_sub(offset);
+        let length = length.map_or(left, |length| length.min(left));
+        let slot = plan.lengths.len();
+        plan.lengths.push(usize::try_from(length).map_err(|_| ClientError::InvalidArgument {
+            detail: format!("`{}`: {length} bytes are more than memory can hold", file.path),
+        })?);
+        if length == 0 {
+            return Ok(());
+        }
+        let what: What = Arc::from(format!("read `{}`", file.path));
+        let chains = self.chains(&what, &file.layout, deadline).await?;
+        for span in file.layout.spans(offset, length)? {
+            let at = u64::from(span.index) * u64::from(file.layout.chunk_bytes)
+                + u64::from(span.offset)
+                - offset;
+            plan.reads.push(ChunkRead {
+                what: Arc::clone(&what),
+                place: place(file, &chains, span.index),
+                offset: span.offset,
+                length: span.length,
+                slot,
+                // Below `length`, which fits.
+                at: at as usize,
+            });
+        }
+        Ok(())
+    }
+
+    async fn write_files(
+        &self,
+        mut writes: Vec<FileWrite>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        while !writes.is_empty() {
+            self.write_once(&writes, deadline).await?;
+            let truncated = self.report_lengths(&writes, deadline).await?;
+            // A truncation came between: it may have cut what was written, so write it again.
+            writes.retain_mut(|write| match truncated.get(&write.file.inode) {
+                Some(version) => {
+                    write.file.truncate_version = *version;
+                    true
+                }
+                None => false,
+            });
+        }
+        Ok(())
+    }
+
+    async fn write_once(
+        &self,
+        writes: &[FileWrite],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let mut pieces = Vec::new();
+        for FileWrite { file, offset, payload } in writes {
+            let what: What = Arc::from(format!("write `{}`", file.path));
+            let chains = self.chains(&what, &file.layout, deadline).await?;
+            let mut rest = payload.clone();
+            for span in file.layout.spans(*offset, payload.len() as u64)? {
+                pieces.push(ChunkWrite {
+                    what: Arc::clone(&what),
+                    place: place(file, &chains, span.index),
+                    offset: span.offset,
+                    payload: rest.split_to(span.length as usize),
+                });
+            }
+        }
+        self.write_chunks(pieces, deadline).await
+    }
+
+    /// Makes lengths durable. Gives the new `truncate_version` of files whose report came too late.
+    async fn report_lengths(
+        &self,
+        writes: &[FileWrite],
+        deadline: Deadline,
+    ) -> Result<HashMap<InodeId, u64>, ClientError> {
+        let mut ends: BTreeMap<InodeId, (LengthReport, &What)> = BTreeMap::new();
+        for FileWrite { file, offset, payload } in writes {
+            let (inode, truncate_version) = (file.inode, file.truncate_version);
+            let length = offset + payload.len() as u64;
+            let report = LengthReport { inode, length, truncate_version };
+            let known = ends.entry(inode).or_insert((report, &file.path));
+            known.0.length = known.0.length.max(length);
+        }
+        let ends: Vec<(LengthReport, &What)> = ends.into_values().collect();
+        let mut truncated = HashMap::new();
+        for page in ends.chunks(BATCH_MAX) {
+            let reports = page.iter().map(|(report, _)| *report).collect();
+            let what = page.first().map_or_else(String::new, |(_, path)| format!("write `{path}`"));
+            let change = MetaChange::ReportLengths { reports };
+            let inodes = match self.0.metadata.change(&what, change, deadline).await? {
+                MetaReply::Inodes(inodes) if inodes.len() == page.len() => inodes,
+                other => return Err(ClientError::unexpected("meta", &other)),
+            };
+            for ((report, path), inode) in page.iter().zip(inodes) {
+                let inode = inode.map_err(|error| match error {
+                    MetaError::NotFound { .. } => MetaError::NotFound { path: path.to_string() },
+                    other => other,
+                })?;
+                if let InodeKind::File { length, truncate_version, .. } = inode.kind
+                    && truncate_version != report.truncate_version
+                    && length < report.length
+                {
+                    truncated.insert(inode.id, truncate_version);
+                }
+            }
+        }
+        Ok(truncated)
+    }
+
+    async fn files_for(
+        &self,
+        writes: &[WriteRange],
+        create: bool,
+    ) -> Result<HashMap<String, FileHandle>, ClientError> {
+        let paths: Vec<&str> = writes.iter().map(|write| write.path.as_str()).collect();
+        let mut files = HashMap::new();
+        let mut missing = Vec::new();
+        for (path, known) in self.look_up(&paths, "write").await? {
+            match known {
+                Ok((file, _)) => {
+                    files.insert(path.to_owned(), file);
+                }
+                Err(ClientError::Meta(MetaError::NotFound { .. })) if create => {
+                    missing.push(path.to_owned());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let mut creates: JoinSet<Result<FileHandle, ClientError>> = JoinSet::new();
+        for path in missing {
+            if creates.len() >= CREATES_IN_FLIGHT_MAX
+                && let Some(created) = creates.join_next().await
+            {
+                insert(&mut files, created)?;
+            }
+            let client = self.clone();
+            creates.spawn(async move { client.create(&path, false).await });
+        }
+        while let Some(created) = creates.join_next().await {
+            insert(&mut files, created)?;
+        }
+        Ok(files)
+    }
+
+    /// File and length of each path, without doubles, in the order of first mention.
+    async fn look_up<'a>(
+        &self,
+        paths: &[&'a str],
+        verb: &str,
+    ) -> Result<BTreeMap<&'a str, Result<(FileHandle, u64), ClientError>>, ClientError> {
+        let mut unique: Vec<&str> = paths.to_vec();
+        unique.sort_unstable();
+        unique.dedup();
+        let places = unique.iter().map(|path| At::path(*path)).collect();
+        let inodes = self.stat_many(verb, unique.first().unwrap_or(&""), places).await?;
+        let known = unique.into_iter().zip(inodes).map(|(path, inode)| {
+            let file = inode.map_err(ClientError::Meta);
+            (path, file.and_then(|it| Ok((FileHandle::of(path, &it)?, it.length()))))
+        });
+        Ok(known.collect())
+    }
+
+    /// The chains of a layout. A table that is newer than the known routing is waited for.
+    pub(crate) async fn chains(
+        &self,
+        what: &What,
+        layout: &Layout,
+        deadline: Deadline,
+    ) -> Result<Vec<ChainId>, ClientError> {
+        let mut attempts = Attempts::of(&**what);
+        while let Some(routing) = self.0.routing.newest(&mut attempts, deadline).await? {
+            match layout.resolve(&routing) {
+                Err(error @ LayoutError::NoTable { .. }) if !deadline.passed() => {
+                    attempts.failed("mgmtd", error);
+                    self.0.routing.newer_than(routing.version, deadline).await;
+                }
+                Err(LayoutError::NoTable { .. }) => break,
+                resolved => return Ok(resolved?),
+            }
+        }
+        Err(attempts.unavailable(self.0.config.timeout))
+    }
+}
+
+impl From<MetaError> for ClientError {
+    fn from(error: MetaError) -> Self {
+        Self::Meta(error)
+    }
+}
+
+fn insert(
+    files: &mut HashMap<String, FileHandle>,
+    created: Result<Result<FileHandle, ClientError>, tokio::task::JoinError>,
+) -> Result<(), ClientError> {
+    let file = created.map_err(|error| ClientError::Protocol {
+        who: "a task of this client".into(),
+        detail: error.to_string(),
+    })??;
+    files.insert(file.path.to_string(), file);
+    Ok(())
+}
+
+fn place(file: &FileHandle, chains: &[ChainId], index: u32) -> Place {
+    Place {
+        // A resolved layout has at least one chain.
+        chain: chains.get(index as usize % chains.len().max(1)).copied().unwrap_or_default(),
+        chunk: ChunkId::new(file.inode, index),
+        chunk_bytes: file.layout.chunk_bytes,
+    }
+}

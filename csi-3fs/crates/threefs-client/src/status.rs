@@ -1,0 +1,49 @@
+//! The cluster as one value: what `threefs status` shows.
+
+use serde::Serialize;
+use threefs_core::routing::RoutingInfo;
+use threefs_meta::{MetaQuery, MetaReply};
+use threefs_mgmtd::ClusterStatus;
+
+use crate::Client;
+use crate::error::{Attempts, ClientError};
+
+/// Everything that the services tell an operator.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// mgmtd's view.
+    pub cluster: ClusterStatus,
+    /// Nodes, chains and tables as published.
+    pub routing: RoutingInfo,
+    /// The metadata service's view; `None` with a reason in `meta_trouble` when it is away.
+    pub meta: Option<threefs_meta::protocol::MetaStatus>,
+    /// Why `meta` is missing.
+    pub meta_trouble: Option<String>,
+}
+
+impl Client {
+    /// Asks mgmtd and the metadata service.
+    ///
+    /// # Errors
+    /// Any [`ClientError`]; a metadata service that does not answer is no error here.
+    pub async fn status(&self) -> Result<Status, ClientError> {
+        let deadline = self.deadline();
+        let mut attempts = Attempts::of("status");
+        let cluster = self.0.routing.status(&mut attempts, deadline).await?;
+        let Some(cluster) = cluster else {
+            return Err(attempts.unavailable(self.0.config.timeout));
+        };
+        let mut attempts = Attempts::of("status");
+        let Some(routing) = self.0.routing.newest(&mut attempts, deadline).await? else {
+            return Err(attempts.unavailable(self.0.config.timeout));
+        };
+        let patience = deadline.within(std::time::Duration::from_secs(1));
+        let asked = self.0.metadata.query("status", MetaQuery::Status, patience).await;
+        let (meta, meta_trouble) = match asked {
+            Ok(MetaReply::Status(status)) => (Some(status), None),
+            Ok(other) => return Err(ClientError::unexpected("meta", &other)),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Ok(Status { cluster, routing: (*routing).clone(), meta, meta_trouble })
+    }
+}

@@ -1,0 +1,240 @@
+//! The chain state machine: what mgmtd makes of a chain at each scan, as one pure function.
+//!
+//! The rules, in this order (each target keeps at most one of them):
+//! 1. SERVING stays while it is alive. The first one found dead becomes LASTSRV for the moment,
+//!    later ones OFFLINE: if the whole chain dies at once, it waits for its old head, which has
+//!    everything that any other had.
+//! 2. LASTSRV returns to SERVING when alive and nobody serves; it is OFFLINE if somebody does.
+//! 3. SYNCING becomes SERVING when up to date; waits if nobody is left to sync it.
+//! 4. WAITING and OFFLINE begin to sync, one target of a chain at a time, when alive and somebody
+//!    serves.
+//! 5. Whenever somebody serves at the end, every LASTSRV becomes OFFLINE.
+//!
+//! Two additions to what the paper's system does, both because a heartbeat may be older than the
+//! chain it is held against:
+//! - "up to date" ends a sync only if it was said about this very version of the chain;
+//! - a SERVING target that says ONLINE about the current version has restarted or distrusts its
+//!   data: it counts as dead at once, without waiting for a timeout, and is synced like any other.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::heartbeat::{LocalReport, LocalState};
+use crate::ids::TargetId;
+use crate::routing::{Chain, ChainTarget, PublicState};
+
+/// Why a target changed its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// No heartbeat in time, or the service says that the target cannot be used.
+    Dead,
+    /// It restarted or found a disagreement: its data must be compared.
+    NotSure,
+    /// Dead, and nobody else serves: the chain waits for this target.
+    LastToServe,
+    /// The last one to serve is back.
+    LastIsBack,
+    /// Somebody else serves again: being the last one has no meaning any more.
+    SomebodyServes,
+    /// The sync is complete.
+    Synced,
+    /// Its turn to be synced.
+    SyncBegins,
+    /// Alive, but nobody can sync it now.
+    MustWait,
+}
+
+/// One change of one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// Which target.
+    pub target: TargetId,
+    /// From.
+    pub before: PublicState,
+    /// To.
+    pub after: PublicState,
+    /// Why.
+    pub cause: Cause,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self.cause {
+            Cause::Dead => "no heartbeat in time, or its service gave it up",
+            Cause::NotSure => "restarted or found a disagreement",
+            Cause::LastToServe => "dead as the last one that served",
+            Cause::LastIsBack => "the last one that served is back",
+            Cause::SomebodyServes => "somebody else serves",
+            Cause::Synced => "synced",
+            Cause::SyncBegins => "sync begins",
+            Cause::MustWait => "waits for its sync",
+        };
+        write!(f, "{} {} -> {}: {why}", self.target, self.before, self.after)
+    }
+}
+
+/// What a scan makes of a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// The chain to persist and publish; version + 1 if anything changed, otherwise the same.
+    pub chain: Chain,
+    /// One line per changed target, in chain order.
+    pub reasons: Vec<Reason>,
+}
+
+impl Transition {
+    /// Is there anything to persist?
+    #[must_use]
+    pub fn changed(&self, before: &Chain) -> bool {
+        self.chain.version != before.version
+    }
+}
+
+/// One scan of one chain. `reports` holds the newest report of every target whose node is alive;
+/// a target without one is dead.
+#[must_use]
+pub fn advance(chain: &Chain, reports: &BTreeMap<TargetId, LocalReport>) -> Transition {
+    let local: Vec<Health> =
+        chain.targets.iter().map(|place| health(chain, place, reports)).collect();
+    let before: Vec<PublicState> = chain.targets.iter().map(|place| place.state).collect();
+    let mut after = before.clone();
+    let mut causes: Vec<Option<Cause>> = vec![None; before.len()];
+
+    serving_targets(&before, &local, &mut after, &mut causes);
+    let somebody_serves = |after: &[PublicState]| after.contains(&PublicState::Serving);
+    for place in 0..before.len() {
+        if before[place] == PublicState::LastSrv
+            && local[place] != Health::Dead
+            && !somebody_serves(&after)
+        {
+            (after[place], causes[place]) = (PublicState::Serving, Some(Cause::LastIsBack));
+        }
+    }
+    syncing_targets(&before, &local, &mut after, &mut causes);
+    waiting_targets(&before, &local, &mut after, &mut causes);
+    if somebody_serves(&after) {
+        for place in 0..after.len() {
+            if after[place] == PublicState::LastSrv {
+                after[place] = PublicState::Offline;
+                if before[place] == PublicState::LastSrv {
+                    causes[place] = Some(Cause::SomebodyServes);
+                } else if causes[place] == Some(Cause::LastToServe) {
+                    causes[place] = Some(dead_cause(local[place]));
+                }
+            }
+        }
+    }
+    transition(chain, &after, &causes)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    UpToDate,
+    Alive,
+    NotSure,
+    Dead,
+}
+
+fn health(chain: &Chain, place: &ChainTarget, reports: &BTreeMap<TargetId, LocalReport>) -> Health {
+    let Some(report) = reports.get(&place.target) else { return Health::Dead };
+    let about_this_version = report.chain_version == chain.version;
+    match (report.state, place.state) {
+        (LocalState::Offline, _) => Health::Dead,
+        (LocalState::Online, PublicState::Serving) if about_this_version => Health::NotSure,
+        (LocalState::UpToDate, PublicState::Syncing) if about_this_version => Health::UpToDate,
+        _ => Health::Alive,
+    }
+}
+
+fn dead_cause(health: Health) -> Cause {
+    if health == Health::NotSure { Cause::NotSure } else { Cause::Dead }
+}
+
+fn serving_targets(
+    before: &[PublicState],
+    local: &[Health],
+    after: &mut [PublicState],
+    causes: &mut [Option<Cause>],
+) {
+    let mut first_dead = true;
+    for place in 0..before.len() {
+        let dead = matches!(local[place], Health::Dead | Health::NotSure);
+        if before[place] != PublicState::Serving || !dead {
+            continue;
+        }
+        if first_dead {
+            (after[place], causes[place]) = (PublicState::LastSrv, Some(Cause::LastToServe));
+        } else {
+            (after[place], causes[place]) = (PublicState::Offline, Some(dead_cause(local[place])));
+        }
+        first_dead = false;
+    }
+}
+
+fn syncing_targets(
+    before: &[PublicState],
+    local: &[Health],
+    after: &mut [PublicState],
+    causes: &mut [Option<Cause>],
+) {
+    for place in 0..before.len() {
+        if before[place] != PublicState::Syncing {
+            continue;
+        }
+        let served = after.contains(&PublicState::Serving);
+        let (state, cause) = match local[place] {
+            Health::UpToDate => (PublicState::Serving, Some(Cause::Synced)),
+            Health::Alive | Health::NotSure if served => (PublicState::Syncing, None),
+            Health::Alive | Health::NotSure => (PublicState::Waiting, Some(Cause::MustWait)),
+            Health::Dead => (PublicState::Offline, Some(Cause::Dead)),
+        };
+        (after[place], causes[place]) = (state, cause);
+    }
+}
+
+fn waiting_targets(
+    before: &[PublicState],
+    local: &[Health],
+    after: &mut [PublicState],
+    causes: &mut [Option<Cause>],
+) {
+    for place in 0..before.len() {
+        if !matches!(before[place], PublicState::Waiting | PublicState::Offline) {
+            continue;
+        }
+        let served = after.contains(&PublicState::Serving);
+        let syncing = after.contains(&PublicState::Syncing);
+        let (state, cause) = match local[place] {
+            Health::Dead => (PublicState::Offline, Cause::Dead),
+            _ if served && !syncing => (PublicState::Syncing, Cause::SyncBegins),
+            _ => (PublicState::Waiting, Cause::MustWait),
+        };
+        if state != before[place] {
+            (after[place], causes[place]) = (state, Some(cause));
+        }
+    }
+}
+
+fn transition(chain: &Chain, after: &[PublicState], causes: &[Option<Cause>]) -> Transition {
+    let mut reasons = Vec::new();
+    let mut targets: Vec<ChainTarget> = Vec::with_capacity(after.len());
+    for ((place, &state), cause) in chain.targets.iter().zip(after).zip(causes) {
+        targets.push(ChainTarget { state, ..*place });
+        if place.state != state
+            && let Some(cause) = *cause
+        {
+            reasons.push(Reason { target: place.target, before: place.state, after: state, cause });
+        }
+    }
+    targets.sort_by_key(|place| place.state);
+    let changed = targets != chain.targets;
+    let version = if changed { chain.version.next() } else { chain.version };
+    Transition { chain: Chain { id: chain.id, version, targets }, reasons }
+}
+
+#[cfg(test)]
+#[path = "chain_test.rs"]
+mod tests;

@@ -1,0 +1,219 @@
+//! The names of things as types, so that a target can never be taken for a chain.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $label:literal) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($label, "{}"), self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A machine (or process) that runs a storage service.
+    NodeId(u32), "node-");
+id!(
+    /// A storage target: one replica's place on one disk. It belongs to one chain for life.
+    TargetId(u64), "target-");
+id!(
+    /// An ordered list of targets that hold the same chunks.
+    ChainId(u32), "chain-");
+id!(
+    /// Grows by one with each change of a chain's order or states.
+    ChainVersion(u32), "");
+id!(
+    /// A named, versioned list of chains.
+    TableId(u32), "table-");
+id!(
+    /// Version of one chain table; frozen in the layouts of files.
+    TableVersion(u32), "");
+id!(
+    /// Grows with each published routing change.
+    RoutingVersion(u64), "");
+id!(
+    /// Version of one chunk. 0 = never written; an update of version v makes v + 1.
+    ChunkVersion(u64), "");
+id!(
+    /// One life of a service process. A restart has another one, drawn by the driver.
+    Incarnation(u64), "");
+id!(
+    /// A file, directory or symlink.
+    InodeId(u64), "inode-");
+id!(
+    /// A client's channel: carries one update at a time.
+    ChannelId(u32), "channel-");
+
+impl ChainVersion {
+    /// The version after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl RoutingVersion {
+    /// The version after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl ChunkVersion {
+    /// The version after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+/// One life of a client: 128 random bits, drawn by the client at its start.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct ClientId(pub u128);
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "client-{:032x}", self.0)
+    }
+}
+
+/// Makes an update exactly-once. A client gives each update the next sequence number of a channel,
+/// sends retries under the same tag, and reuses a channel only when its update has an answer.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct RequestTag {
+    /// Who asks.
+    pub client: ClientId,
+    /// On which of its channels.
+    pub channel: ChannelId,
+    /// Grows by at least one with each new update of the channel.
+    pub sequence: u64,
+}
+
+impl fmt::Display for RequestTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}#{}", self.client, self.channel, self.sequence)
+    }
+}
+
+/// One file chunk: `index` counts chunks of the file from its beginning.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct ChunkId {
+    /// The file.
+    pub inode: InodeId,
+    /// Which chunk of the file.
+    pub index: u32,
+}
+
+impl ChunkId {
+    /// Bytes of an encoded chunk id.
+    pub const ENCODED_BYTES: usize = 16;
+
+    /// The chunk `index` of `inode`.
+    #[must_use]
+    pub fn new(inode: InodeId, index: u32) -> Self {
+        Self { inode, index }
+    }
+
+    /// Greater than every chunk id.
+    pub const MAX: Self = Self { inode: InodeId(u64::MAX), index: u32::MAX };
+
+    /// The chunk id just before this one; `None` for the very first.
+    #[must_use]
+    pub fn before(self) -> Option<Self> {
+        match self.index.checked_sub(1) {
+            Some(index) => Some(Self { inode: self.inode, index }),
+            None => Some(Self { inode: InodeId(self.inode.0.checked_sub(1)?), index: u32::MAX }),
+        }
+    }
+
+    /// The first chunk id of a file.
+    #[must_use]
+    pub fn first_of(inode: InodeId) -> Self {
+        Self { inode, index: 0 }
+    }
+
+    /// The last chunk id that a file can have.
+    #[must_use]
+    pub fn last_of(inode: InodeId) -> Self {
+        Self { inode, index: u32::MAX }
+    }
+
+    /// Big-endian, so that byte order is chunk order:
+    /// tenant (1, always 0) | reserved (1, 0) | inode (8) | track (2, 0) | index (4).
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
+        bytes[2..10].copy_from_slice(&self.inode.0.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.index.to_be_bytes());
+        bytes
+    }
+
+    /// The reverse of [`Self::to_bytes`]; `None` where tenant, reserved or track is not zero.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; Self::ENCODED_BYTES]) -> Option<Self> {
+        if bytes[0..2] != [0, 0] || bytes[10..12] != [0, 0] {
+            return None;
+        }
+        let mut inode = [0; 8];
+        inode.copy_from_slice(&bytes[2..10]);
+        let mut index = [0; 4];
+        index.copy_from_slice(&bytes[12..16]);
+        Some(Self { inode: InodeId(u64::from_be_bytes(inode)), index: u32::from_be_bytes(index) })
+    }
+}
+
+impl fmt::Display for ChunkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "chunk {}/{}", self.inode.0, self.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_encoded_chunk_id_is_ordered_like_the_id_and_comes_back() {
+        let mut ids = [
+            ChunkId::new(InodeId(1), 0),
+            ChunkId::new(InodeId(1), 256),
+            ChunkId::new(InodeId(1), 1),
+            ChunkId::new(InodeId(256), 0),
+            ChunkId::last_of(InodeId(u64::MAX)),
+        ];
+        ids.sort();
+        let encoded: Vec<_> = ids.iter().map(|id| id.to_bytes()).collect();
+        assert!(encoded.is_sorted());
+        for (id, bytes) in ids.iter().zip(encoded) {
+            assert_eq!(ChunkId::from_bytes(bytes), Some(*id));
+        }
+    }
+
+    #[test]
+    fn a_foreign_tenant_or_track_is_refused() {
+        for position in [0, 1, 10, 11] {
+            let mut bytes = ChunkId::new(InodeId(7), 3).to_bytes();
+            bytes[position] = 1;
+            assert_eq!(ChunkId::from_bytes(bytes), None);
+        }
+    }
+}

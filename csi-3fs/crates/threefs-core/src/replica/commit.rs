@@ -1,0 +1,417 @@
+//! From a durable pending state to the commit: forward to the successor, or be the tail.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::lanes::{Begin, Op, Step, Work};
+use super::{
+    Action, Alert, CallId, Context, OpId, PeerFailure, Replica, Role, Standing, Timer, Token,
+};
+use crate::checksum::Checksum;
+use crate::chunk::{ChunkState, ContentChange, Which};
+use crate::error::{StorageError, StoreError};
+use crate::ids::ChunkId;
+use crate::message::{ForwardRequest, ReplaceRequest, StorageReply, StorageRequest, Updated};
+use crate::routing::{ChainTarget, PublicState};
+
+impl Replica {
+    /// Takes up a pending state that nobody works on: after a restart, a change of role.
+    pub(super) fn begin_resolve(
+        &mut self,
+        ctx: &mut Context<'_>,
+        chunk: ChunkId,
+        waiters: VecDeque<Token>,
+    ) -> Begin {
+        let meta = ctx.meta(chunk);
+        let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
+            return super::request::answer(ctx, waiters, Err(self.not_serving()));
+        };
+        let op = self.add_op(Op {
+            chunk,
+            work: Work::Resolve,
+            step: Step::Resting,
+            version: pending.version,
+            tag: pending.tags.newest().map(|newest| newest.tag),
+            pending: Some(pending),
+            waiters,
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        });
+        self.proceed(ctx, op);
+        Begin::Op(op)
+    }
+
+    pub(super) fn on_applied(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<ChunkState, StoreError>,
+    ) {
+        let Some(state) = self.store_done(ctx, op) else { return };
+        state.step = Step::Resting;
+        let chunk = state.chunk;
+        let expected = match &state.work {
+            Work::Forward { request, .. } => Some(request.chunk_checksum),
+            Work::Receive { request, .. } => Some(request.checksum),
+            _ => None,
+        };
+        match result {
+            Ok(pending) => {
+                let got = pending.checksum;
+                state.pending = Some(pending);
+                match expected {
+                    Some(expected) if expected != got => {
+                        let target = self.config.target;
+                        let reason = StorageError::ChecksumMismatch { chunk, expected, got };
+                        self.distrust(ctx, Alert::Disagreement { target, chunk, reason });
+                    }
+                    _ if matches!(state.work, Work::Repair) => self.commit(ctx, op),
+                    _ => self.proceed(ctx, op),
+                }
+            }
+            Err(error) => self.apply_failed(ctx, op, chunk, error),
+        }
+    }
+
+    fn apply_failed(&mut self, ctx: &mut Context<'_>, op: OpId, chunk: ChunkId, error: StoreError) {
+        match error {
+            StoreError::Io { .. } => {
+                let reason = error.to_string();
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+                self.give_up(ctx, reason);
+            }
+            StoreError::Corrupt { .. } => {
+                // Whoever asked will ask again; by then the old content may be back.
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+                self.repair(ctx, chunk);
+            }
+            StoreError::NoSpace { .. } | StoreError::NotFound { .. } => {
+                if self.role() == Role::Syncing {
+                    // The chain must not wait for a target that does not even serve: it reports
+                    // itself OFFLINE. So it must not begin to serve either, whatever it has said
+                    // of its data before.
+                    self.full_until = Some(ctx.now.after(self.config.full_wait_ms));
+                    self.standing = Standing::Online;
+                    self.receiving = None;
+                }
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+            }
+        }
+    }
+
+    /// A newer chain: calls to the former successor mean nothing any more.
+    pub(super) fn proceed_all(&mut self, ctx: &mut Context<'_>) {
+        let waiting: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| !op.step.in_store() && !op.aborted)
+            .map(|(id, _)| *id)
+            .collect();
+        for op in waiting {
+            if let Some(state) = self.ops.get_mut(&op) {
+                state.attempt = 0;
+            }
+            self.proceed(ctx, op);
+        }
+    }
+
+    /// Does what this replica's place in the chain asks for next, as the chain is now.
+    pub(super) fn proceed(&mut self, ctx: &mut Context<'_>, op: OpId) {
+        let role = self.role();
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        if let Step::Calling(call) = state.step {
+            self.calls.remove(&call);
+        }
+        state.step = Step::Resting;
+        if let Some(at) = state.wake.take() {
+            self.timers.remove(&(at, Timer::Op(op)));
+        }
+        match state.work {
+            Work::Send => return self.proceed_send(ctx, op),
+            Work::Repair => return self.proceed_repair(ctx, op),
+            _ => {}
+        }
+        let may = match role {
+            Role::Serving => true,
+            Role::Syncing => matches!(state.work, Work::Receive { .. }),
+            Role::Idle(_) => false,
+        };
+        if !may {
+            let error = self.not_serving();
+            return self.abort(ctx, op, &error);
+        }
+        match self.successor() {
+            None => self.commit(ctx, op),
+            Some(next) if next.state == PublicState::Syncing => self.send_whole(ctx, op, next),
+            Some(next) => self.forward(ctx, op, next),
+        }
+    }
+
+    fn commit(&mut self, ctx: &mut Context<'_>, op: OpId) {
+        let chain_version = self.chain_version();
+        let Some(state) = self.ops.get(&op) else { return };
+        let (chunk, version) = (state.chunk, state.version);
+        let action = Action::Commit { op, chunk, version, chain_version };
+        self.store(ctx, op, Step::Committing, action);
+    }
+
+    /// To a SERVING successor goes what the client sent; where that is gone, the whole content.
+    fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
+        let Some(state) = self.ops.get(&op) else { return };
+        let (change, payload, payload_checksum) = match &state.work {
+            Work::Update { request, payload } => {
+                (request.change, payload.clone(), request.payload_checksum)
+            }
+            Work::Forward { request, payload } => {
+                (request.change, payload.clone(), request.payload_checksum)
+            }
+            _ if state.pending.as_ref().is_some_and(|pending| pending.removed) => {
+                (ContentChange::Remove, Bytes::new(), Checksum::default())
+            }
+            _ => return self.read_newest(ctx, op),
+        };
+        self.call_forward(ctx, op, next, change, payload, payload_checksum);
+    }
+
+    fn call_forward(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        next: ChainTarget,
+        change: ContentChange,
+        payload: Bytes,
+        payload_checksum: Checksum,
+    ) {
+        let to = self.address_of(next.target);
+        let Some(state) = self.ops.get(&op) else { return };
+        let request = ForwardRequest {
+            to,
+            from: self.config.target,
+            chunk: state.chunk,
+            version: state.version,
+            // Every update has a tag; a state without one comes from no update.
+            tag: state.tag.unwrap_or_default(),
+            change,
+            payload_checksum,
+            chunk_checksum: state.pending.as_ref().map_or(Checksum(0), |pending| pending.checksum),
+        };
+        self.op_call(ctx, op, next, StorageRequest::Forward(request), payload);
+    }
+
+    /// To a SYNCING successor goes the whole chunk, whatever it may have.
+    fn send_whole(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
+        let Some(state) = self.ops.get(&op) else { return };
+        let Some(pending) = state.pending.clone() else { return };
+        if self.session().is_none() {
+            if let Some(state) = self.ops.get_mut(&op) {
+                state.step = Step::AwaitingSession;
+            }
+        } else if pending.removed {
+            self.call_replace(ctx, op, next, &pending, Bytes::new());
+        } else {
+            self.read_newest(ctx, op);
+        }
+    }
+
+    fn read_newest(&mut self, ctx: &mut Context<'_>, op: OpId) {
+        let Some(chunk) = self.ops.get(&op).map(|state| state.chunk) else { return };
+        let action = Action::ReadContent { op, chunk, which: Which::Newest };
+        self.store(ctx, op, Step::Reading, action);
+    }
+
+    /// Sends a whole chunk as `content` describes it. The session must be known.
+    pub(super) fn call_replace(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        next: ChainTarget,
+        content: &ChunkState,
+        payload: Bytes,
+    ) {
+        let Some(session) = self.session() else { return };
+        let Some(chunk) = self.ops.get(&op).map(|state| state.chunk) else { return };
+        self.sequence += 1;
+        let request = ReplaceRequest {
+            to: self.address_of(next.target),
+            from: self.config.target,
+            session,
+            sequence: self.sequence,
+            chunk,
+            version: content.version,
+            removed: content.removed,
+            tags: content.tags.clone(),
+            checksum: content.checksum,
+        };
+        self.op_call(ctx, op, next, StorageRequest::Replace(request), payload);
+    }
+
+    pub(super) fn on_content(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<(ChunkState, Bytes), StoreError>,
+    ) {
+        let Some(state) = self.store_done(ctx, op) else { return };
+        state.step = Step::Resting;
+        let chunk = state.chunk;
+        if matches!(state.work, Work::Send) {
+            return self.send_content(ctx, op, result);
+        }
+        let (content, payload) = match result {
+            Ok(read) => read,
+            Err(error @ StoreError::Io { .. }) => return self.give_up(ctx, error.to_string()),
+            Err(_) => {
+                let target = self.config.target;
+                ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
+                return self.rest(ctx, op);
+            }
+        };
+        match self.successor() {
+            Some(next) if next.state == PublicState::Syncing && self.session().is_some() => {
+                self.call_replace(ctx, op, next, &content, payload);
+            }
+            Some(next) if next.state == PublicState::Serving => {
+                let checksum = content.checksum;
+                self.call_forward(ctx, op, next, ContentChange::Replace, payload, checksum);
+            }
+            // The chain changed while the store was reading.
+            _ => self.proceed(ctx, op),
+        }
+    }
+
+    pub(super) fn on_op_answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        call: CallId,
+        result: Result<StorageReply, PeerFailure>,
+        payload: Bytes,
+    ) {
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        if state.step != Step::Calling(call) {
+            return;
+        }
+        state.step = Step::Resting;
+        if matches!(state.work, Work::Repair) {
+            return self.on_repair_answer(ctx, op, result, payload);
+        }
+        match result {
+            Ok(StorageReply::Updated(done)) if state.is_done_by(&done) => {
+                if matches!(state.work, Work::Send) {
+                    self.finish(ctx, op, Ok(done));
+                } else {
+                    self.commit(ctx, op);
+                }
+            }
+            Err(PeerFailure::Refused(StorageError::SyncSessionMismatch { .. })) => {
+                self.rest(ctx, op);
+                self.restart_sending(ctx);
+            }
+            Err(PeerFailure::Refused(error @ StorageError::NoSpace { .. })) => {
+                self.successor_is_full(ctx, op, &error);
+            }
+            _ => self.rest(ctx, op),
+        }
+    }
+
+    /// The update stays pending and is tried again: it must not be dropped, since a late copy of
+    /// the call may still be carried out. But nobody has to wait for it, and no other update that
+    /// needs room gets this far.
+    fn successor_is_full(&mut self, ctx: &mut Context<'_>, op: OpId, error: &StorageError) {
+        self.answer_waiters(ctx, op, error);
+        if let Some(next) = self.successor().filter(|next| next.state == PublicState::Serving) {
+            if self.successor_full_until.is_none_or(|until| until <= ctx.now) {
+                let (target, successor) = (self.config.target, next.target);
+                ctx.out.push(Action::Alert(Alert::SuccessorFull { target, successor }));
+            }
+            let until = ctx.now.after(self.config.retry_wait_ms_max.saturating_mul(2));
+            self.successor_full_until = Some(until);
+        }
+        self.rest(ctx, op);
+    }
+
+    /// The call failed: it is repeated after a while, to whoever is the successor then.
+    pub(super) fn rest(&mut self, ctx: &mut Context<'_>, op: OpId) {
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        state.step = Step::Resting;
+        let attempt = state.attempt;
+        self.wake_op(op, ctx.now.after(self.retry_wait_ms(attempt)));
+    }
+
+    pub(super) fn on_op_timer(&mut self, ctx: &mut Context<'_>, op: OpId, at: crate::time::Millis) {
+        let Some(state) = self.ops.get(&op) else { return };
+        if state.wake == Some(at) && !state.step.in_store() {
+            self.proceed(ctx, op);
+        }
+    }
+
+    pub(super) fn on_committed(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<ChunkState, StoreError>,
+    ) {
+        // An aborted operation's commit is as good as any: the successors had committed.
+        self.store_since.remove(&op);
+        let Some(state) = self.ops.get(&op) else { return };
+        match result {
+            Ok(committed) => {
+                if matches!(state.work, Work::Repair) {
+                    let (target, chunk) = (self.config.target, state.chunk);
+                    ctx.out.push(Action::Alert(Alert::Repaired { target, chunk }));
+                } else if let Some(tag) = state.tag {
+                    self.channels.done(tag, state.chunk, committed.version);
+                }
+                let done = Updated {
+                    version: committed.version,
+                    length: committed.length,
+                    checksum: committed.checksum,
+                    chain_version: committed.chain_version,
+                };
+                self.finish(ctx, op, Ok(done));
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+                self.give_up(ctx, reason);
+            }
+        }
+    }
+
+    pub(super) fn on_forgotten(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<(), StoreError>,
+    ) {
+        if self.store_done(ctx, op).is_none() {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                let chain_version = self.chain_version();
+                self.finish(ctx, op, Ok(Updated { chain_version, ..Updated::nothing() }));
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+                self.give_up(ctx, reason);
+            }
+        }
+    }
+}
+
+impl Op {
+    /// Does this answer mean that the successor has exactly what this replica has?
+    fn is_done_by(&self, done: &Updated) -> bool {
+        let checksum = self.pending.as_ref().map_or(Checksum(0), |pending| pending.checksum);
+        done.version == self.version && done.checksum == checksum
+    }
+}
+
+/// Nobody waits for operations that the replica starts by itself.
+pub(super) fn nobody() -> VecDeque<Token> {
+    VecDeque::new()
+}

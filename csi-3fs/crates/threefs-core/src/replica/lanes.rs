@@ -1,0 +1,345 @@
+//! Lanes: one operation of a chunk at a time, the others wait in line, boundedly.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::{Action, CallId, Caller, Context, OpId, Replica, Role, Timer, Token};
+use crate::chunk::ChunkState;
+use crate::error::StorageError;
+use crate::ids::{ChunkId, ChunkVersion, RequestTag};
+use crate::message::{ForwardRequest, ReplaceRequest, StorageReply, UpdateRequest, Updated};
+use crate::routing::PublicState;
+use crate::time::Millis;
+
+/// Retries of one request that may hang on one operation; the oldest is let go beyond that.
+const WAITERS_MAX: usize = 16;
+
+/// What an operation is for.
+#[derive(Clone, Debug)]
+pub(super) enum Work {
+    /// A client's update, here at the head.
+    Update { request: UpdateRequest, payload: Bytes },
+    /// The predecessor's update.
+    Forward { request: ForwardRequest, payload: Bytes },
+    /// The predecessor's whole chunk, while this target is SYNCING.
+    Receive { request: ReplaceRequest, payload: Bytes },
+    /// A pending state that nobody works on: roll it forward.
+    Resolve,
+    /// Bring the SYNCING successor's copy up to date.
+    Send,
+    /// Get the content back from another replica.
+    Repair,
+}
+
+/// Where an operation stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The store makes the pending state.
+    Applying,
+    /// The store reads the content for the successor.
+    Reading,
+    /// Another replica has been asked.
+    Calling(CallId),
+    /// A failed call will be repeated.
+    Resting,
+    /// The sync with the successor has no session yet.
+    AwaitingSession,
+    /// The store flips the pending state.
+    Committing,
+    /// The store drops the chunk.
+    Forgetting,
+}
+
+impl Step {
+    /// Is the store at work? Then the lane stays taken until it is done, come what may.
+    pub(super) fn in_store(self) -> bool {
+        matches!(self, Self::Applying | Self::Reading | Self::Committing | Self::Forgetting)
+    }
+}
+
+/// One operation: holds its chunk's lane from beginning to end.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) chunk: ChunkId,
+    pub(super) work: Work,
+    pub(super) step: Step,
+    pub(super) version: ChunkVersion,
+    pub(super) tag: Option<RequestTag>,
+    /// The pending state once it is durable here.
+    pub(super) pending: Option<ChunkState>,
+    pub(super) waiters: VecDeque<Token>,
+    pub(super) attempt: u32,
+    pub(super) wake: Option<Millis>,
+    /// Ends as soon as the store is done.
+    pub(super) aborted: bool,
+}
+
+/// Work in line.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) work: Work,
+    pub(super) waiters: VecDeque<Token>,
+}
+
+/// One chunk's line.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    pub(super) active: Option<OpId>,
+    pub(super) queue: VecDeque<Queued>,
+}
+
+/// What became of work that reached the front of its line.
+pub(super) enum Begin {
+    /// An operation holds the lane now.
+    Op(OpId),
+    /// It is already answered.
+    Done,
+    /// Something else must be done first.
+    After(Work, Box<Queued>),
+}
+
+impl Replica {
+    /// Puts work in its chunk's line, or onto the operation that already does it.
+    pub(super) fn enqueue(
+        &mut self,
+        ctx: &mut Context<'_>,
+        chunk: ChunkId,
+        work: Work,
+        token: Option<Token>,
+    ) {
+        if self.ops.len() >= self.config.ops_max && !matches!(work, Work::Send | Work::Resolve) {
+            return self.refuse_busy(ctx, token);
+        }
+        let lane = self.lanes.entry(chunk).or_default();
+        if let Some(op) = lane.active.and_then(|id| self.ops.get_mut(&id)) {
+            if op.is_same(&work) && !op.aborted {
+                op.waiters.extend(token);
+                if op.waiters.len() > WAITERS_MAX
+                    && let Some(oldest) = op.waiters.pop_front()
+                {
+                    let target = self.config.target;
+                    ctx.reply(oldest, Err(StorageError::Timeout { target }));
+                }
+                return;
+            }
+            if lane.queue.len() >= self.config.lane_queue_max {
+                return self.refuse_busy(ctx, token);
+            }
+        }
+        lane.queue.push_back(Queued { work, waiters: token.into_iter().collect() });
+        self.run_lane(ctx, chunk);
+    }
+
+    fn refuse_busy(&self, ctx: &mut Context<'_>, token: Option<Token>) {
+        if let Some(token) = token {
+            ctx.reply(token, Err(StorageError::Busy { target: self.config.target }));
+        }
+    }
+
+    /// Begins the next work in line, if the lane is free.
+    pub(super) fn run_lane(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
+        loop {
+            let Some(lane) = self.lanes.get_mut(&chunk) else { return };
+            if lane.active.is_some() {
+                return;
+            }
+            let Some(queued) = lane.queue.pop_front() else {
+                self.lanes.remove(&chunk);
+                return;
+            };
+            match self.begin(ctx, chunk, queued) {
+                Begin::Done => {}
+                Begin::Op(op) => {
+                    self.lanes.entry(chunk).or_default().active = Some(op);
+                    return;
+                }
+                Begin::After(first, queued) => {
+                    let queue = &mut self.lanes.entry(chunk).or_default().queue;
+                    queue.push_front(*queued);
+                    queue.push_front(Queued { work: first, waiters: VecDeque::new() });
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: Queued) -> Begin {
+        let Queued { work, waiters } = queued;
+        match work {
+            Work::Update { request, payload } => self.begin_update(ctx, request, payload, waiters),
+            Work::Forward { request, payload } => {
+                self.begin_forward(ctx, request, payload, waiters)
+            }
+            Work::Receive { request, payload } => {
+                self.begin_receive(ctx, request, payload, waiters)
+            }
+            Work::Resolve => self.begin_resolve(ctx, chunk, waiters),
+            Work::Send => self.begin_send(ctx, chunk),
+            Work::Repair => self.begin_repair(ctx, chunk),
+        }
+    }
+
+    /// Registers a new operation. The caller has pushed, or will push, its first action.
+    pub(super) fn add_op(&mut self, op: Op) -> OpId {
+        self.next_op += 1;
+        let id = OpId(self.next_op);
+        self.ops.insert(id, op);
+        id
+    }
+
+    /// Remembers since when the store has been at work for `op`, and hands it the action.
+    pub(super) fn store(&mut self, ctx: &mut Context<'_>, op: OpId, step: Step, action: Action) {
+        self.store_since.insert(op, ctx.now);
+        if let Some(state) = self.ops.get_mut(&op) {
+            state.step = step;
+            if let Some(at) = state.wake.take() {
+                self.timers.remove(&(at, Timer::Op(op)));
+            }
+        }
+        ctx.out.push(action);
+    }
+
+    /// The store is done with `op`. `None` if the operation ends here because it was aborted.
+    pub(super) fn store_done(&mut self, ctx: &mut Context<'_>, op: OpId) -> Option<&mut Op> {
+        self.store_since.remove(&op);
+        if self.ops.get(&op)?.aborted {
+            self.finish(ctx, op, Err(self.not_serving()));
+            return None;
+        }
+        self.ops.get_mut(&op)
+    }
+
+    /// Wakes `op` at a moment, unless something else happens to it before.
+    pub(super) fn wake_op(&mut self, op: OpId, at: Millis) {
+        if let Some(state) = self.ops.get_mut(&op) {
+            if let Some(before) = state.wake.replace(at) {
+                self.timers.remove(&(before, Timer::Op(op)));
+            }
+            self.timers.insert((at, Timer::Op(op)));
+        }
+    }
+
+    /// Asks another replica on behalf of `op`, with a deadline.
+    pub(super) fn op_call(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        to: crate::routing::ChainTarget,
+        request: crate::message::StorageRequest,
+        payload: Bytes,
+    ) {
+        let call = self.call(ctx, Caller::Op(op), to, request, payload);
+        if let Some(state) = self.ops.get_mut(&op) {
+            state.step = Step::Calling(call);
+            state.attempt = state.attempt.saturating_add(1);
+        }
+        self.wake_op(op, ctx.now.after(self.config.call_timeout_ms));
+    }
+
+    /// Ends an operation, answers whoever waits, and lets the next one in.
+    pub(super) fn finish(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<Updated, StorageError>,
+    ) {
+        let Some(ended) = self.ops.remove(&op) else { return };
+        if let Step::Calling(call) = ended.step {
+            self.calls.remove(&call);
+        }
+        if let Some(at) = ended.wake {
+            self.timers.remove(&(at, Timer::Op(op)));
+        }
+        for token in ended.waiters {
+            ctx.reply(token, result.clone().map(StorageReply::Updated));
+        }
+        if let Some(lane) = self.lanes.get_mut(&ended.chunk) {
+            lane.active = None;
+        }
+        let sent = matches!(ended.work, Work::Send) && !ended.aborted;
+        self.run_lane(ctx, ended.chunk);
+        if sent {
+            self.chunk_sent(ctx, result.is_ok());
+        }
+    }
+
+    /// Answers those who wait on `op` now; the operation itself goes on.
+    pub(super) fn answer_waiters(&mut self, ctx: &mut Context<'_>, op: OpId, error: &StorageError) {
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        for token in std::mem::take(&mut state.waiters) {
+            ctx.reply(token, Err(error.clone()));
+        }
+    }
+
+    /// This replica is out of the chain: nothing goes on, everybody is told.
+    pub(super) fn abort_all(&mut self, ctx: &mut Context<'_>, state: PublicState) {
+        let error = StorageError::NotServing { target: self.config.target, state };
+        for lane in self.lanes.values_mut() {
+            for queued in lane.queue.drain(..) {
+                for token in queued.waiters {
+                    ctx.reply(token, Err(error.clone()));
+                }
+            }
+        }
+        let ops: Vec<OpId> = self.ops.keys().copied().collect();
+        for op in ops {
+            self.abort(ctx, op, &error);
+        }
+    }
+
+    /// Ends one operation as soon as the store allows.
+    pub(super) fn abort(&mut self, ctx: &mut Context<'_>, op: OpId, error: &StorageError) {
+        self.answer_waiters(ctx, op, error);
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        state.aborted = true;
+        if !state.step.in_store() {
+            self.finish(ctx, op, Err(error.clone()));
+        }
+    }
+
+    pub(super) fn not_serving(&self) -> StorageError {
+        StorageError::NotServing { target: self.config.target, state: self.public_state() }
+    }
+
+    /// Everything pending that nobody works on is rolled forward. Called whenever the chain
+    /// changed and this replica serves.
+    pub(super) fn resolve_orphans(&mut self, ctx: &mut Context<'_>) {
+        if self.role() != Role::Serving {
+            return;
+        }
+        // What an aborted operation leaves behind when the store is done with it.
+        let aborted: Vec<ChunkId> =
+            self.ops.values().filter(|op| op.aborted).map(|op| op.chunk).collect();
+        for chunk in aborted {
+            self.enqueue(ctx, chunk, Work::Resolve, None);
+        }
+        let mut after = None;
+        loop {
+            let page = ctx.metas.pending(after, self.config.sync_page);
+            let Some(last) = page.last().copied() else { return };
+            for chunk in page {
+                if self.lanes.get(&chunk).is_none_or(|lane| lane.active.is_none()) {
+                    self.enqueue(ctx, chunk, Work::Resolve, None);
+                }
+            }
+            after = Some(last);
+        }
+    }
+}
+
+impl Op {
+    /// Would `work` do again what this operation does?
+    fn is_same(&self, work: &Work) -> bool {
+        match work {
+            Work::Update { request, .. } => self.tag == Some(request.tag),
+            Work::Forward { request, .. } => {
+                self.tag == Some(request.tag) && self.version == request.version
+            }
+            Work::Resolve => {
+                matches!(self.work, Work::Resolve | Work::Update { .. } | Work::Forward { .. })
+            }
+            Work::Repair => matches!(self.work, Work::Repair),
+            Work::Receive { .. } | Work::Send => false,
+        }
+    }
+}

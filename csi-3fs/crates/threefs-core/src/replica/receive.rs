@@ -1,0 +1,169 @@
+//! The SYNCING side of a resync: takes whole chunks from the predecessor, whatever it has itself.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+
+use super::lanes::{Begin, Op, Step, Work};
+use super::request::answer;
+use super::{Action, Context, Replica, Role, Standing, Token};
+use crate::chunk::{ContentChange, StoreUpdate};
+use crate::error::StorageError;
+use crate::ids::{ChunkId, ChunkVersion, TargetId};
+use crate::message::{ReplaceRequest, StorageReply, SyncDone, SyncMetas, SyncSession, SyncStart};
+
+/// Chunk metas in one page at most: some 100 bytes each, well below a frame.
+const PAGE_MAX: usize = 1_024;
+
+/// The sync that this replica is being brought up to date by.
+#[derive(Debug)]
+pub(super) struct Receiving {
+    from: TargetId,
+    round: u64,
+    session: SyncSession,
+    /// The newest message taken for each chunk: older ones come late and are refused. It lives
+    /// as long as the session, and is the price of taking any content from the predecessor.
+    newest: BTreeMap<ChunkId, u64>,
+}
+
+impl Replica {
+    pub(super) fn sync_start(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: SyncStart,
+    ) -> Result<(), StorageError> {
+        self.check_sender(request.to, request.from, Role::Syncing)?;
+        if self.is_full(ctx.now) {
+            return Err(StorageError::NoSpace { target: self.config.target });
+        }
+        let known = self.receiving.as_ref().map(|known| (known.from, known.round, known.session));
+        let session = match known {
+            Some((from, round, session)) if from == request.from && round == request.round => {
+                session
+            }
+            Some((from, round, _)) if from == request.from && round > request.round => {
+                return Err(StorageError::SyncSessionMismatch { target: self.config.target });
+            }
+            // The store is still at work for an operation that began before: what it leaves must
+            // be seen by the comparison, so the comparison waits for it.
+            _ if !self.ops.is_empty() => {
+                return Err(StorageError::Busy { target: self.config.target });
+            }
+            _ => {
+                // What was up to date is no longer known to be: the predecessor starts over.
+                self.standing = Standing::Online;
+                self.sessions += 1;
+                let incarnation = self.config.incarnation;
+                let session = SyncSession { incarnation, number: self.sessions };
+                self.receiving = Some(Receiving {
+                    from: request.from,
+                    round: request.round,
+                    session,
+                    newest: BTreeMap::new(),
+                });
+                session
+            }
+        };
+        ctx.reply(token, Ok(StorageReply::SyncStarted { session, round: request.round }));
+        Ok(())
+    }
+
+    fn check_session(&self, session: SyncSession) -> Result<(), StorageError> {
+        match &self.receiving {
+            Some(receiving) if receiving.session == session => Ok(()),
+            _ => Err(StorageError::SyncSessionMismatch { target: self.config.target }),
+        }
+    }
+
+    pub(super) fn sync_metas(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: SyncMetas,
+    ) -> Result<(), StorageError> {
+        self.check_session(request.session)?;
+        let limit = (request.limit as usize).clamp(1, PAGE_MAX);
+        let metas = ctx.metas.metas(request.after, ChunkId::MAX, limit);
+        let last = metas.len() < limit;
+        ctx.reply(token, Ok(StorageReply::Metas { metas, last }));
+        Ok(())
+    }
+
+    pub(super) fn sync_done(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: SyncDone,
+    ) -> Result<(), StorageError> {
+        if request.to.chain_version != self.chain_version() || self.role() != Role::Syncing {
+            return Err(self.not_serving());
+        }
+        self.check_session(request.session)?;
+        self.standing = Standing::UpToDate;
+        ctx.reply(token, Ok(StorageReply::SyncEnded));
+        Ok(())
+    }
+
+    pub(super) fn begin_receive(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: ReplaceRequest,
+        payload: Bytes,
+        waiters: VecDeque<Token>,
+    ) -> Begin {
+        if let Err(error) = self
+            .check_sender(request.to, request.from, Role::Syncing)
+            .and_then(|()| self.check_session(request.session))
+        {
+            return answer(ctx, waiters, Err(error));
+        }
+        let chunk = request.chunk;
+        if let Some(receiving) = &mut self.receiving {
+            let newest = receiving.newest.entry(chunk).or_insert(0);
+            if request.sequence <= *newest {
+                let have = ctx.meta(chunk).committed.version;
+                let error = StorageError::ChunkStaleUpdate { chunk, have, update: request.version };
+                return answer(ctx, waiters, Err(error));
+            }
+            *newest = request.sequence;
+        }
+        if request.version == ChunkVersion(0) {
+            return self.begin_forget(ctx, request, waiters);
+        }
+        let update = StoreUpdate {
+            chunk,
+            version: request.version,
+            chain_version: self.chain_version(),
+            tags: request.tags.clone(),
+            change: if request.removed { ContentChange::Remove } else { ContentChange::Replace },
+        };
+        let tag = request.tags.newest().map(|newest| newest.tag);
+        let work = Work::Receive { request, payload: payload.clone() };
+        self.apply(ctx, work, update, payload, tag, waiters)
+    }
+
+    /// The predecessor knows no such chunk: it was never acknowledged to anybody.
+    fn begin_forget(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: ReplaceRequest,
+        waiters: VecDeque<Token>,
+    ) -> Begin {
+        let chunk = request.chunk;
+        let op = self.add_op(Op {
+            chunk,
+            version: request.version,
+            work: Work::Receive { request, payload: Bytes::new() },
+            step: Step::Forgetting,
+            tag: None,
+            pending: None,
+            waiters,
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        });
+        self.store(ctx, op, Step::Forgetting, Action::Forget { op, chunk });
+        Begin::Op(op)
+    }
+}

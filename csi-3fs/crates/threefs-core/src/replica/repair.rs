@@ -1,0 +1,101 @@
+//! A damaged chunk gets its content back from any replica that has the same version of it.
+
+use bytes::Bytes;
+
+use super::commit::nobody;
+use super::lanes::{Begin, Op, Step, Work};
+use super::{Action, Alert, Context, OpId, PeerFailure, Replica, Role};
+use crate::checksum::Checksum;
+use crate::chunk::{ContentChange, StoreUpdate};
+use crate::ids::ChunkId;
+use crate::message::{RepairRequest, StorageReply, StorageRequest};
+use crate::routing::{ChainTarget, PublicState};
+
+impl Replica {
+    /// Somebody met damage in a chunk's committed content.
+    pub(super) fn repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
+        if self.role() == Role::Serving {
+            self.enqueue(ctx, chunk, Work::Repair, None);
+        }
+    }
+
+    pub(super) fn begin_repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Begin {
+        let meta = ctx.meta(chunk);
+        let repairable = meta.pending.is_none() && meta.committed.exists();
+        if !repairable || self.role() != Role::Serving {
+            return Begin::Done;
+        }
+        let target = self.config.target;
+        ctx.out.push(Action::Alert(Alert::Damaged { target, chunk }));
+        if self.repair_source(0).is_none() {
+            ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
+            return Begin::Done;
+        }
+        let op = self.add_op(Op {
+            chunk,
+            work: Work::Repair,
+            step: Step::Resting,
+            version: meta.committed.version,
+            tag: None,
+            pending: None,
+            waiters: nobody(),
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        });
+        self.proceed_repair(ctx, op);
+        Begin::Op(op)
+    }
+
+    /// The replica to ask at attempt `attempt` (from 0): each other one once, in chain order.
+    fn repair_source(&self, attempt: u32) -> Option<ChainTarget> {
+        self.chain.as_ref().and_then(|chain| {
+            chain
+                .targets
+                .iter()
+                .filter(|place| place.target != self.config.target)
+                .filter(|place| matches!(place.state, PublicState::Serving | PublicState::Syncing))
+                .nth(attempt as usize)
+                .copied()
+        })
+    }
+
+    pub(super) fn proceed_repair(&mut self, ctx: &mut Context<'_>, op: OpId) {
+        let Some(state) = self.ops.get(&op) else { return };
+        let (chunk, version) = (state.chunk, state.version);
+        let Some(source) = self.repair_source(state.attempt) else {
+            let target = self.config.target;
+            ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
+            return self.finish(ctx, op, Err(self.not_serving()));
+        };
+        let to = self.address_of(source.target);
+        let request = RepairRequest { to, from: self.config.target, chunk, version };
+        self.op_call(ctx, op, source, StorageRequest::Repair(request), Bytes::new());
+    }
+
+    pub(super) fn on_repair_answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<StorageReply, PeerFailure>,
+        payload: Bytes,
+    ) {
+        let Some(state) = self.ops.get(&op) else { return };
+        let damaged = ctx.meta(state.chunk).committed;
+        let fits = matches!(&result, Ok(StorageReply::Content(content))
+            if content.version == state.version && damaged.version == state.version)
+            && Checksum::of(&payload) == damaged.checksum
+            && payload.len() == damaged.length as usize;
+        if !fits {
+            return self.proceed_repair(ctx, op);
+        }
+        let update = StoreUpdate {
+            chunk: state.chunk,
+            version: damaged.version,
+            chain_version: damaged.chain_version,
+            tags: damaged.tags,
+            change: ContentChange::Replace,
+        };
+        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload });
+    }
+}

@@ -1,0 +1,399 @@
+//! The door: who may ask what, and the operations that requests become.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::channels::Known;
+use super::lanes::{Begin, Op, Queued, Step, Work};
+use super::{Action, Alert, Context, Replica, Role, Token};
+use crate::checksum::Checksum;
+use crate::chunk::{ChunkMeta, ContentChange, StoreUpdate, Which};
+use crate::error::StorageError;
+use crate::ids::{ChunkId, ChunkVersion, RequestTag, TargetId};
+use crate::message::{
+    Address, ForwardRequest, LastChunk, QueryChunks, ReadDone, ReadRequest, RepairRequest,
+    StorageReply, StorageRequest, UpdateRequest, Updated,
+};
+
+impl Replica {
+    pub(super) fn on_request(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: StorageRequest,
+        payload: Bytes,
+    ) {
+        let to = request.to();
+        if to.target != self.config.target || to.chain != self.config.chain {
+            return ctx.reply(token, Err(StorageError::WrongTarget { target: to.target }));
+        }
+        if to.chain_version > self.chain_version() {
+            ctx.out.push(Action::RefreshRouting);
+        }
+        let refused = match request {
+            StorageRequest::Update(request) => self.check_head(ctx, request.to).map(|()| {
+                let chunk = request.chunk;
+                self.enqueue(ctx, chunk, Work::Update { request, payload }, Some(token));
+            }),
+            StorageRequest::Forward(request) => {
+                self.check_sender(request.to, request.from, Role::Serving).map(|()| {
+                    let chunk = request.chunk;
+                    self.enqueue(ctx, chunk, Work::Forward { request, payload }, Some(token));
+                })
+            }
+            StorageRequest::Replace(request) => {
+                self.check_sender(request.to, request.from, Role::Syncing).map(|()| {
+                    let chunk = request.chunk;
+                    self.enqueue(ctx, chunk, Work::Receive { request, payload }, Some(token));
+                })
+            }
+            StorageRequest::Read(request) => self.read(ctx, token, request),
+            StorageRequest::Repair(request) => self.serve_repair(ctx, token, request),
+            StorageRequest::SyncStart(request) => self.sync_start(ctx, token, request),
+            StorageRequest::SyncMetas(request) => self.sync_metas(ctx, token, request),
+            StorageRequest::SyncDone(request) => self.sync_done(ctx, token, request),
+            StorageRequest::QueryChunks(request) => self.query_chunks(ctx, token, request),
+            StorageRequest::QueryLastChunk(request) => self.check_head(ctx, request.to).map(|()| {
+                let last = ctx.metas.last_existing(request.inode).map(|meta| LastChunk {
+                    index: meta.chunk.index,
+                    length: meta.committed.length,
+                });
+                ctx.reply(token, Ok(StorageReply::LastChunk(last)));
+            }),
+        };
+        if let Err(error) = refused {
+            ctx.reply(token, Err(error));
+        }
+    }
+
+    fn mismatch(&self, to: Address) -> StorageError {
+        StorageError::ChainVersionMismatch {
+            chain: self.config.chain,
+            theirs: to.chain_version,
+            mine: self.chain_version(),
+        }
+    }
+
+    /// May a client be answered here at all?
+    fn check_serving(&self, ctx: &Context<'_>) -> Result<(), StorageError> {
+        if self.role() != Role::Serving {
+            return Err(self.not_serving());
+        }
+        if !self.has_lease(ctx.now) {
+            return Err(StorageError::NoLease { target: self.config.target });
+        }
+        Ok(())
+    }
+
+    fn check_head(&self, ctx: &Context<'_>, to: Address) -> Result<(), StorageError> {
+        if to.chain_version != self.chain_version() {
+            return Err(self.mismatch(to));
+        }
+        self.check_serving(ctx)?;
+        let head = self.chain.as_ref().and_then(|chain| chain.head());
+        if head.is_none_or(|head| head.target != self.config.target) {
+            return Err(StorageError::NotHead {
+                target: self.config.target,
+                chain: self.config.chain,
+            });
+        }
+        Ok(())
+    }
+
+    /// Is this really from the predecessor, and about the chain as it is now?
+    pub(super) fn check_sender(
+        &self,
+        to: Address,
+        from: TargetId,
+        role: Role,
+    ) -> Result<(), StorageError> {
+        if to.chain_version != self.chain_version() {
+            return Err(self.mismatch(to));
+        }
+        if self.role() != role {
+            return Err(self.not_serving());
+        }
+        if self.predecessor().is_none_or(|place| place.target != from) {
+            return Err(StorageError::NotPredecessor { from, target: self.config.target });
+        }
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: ReadRequest,
+    ) -> Result<(), StorageError> {
+        // A client with older routing may be served: the lease says that this replica still
+        // belongs to the chain. One with newer routing knows something that this replica does not.
+        if request.to.chain_version > self.chain_version() {
+            return Err(self.mismatch(request.to));
+        }
+        self.check_serving(ctx)?;
+        let meta = ctx.meta(request.chunk);
+        if meta.pending.is_some() {
+            return Err(StorageError::ChunkNotCommit { chunk: request.chunk });
+        }
+        let chain_version = self.chain_version();
+        if meta.committed.exists() {
+            ctx.out.push(Action::ServeRead { token, request, chain_version });
+        } else {
+            ctx.reply(
+                token,
+                Ok(StorageReply::Read(ReadDone {
+                    version: meta.committed.version,
+                    length: 0,
+                    chunk_length: 0,
+                    checksum: Checksum::default(),
+                    chain_version,
+                })),
+            );
+        }
+        Ok(())
+    }
+
+    /// Another replica's copy is damaged. Any state of that version will do: it compares.
+    fn serve_repair(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: RepairRequest,
+    ) -> Result<(), StorageError> {
+        let meta = ctx.meta(request.chunk);
+        let has = |version: ChunkVersion| version == request.version;
+        if meta.committed.exists() && has(meta.committed.version) {
+            ctx.out.push(Action::ServeRepair { token, request, which: Which::Committed });
+        } else if meta.pending.is_some_and(|pending| pending.exists() && has(pending.version)) {
+            ctx.out.push(Action::ServeRepair { token, request, which: Which::Newest });
+        } else {
+            return Err(StorageError::ChunkNotFound { chunk: request.chunk });
+        }
+        Ok(())
+    }
+
+    fn query_chunks(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: QueryChunks,
+    ) -> Result<(), StorageError> {
+        self.check_head(ctx, request.to)?;
+        let limit = (request.limit as usize).clamp(1, 4_096);
+        let mut after = match request.after {
+            Some(index) => Some(ChunkId::new(request.inode, index)),
+            None => ChunkId::first_of(request.inode).before(),
+        };
+        let end = ChunkId::last_of(request.inode);
+        let mut chunks = Vec::new();
+        let mut last = false;
+        while chunks.len() < limit && !last {
+            let page = ctx.metas.metas(after, end, limit - chunks.len());
+            last = page.len() < limit - chunks.len();
+            after = page.last().map(|meta| meta.chunk).or(after);
+            chunks.extend(
+                page.iter().filter(|meta| meta.committed.exists()).map(|meta| LastChunk {
+                    index: meta.chunk.index,
+                    length: meta.committed.length,
+                }),
+            );
+        }
+        ctx.reply(token, Ok(StorageReply::Chunks { chunks, last }));
+        Ok(())
+    }
+
+    pub(super) fn begin_update(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: UpdateRequest,
+        payload: Bytes,
+        waiters: VecDeque<Token>,
+    ) -> Begin {
+        if let Err(error) = self.check_head(ctx, request.to) {
+            return answer(ctx, waiters, Err(error));
+        }
+        let meta = ctx.meta(request.chunk);
+        if meta.pending.is_some() {
+            let queued = Queued { work: Work::Update { request, payload }, waiters };
+            return Begin::After(Work::Resolve, Box::new(queued));
+        }
+        match self.admit_update(ctx, &request, &payload, &meta) {
+            Err(error) => answer(ctx, waiters, Err(error)),
+            Ok(Some(done)) => answer(ctx, waiters, Ok(done)),
+            Ok(None) => {
+                self.channels.begun(request.tag);
+                let version = meta.committed.version.next();
+                let update = StoreUpdate {
+                    chunk: request.chunk,
+                    version,
+                    chain_version: self.chain_version(),
+                    tags: meta.committed.tags.with(request.tag, version),
+                    change: request.change,
+                };
+                let tag = request.tag;
+                let work = Work::Update { request, payload: payload.clone() };
+                self.apply(ctx, work, update, payload, Some(tag), waiters)
+            }
+        }
+    }
+
+    /// All that can be said about a client's update before it is made, with the lane held.
+    /// `Some` = it needs no doing.
+    fn admit_update(
+        &self,
+        ctx: &Context<'_>,
+        request: &UpdateRequest,
+        payload: &Bytes,
+        meta: &ChunkMeta,
+    ) -> Result<Option<Updated>, StorageError> {
+        let tag = request.tag;
+        let committed = &meta.committed;
+        if let Some(known) = committed.tags.of_channel(&tag) {
+            if known.tag == tag {
+                return Ok(Some(self.updated(meta, known.version)));
+            }
+            if known.tag.sequence > tag.sequence {
+                return Err(StorageError::DuplicateUpdate { tag });
+            }
+        }
+        match self.channels.look(tag, request.chunk) {
+            Known::New => {}
+            Known::Done(version) => return Ok(Some(self.updated(meta, version))),
+            Known::Outdated => return Err(StorageError::DuplicateUpdate { tag }),
+        }
+        if payload.is_empty() && matches!(request.change, ContentChange::Write { .. }) {
+            let reason = "a write of 0 bytes: use a truncate to change the length".to_owned();
+            return Err(StorageError::InvalidRequest { reason });
+        }
+        let (end, grows) = match request.change {
+            ContentChange::Write { offset } => (u64::from(offset) + payload.len() as u64, true),
+            ContentChange::Truncate { length } => (u64::from(length), true),
+            ContentChange::Replace => (payload.len() as u64, true),
+            ContentChange::Remove => (0, false),
+        };
+        if end > u64::from(request.chunk_bytes) {
+            let chunk_bytes = request.chunk_bytes;
+            return Err(StorageError::ChunkSizeMismatch { chunk: request.chunk, end, chunk_bytes });
+        }
+        if request.change == ContentChange::Remove && !committed.exists() {
+            return Ok(Some(self.updated(meta, committed.version)));
+        }
+        if grows && self.successor_full_until.is_some_and(|until| ctx.now < until) {
+            let target = self.successor().map_or(self.config.target, |place| place.target);
+            return Err(StorageError::NoSpace { target });
+        }
+        Ok(None)
+    }
+
+    /// The answer about an update that made `version`, some time ago.
+    fn updated(&self, meta: &ChunkMeta, version: ChunkVersion) -> Updated {
+        let newest = meta.committed.version == version;
+        Updated {
+            version,
+            length: if newest { meta.committed.length } else { 0 },
+            checksum: if newest { meta.committed.checksum } else { Checksum::default() },
+            chain_version: self.chain_version(),
+        }
+    }
+
+    pub(super) fn begin_forward(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: ForwardRequest,
+        payload: Bytes,
+        waiters: VecDeque<Token>,
+    ) -> Begin {
+        if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
+            return answer(ctx, waiters, Err(error));
+        }
+        let meta = ctx.meta(request.chunk);
+        let (chunk, update) = (request.chunk, request.version);
+        if let Some(pending) = &meta.pending {
+            let same_tag = pending.tags.newest().is_some_and(|newest| newest.tag == request.tag);
+            if pending.version == update && same_tag {
+                return self.begin_resolve(ctx, chunk, waiters);
+            }
+            let reason = StorageError::ChunkConflict { chunk, version: pending.version };
+            return self.disagree(ctx, chunk, waiters, reason);
+        }
+        let have = meta.committed.version;
+        if have == update {
+            if meta.committed.checksum == request.chunk_checksum {
+                return answer(ctx, waiters, Ok(self.updated(&meta, update)));
+            }
+            let (expected, got) = (request.chunk_checksum, meta.committed.checksum);
+            let reason = StorageError::ChecksumMismatch { chunk, expected, got };
+            return self.disagree(ctx, chunk, waiters, reason);
+        }
+        if have > update {
+            let error = StorageError::ChunkStaleUpdate { chunk, have, update };
+            return answer(ctx, waiters, Err(error));
+        }
+        if have.next() != update {
+            let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
+            return self.disagree(ctx, chunk, waiters, reason);
+        }
+        self.channels.begun(request.tag);
+        let update = StoreUpdate {
+            chunk,
+            version: update,
+            chain_version: self.chain_version(),
+            tags: meta.committed.tags.with(request.tag, update),
+            change: request.change,
+        };
+        let tag = request.tag;
+        let work = Work::Forward { request, payload: payload.clone() };
+        self.apply(ctx, work, update, payload, Some(tag), waiters)
+    }
+
+    fn disagree(
+        &mut self,
+        ctx: &mut Context<'_>,
+        chunk: ChunkId,
+        waiters: VecDeque<Token>,
+        reason: StorageError,
+    ) -> Begin {
+        let target = self.config.target;
+        self.distrust(ctx, Alert::Disagreement { target, chunk, reason: reason.clone() });
+        answer(ctx, waiters, Err(reason))
+    }
+
+    /// The first step of every operation that changes content.
+    pub(super) fn apply(
+        &mut self,
+        ctx: &mut Context<'_>,
+        work: Work,
+        update: StoreUpdate,
+        payload: Bytes,
+        tag: Option<RequestTag>,
+        waiters: VecDeque<Token>,
+    ) -> Begin {
+        let op = self.add_op(Op {
+            chunk: update.chunk,
+            work,
+            step: Step::Applying,
+            version: update.version,
+            tag,
+            pending: None,
+            waiters,
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        });
+        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload });
+        Begin::Op(op)
+    }
+}
+
+/// Everybody who waited gets the same answer.
+pub(super) fn answer(
+    ctx: &mut Context<'_>,
+    waiters: VecDeque<Token>,
+    result: Result<Updated, StorageError>,
+) -> Begin {
+    for token in waiters {
+        ctx.reply(token, result.clone().map(StorageReply::Updated));
+    }
+    Begin::Done
+}

@@ -1,0 +1,398 @@
+//! The predecessor's side of a resync: compares with a SYNCING successor, page by page, and sends
+//! each chunk that differs. Whatever they disagree about, the predecessor is right.
+//!
+//! Normal updates meanwhile go to the successor as whole chunks (see `commit`), so a chunk is
+//! equal there once it was sent or updated, and stays equal.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+
+use bytes::Bytes;
+
+use super::commit::nobody;
+use super::lanes::{Begin, Op, Step, Work};
+use super::{Action, Alert, CallId, Caller, Context, OpId, PeerFailure, Replica, Role, Timer};
+use crate::chunk::{ChunkMeta, ChunkState, Which};
+use crate::error::{StorageError, StoreError};
+use crate::ids::{ChunkId, ChunkVersion};
+use crate::message::{StorageReply, StorageRequest, SyncDone, SyncMetas, SyncSession, SyncStart};
+use crate::routing::{ChainTarget, PublicState};
+use crate::time::Millis;
+
+/// Where a sync stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Starting,
+    Comparing,
+    Copying,
+    Ending,
+    /// Everything is equal. The end is said again from time to time: a successor that has
+    /// restarted meanwhile answers that it knows no such session.
+    Ended,
+}
+
+/// The sync of this replica's successor.
+#[derive(Debug)]
+pub(super) struct Sending {
+    successor: ChainTarget,
+    round: u64,
+    stage: Stage,
+    session: Option<SyncSession>,
+    /// All chunks up to here are compared.
+    cursor: Option<ChunkId>,
+    /// The page being copied reaches to here; `None` = it is the last one.
+    page_end: Option<ChunkId>,
+    queue: VecDeque<ChunkId>,
+    /// Could not be read here: tried again when all others are through.
+    damaged: BTreeSet<ChunkId>,
+    outstanding: usize,
+    sent: u64,
+    call: Option<CallId>,
+    attempt: u32,
+    wake: Option<Millis>,
+}
+
+impl Replica {
+    /// The session with the SYNCING successor, once it is known.
+    pub(super) fn session(&self) -> Option<SyncSession> {
+        self.sending.as_ref().and_then(|sending| sending.session)
+    }
+
+    /// Begins to sync the successor, if it needs that.
+    pub(super) fn start_sending(&mut self, ctx: &mut Context<'_>) {
+        let Some(successor) = self.successor().filter(|next| next.state == PublicState::Syncing)
+        else {
+            return;
+        };
+        if self.role() != Role::Serving {
+            return;
+        }
+        self.rounds += 1;
+        self.sending = Some(Sending {
+            successor,
+            round: self.rounds,
+            stage: Stage::Starting,
+            session: None,
+            cursor: None,
+            page_end: None,
+            queue: VecDeque::new(),
+            damaged: BTreeSet::new(),
+            outstanding: 0,
+            sent: 0,
+            call: None,
+            attempt: 0,
+            wake: None,
+        });
+        self.sync_call(ctx);
+    }
+
+    /// Ends the sync without a result.
+    pub(super) fn stop_sending(&mut self, ctx: &mut Context<'_>) {
+        let Some(sending) = self.sending.take() else { return };
+        if let Some(call) = sending.call {
+            self.calls.remove(&call);
+        }
+        let error = StorageError::SyncSessionMismatch { target: sending.successor.target };
+        for lane in self.lanes.values_mut() {
+            lane.queue.retain(|queued| !matches!(queued.work, Work::Send));
+        }
+        let sends: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| matches!(op.work, Work::Send))
+            .map(|(id, _)| *id)
+            .collect();
+        for op in sends {
+            self.abort(ctx, op, &error);
+        }
+    }
+
+    /// The successor knows nothing of this session any more: it has restarted, or it took an
+    /// older start for a newer one.
+    pub(super) fn restart_sending(&mut self, ctx: &mut Context<'_>) {
+        self.stop_sending(ctx);
+        self.start_sending(ctx);
+    }
+
+    /// Asks the successor what the stage asks for.
+    fn sync_call(&mut self, ctx: &mut Context<'_>) {
+        let Some(sending) = &self.sending else { return };
+        let successor = sending.successor;
+        let to = self.address_of(successor.target);
+        let session = sending.session.unwrap_or_default();
+        let request = match sending.stage {
+            Stage::Starting => StorageRequest::SyncStart(SyncStart {
+                to,
+                from: self.config.target,
+                round: sending.round,
+            }),
+            Stage::Comparing => StorageRequest::SyncMetas(SyncMetas {
+                to,
+                session,
+                after: sending.cursor,
+                limit: u32::try_from(self.config.sync_page).unwrap_or(u32::MAX),
+            }),
+            Stage::Copying => return,
+            Stage::Ending | Stage::Ended => StorageRequest::SyncDone(SyncDone { to, session }),
+        };
+        let call = self.call(ctx, Caller::Sync, successor, request, Bytes::new());
+        if let Some(sending) = &mut self.sending {
+            sending.call = Some(call);
+        }
+        self.wake_sync(ctx.now.after(self.config.call_timeout_ms));
+    }
+
+    fn wake_sync(&mut self, at: Millis) {
+        if let Some(sending) = &mut self.sending {
+            sending.wake = Some(at);
+            self.timers.insert((at, Timer::Sync));
+        }
+    }
+
+    pub(super) fn on_sync_timer(&mut self, ctx: &mut Context<'_>, at: Millis) {
+        let Some(sending) = &mut self.sending else { return };
+        if sending.wake != Some(at) {
+            return;
+        }
+        sending.wake = None;
+        if let Some(call) = sending.call.take() {
+            self.calls.remove(&call);
+        }
+        if sending.stage == Stage::Copying {
+            sending.queue.extend(std::mem::take(&mut sending.damaged));
+            return self.copy_more(ctx);
+        }
+        self.sync_call(ctx);
+    }
+
+    pub(super) fn on_sync_answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        call: CallId,
+        result: Result<StorageReply, PeerFailure>,
+    ) {
+        let Some(sending) = &mut self.sending else { return };
+        if sending.call != Some(call) {
+            return;
+        }
+        (sending.call, sending.wake) = (None, None);
+        match (sending.stage, result) {
+            (Stage::Starting, Ok(StorageReply::SyncStarted { session, round }))
+                if round == sending.round =>
+            {
+                sending.session = Some(session);
+                sending.stage = Stage::Comparing;
+                sending.attempt = 0;
+                self.sync_call(ctx);
+                self.session_is_known(ctx);
+            }
+            (Stage::Comparing, Ok(StorageReply::Metas { metas, last })) => {
+                sending.attempt = 0;
+                self.compare(ctx, metas, last);
+            }
+            (Stage::Ending | Stage::Ended, Ok(StorageReply::SyncEnded)) => {
+                if sending.stage == Stage::Ending {
+                    let (target, successor) = (self.config.target, sending.successor.target);
+                    let sent = sending.sent;
+                    ctx.out.push(Action::Alert(Alert::SyncEnded { target, successor, sent }));
+                }
+                sending.stage = Stage::Ended;
+                self.wake_sync(ctx.now.after(self.config.retry_wait_ms_max));
+            }
+            (stage, Err(PeerFailure::Refused(StorageError::SyncSessionMismatch { .. })))
+                if stage != Stage::Starting =>
+            {
+                self.restart_sending(ctx);
+            }
+            _ => {
+                sending.attempt = sending.attempt.saturating_add(1);
+                // A start that was refused is not repeated under its number: it may have been
+                // overtaken by an older one that came late.
+                if sending.stage == Stage::Starting {
+                    self.rounds += 1;
+                    sending.round = self.rounds;
+                }
+                let attempt = sending.attempt;
+                self.wake_sync(ctx.now.after(self.retry_wait_ms(attempt)));
+            }
+        }
+    }
+
+    fn session_is_known(&mut self, ctx: &mut Context<'_>) {
+        let waiting: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| op.step == Step::AwaitingSession)
+            .map(|(id, _)| *id)
+            .collect();
+        for op in waiting {
+            self.proceed(ctx, op);
+        }
+    }
+
+    /// Merges one page of the successor's chunks with the same range of this replica's.
+    fn compare(&mut self, ctx: &mut Context<'_>, theirs: Vec<ChunkMeta>, last: bool) {
+        let Some(sending) = &mut self.sending else { return };
+        let mut end = match theirs.last() {
+            Some(meta) if !last => meta.chunk,
+            _ => ChunkId::MAX,
+        };
+        let limit = self.config.sync_page;
+        let mine = ctx.metas.metas(sending.cursor, end, limit);
+        if mine.len() == limit
+            && let Some(meta) = mine.last()
+        {
+            end = meta.chunk;
+        }
+        let mut pairs: BTreeMap<ChunkId, (Option<&ChunkMeta>, Option<&ChunkMeta>)> =
+            BTreeMap::new();
+        for meta in &mine {
+            pairs.entry(meta.chunk).or_default().0 = Some(meta);
+        }
+        for meta in theirs.iter().filter(|meta| meta.chunk <= end) {
+            pairs.entry(meta.chunk).or_default().1 = Some(meta);
+        }
+        let mut unlike: BTreeSet<ChunkId> = pairs
+            .into_iter()
+            .filter(|(_, (mine, theirs))| differ(*mine, *theirs))
+            .map(|(chunk, _)| chunk)
+            .collect();
+        // What is under way may have been read, or even answered, before this sync: by a tail that
+        // is no more, or in a former life of this replica, whose commit the disk has lost. So the
+        // sync waits for it: a chunk in line is sent when those before it are through.
+        let after = sending.cursor.map_or(Bound::Unbounded, Bound::Excluded);
+        let under_way = self.lanes.range((after, Bound::Included(end)));
+        unlike.extend(under_way.map(|(chunk, _)| *chunk));
+        sending.queue = unlike.into_iter().collect();
+        sending.page_end = (end < ChunkId::MAX).then_some(end);
+        sending.stage = Stage::Copying;
+        self.copy_more(ctx);
+    }
+
+    /// Keeps the window full; when the page is through, asks for the next or ends.
+    fn copy_more(&mut self, ctx: &mut Context<'_>) {
+        loop {
+            let Some(sending) = &mut self.sending else { return };
+            if sending.stage != Stage::Copying || sending.outstanding >= self.config.sync_window {
+                return;
+            }
+            let Some(chunk) = sending.queue.pop_front() else { break };
+            sending.outstanding += 1;
+            self.enqueue_send(ctx, chunk);
+        }
+        let Some(sending) = &mut self.sending else { return };
+        if sending.outstanding > 0 {
+            return;
+        }
+        if !sending.damaged.is_empty() {
+            return self.wake_sync(ctx.now.after(self.config.retry_wait_ms_max));
+        }
+        if let Some(end) = sending.page_end {
+            sending.cursor = Some(end);
+            sending.stage = Stage::Comparing;
+        } else {
+            sending.stage = Stage::Ending;
+        }
+        self.sync_call(ctx);
+    }
+
+    /// A chunk of the window is through.
+    pub(super) fn chunk_sent(&mut self, ctx: &mut Context<'_>, equal: bool) {
+        if let Some(sending) = &mut self.sending {
+            sending.sent += u64::from(equal);
+            sending.outstanding = sending.outstanding.saturating_sub(1);
+        }
+        self.copy_more(ctx);
+    }
+
+    fn enqueue_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
+        let lane = self.lanes.entry(chunk).or_default();
+        lane.queue.push_back(super::lanes::Queued { work: Work::Send, waiters: nobody() });
+        self.run_lane(ctx, chunk);
+    }
+
+    pub(super) fn begin_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Begin {
+        if self.session().is_none() || self.role() != Role::Serving {
+            return Begin::Done;
+        }
+        let meta = ctx.meta(chunk);
+        if meta.pending.is_some() {
+            // Left behind by an operation that was aborted: first it is rolled forward.
+            let queued = super::lanes::Queued { work: Work::Send, waiters: nobody() };
+            return Begin::After(Work::Resolve, Box::new(queued));
+        }
+        let op = self.add_op(Op {
+            chunk,
+            work: Work::Send,
+            step: Step::Resting,
+            version: meta.committed.version,
+            tag: None,
+            pending: Some(meta.committed),
+            waiters: nobody(),
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        });
+        self.proceed_send(ctx, op);
+        Begin::Op(op)
+    }
+
+    pub(super) fn proceed_send(&mut self, ctx: &mut Context<'_>, op: OpId) {
+        let Some(state) = self.ops.get(&op) else { return };
+        let Some(content) = state.pending.clone() else { return };
+        let Some(successor) = self.sending.as_ref().map(|sending| sending.successor) else {
+            let error = self.not_serving();
+            return self.abort(ctx, op, &error);
+        };
+        if content.exists() {
+            let action = Action::ReadContent { op, chunk: state.chunk, which: Which::Committed };
+            self.store(ctx, op, Step::Reading, action);
+        } else {
+            self.call_replace(ctx, op, successor, &content, Bytes::new());
+        }
+    }
+
+    /// The content of a chunk to send has been read, or could not be.
+    pub(super) fn send_content(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<(ChunkState, Bytes), StoreError>,
+    ) {
+        let Some(chunk) = self.ops.get(&op).map(|state| state.chunk) else { return };
+        let Some(successor) = self.sending.as_ref().map(|sending| sending.successor) else {
+            let error = self.not_serving();
+            return self.abort(ctx, op, &error);
+        };
+        match result {
+            Ok((content, payload)) => self.call_replace(ctx, op, successor, &content, payload),
+            Err(error @ StoreError::Io { .. }) => self.give_up(ctx, error.to_string()),
+            Err(_) => {
+                if let Some(sending) = &mut self.sending {
+                    sending.damaged.insert(chunk);
+                }
+                self.finish(ctx, op, Err(self.not_serving()));
+                self.repair(ctx, chunk);
+            }
+        }
+    }
+}
+
+/// Must the successor's copy be replaced? Chain versions may differ: they say when, not what.
+fn differ(mine: Option<&ChunkMeta>, theirs: Option<&ChunkMeta>) -> bool {
+    let same = |a: &ChunkState, b: &ChunkState| {
+        a.version == b.version
+            && a.length == b.length
+            && a.checksum == b.checksum
+            && a.removed == b.removed
+            && a.tags == b.tags
+    };
+    match (mine, theirs) {
+        (Some(mine), Some(theirs)) => {
+            let settled = mine.pending.is_none() && theirs.pending.is_none();
+            !settled || !same(&mine.committed, &theirs.committed)
+        }
+        (Some(mine), None) => mine.pending.is_some() || mine.committed.version > ChunkVersion(0),
+        (None, _) => true,
+    }
+}

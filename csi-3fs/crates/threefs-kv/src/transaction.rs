@@ -1,0 +1,276 @@
+//! One transaction: reads from its snapshot, sees its own writes, remembers what it read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::resolver::add;
+use crate::{
+    Backend, COMMIT_BYTES_MAX, Commit, KEY_BYTES_MAX, KeyRange, KvError, MUTATIONS_MAX, Mutation,
+    Row, Snapshot, VALUE_BYTES_MAX, Versionstamp,
+};
+
+/// Rows that a range read asks of the store at once at most.
+const ROWS_PER_READ_MAX: usize = 4096;
+
+/// A transaction. Dropping it without `commit` leaves no trace.
+pub struct Transaction {
+    backend: Arc<dyn Backend>,
+    snapshot: Box<dyn Snapshot>,
+    commit: Commit,
+    written: BTreeMap<Vec<u8>, Own>,
+    cleared: Vec<KeyRange>,
+    bytes: usize,
+    /// The first write that was over a bound; reported by `commit`, so that writes need no `?`.
+    refused: Option<KvError>,
+}
+
+/// What this transaction did to a row.
+#[derive(Clone)]
+enum Own {
+    Value(Option<Vec<u8>>),
+    /// Added to a row that it had not written.
+    Added(i64),
+}
+
+/// Whether others that write what is read may commit before us.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    Conflict,
+    Snapshot,
+}
+
+impl Transaction {
+    pub(crate) async fn begin(backend: Arc<dyn Backend>) -> Result<Self, KvError> {
+        let snapshot = backend.snapshot().await?;
+        let commit = Commit { read_version: snapshot.version(), ..Commit::default() };
+        Ok(Self {
+            backend,
+            snapshot,
+            commit,
+            written: BTreeMap::new(),
+            cleared: Vec::new(),
+            bytes: 0,
+            refused: None,
+        })
+    }
+
+    /// The version that it reads.
+    pub fn read_version(&self) -> u64 {
+        self.commit.read_version
+    }
+
+    /// A row's value. If another transaction writes it before this one commits, this one conflicts.
+    ///
+    /// # Errors
+    /// [`KvError::TooOld`], or what the store says.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
+        self.read(key, Guard::Conflict).await
+    }
+
+    /// A row's value, without conflicting with whoever writes it.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub async fn snapshot_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
+        self.read(key, Guard::Snapshot).await
+    }
+
+    /// At most `limit` rows of a range in the order of their keys. Rows that others add to or
+    /// remove from the part that was read conflict.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub async fn range(&mut self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
+        let rows = self.read_range(range, limit).await?;
+        let mut read = range.clone();
+        if let (true, Some((last, _))) = (rows.len() >= limit, rows.last()) {
+            read.end.clone_from(last);
+            read.end.push(0);
+        }
+        if limit > 0 {
+            self.commit.read_ranges.push(read);
+        }
+        Ok(rows)
+    }
+
+    /// [`Transaction::range`] without conflicts.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub async fn snapshot_range(
+        &mut self,
+        range: &KeyRange,
+        limit: usize,
+    ) -> Result<Vec<Row>, KvError> {
+        self.read_range(range, limit).await
+    }
+
+    /// Conflicts with whoever writes this key, as if it had been read.
+    pub fn add_read_conflict(&mut self, key: &[u8]) {
+        self.commit.read_keys.push(key.to_vec());
+    }
+
+    /// Makes whoever read this key conflict, as if it had been written.
+    pub fn add_write_conflict(&mut self, key: &[u8]) {
+        self.commit.write_keys.push(key.to_vec());
+    }
+
+    /// Writes a row.
+    pub fn set(&mut self, key: &[u8], value: impl Into<Vec<u8>>) {
+        let value = value.into();
+        self.account(key.len(), value.len());
+        self.written.insert(key.to_vec(), Own::Value(Some(value.clone())));
+        self.commit.mutations.push(Mutation::Set { key: key.to_vec(), value });
+    }
+
+    /// Removes a row, if there is one.
+    pub fn clear(&mut self, key: &[u8]) {
+        self.account(key.len(), 0);
+        self.written.insert(key.to_vec(), Own::Value(None));
+        self.commit.mutations.push(Mutation::Clear { key: key.to_vec() });
+    }
+
+    /// Removes all rows of a range.
+    pub fn clear_range(&mut self, range: KeyRange) {
+        if range.is_empty() {
+            return;
+        }
+        self.account(range.start.len().max(range.end.len()), 0);
+        self.written.retain(|key, _| !range.contains(key));
+        self.cleared.push(range.clone());
+        self.commit.mutations.push(Mutation::ClearRange { range });
+    }
+
+    /// Adds to a row that holds an `i64` (little endian), without reading it: additions of
+    /// different transactions do not conflict.
+    pub fn atomic_add(&mut self, key: &[u8], delta: i64) {
+        self.account(key.len(), 8);
+        let own = match self.written.get(key) {
+            Some(Own::Added(before)) => Own::Added(before.wrapping_add(delta)),
+            Some(Own::Value(value)) => match add(key, value.as_deref(), delta) {
+                Ok(sum) => Own::Value(Some(sum.to_le_bytes().to_vec())),
+                Err(error) => {
+                    self.refused.get_or_insert(error);
+                    return;
+                }
+            },
+            None if self.cleared.iter().any(|range| range.contains(key)) => {
+                Own::Value(Some(delta.to_le_bytes().to_vec()))
+            }
+            None => Own::Added(delta),
+        };
+        self.written.insert(key.to_vec(), own);
+        self.commit.mutations.push(Mutation::Add { key: key.to_vec(), delta });
+    }
+
+    /// Writes a row whose key is `prefix`, this commit's [`Versionstamp`], `suffix`. It cannot be
+    /// read before the commit.
+    pub fn set_stamped(&mut self, prefix: &[u8], suffix: &[u8], value: impl Into<Vec<u8>>) {
+        let value = value.into();
+        self.account(prefix.len() + 10 + suffix.len(), value.len());
+        let (prefix, suffix) = (prefix.to_vec(), suffix.to_vec());
+        self.commit.mutations.push(Mutation::SetStamped { prefix, suffix, value });
+    }
+
+    /// True when it has written nothing.
+    pub fn is_read_only(&self) -> bool {
+        self.commit.mutations.is_empty() && self.commit.write_keys.is_empty()
+    }
+
+    /// Commits: `Ok` means checked, applied and durable. A transaction that wrote nothing is
+    /// always good: its reads were of one moment.
+    ///
+    /// # Errors
+    /// [`KvError::Conflict`] and [`KvError::TooOld`] (run it again), [`KvError::TooLarge`],
+    /// [`KvError::NoSpace`], [`KvError::CommitUnknown`].
+    pub async fn commit(self) -> Result<Versionstamp, KvError> {
+        let Self { backend, snapshot, commit, refused, .. } = self;
+        if let Some(refused) = refused {
+            return Err(refused);
+        }
+        if commit.mutations.is_empty() && commit.write_keys.is_empty() {
+            return Ok(Versionstamp::new(commit.read_version, 0));
+        }
+        // Old snapshots cost the store space: this one is not needed any more.
+        drop(snapshot);
+        backend.commit(commit).await
+    }
+
+    fn account(&mut self, key_bytes: usize, value_bytes: usize) {
+        self.bytes += key_bytes + value_bytes;
+        let bounds = [
+            ("key", key_bytes, KEY_BYTES_MAX),
+            ("value", value_bytes, VALUE_BYTES_MAX),
+            ("transaction", self.bytes, COMMIT_BYTES_MAX),
+            ("mutations", self.commit.mutations.len() + 1, MUTATIONS_MAX),
+        ];
+        for (what, size, size_max) in bounds {
+            if size > size_max {
+                self.refused.get_or_insert(KvError::TooLarge { what, size, size_max });
+            }
+        }
+    }
+
+    async fn read(&mut self, key: &[u8], guard: Guard) -> Result<Option<Vec<u8>>, KvError> {
+        if let Some(Own::Value(value)) = self.written.get(key) {
+            return Ok(value.clone());
+        }
+        if key.len() > KEY_BYTES_MAX {
+            let (what, size) = ("key", key.len());
+            return Err(KvError::TooLarge { what, size, size_max: KEY_BYTES_MAX });
+        }
+        let own = self.written.get(key).cloned();
+        if own.is_none() && self.cleared.iter().any(|range| range.contains(key)) {
+            return Ok(None);
+        }
+        if guard == Guard::Conflict {
+            self.commit.read_keys.push(key.to_vec());
+        }
+        let stored = self.snapshot.get(key).await?;
+        match own {
+            Some(Own::Added(delta)) => {
+                Ok(Some(add(key, stored.as_deref(), delta)?.to_le_bytes().to_vec()))
+            }
+            _ => Ok(stored),
+        }
+    }
+
+    /// The snapshot's rows with this transaction's own writes laid over them.
+    async fn read_range(&self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
+        let mut rows = Vec::new();
+        let mut rest = range.clone();
+        while rows.len() < limit && !rest.is_empty() {
+            let asked = (limit - rows.len()).min(ROWS_PER_READ_MAX);
+            let stored = self.snapshot.range(&rest, asked).await?;
+            // Up to here the store's rows are known; own rows beyond must wait for the next round.
+            let known = match stored.last() {
+                Some((last, _)) if stored.len() >= asked => {
+                    KeyRange::new(rest.start.clone(), [last.as_slice(), &[0]].concat())
+                }
+                _ => rest.clone(),
+            };
+            let mut merged: BTreeMap<Vec<u8>, Vec<u8>> = stored
+                .into_iter()
+                .filter(|(key, _)| !self.cleared.iter().any(|range| range.contains(key)))
+                .collect();
+            for (key, own) in self.written.range(known.start.clone()..known.end.clone()) {
+                match own {
+                    Own::Value(Some(value)) => {
+                        merged.insert(key.clone(), value.clone());
+                    }
+                    Own::Value(None) => {
+                        merged.remove(key);
+                    }
+                    Own::Added(delta) => {
+                        let sum = add(key, merged.get(key).map(Vec::as_slice), *delta)?;
+                        merged.insert(key.clone(), sum.to_le_bytes().to_vec());
+                    }
+                }
+            }
+            rows.extend(merged);
+            rest.start = known.end;
+        }
+        rows.truncate(limit);
+        Ok(rows)
+    }
+}

@@ -1,0 +1,98 @@
+//! kill -9 at random moments: every transaction that was acknowledged is there afterwards, and
+//! none is there in part.
+// A test fails by panicking, also in its helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use rand::Rng;
+use threefs_kv::{EmbeddedConfig, KeyRange, Store};
+
+const CHILD: &str = "THREEFS_KV_KILL_CHILD";
+const ROUNDS: usize = 12;
+const WRITERS: u64 = 16;
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Commits numbered transactions of two rows each, from many tasks at once; prints each number
+/// once it is acknowledged. Ends by being killed.
+async fn commit_for_ever(path: &Path) {
+    let store = Store::embedded(EmbeddedConfig::new(path)).unwrap();
+    let first = rows(&store).await.last().map_or(0, |last| last + 1);
+    let next = std::sync::Arc::new(AtomicU64::new(first));
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|_| {
+            let (store, next) = (store.clone(), next.clone());
+            tokio::spawn(async move {
+                loop {
+                    let number = next.fetch_add(1, SeqCst);
+                    let mut txn = store.begin().await.unwrap();
+                    txn.set(&[b"a/".as_slice(), &number.to_be_bytes()].concat(), vec![7; 100]);
+                    txn.set(&[b"b/".as_slice(), &number.to_be_bytes()].concat(), vec![8; 100]);
+                    txn.commit().await.unwrap();
+                    let mut out = std::io::stdout().lock();
+                    writeln!(out, "acknowledged {number}").and_then(|()| out.flush()).unwrap();
+                }
+            })
+        })
+        .collect();
+    // None of them ever ends; the first stands for all.
+    writers.into_iter().next().unwrap().await.unwrap();
+}
+
+/// The numbers in the store; both rows of each must be there.
+async fn rows(store: &Store) -> Vec<u64> {
+    let mut txn = store.begin().await.unwrap();
+    let mut numbers = Vec::new();
+    for prefix in [b"a/", b"b/"] {
+        let rows = txn.range(&KeyRange::prefix(prefix), usize::MAX).await.unwrap();
+        let of_prefix: Vec<u64> =
+            rows.iter().map(|(key, _)| u64::from_be_bytes(key[2..].try_into().unwrap())).collect();
+        numbers.push(of_prefix);
+    }
+    assert_eq!(numbers[0], numbers[1], "a transaction is there in part");
+    numbers.swap_remove(0)
+}
+
+#[test]
+fn what_was_acknowledged_survives_kill_9() {
+    if let Ok(path) = std::env::var(CHILD) {
+        return runtime().block_on(commit_for_ever(Path::new(&path)));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv");
+    let mut acknowledged = BTreeSet::new();
+    for round in 0..ROUNDS {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "what_was_acknowledged_survives_kill_9", "--nocapture"])
+            .env(CHILD, &path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let reader = std::thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .filter_map(|line| line.strip_prefix("acknowledged ")?.parse().ok())
+                .collect::<Vec<u64>>()
+        });
+        std::thread::sleep(Duration::from_millis(rand::rng().random_range(30..150)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        acknowledged.extend(reader.join().unwrap());
+        let found: BTreeSet<u64> = runtime()
+            .block_on(async { rows(&Store::embedded(EmbeddedConfig::new(&path)).unwrap()).await })
+            .into_iter()
+            .collect();
+        let lost: Vec<_> = acknowledged.difference(&found).collect();
+        assert!(lost.is_empty(), "round {round}: lost {lost:?}");
+    }
+    assert!(acknowledged.len() > 1000, "only {} commits: too little", acknowledged.len());
+}

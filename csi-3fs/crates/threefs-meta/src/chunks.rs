@@ -1,0 +1,38 @@
+//! What the metadata service needs of storage: that bytes beyond a length go away.
+
+use fabric::deadline::Deadline;
+use threefs_core::ids::InodeId;
+use threefs_core::layout::Layout;
+use threefs_kv::BoxFuture;
+
+/// Takes chunks away. The service's binary injects one that is made of the storage client.
+pub trait ChunkTrimmer: Send + Sync + 'static {
+    /// Afterwards no chunk of the file holds a byte at or beyond `length`; 0 removes all its
+    /// chunks. Chunks may exist beyond any length that was ever reported, so the chains of the
+    /// layout are asked what they hold of the inode. Idempotent: it is repeated after failures.
+    ///
+    /// The error's text says what failed where; the caller logs it and tries again later.
+    fn trim<'a>(
+        &'a self,
+        inode: InodeId,
+        layout: &'a Layout,
+        length: u64,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), String>>;
+}
+
+/// For tests and trees without data: there is nothing to take away.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoChunks;
+
+impl ChunkTrimmer for NoChunks {
+    fn trim<'a>(
+        &'a self,
+        _inode: InodeId,
+        _layout: &'a Layout,
+        _length: u64,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}

@@ -1,0 +1,314 @@
+//! The calling side of the metadata service.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fabric::auth::Key;
+use fabric::deadline::Deadline;
+use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
+use threefs_core::ids::{ClientId, InodeId};
+
+use crate::protocol::{
+    At, CONTEXT, Entry, Inode, LIST_LIMIT_MAX, LayoutDefaults, LengthReport, MetaChange, MetaError,
+    MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId, SessionId,
+};
+
+/// One attempt at a call; a restarting service answers the next one.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between attempts while the service says "not now".
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum MetaClientError {
+    /// The call did not reach the service, or its answer did not arrive before the deadline. A
+    /// change may have been executed.
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    /// The service says no.
+    #[error(transparent)]
+    Refused(#[from] MetaError),
+    /// The answer does not fit the question: another version of the service.
+    #[error("meta answered {got} to a question for {expected}; do both sides run one version?")]
+    Unexpected {
+        /// What was asked for.
+        expected: &'static str,
+        /// What came, shortened.
+        got: String,
+    },
+}
+
+/// A client of the metadata service. Retries through restarts of the service until the deadline;
+/// changes are executed once however often they are sent. Clones share connections and identity.
+#[derive(Clone)]
+pub struct MetaClient(Arc<Inner>);
+
+struct Inner {
+    pool: Pool,
+    client: ClientId,
+    next: AtomicU64,
+    unfinished: Mutex<BTreeSet<u64>>,
+}
+
+impl MetaClient {
+    /// A client of the service at `address` (`host:port`). `client` is one life of a client: a
+    /// restarted program draws another.
+    pub fn new(address: impl Into<String>, key: &Key, client: ClientId) -> Self {
+        let connection = ConnectionConfig::new(CONTEXT, key.clone());
+        let pool = Pool::new(address, PoolConfig::new(connection));
+        let (next, unfinished) = (AtomicU64::new(1), Mutex::default());
+        Self(Arc::new(Inner { pool, client, next, unfinished }))
+    }
+
+    /// Asks a question.
+    ///
+    /// # Errors
+    /// [`MetaClientError::Refused`] with what is wrong, or no answer before the deadline.
+    pub async fn query(
+        &self,
+        query: MetaQuery,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
+        self.ask(&MetaRequest::Query(query), deadline).await
+    }
+
+    /// Makes a change, once.
+    ///
+    /// # Errors
+    /// [`MetaClientError::Refused`]: nothing was changed. No answer before the deadline: perhaps.
+    pub async fn change(
+        &self,
+        change: MetaChange,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
+        let unfinished = Unfinished::begin(&self.0);
+        let id = unfinished.id();
+        self.ask(&MetaRequest::Change { id, change }, deadline).await
+    }
+
+    async fn ask(
+        &self,
+        request: &MetaRequest,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
+        loop {
+            let result =
+                self.0.pool.ask::<_, MetaResult>(request, ATTEMPT_TIMEOUT, deadline).await?;
+            match result {
+                Ok(reply) => return Ok(reply),
+                Err(error) if error.retryable() => match deadline.remaining() {
+                    Some(left) if left > PAUSE => tokio::time::sleep(PAUSE).await,
+                    _ => return Err(error.into()),
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// [`MetaQuery::Stat`], following symbolic links.
+    ///
+    /// # Errors
+    /// As [`MetaClient::query`], so for all below.
+    pub async fn stat(&self, at: At, deadline: Deadline) -> Result<Inode, MetaClientError> {
+        inode(self.query(MetaQuery::Stat { at, follow: true }, deadline).await?)
+    }
+
+    /// All entries of a directory, page by page: each page is consistent, the whole need not be.
+    ///
+    /// # Errors
+    /// As [`MetaClient::query`].
+    pub async fn list(&self, at: At, deadline: Deadline) -> Result<Vec<Entry>, MetaClientError> {
+        let mut all: Vec<Entry> = Vec::new();
+        loop {
+            let after = all.last().map(|entry| entry.name.clone()).unwrap_or_default();
+            let query = MetaQuery::List { at: at.clone(), after, limit: LIST_LIMIT_MAX };
+            match self.query(query, deadline).await? {
+                MetaReply::Page { entries, more } => {
+                    all.extend(entries);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected("a page", &other)),
+            }
+        }
+    }
+
+    /// [`MetaChange::MakeDirectory`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`], so for all below.
+    pub async fn make_directory(
+        &self,
+        at: At,
+        parents: bool,
+        deadline: Deadline,
+    ) -> Result<Inode, MetaClientError> {
+        let (mode, defaults) = (0o755, LayoutDefaults::default());
+        let change = MetaChange::MakeDirectory { at, mode, parents, defaults };
+        inode(self.change(change, deadline).await?)
+    }
+
+    /// [`MetaChange::Create`] with usual permissions and the directory's layout.
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn create(
+        &self,
+        at: At,
+        exclusive: bool,
+        deadline: Deadline,
+    ) -> Result<(Inode, Option<SessionId>), MetaClientError> {
+        let (mode, layout) = (0o644, LayoutDefaults::default());
+        let change = MetaChange::Create { at, mode, exclusive, layout, write: true };
+        match self.change(change, deadline).await? {
+            MetaReply::Opened { inode, session, .. } => Ok((inode, session)),
+            other => Err(unexpected("an open file", &other)),
+        }
+    }
+
+    /// [`MetaChange::Open`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn open(
+        &self,
+        at: At,
+        write: bool,
+        deadline: Deadline,
+    ) -> Result<(Inode, Option<SessionId>), MetaClientError> {
+        match self.change(MetaChange::Open { at, write }, deadline).await? {
+            MetaReply::Opened { inode, session, .. } => Ok((inode, session)),
+            other => Err(unexpected("an open file", &other)),
+        }
+    }
+
+    /// [`MetaChange::Close`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn close(
+        &self,
+        file: InodeId,
+        session: SessionId,
+        report: Option<LengthReport>,
+        deadline: Deadline,
+    ) -> Result<Inode, MetaClientError> {
+        let change = MetaChange::Close { inode: file, session, report };
+        inode(self.change(change, deadline).await?)
+    }
+
+    /// [`MetaChange::ReportLengths`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn report_lengths(
+        &self,
+        reports: Vec<LengthReport>,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Inode, MetaError>>, MetaClientError> {
+        match self.change(MetaChange::ReportLengths { reports }, deadline).await? {
+            MetaReply::Inodes(inodes) => Ok(inodes),
+            other => Err(unexpected("inodes", &other)),
+        }
+    }
+
+    /// [`MetaChange::SetLength`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn set_length(
+        &self,
+        at: At,
+        length: u64,
+        deadline: Deadline,
+    ) -> Result<Inode, MetaClientError> {
+        inode(self.change(MetaChange::SetLength { at, length }, deadline).await?)
+    }
+
+    /// [`MetaChange::Rename`], replacing what is there.
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn rename(
+        &self,
+        from: At,
+        to: At,
+        deadline: Deadline,
+    ) -> Result<Inode, MetaClientError> {
+        let change = MetaChange::Rename { from, to, no_replace: false };
+        inode(self.change(change, deadline).await?)
+    }
+
+    /// [`MetaChange::Unlink`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn unlink(&self, at: At, deadline: Deadline) -> Result<(), MetaClientError> {
+        self.change(MetaChange::Unlink { at }, deadline).await.map(drop)
+    }
+
+    /// [`MetaChange::RemoveDirectory`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn remove_directory(
+        &self,
+        at: At,
+        deadline: Deadline,
+    ) -> Result<(), MetaClientError> {
+        self.change(MetaChange::RemoveDirectory { at }, deadline).await.map(drop)
+    }
+
+    /// [`MetaChange::RemoveTree`].
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn remove_tree(&self, at: At, deadline: Deadline) -> Result<(), MetaClientError> {
+        self.change(MetaChange::RemoveTree { at }, deadline).await.map(drop)
+    }
+}
+
+/// A change that has no answer yet; forgotten however its call ends, because a call that ended is
+/// never retried under the same sequence.
+struct Unfinished<'a> {
+    inner: &'a Inner,
+    sequence: u64,
+    finished_below: u64,
+}
+
+impl<'a> Unfinished<'a> {
+    fn begin(inner: &'a Inner) -> Self {
+        let mut unfinished = inner.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        let sequence = inner.next.fetch_add(1, Relaxed);
+        unfinished.insert(sequence);
+        let finished_below = unfinished.first().copied().unwrap_or(sequence);
+        Self { inner, sequence, finished_below }
+    }
+
+    fn id(&self) -> RequestId {
+        let (client, sequence) = (self.inner.client, self.sequence);
+        RequestId { client, sequence, finished_below: self.finished_below }
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        let mut unfinished = self.inner.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        unfinished.remove(&self.sequence);
+    }
+}
+
+fn inode(reply: MetaReply) -> Result<Inode, MetaClientError> {
+    match reply {
+        MetaReply::Inode(inode) => Ok(inode),
+        other => Err(unexpected("an inode", &other)),
+    }
+}
+
+fn unexpected(expected: &'static str, reply: &MetaReply) -> MetaClientError {
+    let got = format!("{reply:?}").chars().take(60).collect();
+    MetaClientError::Unexpected { expected, got }
+}

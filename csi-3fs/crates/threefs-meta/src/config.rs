@@ -1,0 +1,49 @@
+//! How a metadata service runs.
+
+use std::path::PathBuf;
+
+use fabric::auth::Key;
+
+use crate::protocol::LayoutDefaults;
+
+/// Everything that the service is told at its start.
+#[derive(Clone, Debug)]
+pub struct MetaConfig {
+    /// `host:port` to listen on.
+    pub listen: String,
+    /// The cluster's key.
+    pub key: Key,
+    /// Folder of the embedded store.
+    pub store_path: PathBuf,
+    /// Addresses of the mgmtds (`host:port`).
+    pub mgmtd: Vec<String>,
+    /// The tree's settings.
+    pub tree: TreeConfig,
+}
+
+/// Settings of the tree itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeConfig {
+    /// Layout of files whose directory says nothing; no field may be 0.
+    pub layout: LayoutDefaults,
+    /// How long the chunks of a removed file stay for those who still read it.
+    pub collect_delay_ms: u64,
+    /// Between two looks at what has been removed.
+    pub collect_interval_ms: u64,
+    /// Write sessions of a client that has not been heard for so long end.
+    pub session_timeout_ms: u64,
+    /// Answers are kept so long for clients that never say that they got them.
+    pub answer_keep_ms: u64,
+}
+
+impl Default for TreeConfig {
+    fn default() -> Self {
+        Self {
+            layout: LayoutDefaults { chunk_bytes: 1 << 20, stripe: 16 },
+            collect_delay_ms: 10_000,
+            collect_interval_ms: 500,
+            session_timeout_ms: 20 * 60 * 1000,
+            answer_keep_ms: 60 * 60 * 1000,
+        }
+    }
+}

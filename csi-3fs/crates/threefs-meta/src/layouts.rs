@@ -1,0 +1,64 @@
+//! Which chains a new file gets.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use threefs_core::layout::{ChainChoice, Layout};
+use threefs_core::routing::RoutingInfo;
+use threefs_mgmtd::FIRST_TABLE;
+use tokio::sync::watch;
+
+use crate::ops::Layouts;
+use crate::protocol::{LayoutDefaults, MetaError};
+
+/// Goes round the newest chain table, one stripe a file, so that files spread evenly.
+pub(crate) struct RoundRobin {
+    routing: watch::Receiver<Arc<RoutingInfo>>,
+    service: LayoutDefaults,
+    files: AtomicU32,
+}
+
+impl RoundRobin {
+    /// `first` is where it begins: drawn, so that restarts do not all begin at one chain.
+    pub(crate) fn new(
+        routing: watch::Receiver<Arc<RoutingInfo>>,
+        service: LayoutDefaults,
+        first: u32,
+    ) -> Self {
+        Self { routing, service, files: AtomicU32::new(first) }
+    }
+}
+
+impl Layouts for RoundRobin {
+    fn choose(&self, wishes: [LayoutDefaults; 2]) -> Result<Layout, MetaError> {
+        let first_set = |field: fn(&LayoutDefaults) -> u32| {
+            wishes.iter().map(field).find(|value| *value != 0).unwrap_or(field(&self.service))
+        };
+        let routing = self.routing.borrow();
+        let table = routing.newest_table(FIRST_TABLE).filter(|table| !table.chains.is_empty());
+        let Some(table) = table else {
+            let detail = "there are no chains yet: not all storage nodes have registered".into();
+            return Err(MetaError::Unavailable { detail });
+        };
+        // A table has far fewer than 2^32 chains.
+        let chains = table.chains.len() as u32;
+        let stripe = first_set(|defaults| defaults.stripe).min(chains);
+        let number = self.files.fetch_add(1, Relaxed);
+        let layout = Layout {
+            table: table.id,
+            table_version: table.version,
+            chunk_bytes: first_set(|defaults| defaults.chunk_bytes),
+            stripe,
+            chains: ChainChoice::Range {
+                base: number.wrapping_mul(stripe) % chains,
+                seed: u64::from(number),
+            },
+        };
+        layout.validate().map_err(|error| MetaError::Invalid {
+            field: "layout".into(),
+            value: format!("chunk_bytes {}, stripe {stripe}", layout.chunk_bytes),
+            reason: error.to_string(),
+        })?;
+        Ok(layout)
+    }
+}

@@ -1,0 +1,94 @@
+//! Executes a change at most once, however often it is sent.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use threefs_kv::{KvError, Operation, Transaction};
+
+use super::OpError;
+use crate::protocol::{MetaError, MetaReply, Nanoseconds, RequestId};
+use crate::rows::{self, AnswerRow};
+
+/// A change with its identity. The answer is stored by the same transaction that makes the change.
+pub(crate) struct AnswerOnce<'a, O> {
+    pub id: RequestId,
+    pub now: Nanoseconds,
+    /// Sequences of this client below have their answers and are never retried. It is raised
+    /// before any answer is forgotten.
+    pub floor: &'a AtomicU64,
+    /// Answers to forget along the way: those from here on below `id.finished_below`.
+    pub forget_from: u64,
+    pub operation: O,
+}
+
+impl<O> Operation for AnswerOnce<'_, O>
+where
+    O: Operation<Output = MetaReply, Error = OpError>,
+{
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        if let Some(reply) = answered(txn, self.id, self.floor).await? {
+            return Ok(reply);
+        }
+        let reply = self.operation.run(txn).await?;
+        let key = rows::answer(self.id.client, self.id.sequence);
+        let encoded = postcard::to_allocvec(&reply)
+            .map_err(|error| KvError::bad_row(&key, error.to_string()))?;
+        rows::write(txn, &key, &AnswerRow { answered: self.now, reply: encoded })?;
+        for sequence in self.forget_from..self.id.finished_below {
+            txn.clear(&rows::answer(self.id.client, sequence));
+        }
+        Ok(reply)
+    }
+}
+
+/// The first step of a change that takes several transactions: does nothing if the change has its
+/// answer already. The last step is an [`AnswerOnce`].
+pub(crate) struct UnlessAnswered<'a, O> {
+    pub id: RequestId,
+    pub floor: &'a AtomicU64,
+    pub operation: O,
+}
+
+/// What came of a first step.
+pub(crate) enum FirstStep<T> {
+    /// The change was executed before.
+    Answered(MetaReply),
+    /// The step was done.
+    Done(T),
+}
+
+impl<O: Operation<Error = OpError>> Operation for UnlessAnswered<'_, O> {
+    type Output = FirstStep<O::Output>;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+        match answered(txn, self.id, self.floor).await? {
+            Some(reply) => Ok(FirstStep::Answered(reply)),
+            None => Ok(FirstStep::Done(self.operation.run(txn).await?)),
+        }
+    }
+}
+
+async fn answered(
+    txn: &mut Transaction,
+    id: RequestId,
+    floor: &AtomicU64,
+) -> Result<Option<MetaReply>, OpError> {
+    let key = rows::answer(id.client, id.sequence);
+    if let Some(row) = rows::read::<AnswerRow>(txn, &key).await? {
+        return Ok(Some(rows::decode(&key, &row.reply)?));
+    }
+    // After the read: if the answer was forgotten before this snapshot, the floor had been raised
+    // before that; if it is forgotten later, this transaction conflicts.
+    if id.sequence < floor.load(SeqCst) {
+        return Err(MetaError::Invalid {
+            field: "sequence".into(),
+            value: id.sequence.to_string(),
+            reason: "the client has declared this change finished".into(),
+        }
+        .into());
+    }
+    Ok(None)
+}

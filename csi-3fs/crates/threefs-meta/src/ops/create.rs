@@ -1,0 +1,164 @@
+//! Makes and opens files and symbolic links.
+
+use threefs_core::ids::ClientId;
+use threefs_core::layout::Layout;
+use threefs_kv::{Operation, Transaction};
+
+use super::walk::{Last, Place, Slot, find, slot, walk};
+use super::{Given, OpError, load_named, new_file, new_inode, store, touch};
+use crate::protocol::{
+    At, EntryKind, InodeKind, LayoutDefaults, MetaError, MetaReply, PATH_BYTES_MAX, SessionId,
+};
+use crate::rows::{self, DentryRow, InodeRow, SessionRow};
+
+/// Gives new files their chains.
+pub(crate) trait Layouts: Sync {
+    /// The layout of a file, by its own wishes, else by its directory's.
+    fn choose(&self, wishes: [LayoutDefaults; 2]) -> Result<Layout, MetaError>;
+}
+
+/// A write session that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub session: SessionId,
+    pub client: ClientId,
+}
+
+/// `MetaChange::Create`.
+pub(crate) struct Create<'a, L> {
+    pub at: &'a At,
+    pub mode: u32,
+    pub exclusive: bool,
+    pub layout: LayoutDefaults,
+    pub layouts: &'a L,
+    pub write: Option<Wanted>,
+    pub given: Given,
+}
+
+impl<L: Layouts> Operation for Create<'_, L> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        // As in POSIX, an exclusive creation does not go through a symbolic link.
+        let last = if self.exclusive { Last::Keep } else { Last::Follow };
+        let place = walk(txn, self.at, last).await?;
+        let found = match &place {
+            Place::Bare(_) => Some(find(txn, self.at, last).await?),
+            Place::Entry { found: Some(entry), .. } => {
+                Some(load_named(txn, *entry, &self.at.path).await?)
+            }
+            Place::Entry { found: None, .. } => None,
+        };
+        if let Some(row) = found {
+            if self.exclusive {
+                return Err(MetaError::Exists { path: self.at.path.clone() }.into());
+            }
+            return opened(txn, row, self.at, self.write, false).await;
+        }
+        let Slot { parent, name, .. } = slot(txn, self.at, last).await?;
+        let InodeKind::Directory { defaults, .. } = &parent.inode.kind else {
+            return Err(MetaError::NotADirectory { path: self.at.path.clone() }.into());
+        };
+        let layout = self.layouts.choose([self.layout, *defaults])?;
+        let row = new_file(&self.given, self.given.first_inode, self.mode, layout);
+        insert(txn, &parent, &name, &row, &self.given)?;
+        opened(txn, row, self.at, self.write, true).await
+    }
+}
+
+/// Writes a new inode and its name.
+pub(super) fn insert(
+    txn: &mut Transaction,
+    parent: &InodeRow,
+    name: &str,
+    row: &InodeRow,
+    given: &Given,
+) -> Result<(), OpError> {
+    let entry = DentryRow { inode: row.inode.id, kind: row.kind() };
+    rows::write(txn, &rows::dentry(parent.inode.id, name), &entry)?;
+    store(txn, row)?;
+    touch(txn, parent.inode.id, given.now);
+    Ok(())
+}
+
+async fn opened(
+    txn: &mut Transaction,
+    row: InodeRow,
+    at: &At,
+    write: Option<Wanted>,
+    created: bool,
+) -> Result<MetaReply, OpError> {
+    let id = row.inode.id;
+    match row.kind() {
+        EntryKind::File => {}
+        EntryKind::Directory if write.is_none() && !created => {}
+        EntryKind::Directory => {
+            return Err(MetaError::IsADirectory { path: at.path.clone() }.into());
+        }
+        EntryKind::Symlink => {
+            return Err(MetaError::TooManySymlinks { path: at.path.clone() }.into());
+        }
+    }
+    if row.inode.links == 0 {
+        return Err(super::not_found(&at.path, id));
+    }
+    if let Some(Wanted { session, client }) = write {
+        if !created && txn.get(&rows::trim(id)).await?.is_some() {
+            return Err(OpError::TrimPending(id));
+        }
+        rows::write(txn, &rows::session(id, session), &SessionRow { client })?;
+        // Conflicts with the collector, which reads the inode before it takes the chunks.
+        txn.add_read_conflict(&rows::inode(id));
+    }
+    let session = write.map(|wanted| wanted.session);
+    Ok(MetaReply::Opened { inode: super::visible(txn, row).await?, session, created })
+}
+
+/// `MetaChange::Open`.
+pub(crate) struct Open<'a> {
+    pub at: &'a At,
+    pub write: Option<Wanted>,
+}
+
+impl Operation for Open<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.at, Last::Follow).await?;
+        opened(txn, row, self.at, self.write, false).await
+    }
+}
+
+/// `MetaChange::MakeSymlink`.
+pub(crate) struct Symlink<'a> {
+    pub at: &'a At,
+    pub target: &'a str,
+    pub given: Given,
+}
+
+impl Operation for Symlink<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let target = self.target.to_owned();
+        if target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains('\0') {
+            return Err(MetaError::Invalid {
+                field: "target".into(),
+                value: target.chars().take(40).collect(),
+                reason: format!("it must have 1 to {PATH_BYTES_MAX} bytes and no zero byte"),
+            }
+            .into());
+        }
+        let Slot { parent, name, found } = slot(txn, self.at, Last::Keep).await?;
+        if found.is_some() {
+            return Err(MetaError::Exists { path: self.at.path.clone() }.into());
+        }
+        let id = self.given.first_inode;
+        let row = new_inode(&self.given, id, 0o777, 1, InodeKind::Symlink { target });
+        insert(txn, &parent, &name, &row, &self.given)?;
+        Ok(MetaReply::Inode(row.inode))
+    }
+}

@@ -1,0 +1,48 @@
+//! The first rows of a tree, and blocks of fresh inodes.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{KvError, Operation, Transaction};
+
+use super::{Given, OpError, new_inode, store};
+use crate::protocol::{InodeKind, LayoutDefaults, Nanoseconds, ROOT};
+use crate::rows::{self, NEXT_INODE, SCHEMA, SCHEMA_VERSION};
+
+/// Makes the root if there is none; refuses a store of another schema.
+pub(crate) struct InitTree(pub Nanoseconds);
+
+impl Operation for InitTree {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        match rows::read::<u64>(txn, SCHEMA).await? {
+            Some(SCHEMA_VERSION) => return Ok(()),
+            None => {}
+            Some(version) => {
+                let detail = format!(
+                    "the tree has schema {version}, this program {SCHEMA_VERSION}; run the version \
+                     that wrote it"
+                );
+                return Err(KvError::bad_row(SCHEMA, detail).into());
+            }
+        }
+        rows::write(txn, SCHEMA, &SCHEMA_VERSION)?;
+        let given = Given { now: self.0, first_inode: ROOT };
+        let kind = InodeKind::Directory { parent: ROOT, defaults: LayoutDefaults::default() };
+        Ok(store(txn, &new_inode(&given, ROOT, 0o755, 2, kind))?)
+    }
+}
+
+/// Takes so many inodes; returns the first. Those that are lost in a crash are never used.
+pub(crate) struct ReserveInodes(pub u64);
+
+impl Operation for ReserveInodes {
+    type Output = InodeId;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<InodeId, OpError> {
+        let first: u64 = rows::read(txn, NEXT_INODE).await?.unwrap_or(ROOT.0 + 1);
+        rows::write(txn, NEXT_INODE, &(first + self.0))?;
+        Ok(InodeId(first))
+    }
+}

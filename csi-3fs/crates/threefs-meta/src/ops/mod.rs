@@ -1,0 +1,197 @@
+//! The operations on the tree: one a file, each a pure function of one transaction and of what it
+//! is given (time, fresh ids, layouts). It has no other effect, so it can be run again.
+//!
+//! Rules that keep the tree a tree under concurrency:
+//! - who adds a name reads the directory's inode; who removes a directory clears it and has read
+//!   that no name is in it: of two such transactions one conflicts;
+//! - who moves a directory reads every directory above its new place, and moving writes the moved
+//!   directory's inode: two moves that would together make a circle conflict;
+//! - entries of one directory do not conflict with each other: its time of change has a row of its
+//!   own that nobody reads before writing.
+
+mod answer_once;
+mod attributes;
+mod collect;
+mod create;
+mod directory;
+mod init;
+mod length;
+mod link;
+mod query;
+mod remove;
+mod rename;
+mod session;
+mod walk;
+
+pub(crate) use answer_once::{AnswerOnce, FirstStep, UnlessAnswered};
+pub(crate) use attributes::SetAttributes;
+pub(crate) use collect::{
+    CollectDirectory, FinishRemoval, ForgetRows, ListRemovals, ListRows, ListedRemoval,
+    RemovalState,
+};
+pub(crate) use create::{Create, Layouts, Open, Symlink, Wanted};
+pub(crate) use directory::{MakeDirectory, names_of};
+pub(crate) use init::{InitTree, ReserveInodes};
+pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths};
+pub(crate) use link::Link;
+pub(crate) use query::{CountRows, List, PathOf, Stat, StatMany};
+pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
+pub(crate) use rename::Rename;
+pub(crate) use session::Close;
+
+use threefs_core::ids::InodeId;
+use threefs_core::layout::Layout;
+use threefs_kv::{KvError, Retry, Transaction};
+
+use crate::protocol::{EntryKind, Inode, InodeKind, MetaError, Nanoseconds};
+use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
+
+/// Why an operation did not happen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OpError {
+    /// The caller is told so.
+    #[error(transparent)]
+    Refused(#[from] MetaError),
+    /// The store.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A truncation of this file has to be finished first.
+    #[error("{0} is being truncated")]
+    TrimPending(InodeId),
+}
+
+impl Retry for OpError {
+    fn retryable_conflict(&self) -> bool {
+        matches!(self, Self::Kv(error) if error.retryable())
+    }
+
+    fn describe(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl From<OpError> for MetaError {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::Refused(error) => error,
+            OpError::TrimPending(_) => Self::Unavailable { detail: error.to_string() },
+            OpError::Kv(error) => match error {
+                KvError::NoSpace { .. } => Self::NoSpace { detail: error.to_string() },
+                KvError::BadRow { .. } => Self::Damaged { detail: error.to_string() },
+                KvError::TooLarge { what, size, .. } => Self::Invalid {
+                    field: what.into(),
+                    value: size.to_string(),
+                    reason: error.to_string(),
+                },
+                _ => Self::Unavailable { detail: error.to_string() },
+            },
+        }
+    }
+}
+
+/// What an operation may use that is not in the store. Drawn before, so that running again changes
+/// nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    /// The time.
+    pub now: Nanoseconds,
+    /// Fresh inodes, from here on, as many as the operation can need.
+    pub first_inode: InodeId,
+}
+
+/// The inode, or `NotFound` with the caller's name for it.
+pub(crate) async fn load(
+    txn: &mut Transaction,
+    id: InodeId,
+    path: &str,
+) -> Result<InodeRow, OpError> {
+    let row: Option<InodeRow> = rows::read(txn, &rows::inode(id)).await?;
+    row.ok_or_else(|| not_found(path, id))
+}
+
+/// The inode that a name points to: without it the tree is damaged.
+pub(crate) async fn load_named(
+    txn: &mut Transaction,
+    entry: DentryRow,
+    path: &str,
+) -> Result<InodeRow, OpError> {
+    let row: Option<InodeRow> = rows::read(txn, &rows::inode(entry.inode)).await?;
+    row.ok_or_else(|| {
+        let detail = format!("`{path}` names {}, which does not exist", entry.inode);
+        MetaError::Damaged { detail }.into()
+    })
+}
+
+pub(crate) fn store(txn: &mut Transaction, row: &InodeRow) -> Result<(), KvError> {
+    rows::write(txn, &rows::inode(row.inode.id), row)
+}
+
+/// The entries of a directory have changed.
+pub(crate) fn touch(txn: &mut Transaction, directory: InodeId, now: Nanoseconds) {
+    txn.set(&rows::directory_time(directory), now.0.to_le_bytes());
+}
+
+/// An inode as callers see it.
+pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inode, OpError> {
+    let mut inode = row.inode;
+    if inode.is_directory() {
+        let key = rows::directory_time(inode.id);
+        if let Some(bytes) = txn.snapshot_get(&key).await? {
+            let bytes = bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a time"))?;
+            let entries_changed = Nanoseconds(i64::from_le_bytes(bytes));
+            inode.modified = inode.modified.max(entries_changed);
+            inode.changed = inode.changed.max(entries_changed);
+        }
+    }
+    Ok(inode)
+}
+
+/// Takes one name away from a file or symbolic link; the last one gives it to the collector.
+pub(crate) async fn drop_link(
+    txn: &mut Transaction,
+    mut row: InodeRow,
+    now: Nanoseconds,
+) -> Result<(), OpError> {
+    row.inode.links = row.inode.links.saturating_sub(1);
+    row.inode.changed = now;
+    if row.inode.links == 0 {
+        queue_removal(txn, row.inode.id, row.kind(), now)?;
+    }
+    Ok(store(txn, &row)?)
+}
+
+pub(crate) fn queue_removal(
+    txn: &mut Transaction,
+    inode: InodeId,
+    kind: EntryKind,
+    now: Nanoseconds,
+) -> Result<(), OpError> {
+    let row = RemovalRow { inode, kind, removed: now };
+    let value = postcard::to_allocvec(&row)
+        .map_err(|error| KvError::bad_row(rows::REMOVALS, error.to_string()))?;
+    // The inode goes behind the stamp: one transaction may remove many things.
+    txn.set_stamped(rows::REMOVALS, &inode.0.to_be_bytes(), value);
+    Ok(())
+}
+
+pub(crate) fn not_found(path: &str, id: InodeId) -> OpError {
+    let path = if path.is_empty() { id.to_string() } else { path.into() };
+    MetaError::NotFound { path }.into()
+}
+
+pub(crate) fn new_file(given: &Given, id: InodeId, mode: u32, layout: Layout) -> InodeRow {
+    new_inode(given, id, mode, 1, InodeKind::File { layout, length: 0, truncate_version: 0 })
+}
+
+pub(crate) fn new_inode(
+    given: &Given,
+    id: InodeId,
+    mode: u32,
+    links: u32,
+    kind: InodeKind,
+) -> InodeRow {
+    let (accessed, modified, changed) = (given.now, given.now, given.now);
+    let mode = mode & 0o7777;
+    let inode = Inode { id, kind, mode, uid: 0, gid: 0, links, accessed, modified, changed };
+    InodeRow { inode, name: String::new() }
+}

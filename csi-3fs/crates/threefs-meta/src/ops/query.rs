@@ -1,0 +1,124 @@
+//! Reads.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{KeyRange, KvError, Operation, Transaction};
+
+use super::walk::{Last, find, not_a_directory};
+use super::{OpError, load, not_found, visible};
+use crate::protocol::{At, Entry, LIST_LIMIT_MAX, MetaReply, ROOT};
+use crate::rows::{self, DentryRow, REMOVED};
+
+/// `MetaQuery::Stat`.
+pub(crate) struct Stat<'a> {
+    pub at: &'a At,
+    pub follow: bool,
+}
+
+impl Operation for Stat<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.at, if self.follow { Last::Follow } else { Last::Keep }).await?;
+        Ok(MetaReply::Inode(visible(txn, row).await?))
+    }
+}
+
+/// `MetaQuery::StatMany`: all of one moment.
+pub(crate) struct StatMany<'a>(pub &'a [At]);
+
+impl Operation for StatMany<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut inodes = Vec::with_capacity(self.0.len());
+        for at in self.0 {
+            match find(txn, at, Last::Follow).await {
+                Ok(row) => inodes.push(Ok(visible(txn, row).await?)),
+                Err(OpError::Refused(error)) => inodes.push(Err(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(MetaReply::Inodes(inodes))
+    }
+}
+
+/// `MetaQuery::List`.
+pub(crate) struct List<'a> {
+    pub at: &'a At,
+    pub after: &'a str,
+    pub limit: u32,
+}
+
+impl Operation for List<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.at, Last::Follow).await?;
+        if !row.inode.is_directory() {
+            return Err(not_a_directory(self.at));
+        }
+        let limit = match self.limit {
+            0 => LIST_LIMIT_MAX as usize,
+            limit => limit.min(LIST_LIMIT_MAX) as usize,
+        };
+        let prefix = rows::dentries(row.inode.id);
+        let mut range = KeyRange::prefix(&prefix);
+        if !self.after.is_empty() {
+            range = range.after(&rows::dentry(row.inode.id, self.after));
+        }
+        let mut found = txn.snapshot_range(&range, limit + 1).await?;
+        let more = found.len() > limit;
+        found.truncate(limit);
+        let entries = found.into_iter().map(|(key, value)| {
+            let name = key.get(prefix.len()..).map(<[u8]>::to_vec).unwrap_or_default();
+            let name = String::from_utf8(name)
+                .map_err(|_| KvError::bad_row(&key, "the name is not UTF-8"))?;
+            let DentryRow { inode, kind } = rows::decode(&key, &value)?;
+            Ok::<_, KvError>(Entry { name, inode, kind })
+        });
+        Ok(MetaReply::Page { entries: entries.collect::<Result<_, _>>()?, more })
+    }
+}
+
+/// `MetaQuery::PathOf`.
+pub(crate) struct PathOf(pub InodeId);
+
+impl Operation for PathOf {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut names = Vec::new();
+        let mut id = self.0;
+        while id != ROOT {
+            let row = load(txn, id, "").await?;
+            id = match row.parent() {
+                Some(REMOVED) => return Err(not_found("", self.0)),
+                Some(parent) => parent,
+                None => return Err(not_a_directory(&At::inode(self.0))),
+            };
+            names.push(row.name);
+        }
+        names.reverse();
+        Ok(MetaReply::Path(format!("/{}", names.join("/"))))
+    }
+}
+
+/// How many rows begin with a prefix, up to a bound.
+pub(crate) struct CountRows {
+    pub prefix: &'static [u8],
+    pub limit: usize,
+}
+
+impl Operation for CountRows {
+    type Output = u64;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<u64, OpError> {
+        let rows = txn.snapshot_range(&KeyRange::prefix(self.prefix), self.limit).await?;
+        Ok(rows.len() as u64)
+    }
+}

@@ -1,0 +1,147 @@
+//! From a place as callers name it to a directory, a name in it and what is there.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::Transaction;
+
+use super::{OpError, load, load_named, not_found};
+use crate::protocol::{
+    At, EntryKind, InodeKind, MetaError, NAME_BYTES_MAX, PATH_BYTES_MAX, ROOT, SYMLINKS_MAX,
+};
+use crate::rows::{self, DentryRow, InodeRow, REMOVED};
+
+/// Whether a symbolic link at the very end is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Last {
+    Follow,
+    Keep,
+}
+
+/// Where a path leads.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// A name in a directory, with what it names, if anything.
+    Entry { parent: InodeId, name: String, found: Option<DentryRow> },
+    /// An inode without a name at hand: the start itself, or what `..` led to.
+    Bare(InodeId),
+}
+
+/// Walks a path. What it reads conflicts with whoever changes it.
+pub(crate) async fn walk(txn: &mut Transaction, at: &At, last: Last) -> Result<Place, OpError> {
+    if at.path.len() > PATH_BYTES_MAX {
+        return Err(too_long(&at.path));
+    }
+    let start = if at.path.starts_with('/') { ROOT } else { at.directory };
+    let mut place = Place::Bare(start);
+    let mut links_left = SYMLINKS_MAX;
+    // Names still to go, the next one last.
+    let mut names: Vec<String> = split(&at.path).rev().map(str::to_owned).collect();
+    while let Some(name) = names.pop() {
+        let parent = directory_of(txn, &place, at).await?;
+        if name == ".." {
+            let row = load(txn, parent, &at.path).await?;
+            let above = row.parent().ok_or_else(|| not_a_directory(at))?;
+            place = Place::Bare(if above == REMOVED { parent } else { above });
+            continue;
+        }
+        check_name(&name)?;
+        let found: Option<DentryRow> = rows::read(txn, &rows::dentry(parent, &name)).await?;
+        let symlink = found.filter(|entry| entry.kind == EntryKind::Symlink);
+        if let Some(entry) = symlink
+            && (!names.is_empty() || last == Last::Follow)
+        {
+            if links_left == 0 {
+                return Err(MetaError::TooManySymlinks { path: at.path.clone() }.into());
+            }
+            links_left -= 1;
+            let row = load_named(txn, entry, &at.path).await?;
+            let InodeKind::Symlink { target } = row.inode.kind else {
+                let detail = format!("{} is listed as a symbolic link and is none", entry.inode);
+                return Err(MetaError::Damaged { detail }.into());
+            };
+            names.extend(split(&target).rev().map(str::to_owned));
+            place = Place::Bare(if target.starts_with('/') { ROOT } else { parent });
+            continue;
+        }
+        place = Place::Entry { parent, name, found };
+    }
+    Ok(place)
+}
+
+/// The directory that a place is, for going further down.
+async fn directory_of(txn: &mut Transaction, place: &Place, at: &At) -> Result<InodeId, OpError> {
+    match place {
+        Place::Bare(ROOT) => Ok(ROOT),
+        Place::Bare(id) => match load(txn, *id, &at.path).await? {
+            row if row.inode.is_directory() => Ok(*id),
+            _ => Err(not_a_directory(at)),
+        },
+        Place::Entry { found: Some(entry), .. } => match entry.kind {
+            EntryKind::Directory => Ok(entry.inode),
+            _ => Err(not_a_directory(at)),
+        },
+        Place::Entry { found: None, .. } => Err(not_found(&at.path, at.directory)),
+    }
+}
+
+/// The inode at a place, or `NotFound`.
+pub(crate) async fn find(txn: &mut Transaction, at: &At, last: Last) -> Result<InodeRow, OpError> {
+    match walk(txn, at, last).await? {
+        Place::Bare(id) => load(txn, id, &at.path).await,
+        Place::Entry { found: Some(entry), .. } => load_named(txn, entry, &at.path).await,
+        Place::Entry { found: None, .. } => Err(not_found(&at.path, at.directory)),
+    }
+}
+
+/// A name in a living directory, for changing what it names.
+pub(crate) struct Slot {
+    pub parent: InodeRow,
+    pub name: String,
+    pub found: Option<DentryRow>,
+}
+
+/// A place as a name in a directory. `.` and `..` at the end and the root have none.
+pub(crate) async fn slot(txn: &mut Transaction, at: &At, last: Last) -> Result<Slot, OpError> {
+    match walk(txn, at, last).await? {
+        Place::Bare(ROOT) => Err(MetaError::IsRoot { path: at.path.clone() }.into()),
+        Place::Bare(_) => Err(MetaError::Invalid {
+            field: "path".into(),
+            value: at.path.clone(),
+            reason: "it must end with a name".into(),
+        }
+        .into()),
+        Place::Entry { parent, name, found } => {
+            let parent = load(txn, parent, &at.path).await?;
+            match parent.parent() {
+                None => Err(not_a_directory(at)),
+                Some(REMOVED) => Err(not_found(&at.path, at.directory)),
+                Some(_) => Ok(Slot { parent, name, found }),
+            }
+        }
+    }
+}
+
+/// The names of a path, without those that stand for nothing.
+pub(crate) fn split(path: &str) -> impl DoubleEndedIterator<Item = &str> {
+    path.split('/').filter(|name| !name.is_empty() && *name != ".")
+}
+
+fn check_name(name: &str) -> Result<(), OpError> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(too_long(name));
+    }
+    if name.contains('\0') {
+        let (field, value) = ("name".into(), name.escape_debug().to_string());
+        return Err(
+            MetaError::Invalid { field, value, reason: "it contains a zero byte".into() }.into()
+        );
+    }
+    Ok(())
+}
+
+fn too_long(name: &str) -> OpError {
+    MetaError::NameTooLong { name: name.chars().take(40).collect() }.into()
+}
+
+pub(crate) fn not_a_directory(at: &At) -> OpError {
+    MetaError::NotADirectory { path: at.path.clone() }.into()
+}

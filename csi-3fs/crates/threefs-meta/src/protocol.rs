@@ -1,0 +1,488 @@
+//! What the metadata service is asked and answers.
+//!
+//! Places are named by a directory and a path below it ([`At`]), so the same calls serve a client
+//! that thinks in whole paths (directory = [`ROOT`]) and one that thinks in inodes and names.
+//!
+//! Changes carry a [`RequestId`]. A change that was executed is remembered with its answer in the
+//! same transaction, so a retry after a lost answer, even over a restart of the service, gets the
+//! answer of the first execution and changes nothing.
+
+use serde::{Deserialize, Serialize};
+use threefs_core::ids::{ClientId, InodeId};
+use threefs_core::layout::Layout;
+
+/// Name of the service; both sides of a connection sign it.
+pub const CONTEXT: &str = "threefs/meta";
+/// The root directory.
+pub const ROOT: InodeId = InodeId(1);
+/// The longest name, as on Linux.
+pub const NAME_BYTES_MAX: usize = 255;
+/// The longest path, as on Linux.
+pub const PATH_BYTES_MAX: usize = 4096;
+/// Symbolic links that one path may go through, as on Linux.
+pub const SYMLINKS_MAX: usize = 40;
+/// Entries of one page of a listing at most.
+pub const LIST_LIMIT_MAX: u32 = 4096;
+/// Files of one batch at most.
+pub const BATCH_MAX: usize = 1024;
+
+/// A place in the tree.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct At {
+    /// Where the path starts.
+    pub directory: InodeId,
+    /// Names separated by `/`, relative to `directory`; a leading `/` starts at [`ROOT`]. Empty
+    /// names and `.` stand for nothing, `..` for the parent. Empty = `directory` itself.
+    pub path: String,
+}
+
+impl At {
+    /// A path from the root.
+    pub fn path(path: impl Into<String>) -> Self {
+        Self { directory: ROOT, path: path.into() }
+    }
+
+    /// An inode itself. Files too: the path is empty.
+    pub fn inode(inode: InodeId) -> Self {
+        Self { directory: inode, path: String::new() }
+    }
+
+    /// A name in a directory.
+    pub fn entry(directory: InodeId, name: impl Into<String>) -> Self {
+        Self { directory, path: name.into() }
+    }
+}
+
+/// Nanoseconds since 1970 by the metadata service's clock.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Nanoseconds(pub i64);
+
+/// A file, directory or symbolic link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    /// Its id; never used again.
+    pub id: InodeId,
+    /// What it is, with what only such a thing has.
+    pub kind: InodeKind,
+    /// Permission bits (07777).
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Names of a file; 2 for a directory, 0 once the last name is gone.
+    pub links: u32,
+    /// Last read, as far as somebody said so with `SetAttributes`.
+    pub accessed: Nanoseconds,
+    /// Last change of the content: of a file by a length report or `SetAttributes`, of a directory
+    /// by a change of its entries.
+    pub modified: Nanoseconds,
+    /// Last change of the inode.
+    pub changed: Nanoseconds,
+}
+
+/// What an inode is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InodeKind {
+    /// Bytes in chunks.
+    File {
+        /// Where its chunks are.
+        layout: Layout,
+        /// Its length as last reported or set.
+        length: u64,
+        /// Grows with every truncation; a length report counts only with the current one.
+        truncate_version: u64,
+    },
+    /// Names.
+    Directory {
+        /// The directory that holds it; the root is its own parent.
+        parent: InodeId,
+        /// What files made in it get.
+        defaults: LayoutDefaults,
+    },
+    /// A path to somewhere else.
+    Symlink {
+        /// The path.
+        target: String,
+    },
+}
+
+impl Inode {
+    /// Length of a file, of a symbolic link's target, 0 of a directory.
+    pub fn length(&self) -> u64 {
+        match &self.kind {
+            InodeKind::File { length, .. } => *length,
+            InodeKind::Symlink { target } => target.len() as u64,
+            InodeKind::Directory { .. } => 0,
+        }
+    }
+
+    /// True for a directory.
+    pub fn is_directory(&self) -> bool {
+        matches!(self.kind, InodeKind::Directory { .. })
+    }
+}
+
+/// How files get their layout; 0 = as the service is configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LayoutDefaults {
+    /// Bytes of a chunk, a power of two.
+    pub chunk_bytes: u32,
+    /// Chains that the chunks go round; more than there are means all.
+    pub stripe: u32,
+}
+
+/// Kind of a directory entry's inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum EntryKind {
+    /// A file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+}
+
+/// One name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name.
+    pub name: String,
+    /// What it names.
+    pub inode: InodeId,
+    /// What kind of thing that is.
+    pub kind: EntryKind,
+}
+
+/// Identity of one change, the same in all its retries.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct RequestId {
+    /// One life of a client.
+    pub client: ClientId,
+    /// Different for each change of that client.
+    pub sequence: u64,
+    /// Every change with a sequence below has its answer and will never be retried: what was
+    /// remembered of it may go.
+    pub finished_below: u64,
+}
+
+/// A write session: while it lives, the chunks of its file are not collected, even if the file is
+/// removed.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct SessionId(pub u128);
+
+/// A call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaRequest {
+    /// Reads; may be repeated.
+    Query(MetaQuery),
+    /// Changes; executed once for each id.
+    Change {
+        /// Its identity.
+        id: RequestId,
+        /// What to do.
+        change: MetaChange,
+    },
+}
+
+/// A read. Linearizable: it sees every change that was answered before it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaQuery {
+    /// The inode at a place. Answered with [`MetaReply::Inode`].
+    Stat {
+        /// Where.
+        at: At,
+        /// Whether a symbolic link at the very end is followed.
+        follow: bool,
+    },
+    /// The inodes at many places, symbolic links followed. Answered with [`MetaReply::Inodes`], in
+    /// order; a place that cannot be had gives its own error.
+    StatMany {
+        /// Where, at most [`BATCH_MAX`].
+        at: Vec<At>,
+    },
+    /// One page of a directory in the order of names' bytes. Answered with [`MetaReply::Page`].
+    List {
+        /// The directory.
+        at: At,
+        /// The last name of the page before; empty for the first page.
+        after: String,
+        /// Entries at most; 0 or too many = [`LIST_LIMIT_MAX`].
+        limit: u32,
+    },
+    /// The whole path of a directory. Answered with [`MetaReply::Path`].
+    PathOf {
+        /// Which directory.
+        directory: InodeId,
+    },
+    /// For operators. Answered with [`MetaReply::Status`].
+    Status,
+}
+
+/// A change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaChange {
+    /// Makes a file, or opens it if it is there and `exclusive` is not set. Answered with
+    /// [`MetaReply::Opened`].
+    Create {
+        /// Where.
+        at: At,
+        /// Permission bits.
+        mode: u32,
+        /// Fails with `Exists` when there is something already.
+        exclusive: bool,
+        /// Layout, where it should differ from the directory's.
+        layout: LayoutDefaults,
+        /// Whether a write session is wanted.
+        write: bool,
+    },
+    /// Opens a file, following symbolic links. Answered with [`MetaReply::Opened`].
+    Open {
+        /// Where.
+        at: At,
+        /// Whether a write session is wanted.
+        write: bool,
+    },
+    /// Ends a write session, with a last length report. Answered with [`MetaReply::Inode`].
+    Close {
+        /// The file.
+        inode: InodeId,
+        /// The session.
+        session: SessionId,
+        /// As in `ReportLengths`, if anything was written.
+        report: Option<LengthReport>,
+    },
+    /// What was written: lengths only ever grow by it. Answered with [`MetaReply::Inodes`], in
+    /// order. When this returns, the lengths are durable: it is the metadata half of an fsync.
+    ReportLengths {
+        /// At most [`BATCH_MAX`].
+        reports: Vec<LengthReport>,
+    },
+    /// Cuts or extends a file. When this returns, no chunk holds bytes at or beyond the length, so
+    /// a later extension reads as zeros. Answered with [`MetaReply::Inode`].
+    SetLength {
+        /// Where; symbolic links are followed.
+        at: At,
+        /// The new length.
+        length: u64,
+    },
+    /// Makes a directory. Answered with [`MetaReply::Inode`].
+    MakeDirectory {
+        /// Where.
+        at: At,
+        /// Permission bits.
+        mode: u32,
+        /// Also makes what is missing on the way, and accepts a directory that is there already.
+        parents: bool,
+        /// What files made in it get.
+        defaults: LayoutDefaults,
+    },
+    /// Makes a symbolic link. Answered with [`MetaReply::Inode`].
+    MakeSymlink {
+        /// Where.
+        at: At,
+        /// What it says; need not exist.
+        target: String,
+    },
+    /// Gives a file one more name. Answered with [`MetaReply::Inode`].
+    Link {
+        /// The file.
+        from: At,
+        /// The new name.
+        to: At,
+    },
+    /// Moves a file, directory or symbolic link, replacing what is at the new place in the same
+    /// instant: a file by a file, an empty directory by a directory. Answered with
+    /// [`MetaReply::Inode`] of what was moved.
+    Rename {
+        /// From where.
+        from: At,
+        /// To where.
+        to: At,
+        /// Fails with `Exists` instead of replacing.
+        no_replace: bool,
+    },
+    /// Removes a name that is not a directory's. Answered with [`MetaReply::Done`].
+    Unlink {
+        /// Where.
+        at: At,
+    },
+    /// Removes an empty directory. Answered with [`MetaReply::Done`].
+    RemoveDirectory {
+        /// Where.
+        at: At,
+    },
+    /// Removes whatever is there, with everything below it, in one instant; the space comes back
+    /// later. Answered with [`MetaReply::Done`].
+    RemoveTree {
+        /// Where.
+        at: At,
+    },
+    /// Changes attributes; `None` leaves them. Answered with [`MetaReply::Inode`].
+    SetAttributes {
+        /// Where; symbolic links are followed.
+        at: At,
+        /// Permission bits.
+        mode: Option<u32>,
+        /// Owner.
+        uid: Option<u32>,
+        /// Group.
+        gid: Option<u32>,
+        /// Last read.
+        accessed: Option<Nanoseconds>,
+        /// Last change of the content.
+        modified: Option<Nanoseconds>,
+    },
+}
+
+/// "Bytes up to `length` are durable in the chunks."
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LengthReport {
+    /// The file.
+    pub inode: InodeId,
+    /// The end of what was written. Counts only if the file is shorter.
+    pub length: u64,
+    /// The file's `truncate_version` when it was written: a report from before a truncation must
+    /// not undo it, and is passed over.
+    pub truncate_version: u64,
+}
+
+/// The answer to a call that went well.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaReply {
+    /// An inode as it is now.
+    Inode(Inode),
+    /// Many of them, in the order of the question.
+    Inodes(Vec<Result<Inode, MetaError>>),
+    /// A file, and the write session if one was wanted.
+    Opened {
+        /// The file.
+        inode: Inode,
+        /// The session; end it with `Close`.
+        session: Option<SessionId>,
+        /// Whether this call made the file.
+        created: bool,
+    },
+    /// One page.
+    Page {
+        /// Entries in the order of their names' bytes.
+        entries: Vec<Entry>,
+        /// Whether there are more.
+        more: bool,
+    },
+    /// A path from the root.
+    Path(String),
+    /// Nothing to say.
+    Done,
+    /// How the service is.
+    Status(MetaStatus),
+}
+
+/// What an operator wants to know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaStatus {
+    /// Removed things whose space has not come back yet.
+    pub removals_pending: u64,
+    /// Write sessions.
+    pub sessions: u64,
+}
+
+/// Why a call did not go well; nothing was changed by it. Paths and names are in it, so that the
+/// text alone tells what happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum MetaError {
+    /// ENOENT.
+    #[error("`{path}`: no such file or directory")]
+    NotFound {
+        /// As asked, up to the missing name.
+        path: String,
+    },
+    /// EEXIST.
+    #[error("`{path}` exists already")]
+    Exists {
+        /// As asked.
+        path: String,
+    },
+    /// ENOTDIR.
+    #[error("`{path}` is not a directory")]
+    NotADirectory {
+        /// As asked, up to the name that is no directory.
+        path: String,
+    },
+    /// EISDIR.
+    #[error("`{path}` is a directory")]
+    IsADirectory {
+        /// As asked.
+        path: String,
+    },
+    /// ENOTEMPTY.
+    #[error("directory `{path}` is not empty")]
+    NotEmpty {
+        /// As asked.
+        path: String,
+    },
+    /// EINVAL.
+    #[error("{field} `{value}`: {reason}")]
+    Invalid {
+        /// Which field of the call.
+        field: String,
+        /// What it held.
+        value: String,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// ENAMETOOLONG.
+    #[error(
+        "name `{name}` is longer than {NAME_BYTES_MAX} bytes, or its path than {PATH_BYTES_MAX}"
+    )]
+    NameTooLong {
+        /// The beginning of the name.
+        name: String,
+    },
+    /// ELOOP.
+    #[error("`{path}` goes through more than {SYMLINKS_MAX} symbolic links")]
+    TooManySymlinks {
+        /// As asked.
+        path: String,
+    },
+    /// EBUSY: the root cannot be moved or removed.
+    #[error("`{path}` is the root directory")]
+    IsRoot {
+        /// As asked.
+        path: String,
+    },
+    /// EIO, try again: routing, storage or the store of metadata is not there now.
+    #[error("not now: {detail}")]
+    Unavailable {
+        /// What is missing.
+        detail: String,
+    },
+    /// ENOSPC.
+    #[error("no space for metadata: {detail}")]
+    NoSpace {
+        /// What the store said.
+        detail: String,
+    },
+    /// EIO, for good: a row of the store contradicts another.
+    #[error("metadata is damaged: {detail}")]
+    Damaged {
+        /// What was found.
+        detail: String,
+    },
+}
+
+impl MetaError {
+    /// True when the same call may go well a moment later.
+    pub fn retryable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+}
+
+/// What travels back.
+pub type MetaResult = Result<MetaReply, MetaError>;

@@ -1,0 +1,163 @@
+//! The rows of the metadata service.
+//!
+//! | key | value | what |
+//! |---|---|---|
+//! | `INOD` inode | `InodeRow` | a file, directory or symbolic link |
+//! | `DENT` parent name | `DentryRow` | a name in a directory |
+//! | `DTIM` inode | i64 | when the entries of a directory changed last; written blindly, so that creations in one directory do not conflict |
+//! | `INOS` inode session | `SessionRow` | a write session |
+//! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
+//! | `GCQU` versionstamp | `RemovalRow` | something removed whose space has not come back yet |
+//! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
+//! | `META` name | u64 | the next free inode, the version of this schema |
+//!
+//! Numbers in keys are big endian, so that files made together lie together. Values are postcard.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use threefs_core::ids::{ClientId, InodeId};
+use threefs_kv::{KvError, Transaction};
+
+use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds, SessionId};
+
+pub(crate) const REMOVALS: &[u8] = b"GCQU";
+pub(crate) const ANSWERS: &[u8] = b"IDEM";
+pub(crate) const SESSIONS: &[u8] = b"INOS";
+pub(crate) const TRIMS: &[u8] = b"TRIM";
+pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
+pub(crate) const SCHEMA: &[u8] = b"METAschema";
+/// The schema that this code reads and writes.
+pub(crate) const SCHEMA_VERSION: u64 = 1;
+
+/// Parent of a directory that was removed and is being emptied.
+pub(crate) const REMOVED: InodeId = InodeId(0);
+
+/// An inode as it is stored. Of a directory, `inode.modified` is overlaid by its `DTIM` row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InodeRow {
+    pub inode: Inode,
+    /// The name of a directory in its parent, for finding its path; empty for everything else.
+    pub name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DentryRow {
+    pub inode: InodeId,
+    pub kind: EntryKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SessionRow {
+    pub client: ClientId,
+}
+
+/// "Nothing of this file at or beyond `length` may stay." Until it is done nobody may open the file
+/// for writing, or what he writes would be cut too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TrimRow {
+    pub length: u64,
+    pub truncate_version: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RemovalRow {
+    pub inode: InodeId,
+    pub kind: EntryKind,
+    pub removed: Nanoseconds,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AnswerRow {
+    pub answered: Nanoseconds,
+    /// The encoded `MetaReply`.
+    pub reply: Vec<u8>,
+}
+
+impl InodeRow {
+    pub(crate) fn kind(&self) -> EntryKind {
+        match self.inode.kind {
+            InodeKind::File { .. } => EntryKind::File,
+            InodeKind::Directory { .. } => EntryKind::Directory,
+            InodeKind::Symlink { .. } => EntryKind::Symlink,
+        }
+    }
+
+    /// Of a directory.
+    pub(crate) fn parent(&self) -> Option<InodeId> {
+        match self.inode.kind {
+            InodeKind::Directory { parent, .. } => Some(parent),
+            _ => None,
+        }
+    }
+}
+
+fn numbered(prefix: &[u8; 4], inode: InodeId, rest: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(12 + rest.len());
+    key.extend_from_slice(prefix);
+    key.extend_from_slice(&inode.0.to_be_bytes());
+    key.extend_from_slice(rest);
+    key
+}
+
+pub(crate) fn inode(id: InodeId) -> Vec<u8> {
+    numbered(b"INOD", id, &[])
+}
+
+pub(crate) fn dentry(parent: InodeId, name: &str) -> Vec<u8> {
+    numbered(b"DENT", parent, name.as_bytes())
+}
+
+/// Prefix of all names of a directory.
+pub(crate) fn dentries(parent: InodeId) -> Vec<u8> {
+    numbered(b"DENT", parent, &[])
+}
+
+pub(crate) fn directory_time(id: InodeId) -> Vec<u8> {
+    numbered(b"DTIM", id, &[])
+}
+
+pub(crate) fn session(id: InodeId, session: SessionId) -> Vec<u8> {
+    numbered(b"INOS", id, &session.0.to_be_bytes())
+}
+
+/// Prefix of all sessions of a file.
+pub(crate) fn sessions(id: InodeId) -> Vec<u8> {
+    numbered(b"INOS", id, &[])
+}
+
+pub(crate) fn trim(id: InodeId) -> Vec<u8> {
+    numbered(b"TRIM", id, &[])
+}
+
+pub(crate) fn answer(client: ClientId, sequence: u64) -> Vec<u8> {
+    [ANSWERS, &client.0.to_be_bytes(), &sequence.to_be_bytes()].concat()
+}
+
+/// The inode in a key of the form prefix, inode, rest.
+pub(crate) fn inode_of_key(key: &[u8]) -> Result<InodeId, KvError> {
+    let bytes = key.get(4..12).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "the key holds no inode"))?;
+    Ok(InodeId(u64::from_be_bytes(bytes)))
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(key: &[u8], value: &[u8]) -> Result<T, KvError> {
+    postcard::from_bytes(value).map_err(|error| KvError::bad_row(key, error.to_string()))
+}
+
+pub(crate) async fn read<T: DeserializeOwned>(
+    txn: &mut Transaction,
+    key: &[u8],
+) -> Result<Option<T>, KvError> {
+    txn.get(key).await?.map(|value| decode(key, &value)).transpose()
+}
+
+pub(crate) fn write<T: Serialize>(
+    txn: &mut Transaction,
+    key: &[u8],
+    value: &T,
+) -> Result<(), KvError> {
+    let value = postcard::to_allocvec(value)
+        .map_err(|error| KvError::bad_row(key, format!("cannot be encoded: {error}")))?;
+    txn.set(key, value);
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! Helpers of this crate's tests: a tree with chains, a trimmer that writes down what it is asked,
+//! and a check that the rows of a store make a tree.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fabric::deadline::Deadline;
+use threefs_core::ids::{ChainId, ClientId, InodeId, TableVersion};
+use threefs_core::layout::Layout;
+use threefs_core::routing::{ChainTable, RoutingInfo};
+use threefs_kv::{
+    Backend, BoxFuture, Commit, KeyRange, KvError, Row, Snapshot, Store, Versionstamp, Watch,
+};
+use tokio::sync::watch;
+
+use crate::chunks::ChunkTrimmer;
+use crate::config::TreeConfig;
+use crate::protocol::{
+    At, EntryKind, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest,
+    MetaResult, RequestId,
+};
+use crate::rows::{self, DentryRow, InodeRow, REMOVED, RemovalRow};
+use crate::tree::Tree;
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+/// Remembers every trim; refuses while told so.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    pub trims: Mutex<Vec<(InodeId, u64)>>,
+    pub refuse: AtomicBool,
+}
+
+impl ChunkTrimmer for Recorder {
+    fn trim<'a>(
+        &'a self,
+        inode: InodeId,
+        _layout: &'a Layout,
+        length: u64,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            if self.refuse.load(SeqCst) {
+                return Err("storage is away".into());
+            }
+            self.trims.lock().unwrap().push((inode, length));
+            Ok(())
+        })
+    }
+}
+
+/// A tree as one client sees it.
+pub(crate) struct Fixture {
+    pub tree: Tree,
+    pub store: Store,
+    pub recorder: Arc<Recorder>,
+    pub client: ClientId,
+    sequence: AtomicU64,
+}
+
+impl Fixture {
+    pub(crate) async fn memory() -> Self {
+        Self::open(Store::memory(), config()).await
+    }
+
+    /// In memory, with transactions that interleave.
+    pub(crate) async fn interleaving() -> Self {
+        Self::open(Store::new(Yielding(Store::memory())), config()).await
+    }
+
+    pub(crate) async fn open(store: Store, config: TreeConfig) -> Self {
+        let recorder = Arc::new(Recorder::default());
+        let trimmer = Arc::clone(&recorder) as Arc<dyn ChunkTrimmer>;
+        let tree = Tree::open(store.clone(), config, routing(), trimmer).await.unwrap();
+        let client = ClientId(rand::random());
+        Self { tree, store, recorder, client, sequence: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn next_id(&self) -> RequestId {
+        let sequence = self.sequence.fetch_add(1, SeqCst);
+        RequestId { client: self.client, sequence, finished_below: 0 }
+    }
+
+    pub(crate) async fn change(&self, change: MetaChange) -> MetaResult {
+        self.tree.answer(MetaRequest::Change { id: self.next_id(), change }, soon()).await
+    }
+
+    pub(crate) async fn query(&self, query: MetaQuery) -> MetaResult {
+        self.tree.answer(MetaRequest::Query(query), soon()).await
+    }
+
+    pub(crate) async fn stat(&self, path: &str) -> Result<Inode, crate::MetaError> {
+        match self.query(MetaQuery::Stat { at: At::path(path), follow: true }).await? {
+            MetaReply::Inode(inode) => Ok(inode),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn create(&self, path: &str) -> Inode {
+        match self.change(create(path)).await.unwrap() {
+            MetaReply::Opened { inode, .. } => inode,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn make_directory(&self, path: &str) -> Inode {
+        match self.change(make_directory(path, true)).await.unwrap() {
+            MetaReply::Inode(inode) => inode,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Collects until nothing is left to collect.
+    pub(crate) async fn collect_all(&self) {
+        while self.tree.collect().await.unwrap() > 0 {}
+    }
+}
+
+pub(crate) fn config() -> TreeConfig {
+    TreeConfig { collect_delay_ms: 0, ..TreeConfig::default() }
+}
+
+pub(crate) fn routing() -> watch::Receiver<Arc<RoutingInfo>> {
+    let chains = (1..=4).map(ChainId).collect();
+    let table = ChainTable { id: threefs_mgmtd::FIRST_TABLE, version: TableVersion(1), chains };
+    let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
+    watch::channel(Arc::new(routing)).1
+}
+
+pub(crate) fn create(path: &str) -> MetaChange {
+    let (at, layout) = (At::path(path), LayoutDefaults::default());
+    MetaChange::Create { at, mode: 0o644, exclusive: false, layout, write: false }
+}
+
+pub(crate) fn make_directory(path: &str, parents: bool) -> MetaChange {
+    let (at, defaults) = (At::path(path), LayoutDefaults::default());
+    MetaChange::MakeDirectory { at, mode: 0o755, parents, defaults }
+}
+
+pub(crate) fn rename(from: &str, to: &str) -> MetaChange {
+    MetaChange::Rename { from: At::path(from), to: At::path(to), no_replace: false }
+}
+
+/// Reads all rows and panics unless they make one tree: every name has its inode, every directory
+/// one name and the right parent, links are as many as names, and what no name reaches is queued
+/// for collection.
+pub(crate) async fn check_tree(store: &Store) {
+    let mut txn = store.begin().await.unwrap();
+    let all = |prefix: &'static [u8]| KeyRange::prefix(prefix);
+    let inodes: BTreeMap<InodeId, InodeRow> = txn
+        .range(&all(b"INOD"), usize::MAX)
+        .await
+        .unwrap()
+        .iter()
+        .map(|(key, value)| (rows::inode_of_key(key).unwrap(), rows::decode(key, value).unwrap()))
+        .collect();
+    let mut names: BTreeMap<InodeId, Vec<(InodeId, String)>> = BTreeMap::new();
+    for (key, value) in txn.range(&all(b"DENT"), usize::MAX).await.unwrap() {
+        let parent = rows::inode_of_key(&key).unwrap();
+        let name = String::from_utf8(key[12..].to_vec()).unwrap();
+        let entry: DentryRow = rows::decode(&key, &value).unwrap();
+        let row = inodes.get(&entry.inode).unwrap_or_else(|| panic!("`{name}` names nothing"));
+        assert_eq!(row.kind(), entry.kind, "`{name}`");
+        let holder = inodes.get(&parent).unwrap_or_else(|| panic!("`{name}` is in nothing"));
+        assert!(holder.inode.is_directory(), "`{name}` is in a file");
+        names.entry(entry.inode).or_default().push((parent, name));
+    }
+    let queued: BTreeSet<InodeId> = txn
+        .range(&all(b"GCQU"), usize::MAX)
+        .await
+        .unwrap()
+        .iter()
+        .map(|(key, value)| rows::decode::<RemovalRow>(key, value).unwrap().inode)
+        .collect();
+    for (id, row) in &inodes {
+        let names = names.get(id).cloned().unwrap_or_default();
+        let is_queued = queued.contains(id);
+        match row.kind() {
+            EntryKind::Directory if *id == crate::protocol::ROOT => assert!(names.is_empty()),
+            EntryKind::Directory if row.parent() == Some(REMOVED) => {
+                assert!(names.is_empty() && is_queued, "{id}: removed, {names:?}");
+            }
+            EntryKind::Directory => {
+                let expected = vec![(row.parent().unwrap(), row.name.clone())];
+                assert_eq!(names, expected, "{id} has other names than it says");
+                climb(&inodes, *id);
+            }
+            EntryKind::File | EntryKind::Symlink => {
+                assert_eq!(row.inode.links as usize, names.len(), "{id}: links, {names:?}");
+                assert_eq!(is_queued, names.is_empty(), "{id}: queued");
+            }
+        }
+    }
+}
+
+/// From a directory one must come to the root, or to the top of something removed.
+fn climb(inodes: &BTreeMap<InodeId, InodeRow>, from: InodeId) {
+    let mut at = from;
+    for _ in 0..=inodes.len() {
+        match inodes[&at].parent() {
+            Some(REMOVED) => return,
+            Some(parent) if parent == at => return,
+            Some(parent) => at = parent,
+            None => panic!("{at} is above {from} and no directory"),
+        }
+    }
+    panic!("{from} is in a circle");
+}
+
+/// How many inodes there are.
+pub(crate) async fn count_inodes(store: &Store) -> usize {
+    let mut txn = store.begin().await.unwrap();
+    txn.range(&KeyRange::prefix(b"INOD"), usize::MAX).await.unwrap().len()
+}
+
+/// A store that lets others run before everything it does, so that transactions interleave.
+pub(crate) struct Yielding(pub Store);
+
+struct YieldingSnapshot(Box<dyn Snapshot>);
+
+/// Zero to two turns for others, differently each time.
+async fn yield_some() {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    let call = CALLS.fetch_add(1, SeqCst).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for _ in 0..(call >> 62) {
+        tokio::task::yield_now().await;
+    }
+}
+
+impl Backend for Yielding {
+    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
+        Box::pin(async {
+            yield_some().await;
+            Ok(Box::new(YieldingSnapshot(self.0.snapshot().await?)) as Box<dyn Snapshot>)
+        })
+    }
+
+    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
+        Box::pin(async {
+            yield_some().await;
+            self.0.commit(commit).await
+        })
+    }
+
+    fn watch(&self, key: &[u8]) -> Watch {
+        self.0.watch(key)
+    }
+
+    fn exclusive_opening(&self) -> Option<u128> {
+        self.0.exclusive_opening()
+    }
+}
+
+impl Snapshot for YieldingSnapshot {
+    fn version(&self) -> u64 {
+        self.0.version()
+    }
+
+    fn get<'a>(&'a self, key: &'a [u8]) -> BoxFuture<'a, Result<Option<Vec<u8>>, KvError>> {
+        Box::pin(async {
+            yield_some().await;
+            self.0.get(key).await
+        })
+    }
+
+    fn range<'a>(
+        &'a self,
+        range: &'a KeyRange,
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Vec<Row>, KvError>> {
+        Box::pin(async move {
+            yield_some().await;
+            self.0.range(range, limit).await
+        })
+    }
+}
+
+/// A store that commits and then, while told so, says that it does not know whether it did.
+pub(crate) struct Unsure(pub Store, pub Arc<AtomicBool>);
+
+impl Backend for Unsure {
+    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
+        Backend::snapshot(&self.0)
+    }
+
+    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
+        Box::pin(async {
+            let stamp = self.0.commit(commit).await?;
+            match self.1.load(SeqCst) {
+                true => Err(KvError::CommitUnknown { detail: "the disk said nothing".into() }),
+                false => Ok(stamp),
+            }
+        })
+    }
+
+    fn watch(&self, key: &[u8]) -> Watch {
+        self.0.watch(key)
+    }
+
+    fn exclusive_opening(&self) -> Option<u128> {
+        self.0.exclusive_opening()
+    }
+}

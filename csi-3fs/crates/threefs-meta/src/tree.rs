@@ -1,0 +1,315 @@
+//! The tree as a service: requests in, answers out, without sockets.
+//!
+//! Each request becomes one operation on the store, with what it needs from outside (time, fresh
+//! inodes, chains) drawn before. The answer is given when the store says that it is durable.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fabric::deadline::Deadline;
+use threefs_core::ids::InodeId;
+use threefs_core::routing::RoutingInfo;
+use threefs_kv::{KvError, Operation, Store};
+use tokio::sync::watch;
+
+use crate::chunks::ChunkTrimmer;
+use crate::clients::{Client, Clients};
+use crate::config::TreeConfig;
+use crate::layouts::RoundRobin;
+use crate::ops::{self, FirstStep, Given, OpError};
+use crate::protocol::{
+    BATCH_MAX, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus,
+    Nanoseconds, RequestId, SessionId,
+};
+use crate::rows;
+
+/// The longest that one request may take, whatever its caller would wait.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Inodes that are taken from the store at once.
+const INODES_PER_BLOCK: u64 = 4096;
+/// Truncations that one request waits for, one after the other.
+const TRIMS_MAX: usize = 16;
+/// `MetaStatus` counts no further.
+const COUNT_MAX: usize = 100_000;
+
+/// The tree.
+pub struct Tree {
+    pub(crate) store: Store,
+    pub(crate) config: TreeConfig,
+    pub(crate) trimmer: Arc<dyn ChunkTrimmer>,
+    pub(crate) clients: Clients,
+    layouts: RoundRobin,
+    inodes: tokio::sync::Mutex<std::ops::Range<u64>>,
+    /// Set when the store fails in a way from which only a restart recovers.
+    failed: watch::Sender<Option<KvError>>,
+    /// One truncation of a file at a time: see `ops::length`.
+    trimming: Mutex<HashMap<InodeId, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// A change on its way: who asks, when, with which inodes.
+struct Ask<'a> {
+    id: RequestId,
+    client: &'a Client,
+    given: Given,
+    session: SessionId,
+    deadline: Deadline,
+}
+
+impl Tree {
+    /// Opens the tree in a store; makes the root if it is not there.
+    ///
+    /// # Errors
+    /// When the store fails or holds a tree of another version.
+    pub async fn open(
+        store: Store,
+        config: TreeConfig,
+        routing: watch::Receiver<Arc<RoutingInfo>>,
+        trimmer: Arc<dyn ChunkTrimmer>,
+    ) -> Result<Self, MetaError> {
+        store.transact(Deadline::after(REQUEST_TIMEOUT), &ops::InitTree(now())).await?;
+        Ok(Self {
+            store,
+            config,
+            trimmer,
+            clients: Clients::default(),
+            layouts: RoundRobin::new(routing, config.layout, rand::random()),
+            inodes: tokio::sync::Mutex::new(0..0),
+            failed: watch::channel(None).0,
+            trimming: Mutex::default(),
+        })
+    }
+
+    /// Answers one request.
+    ///
+    /// # Errors
+    /// Any [`MetaError`].
+    pub async fn answer(&self, request: MetaRequest, deadline: Deadline) -> MetaResult {
+        let deadline = deadline.within(REQUEST_TIMEOUT);
+        let answered = match request {
+            MetaRequest::Query(query) => self.query(&query, deadline).await,
+            MetaRequest::Change { id, change } => self.change(id, &change, deadline).await,
+        };
+        if let Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) =
+            &answered
+        {
+            self.failed.send_replace(Some(error.clone()));
+        }
+        Ok(answered?)
+    }
+
+    /// Ends when the store has failed in a way from which only a restart recovers.
+    pub async fn store_failed(&self) -> KvError {
+        let mut failed = self.failed.subscribe();
+        loop {
+            if let Some(error) = failed.borrow_and_update().clone() {
+                return error;
+            }
+            if failed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn query(&self, query: &MetaQuery, deadline: Deadline) -> Result<MetaReply, OpError> {
+        let store = &self.store;
+        match query {
+            MetaQuery::Stat { at, follow } => {
+                store.transact(deadline, &ops::Stat { at, follow: *follow }).await
+            }
+            MetaQuery::StatMany { at } => {
+                check_batch("at", at.len())?;
+                store.transact(deadline, &ops::StatMany(at)).await
+            }
+            MetaQuery::List { at, after, limit } => {
+                store.transact(deadline, &ops::List { at, after, limit: *limit }).await
+            }
+            MetaQuery::PathOf { directory } => {
+                store.transact(deadline, &ops::PathOf(*directory)).await
+            }
+            MetaQuery::Status => Ok(MetaReply::Status(MetaStatus {
+                removals_pending: self.count(rows::REMOVALS, deadline).await?,
+                sessions: self.count(rows::SESSIONS, deadline).await?,
+            })),
+        }
+    }
+
+    async fn count(&self, prefix: &'static [u8], deadline: Deadline) -> Result<u64, OpError> {
+        self.store.transact(deadline, &ops::CountRows { prefix, limit: COUNT_MAX }).await
+    }
+
+    async fn change(
+        &self,
+        id: RequestId,
+        change: &MetaChange,
+        deadline: Deadline,
+    ) -> Result<MetaReply, OpError> {
+        let client = self.clients.hear(id, now());
+        let names = match change {
+            MetaChange::MakeDirectory { at, parents: true, .. } => ops::names_of(&at.path),
+            MetaChange::Create { .. }
+            | MetaChange::MakeDirectory { .. }
+            | MetaChange::MakeSymlink { .. } => 1,
+            _ => 0,
+        };
+        let given = Given { now: now(), first_inode: self.fresh_inodes(names, deadline).await? };
+        let session = SessionId(rand::random());
+        let ask = Ask { id, client: &client, given, session, deadline };
+        for _ in 0..TRIMS_MAX {
+            match self.apply(&ask, change).await {
+                Err(OpError::TrimPending(inode)) => self.finish_trim(inode, deadline).await?,
+                result => return result,
+            }
+        }
+        let detail = "the file is truncated again and again".into();
+        Err(MetaError::Unavailable { detail }.into())
+    }
+
+    async fn apply(&self, ask: &Ask<'_>, change: &MetaChange) -> Result<MetaReply, OpError> {
+        let given = ask.given.clone();
+        let wanted = |write: &bool| {
+            write.then_some(ops::Wanted { session: ask.session, client: ask.id.client })
+        };
+        match change {
+            MetaChange::Create { at, mode, exclusive, layout, write } => {
+                let (mode, exclusive, layout, write) = (*mode, *exclusive, *layout, wanted(write));
+                let layouts = &self.layouts;
+                let create = ops::Create { at, mode, exclusive, layout, layouts, write, given };
+                self.once(ask, create).await
+            }
+            MetaChange::Open { at, write } => {
+                self.once(ask, ops::Open { at, write: wanted(write) }).await
+            }
+            MetaChange::Close { inode, session, report } => {
+                let (inode, session, report) = (*inode, *session, report.as_ref());
+                self.once(ask, ops::Close { inode, session, report, given }).await
+            }
+            MetaChange::ReportLengths { reports } => {
+                check_batch("reports", reports.len())?;
+                self.once(ask, ops::ReportLengths { reports, given }).await
+            }
+            MetaChange::SetLength { at, length } => {
+                let begin = ops::BeginTrim { at, length: *length, given };
+                self.set_length(ask, begin).await
+            }
+            MetaChange::MakeDirectory { at, mode, parents, defaults } => {
+                let (mode, parents, defaults) = (*mode, *parents, *defaults);
+                self.once(ask, ops::MakeDirectory { at, mode, parents, defaults, given }).await
+            }
+            MetaChange::MakeSymlink { at, target } => {
+                self.once(ask, ops::Symlink { at, target, given }).await
+            }
+            MetaChange::Link { from, to } => self.once(ask, ops::Link { from, to, given }).await,
+            MetaChange::Rename { from, to, no_replace } => {
+                self.once(ask, ops::Rename { from, to, no_replace: *no_replace, given }).await
+            }
+            MetaChange::Unlink { at } => self.once(ask, ops::Unlink { at, given }).await,
+            MetaChange::RemoveDirectory { at } => {
+                self.once(ask, ops::RemoveDirectory { at, given }).await
+            }
+            MetaChange::RemoveTree { at } => self.once(ask, ops::RemoveTree { at, given }).await,
+            MetaChange::SetAttributes { at, mode, uid, gid, accessed, modified } => {
+                let (mode, uid, gid) = (*mode, *uid, *gid);
+                let (accessed, modified) = (*accessed, *modified);
+                let set = ops::SetAttributes { at, mode, uid, gid, accessed, modified, given };
+                self.once(ask, set).await
+            }
+        }
+    }
+
+    async fn once<O>(&self, ask: &Ask<'_>, operation: O) -> Result<MetaReply, OpError>
+    where
+        O: Operation<Output = MetaReply, Error = OpError>,
+    {
+        let once = ops::AnswerOnce {
+            id: ask.id,
+            now: ask.given.now,
+            floor: &ask.client.floor,
+            forget_from: ask.client.forget_from(ask.id),
+            operation,
+        };
+        let reply = self.store.transact(ask.deadline, &once).await?;
+        ask.client.forgot(ask.id);
+        Ok(reply)
+    }
+
+    async fn set_length(
+        &self,
+        ask: &Ask<'_>,
+        begin: ops::BeginTrim<'_>,
+    ) -> Result<MetaReply, OpError> {
+        let first = ops::UnlessAnswered { id: ask.id, floor: &ask.client.floor, operation: begin };
+        match self.store.transact(ask.deadline, &first).await? {
+            FirstStep::Answered(reply) => Ok(reply),
+            FirstStep::Done(inode) => {
+                self.finish_trim(inode, ask.deadline).await?;
+                self.once(ask, ops::FinishTrim(inode)).await
+            }
+        }
+    }
+
+    /// Cuts what a truncation has left to cut, if anything.
+    pub(crate) async fn finish_trim(
+        &self,
+        inode: InodeId,
+        deadline: Deadline,
+    ) -> Result<(), OpError> {
+        let lock = Arc::clone(
+            self.trimming.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default(),
+        );
+        let result = match tokio::time::timeout_at(deadline.instant().into(), lock.lock()).await {
+            Ok(_held) => self.trim_now(inode, deadline).await,
+            Err(_) => Err(OpError::TrimPending(inode)),
+        };
+        drop(lock);
+        let mut locks = self.trimming.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        result
+    }
+
+    async fn trim_now(&self, inode: InodeId, deadline: Deadline) -> Result<(), OpError> {
+        let pending = self.store.transact(deadline, &ops::ReadTrim(inode)).await?;
+        let Some((trim, layout)) = pending else { return Ok(()) };
+        self.trimmer.trim(inode, &layout, trim.length, deadline).await.map_err(|detail| {
+            let detail = format!("{inode} cannot be cut to {} bytes: {detail}", trim.length);
+            MetaError::Unavailable { detail }
+        })?;
+        self.store.transact(deadline, &ops::FinishTrim(inode)).await.map(drop)
+    }
+
+    async fn fresh_inodes(&self, count: u64, deadline: Deadline) -> Result<InodeId, OpError> {
+        if count == 0 {
+            return Ok(InodeId(0));
+        }
+        let mut free = self.inodes.lock().await;
+        if free.end - free.start < count {
+            let block = INODES_PER_BLOCK.max(count);
+            let first = self.store.transact(deadline, &ops::ReserveInodes(block)).await?.0;
+            *free = first..first + block;
+        }
+        let first = free.start;
+        free.start += count;
+        Ok(InodeId(first))
+    }
+}
+
+fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
+    if length <= BATCH_MAX {
+        return Ok(());
+    }
+    Err(MetaError::Invalid {
+        field: field.into(),
+        value: length.to_string(),
+        reason: format!("a batch holds at most {BATCH_MAX}; send several"),
+    })
+}
+
+/// Wall-clock time, for people: nothing depends on its steadiness.
+pub(crate) fn now() -> Nanoseconds {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Nanoseconds(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+#[path = "tree_test.rs"]
+mod tests;

@@ -1,0 +1,360 @@
+//! What each operation promises, one promise a test.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use threefs_core::layout::ChainChoice;
+use threefs_kv::{EmbeddedConfig, Store};
+
+use super::*;
+use crate::protocol::{At, Inode, InodeKind, LayoutDefaults, LengthReport, ROOT};
+use crate::testing::{
+    Fixture, Unsure, check_tree, config, count_inodes, create, make_directory, rename, soon,
+};
+
+fn symlink(path: &str, target: &str) -> MetaChange {
+    MetaChange::MakeSymlink { at: At::path(path), target: target.into() }
+}
+
+fn open(path: &str) -> MetaChange {
+    MetaChange::Open { at: At::path(path), write: true }
+}
+
+fn set_length(path: &str, length: u64) -> MetaChange {
+    MetaChange::SetLength { at: At::path(path), length }
+}
+
+fn unlink(path: &str) -> MetaChange {
+    MetaChange::Unlink { at: At::path(path) }
+}
+
+fn report(inode: &Inode, length: u64) -> LengthReport {
+    let InodeKind::File { truncate_version, .. } = inode.kind else { panic!("{inode:?}") };
+    LengthReport { inode: inode.id, length, truncate_version }
+}
+
+async fn opened(fixture: &Fixture, path: &str) -> (Inode, SessionId) {
+    match fixture.change(open(path)).await.unwrap() {
+        MetaReply::Opened { inode, session, .. } => (inode, session.unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn refused(fixture: &Fixture, change: MetaChange) -> String {
+    fixture.change(change).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn symbolic_links_lead_on_and_circles_of_them_end() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.make_directory("/d/e").await;
+    let file = (file, fixture.create("/d/e/file").await).1;
+    fixture.change(symlink("/to-d", "d")).await.unwrap();
+    fixture.change(symlink("/d/e/up", "../../to-d/e")).await.unwrap();
+    fixture.change(symlink("/absolute", "/d/e/file")).await.unwrap();
+    for path in ["/to-d/e/file", "/d/e/up/up/file", "/absolute", "/to-d/../d/./e//file"] {
+        assert_eq!(fixture.stat(path).await.unwrap().id, file.id, "{path}");
+    }
+    let keep = MetaQuery::Stat { at: At::path("/absolute"), follow: false };
+    let MetaReply::Inode(link) = fixture.query(keep).await.unwrap() else { panic!() };
+    assert!(matches!(link.kind, InodeKind::Symlink { .. }));
+    fixture.change(symlink("/one", "two")).await.unwrap();
+    fixture.change(symlink("/two", "one")).await.unwrap();
+    let error = fixture.stat("/one/x").await.unwrap_err().to_string();
+    assert!(error.contains("more than 40 symbolic links"), "{error}");
+    // Creating through a link that leads nowhere makes what it names; exclusively it does not.
+    fixture.change(symlink("/dangling", "d/made")).await.unwrap();
+    let exclusive = MetaChange::Create {
+        at: At::path("/dangling"),
+        mode: 0o644,
+        exclusive: true,
+        layout: LayoutDefaults::default(),
+        write: false,
+    };
+    assert!(refused(&fixture, exclusive).await.contains("exists already"));
+    let made = fixture.create("/dangling").await;
+    assert_eq!(fixture.stat("/d/made").await.unwrap().id, made.id);
+}
+
+#[tokio::test]
+async fn bad_names_and_places_are_refused_with_what_is_wrong() {
+    let fixture = Fixture::memory().await;
+    fixture.create("/file").await;
+    let long = "n".repeat(256);
+    let cases = [
+        (create(&format!("/{long}")), "longer than 255 bytes"),
+        (create(&"/x".repeat(3000)), "longer than 255 bytes"),
+        (create("/zero\0byte"), "zero byte"),
+        (create("/missing/file"), "`/missing/file`: no such file or directory"),
+        (create("/file/below"), "`/file/below` is not a directory"),
+        (make_directory("/file", true), "exists already"),
+        (rename("/", "/x"), "is the root directory"),
+        (rename("/file", "/.."), "is the root directory"),
+        (MetaChange::RemoveTree { at: At::path("/") }, "is the root directory"),
+        (MetaChange::RemoveDirectory { at: At::path("/file") }, "is not a directory"),
+        (symlink("/s", ""), "target"),
+        (set_length("/", 5), "is a directory"),
+        (open("/"), "is a directory"),
+    ];
+    for (change, text) in cases {
+        let error = refused(&fixture, change.clone()).await;
+        assert!(error.contains(text), "{change:?}: {error}");
+    }
+    let bad_layout = LayoutDefaults { chunk_bytes: 100_000, stripe: 0 };
+    let change = MetaChange::Create {
+        at: At::path("/odd"),
+        mode: 0,
+        exclusive: false,
+        layout: bad_layout,
+        write: false,
+    };
+    assert!(refused(&fixture, change).await.contains("100000"));
+    let reports = vec![LengthReport { inode: ROOT, length: 1, truncate_version: 0 }; BATCH_MAX + 1];
+    let error = refused(&fixture, MetaChange::ReportLengths { reports }).await;
+    assert!(error.contains("at most 1024"), "{error}");
+    check_tree(&fixture.store).await;
+}
+
+#[tokio::test]
+async fn files_take_their_layout_from_themselves_their_directory_and_the_service() {
+    let fixture = Fixture::memory().await;
+    let defaults = LayoutDefaults { chunk_bytes: 1 << 16, stripe: 2 };
+    let (at, mode) = (At::path("/d"), 0o755);
+    let make = MetaChange::MakeDirectory { at, mode, parents: false, defaults };
+    fixture.change(make).await.unwrap();
+    fixture.make_directory("/d/below").await;
+    let layout = |inode: Inode| match inode.kind {
+        InodeKind::File { layout, .. } => layout,
+        other => panic!("{other:?}"),
+    };
+    let inherited = layout(fixture.create("/d/below/file").await);
+    assert_eq!((inherited.chunk_bytes, inherited.stripe), (1 << 16, 2));
+    let own = layout(fixture.create("/file").await);
+    assert_eq!((own.chunk_bytes, own.stripe), (1 << 20, 4), "no more chains than there are");
+    let mut bases = Vec::new();
+    for number in 0..4 {
+        let layout = layout(fixture.create(&format!("/d/{number}")).await);
+        let ChainChoice::Range { base, .. } = layout.chains else { panic!() };
+        bases.push(base);
+    }
+    assert_eq!(bases[0], bases[2], "stripes go round");
+    assert_ne!(bases[0], bases[1]);
+}
+
+#[tokio::test]
+async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over() {
+    let fixture = Fixture::memory().await;
+    let before = fixture.create("/file").await;
+    let reports = vec![report(&before, 100), report(&before, 50)];
+    fixture.change(MetaChange::ReportLengths { reports }).await.unwrap();
+    assert_eq!(fixture.stat("/file").await.unwrap().length(), 100);
+    fixture.change(set_length("/file", 10)).await.unwrap();
+    assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(before.id, 10)]);
+    let reports = vec![report(&before, 80)];
+    fixture.change(MetaChange::ReportLengths { reports }).await.unwrap();
+    let after = fixture.stat("/file").await.unwrap();
+    assert_eq!(after.length(), 10);
+    let reports = vec![report(&after, 80)];
+    fixture.change(MetaChange::ReportLengths { reports }).await.unwrap();
+    assert_eq!(fixture.stat("/file").await.unwrap().length(), 80);
+    fixture.change(set_length("/file", 200)).await.unwrap();
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "growing cuts nothing");
+}
+
+#[tokio::test]
+async fn a_cut_that_storage_cannot_do_yet_keeps_writers_out_until_it_is_done() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    fixture.change(MetaChange::ReportLengths { reports: vec![report(&file, 9)] }).await.unwrap();
+    fixture.recorder.refuse.store(true, SeqCst);
+    let id = fixture.next_id();
+    let cut = MetaRequest::Change { id, change: set_length("/file", 3) };
+    let error = fixture.tree.answer(cut.clone(), soon()).await.unwrap_err();
+    assert!(error.retryable() && error.to_string().contains("storage is away"), "{error}");
+    assert!(fixture.change(open("/file")).await.unwrap_err().retryable());
+    // Another life of the service finishes what this one began.
+    let next = Fixture::open(fixture.store.clone(), config()).await;
+    next.tree.finish_all_trims().await.unwrap();
+    assert_eq!(*next.recorder.trims.lock().unwrap(), [(file.id, 3)]);
+    let (opened, _) = opened(&next, "/file").await;
+    assert_eq!(opened.length(), 3);
+    next.change(MetaChange::ReportLengths { reports: vec![report(&opened, 7)] }).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cut_that_was_answered_is_not_repeated_by_its_retry() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    fixture.change(MetaChange::ReportLengths { reports: vec![report(&file, 9)] }).await.unwrap();
+    let request = MetaRequest::Change { id: fixture.next_id(), change: set_length("/file", 0) };
+    let first = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+    let MetaReply::Inode(cut) = &first else { panic!() };
+    fixture.change(MetaChange::ReportLengths { reports: vec![report(cut, 5)] }).await.unwrap();
+    assert_eq!(fixture.tree.answer(request, soon()).await.unwrap(), first);
+    assert_eq!(fixture.stat("/file").await.unwrap().length(), 5);
+}
+
+#[tokio::test]
+async fn a_removed_file_keeps_its_chunks_while_somebody_writes() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    let (_, session) = opened(&fixture, "/file").await;
+    fixture.change(unlink("/file")).await.unwrap();
+    assert!(fixture.stat("/file").await.is_err());
+    fixture.collect_all().await;
+    assert!(fixture.recorder.trims.lock().unwrap().is_empty());
+    let close = MetaChange::Close { inode: file.id, session, report: Some(report(&file, 5)) };
+    fixture.change(close).await.unwrap();
+    fixture.collect_all().await;
+    assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(file.id, 0)]);
+    assert_eq!(count_inodes(&fixture.store).await, 1);
+}
+
+#[tokio::test]
+async fn chunks_that_storage_cannot_remove_are_tried_again_and_hold_nobody_up() {
+    let fixture = Fixture::memory().await;
+    fixture.create("/file").await;
+    fixture.change(unlink("/file")).await.unwrap();
+    fixture.make_directory("/d/e/f").await;
+    fixture.change(MetaChange::RemoveTree { at: At::path("/d") }).await.unwrap();
+    fixture.recorder.refuse.store(true, SeqCst);
+    fixture.collect_all().await;
+    assert_eq!(count_inodes(&fixture.store).await, 2, "the root and the file are left");
+    fixture.recorder.refuse.store(false, SeqCst);
+    fixture.collect_all().await;
+    assert_eq!(count_inodes(&fixture.store).await, 1);
+}
+
+#[tokio::test]
+async fn a_removed_tree_is_gone_at_once_and_collected_completely() {
+    let fixture = Fixture::memory().await;
+    for directory in 0..3 {
+        fixture.make_directory(&format!("/t/{directory}")).await;
+        for file in 0..300 {
+            fixture.create(&format!("/t/{directory}/{file}")).await;
+        }
+    }
+    let inside = fixture.stat("/t").await.unwrap().id;
+    fixture.change(MetaChange::RemoveTree { at: At::path("/t") }).await.unwrap();
+    assert!(fixture.stat("/t/1/5").await.is_err());
+    let late = make_directory("late", false);
+    let MetaChange::MakeDirectory { mut at, mode, parents, defaults } = late else { panic!() };
+    at.directory = inside;
+    let late = MetaChange::MakeDirectory { at, mode, parents, defaults };
+    assert!(fixture.change(late).await.is_err(), "nothing is added to what is removed");
+    check_tree(&fixture.store).await;
+    fixture.collect_all().await;
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 900);
+    assert_eq!(count_inodes(&fixture.store).await, 1);
+}
+
+#[tokio::test]
+async fn sessions_of_clients_that_are_gone_end() {
+    let quick = TreeConfig { session_timeout_ms: 1, ..config() };
+    let fixture = Fixture::open(Store::memory(), quick).await;
+    fixture.create("/file").await;
+    opened(&fixture, "/file").await;
+    fixture.change(unlink("/file")).await.unwrap();
+    fixture.collect_all().await;
+    assert!(fixture.recorder.trims.lock().unwrap().is_empty());
+    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    fixture.tree.sweep(u64::MAX).await.unwrap();
+    fixture.collect_all().await;
+    assert!(fixture.recorder.trims.lock().unwrap().is_empty(), "just begun: all may still come");
+    fixture.tree.sweep(0).await.unwrap();
+    fixture.collect_all().await;
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_retry_after_a_restart_gets_the_first_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = || Store::embedded(EmbeddedConfig::new(folder.path())).unwrap();
+    let (request, first, collected);
+    {
+        let fixture = Fixture::open(store(), config()).await;
+        fixture.create("/a").await;
+        request = MetaRequest::Change { id: fixture.next_id(), change: rename("/a", "/b") };
+        first = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+        collected = fixture.create("/a").await;
+    }
+    let fixture = Fixture::open(store(), config()).await;
+    assert_eq!(fixture.tree.answer(request, soon()).await.unwrap(), first);
+    assert_eq!(fixture.stat("/a").await.unwrap().id, collected.id, "it was executed again");
+    assert!(fixture.create("/c").await.id > collected.id, "inodes are never used again");
+}
+
+#[tokio::test]
+async fn answers_that_the_client_has_are_forgotten_and_never_executed_again() {
+    let fixture = Fixture::memory().await;
+    let client = fixture.client;
+    let ask = |sequence, finished_below, change| {
+        let id = RequestId { client, sequence, finished_below };
+        fixture.tree.answer(MetaRequest::Change { id, change }, soon())
+    };
+    ask(100, 100, create("/a")).await.unwrap();
+    ask(101, 100, rename("/a", "/b")).await.unwrap();
+    ask(102, 102, create("/a")).await.unwrap();
+    let answers = crate::ops::CountRows { prefix: rows::ANSWERS, limit: 9 };
+    assert_eq!(fixture.store.transact(soon(), &answers).await.unwrap(), 1);
+    // A straggler: the client has its answer and has moved on.
+    let error = ask(101, 100, rename("/a", "/b")).await.unwrap_err();
+    assert!(error.to_string().contains("sequence `101`"), "{error}");
+    assert!(fixture.stat("/a").await.is_ok());
+}
+
+#[tokio::test]
+async fn directories_know_their_path_and_when_they_changed() {
+    let fixture = Fixture::memory().await;
+    let deep = fixture.make_directory("/a/b/c").await;
+    fixture.change(rename("/a/b", "/moved")).await.unwrap();
+    let path = fixture.query(MetaQuery::PathOf { directory: deep.id }).await.unwrap();
+    assert_eq!(path, MetaReply::Path("/moved/c".into()));
+    let before = fixture.stat("/moved/c").await.unwrap().modified;
+    fixture.create("/moved/c/file").await;
+    assert!(fixture.stat("/moved/c").await.unwrap().modified > before);
+    let set = MetaChange::SetAttributes {
+        at: At::path("/moved/c"),
+        mode: Some(0o700),
+        uid: Some(5),
+        gid: None,
+        accessed: None,
+        modified: Some(Nanoseconds(77)),
+    };
+    fixture.change(set).await.unwrap();
+    let after = fixture.stat("/moved/c").await.unwrap();
+    assert_eq!((after.mode, after.uid, after.modified), (0o700, 5, Nanoseconds(77)));
+}
+
+#[tokio::test]
+async fn a_store_of_another_schema_is_refused() {
+    let store = Store::memory();
+    let mut txn = store.begin().await.unwrap();
+    rows::write(&mut txn, rows::SCHEMA, &99u64).unwrap();
+    txn.commit().await.unwrap();
+    let error = Tree::open(
+        store,
+        config(),
+        crate::testing::routing(),
+        std::sync::Arc::new(crate::NoChunks),
+    )
+    .await
+    .err()
+    .unwrap();
+    assert!(error.to_string().contains("schema 99"), "{error}");
+}
+
+#[tokio::test]
+async fn a_commit_of_which_nobody_knows_is_recognised_by_its_retry_and_ends_the_service() {
+    let unsure = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let store = Store::new(Unsure(Store::memory(), Arc::clone(&unsure)));
+    let fixture = Fixture::open(store, config()).await;
+    fixture.create("/a").await;
+    let request = MetaRequest::Change { id: fixture.next_id(), change: rename("/a", "/b") };
+    unsure.store(true, SeqCst);
+    let error = fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
+    assert!(error.retryable(), "{error}");
+    let failed = fixture.tree.store_failed().await;
+    assert!(matches!(failed, KvError::CommitUnknown { .. }));
+    unsure.store(false, SeqCst);
+    assert!(matches!(fixture.tree.answer(request, soon()).await, Ok(MetaReply::Inode(_))));
+}

@@ -1,0 +1,182 @@
+//! Services as real processes: a client works on while they are killed; nobody to give chains.
+// A test fails by panicking, also in its helpers.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::auth::Key;
+use fabric::deadline::Deadline;
+use fabric::rpc::Shutdown;
+use rand::Rng;
+use threefs_core::heartbeat::Heartbeat;
+use threefs_core::ids::{ClientId, Incarnation, NodeId};
+use threefs_meta::{
+    At, Meta, MetaClient, MetaClientError, MetaConfig, MetaError, NoChunks, TreeConfig,
+};
+use threefs_mgmtd::{Bootstrap, MgmtdClient, MgmtdConfig, Timers};
+
+/// Tells a copy of this program that it is a service: kind, its address, mgmtd's, folder.
+const CHILD: &str = "THREEFS_META_TEST_CHILD";
+/// How often services are killed.
+const KILLS: usize = 8;
+
+fn key() -> Key {
+    Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(10))
+}
+
+/// Runs as a service until killed. It never shuts down: the handle is kept.
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn be_service(kind: &str, listen: &str, mgmtd: &str, folder: &Path) {
+    // Whatever ends the test ends its services.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
+    let (_handle, shutdown) = Shutdown::new();
+    if kind == "mgmtd" {
+        let config = MgmtdConfig {
+            listen: listen.into(),
+            key: key(),
+            store_path: folder.join("mgmtd"),
+            bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
+            timers: Timers { scan_ms: 5, ..Timers::one_machine() },
+        };
+        return threefs_mgmtd::run(config, shutdown).await.unwrap();
+    }
+    threefs_meta::run(meta(listen, mgmtd, folder), Arc::new(NoChunks), shutdown).await.unwrap();
+}
+
+fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
+    MetaConfig {
+        listen: listen.into(),
+        key: key(),
+        store_path: folder.join("meta"),
+        mgmtd: vec![mgmtd.into()],
+        tree: TreeConfig::default(),
+    }
+}
+
+/// A service in a process of its own, killed when dropped.
+struct Service {
+    arguments: String,
+    child: Child,
+}
+
+impl Service {
+    fn start(kind: &str, listen: &str, mgmtd: &str, folder: &Path) -> Self {
+        let arguments = format!("{kind} {listen} {mgmtd} {}", folder.display());
+        let child = Self::spawn(&arguments);
+        Self { arguments, child }
+    }
+
+    fn spawn(arguments: &str) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "services_that_are_killed_lose_nothing_and_repeat_nothing"])
+            .env(CHILD, arguments)
+            .spawn()
+            .unwrap()
+    }
+
+    fn kill_and_restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = Self::spawn(&self.arguments);
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn services_that_are_killed_lose_nothing_and_repeat_nothing() {
+    match std::env::var(CHILD) {
+        Err(_) => {
+            tokio::runtime::Runtime::new().unwrap().block_on(work_while_services_are_killed());
+        }
+        Ok(arguments) => {
+            let words: Vec<&str> = arguments.splitn(4, ' ').collect();
+            let [kind, listen, mgmtd, folder] = words[..] else { panic!("{arguments}") };
+            be_service(kind, listen, mgmtd, Path::new(folder));
+        }
+    }
+}
+
+async fn work_while_services_are_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mgmtd_address, meta_address) = (free_address(), free_address());
+    let start =
+        |kind: &str, listen: &str| Service::start(kind, listen, &mgmtd_address, folder.path());
+    let mut services = [start("mgmtd", &mgmtd_address), start("meta", &meta_address)];
+    let mgmtd = MgmtdClient::new(std::slice::from_ref(&mgmtd_address), &key());
+    let heartbeat = Heartbeat {
+        node: NodeId(1),
+        address: "127.0.0.1:1".into(),
+        incarnation: Incarnation(1),
+        sequence: 1,
+        targets: Vec::new(),
+    };
+    mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
+    let client = MetaClient::new(&meta_address, &key(), ClientId(7));
+    client.make_directory(At::path("/d"), false, soon()).await.unwrap();
+    let workers: Vec<_> = (0..4)
+        .map(|worker| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let mut number = 0;
+                while client.stat(At::path("/stop"), soon()).await.is_err() {
+                    let file = format!("/d/{worker}-{number}");
+                    let part = format!("{file}.part");
+                    // Exclusive: what is executed twice says `Exists` or `NotFound`.
+                    client.create(At::path(&part), true, soon()).await.unwrap();
+                    client.rename(At::path(part), At::path(file), soon()).await.unwrap();
+                    number += 1;
+                }
+                number
+            })
+        })
+        .collect();
+    for kill in 0..KILLS {
+        let pause = rand::rng().random_range(50..250);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        services[usize::from(kill % 4 != 0)].kill_and_restart();
+    }
+    client.make_directory(At::path("/stop"), false, soon()).await.unwrap();
+    let mut made = 0;
+    for worker in workers {
+        made += worker.await.unwrap();
+    }
+    let names = client.list(At::path("/d"), soon()).await.unwrap();
+    assert_eq!(names.len(), made);
+    assert!(names.iter().all(|entry| !entry.name.ends_with(".part")));
+    assert!(made > 100, "only {made} files: too little to say anything");
+    assert_eq!(mgmtd.status(soon()).await.unwrap().epoch, 3);
+}
+
+#[tokio::test]
+async fn without_chains_there_are_directories_and_files_wait_until_the_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = meta("127.0.0.1:0", "127.0.0.1:1", folder.path());
+    let meta = Meta::open(config, Arc::new(NoChunks)).await.unwrap();
+    let (_handle, shutdown) = Shutdown::new();
+    let address = meta.address().to_string();
+    tokio::spawn(meta.serve(shutdown));
+    let client = MetaClient::new(&address, &key(), ClientId(1));
+    client.make_directory(At::path("/d/e"), true, soon()).await.unwrap();
+    let deadline = Deadline::after(Duration::from_millis(200));
+    let error = client.create(At::path("/d/file"), true, deadline).await.unwrap_err();
+    assert!(matches!(&error, MetaClientError::Refused(MetaError::Unavailable { .. })), "{error}");
+    assert!(error.to_string().contains("no chains yet"), "{error}");
+}

@@ -1,0 +1,331 @@
+//! The cluster manager without sockets and clocks: heartbeats and ticks come in with their time.
+//!
+//! Order of effects, everywhere: decide from the view, write under the fence, change the view,
+//! publish, answer. A manager that cannot tell whether it wrote steps down and reads anew.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::deadline::Deadline;
+use threefs_core::chain::Reason;
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
+use threefs_core::time::Millis;
+use threefs_kv::{KvError, Store};
+use tokio::sync::{Mutex, MutexGuard, watch};
+
+use crate::config::{Bootstrap, Timers};
+use crate::ops::{
+    AcquireLease, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
+    UpdateChains,
+};
+use crate::protocol::{ClusterStatus, MgmtdError};
+use crate::view::{Admission, View};
+
+/// How long one transaction may take, retries included. Far below every lease.
+const TRANSACTION_TIMEOUT: Duration = Duration::from_millis(1000);
+
+/// One mgmtd.
+pub struct Manager {
+    store: Store,
+    id: u128,
+    address: String,
+    bootstrap: Bootstrap,
+    timers: Timers,
+    role: Mutex<Role>,
+    published: watch::Sender<Arc<RoutingInfo>>,
+}
+
+enum Role {
+    /// What the lease looked like, and since when it has looked so.
+    Contender {
+        seen: Option<(LeaseRow, Millis)>,
+    },
+    Primary(Box<View>),
+}
+
+impl Manager {
+    /// A manager with a number of its own, drawn by the caller. It is nobody until it ticks.
+    pub fn new(
+        store: Store,
+        id: u128,
+        address: impl Into<String>,
+        bootstrap: Bootstrap,
+        timers: Timers,
+    ) -> Self {
+        let (published, _) = watch::channel(Arc::default());
+        let role = Mutex::new(Role::Contender { seen: None });
+        Self { store, id, address: address.into(), bootstrap, timers, role, published }
+    }
+
+    /// Follows what this manager publishes while it is primary.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<RoutingInfo>> {
+        self.published.subscribe()
+    }
+
+    /// Takes or keeps the lease, looks at who is alive, changes what has to change. To be called
+    /// every `scan_ms`.
+    ///
+    /// # Errors
+    /// Only a store that will not recover by itself: the process should end.
+    pub async fn tick(&self, now: Millis) -> Result<(), KvError> {
+        let mut role = self.role.lock().await;
+        let result = match &mut *role {
+            Role::Contender { .. } => self.contend(&mut role, now).await,
+            Role::Primary(view) => {
+                let result = self.lead(view, now).await;
+                if !view.holds_lease(&self.timers, now) {
+                    tracing::warn!(epoch = view.fence.epoch, "the lease could not be renewed");
+                    *role = Role::Contender { seen: None };
+                }
+                result
+            }
+        };
+        match self.settle(&mut role, result) {
+            Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) => {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a heartbeat.
+    ///
+    /// # Errors
+    /// Any [`MgmtdError`].
+    pub async fn heartbeat(
+        &self,
+        heartbeat: Heartbeat,
+        now: Millis,
+    ) -> Result<HeartbeatReply, MgmtdError> {
+        let mut role = self.role.lock().await;
+        let result = self.take_heartbeat(self.view(&mut role, now)?, heartbeat, now).await;
+        match result {
+            Ok(reply) => Ok(reply),
+            Err(Refusal::Answer(error)) => Err(error),
+            Err(Refusal::Op(error)) => {
+                let detail = error.to_string();
+                drop(self.settle(&mut role, Err(error)));
+                Err(MgmtdError::Store { detail })
+            }
+        }
+    }
+
+    /// The newest routing of a primary.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`].
+    pub async fn routing(&self, now: Millis) -> Result<Arc<RoutingInfo>, MgmtdError> {
+        let mut role = self.role.lock().await;
+        self.view(&mut role, now)?;
+        Ok(Arc::clone(&self.published.borrow()))
+    }
+
+    /// How the cluster is.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`].
+    pub async fn status(&self, now: Millis) -> Result<ClusterStatus, MgmtdError> {
+        let mut role = self.role.lock().await;
+        let view = self.view(&mut role, now)?;
+        Ok(view.status(&self.timers, now, &self.address, self.bootstrap.nodes))
+    }
+
+    fn view<'a>(
+        &self,
+        role: &'a mut MutexGuard<'_, Role>,
+        now: Millis,
+    ) -> Result<&'a mut View, MgmtdError> {
+        match &mut **role {
+            Role::Primary(view) if view.holds_lease(&self.timers, now) => Ok(view),
+            Role::Primary(_) => Err(MgmtdError::NotPrimary { holder: String::new() }),
+            Role::Contender { seen } => {
+                let holder = seen.as_ref().and_then(|(row, _)| row.holder.as_ref());
+                let holder = holder.map(|holder| holder.address.clone()).unwrap_or_default();
+                Err(MgmtdError::NotPrimary { holder })
+            }
+        }
+    }
+
+    /// After a failed write nothing in memory can be trusted to be what is stored.
+    fn settle(&self, role: &mut Role, result: Result<(), OpError>) -> Result<(), OpError> {
+        if let (Err(error), Role::Primary(view)) = (&result, &*role) {
+            tracing::warn!(%error, epoch = view.fence.epoch, "mgmtd steps down");
+            *role = Role::Contender { seen: None };
+        }
+        result
+    }
+
+    async fn contend(&self, role: &mut Role, now: Millis) -> Result<(), OpError> {
+        let row = self.store.transact(deadline(), &InspectLease).await?;
+        let Role::Contender { seen } = role else { return Ok(()) };
+        let unchanged_since = match seen {
+            Some((before, since)) if *before == row => *since,
+            _ => now,
+        };
+        *seen = Some((row.clone(), unchanged_since));
+        let opening = self.store.exclusive_opening();
+        let free = match &row.holder {
+            None => true,
+            // Our own number: this manager stepped down without losing the lease.
+            Some(holder) if holder.manager == self.id => true,
+            // It wrote through another opening of a store that only one process can open: its
+            // process is dead.
+            Some(holder) if holder.opening.is_some() && opening.is_some() => {
+                holder.opening != opening
+                    || now.since(unchanged_since) >= self.timers.primary_lease_ms
+            }
+            Some(_) => now.since(unchanged_since) >= self.timers.primary_lease_ms,
+        };
+        if !free {
+            return Ok(());
+        }
+        let acquire =
+            AcquireLease { seen: &row, manager: self.id, address: &self.address, opening };
+        let (fence, loaded) = self.store.transact(deadline(), &acquire).await?;
+        tracing::info!(epoch = fence.epoch, address = self.address, "mgmtd is primary");
+        let view = View::new(fence, loaded, now);
+        self.publish(&view);
+        *role = Role::Primary(Box::new(view));
+        Ok(())
+    }
+
+    async fn lead(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+        view.tick(&self.timers, now);
+        if now.since(view.renewed_at) >= self.timers.primary_lease_ms / 3 {
+            self.store.transact(deadline(), &RenewLease(view.fence)).await?;
+            view.renewed_at = now;
+        }
+        if view.settles_in_ms(&self.timers, now).is_none() {
+            self.make_chains(view, now).await?;
+            self.scan(view, now, None).await?;
+        }
+        Ok(())
+    }
+
+    async fn take_heartbeat(
+        &self,
+        view: &mut View,
+        heartbeat: Heartbeat,
+        now: Millis,
+    ) -> Result<HeartbeatReply, Refusal> {
+        let node = heartbeat.node;
+        match view.admit(&heartbeat)? {
+            Admission::Known => {}
+            Admission::Register => self.register(view, &heartbeat).await?,
+            Admission::Restarted => {
+                if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now)
+                    && view.routing.targets_of_node(node).next().is_some()
+                {
+                    return Err(MgmtdError::Starting { remaining_ms }.into());
+                }
+                // Demote before remembering the new life: a crash in between repeats the demotion,
+                // the other order would lose it.
+                self.scan(view, now, Some(node)).await?;
+                self.register(view, &heartbeat).await?;
+                view.forget(node);
+            }
+        }
+        if view.hear(heartbeat, now) && view.settles_in_ms(&self.timers, now).is_none() {
+            self.make_chains(view, now).await?;
+            self.scan(view, now, None).await?;
+        }
+        let lease_ms = self.timers.node_lease_ms();
+        Ok(HeartbeatReply { routing_version: view.routing.version, lease_ms })
+    }
+
+    async fn register(&self, view: &mut View, heartbeat: &Heartbeat) -> Result<(), OpError> {
+        let zone = view.nodes.get(&heartbeat.node).map(|row| row.info.zone.clone());
+        let info = NodeInfo {
+            id: heartbeat.node,
+            address: heartbeat.address.clone(),
+            zone: zone.unwrap_or_default(),
+        };
+        let register = RegisterNode {
+            own: view.fence,
+            info: info.clone(),
+            incarnation: heartbeat.incarnation,
+        };
+        let (version, row) = self.store.transact(deadline(), &register).await?;
+        tracing::info!(node = %info.id, address = info.address, "node registered");
+        view.routing.version = version;
+        view.routing.nodes.insert(info.id, info);
+        view.nodes.insert(heartbeat.node, row);
+        self.publish(view);
+        Ok(())
+    }
+
+    async fn make_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+        if !view.routing.chains.is_empty() {
+            return Ok(());
+        }
+        let nodes: Vec<NodeId> = view.nodes.keys().copied().collect();
+        let alive = nodes.iter().all(|node| view.is_alive(*node, &self.timers, now));
+        if nodes.len() < self.bootstrap.nodes as usize || !alive {
+            return Ok(());
+        }
+        let make = MakeChains { own: view.fence, nodes: &nodes, bootstrap: self.bootstrap };
+        let made = self.store.transact(deadline(), &make).await?;
+        let Some((version, chains, table)) = made else { return Ok(()) };
+        tracing::info!(chains = chains.len(), nodes = nodes.len(), "chains made");
+        view.routing.tables.push(table);
+        self.apply(view, version, chains);
+        Ok(())
+    }
+
+    async fn scan(
+        &self,
+        view: &mut View,
+        now: Millis,
+        dead: Option<NodeId>,
+    ) -> Result<(), OpError> {
+        let (chains, reasons): (Vec<Chain>, Vec<Reason>) = view.scan(&self.timers, now, dead);
+        if chains.is_empty() {
+            return Ok(());
+        }
+        let update = UpdateChains { own: view.fence, chains: &chains };
+        let version = self.store.transact(deadline(), &update).await?;
+        for reason in &reasons {
+            tracing::info!(routing = version.0, "{reason}");
+        }
+        self.apply(view, version, chains);
+        Ok(())
+    }
+
+    fn apply(&self, view: &mut View, version: RoutingVersion, chains: Vec<Chain>) {
+        view.routing.version = version;
+        view.routing.chains.extend(chains.into_iter().map(|chain| (chain.id, chain)));
+        self.publish(view);
+    }
+
+    fn publish(&self, view: &View) {
+        self.published.send_replace(Arc::new(view.routing.clone()));
+    }
+}
+
+/// A heartbeat that was not taken: refused, or failed on the way.
+enum Refusal {
+    Answer(MgmtdError),
+    Op(OpError),
+}
+
+impl From<MgmtdError> for Refusal {
+    fn from(error: MgmtdError) -> Self {
+        Self::Answer(error)
+    }
+}
+
+impl From<OpError> for Refusal {
+    fn from(error: OpError) -> Self {
+        Self::Op(error)
+    }
+}
+
+fn deadline() -> Deadline {
+    Deadline::after(TRANSACTION_TIMEOUT)
+}
+
+#[cfg(test)]
+#[path = "manager_test.rs"]
+mod tests;

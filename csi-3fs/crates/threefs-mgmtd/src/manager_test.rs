@@ -1,0 +1,325 @@
+//! Fake storage nodes and an injected clock over the real rules and the memory store.
+
+use std::collections::BTreeMap;
+
+use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
+use threefs_core::ids::{ChainVersion, Incarnation, TargetId};
+use threefs_core::routing::PublicState;
+
+use super::*;
+
+const TIMERS: Timers = Timers { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 };
+const BOOTSTRAP: Bootstrap = Bootstrap { nodes: 3, replicas: 3, chains_per_node: 2 };
+
+/// A storage service that syncs at once and says what it should.
+struct FakeNode {
+    id: NodeId,
+    incarnation: u64,
+    sequence: u64,
+    /// Targets that this life knows to be up to date, with the chain version of that knowledge.
+    known: BTreeMap<TargetId, (LocalState, ChainVersion)>,
+    dead: bool,
+}
+
+impl FakeNode {
+    fn new(id: u32) -> Self {
+        let known = BTreeMap::new();
+        Self { id: NodeId(id), incarnation: 100, sequence: 0, known, dead: false }
+    }
+
+    fn restart(&mut self) {
+        self.incarnation += 1;
+        self.sequence = 0;
+        self.known.clear();
+        self.dead = false;
+    }
+
+    fn beat(&mut self) -> Heartbeat {
+        self.sequence += 1;
+        let targets = self.known.iter().map(|(target, (state, chain_version))| TargetReport {
+            target: *target,
+            chain: Default::default(),
+            report: LocalReport { state: *state, chain_version: *chain_version },
+            used_bytes: 1,
+            capacity_bytes: 10,
+        });
+        Heartbeat {
+            node: self.id,
+            address: format!("127.0.0.1:{}", 9000 + self.id.0),
+            incarnation: Incarnation(self.incarnation),
+            sequence: self.sequence,
+            targets: targets.collect(),
+        }
+    }
+
+    fn learn(&mut self, routing: &RoutingInfo) {
+        for (chain, place) in routing.targets_of_node(self.id) {
+            let before = self.known.get(&place.target).map(|(state, _)| *state);
+            let state = match (place.state, before) {
+                (PublicState::Serving | PublicState::Syncing, Some(_)) => LocalState::UpToDate,
+                _ => LocalState::Online,
+            };
+            self.known.insert(place.target, (state, chain.version));
+        }
+    }
+}
+
+struct Cluster {
+    store: Store,
+    manager: Manager,
+    nodes: Vec<FakeNode>,
+    now: Millis,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let store = Store::memory();
+        let manager = Manager::new(store.clone(), 1, "m1", BOOTSTRAP, TIMERS);
+        let nodes = (1..=3).map(FakeNode::new).collect();
+        Self { store, manager, nodes, now: Millis(10_000) }
+    }
+
+    /// 50 ms pass: mgmtd ticks, living nodes beat and learn the routing.
+    async fn step(&mut self) {
+        self.now = self.now.after(50);
+        self.manager.tick(self.now).await.unwrap();
+        for node in self.nodes.iter_mut().filter(|node| !node.dead) {
+            // Refusals are part of life: "starting", "not primary".
+            let _ = self.manager.heartbeat(node.beat(), self.now).await;
+            node.learn(&self.manager.published.borrow());
+        }
+    }
+
+    async fn steps_until(&mut self, what: &str, wanted: impl Fn(&RoutingInfo) -> bool) {
+        for _ in 0..200 {
+            if wanted(&self.routing()) {
+                return;
+            }
+            self.step().await;
+        }
+        panic!("never: {what}; {:#?}", self.routing().chains);
+    }
+
+    fn routing(&self) -> Arc<RoutingInfo> {
+        Arc::clone(&self.manager.published.borrow())
+    }
+
+    async fn whole() -> Self {
+        let mut cluster = Self::new();
+        cluster.steps_until("whole", is_whole).await;
+        cluster
+    }
+}
+
+fn is_whole(routing: &RoutingInfo) -> bool {
+    !routing.chains.is_empty() && routing.chains.values().all(Chain::is_whole)
+}
+
+fn states_of(routing: &RoutingInfo, node: u32) -> Vec<PublicState> {
+    routing.targets_of_node(NodeId(node)).map(|(_, place)| place.state).collect()
+}
+
+fn serves(routing: &RoutingInfo, node: u32) -> bool {
+    states_of(routing, node).contains(&PublicState::Serving)
+}
+
+#[tokio::test]
+async fn a_new_cluster_makes_its_chains_and_becomes_whole() {
+    let cluster = Cluster::whole().await;
+    let routing = cluster.routing();
+    assert_eq!(routing.chains.len(), 6);
+    assert_eq!(routing.newest_table(crate::FIRST_TABLE).unwrap().chains.len(), 6);
+    assert_eq!(routing.address(NodeId(2)), Some("127.0.0.1:9002"));
+    let status = cluster.manager.status(cluster.now).await.unwrap();
+    assert_eq!((status.chains, status.chains_whole, status.chains_down), (6, 6, 0));
+    assert_eq!(status.nodes[0].used_bytes, 6);
+}
+
+#[tokio::test]
+async fn nothing_is_made_before_all_nodes_are_there() {
+    let mut cluster = Cluster::new();
+    cluster.nodes[2].dead = true;
+    for _ in 0..40 {
+        cluster.step().await;
+    }
+    assert!(cluster.routing().chains.is_empty());
+    cluster.nodes[2].dead = false;
+    cluster.steps_until("whole", is_whole).await;
+}
+
+#[tokio::test]
+async fn a_dead_node_leaves_and_comes_back_through_syncing() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes[1].dead = true;
+    let died = cluster.now;
+    cluster.steps_until("node 2 left", |routing| !serves(routing, 2)).await;
+    let waited = cluster.now.since(died);
+    assert!((1000..=1100).contains(&waited), "left after {waited} ms");
+    let routing = cluster.routing();
+    assert!(routing.chains.values().all(|chain| chain.head().is_some()));
+    cluster.nodes[1].restart();
+    cluster
+        .steps_until("syncing", |routing| states_of(routing, 2).contains(&PublicState::Syncing))
+        .await;
+    cluster.steps_until("whole", is_whole).await;
+    let versions_grew = routing
+        .chains
+        .values()
+        .all(|before| cluster.routing().chains[&before.id].version > before.version);
+    assert!(versions_grew);
+}
+
+#[tokio::test]
+async fn a_restart_quicker_than_any_timeout_stops_serving_before_the_first_answer() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes[0].restart();
+    let heartbeat = cluster.nodes[0].beat();
+    let reply = cluster.manager.heartbeat(heartbeat, cluster.now).await.unwrap();
+    let routing = cluster.routing();
+    assert!(!serves(&routing, 1), "{:?}", states_of(&routing, 1));
+    assert!(!states_of(&routing, 1).contains(&PublicState::Syncing));
+    assert_eq!(reply.routing_version, routing.version);
+    cluster.steps_until("whole", is_whole).await;
+}
+
+#[tokio::test]
+async fn a_former_life_is_told_to_end_and_changes_nothing() {
+    let mut cluster = Cluster::whole().await;
+    let straggler = cluster.nodes[0].beat();
+    cluster.nodes[0].restart();
+    cluster.steps_until("whole again", |routing| !is_whole(routing)).await;
+    cluster.steps_until("whole", is_whole).await;
+    let before = cluster.routing();
+    let error = cluster.manager.heartbeat(straggler, cluster.now).await.unwrap_err();
+    assert!(matches!(error, MgmtdError::Replaced { node: NodeId(1), .. }), "{error}");
+    assert_eq!(cluster.routing(), before);
+}
+
+#[tokio::test]
+async fn an_old_heartbeat_is_stale() {
+    let mut cluster = Cluster::whole().await;
+    let old = cluster.nodes[0].beat();
+    cluster.step().await;
+    let error = cluster.manager.heartbeat(old, cluster.now).await.unwrap_err();
+    assert!(matches!(error, MgmtdError::Stale { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_pause_of_mgmtd_itself_is_not_taken_for_silence_of_the_nodes() {
+    let mut cluster = Cluster::whole().await;
+    let before = cluster.routing();
+    // Shorter than the primary's lease, longer than it takes to be dead.
+    cluster.now = cluster.now.after(1900);
+    for _ in 0..30 {
+        cluster.step().await;
+    }
+    assert_eq!(*cluster.routing(), *before);
+    cluster.nodes[0].dead = true;
+    cluster.steps_until("node 1 left", |routing| !serves(routing, 1)).await;
+}
+
+#[tokio::test]
+async fn the_whole_cluster_dies_and_comes_back_by_the_last_one_that_served() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.iter_mut().for_each(|node| node.dead = true);
+    cluster
+        .steps_until("all down", |routing| {
+            routing.chains.values().all(|chain| chain.head().is_none())
+        })
+        .await;
+    cluster.nodes.iter_mut().for_each(FakeNode::restart);
+    cluster.steps_until("whole", is_whole).await;
+}
+
+#[tokio::test]
+async fn a_restarted_mgmtd_continues_without_disturbing_anybody() {
+    let mut cluster = Cluster::whole().await;
+    let before = cluster.routing();
+    // The same store through another manager, whose predecessor does not renew any more.
+    cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+    cluster.now = cluster.now.after(1);
+    cluster.manager.tick(cluster.now).await.unwrap();
+    for _ in 0..70 {
+        cluster.step().await;
+    }
+    assert_eq!(cluster.manager.status(cluster.now).await.unwrap().epoch, 2);
+    assert_eq!(*cluster.routing(), *before, "the chains were disturbed");
+    cluster.nodes[2].dead = true;
+    cluster.steps_until("node 3 left", |routing| !serves(routing, 3)).await;
+}
+
+#[tokio::test]
+async fn a_node_that_restarts_while_mgmtd_begins_is_not_taken_for_its_former_life() {
+    let mut cluster = Cluster::whole().await;
+    cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+    while cluster.manager.status(cluster.now).await.is_err() {
+        cluster.now = cluster.now.after(50);
+        cluster.manager.tick(cluster.now).await.unwrap();
+    }
+    cluster.nodes[0].restart();
+    let heartbeat = cluster.nodes[0].beat();
+    let error = cluster.manager.heartbeat(heartbeat, cluster.now).await.unwrap_err();
+    assert!(matches!(error, MgmtdError::Starting { .. }), "{error}");
+    cluster.steps_until("node 1 left", |routing| !serves(routing, 1)).await;
+    cluster.steps_until("whole", is_whole).await;
+}
+
+#[tokio::test]
+async fn of_two_managers_the_one_without_the_lease_is_fenced() {
+    let mut cluster = Cluster::whole().await;
+    let second = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+    // While the first renews, the second waits, however long.
+    for _ in 0..100 {
+        cluster.step().await;
+        second.tick(cluster.now).await.unwrap();
+        let error = second.heartbeat(cluster.nodes[0].beat(), cluster.now).await.unwrap_err();
+        assert_eq!(error, MgmtdError::NotPrimary { holder: "m1".into() });
+    }
+    // The first is paused; the second takes over after a whole lease and not before.
+    let paused = cluster.now;
+    while second.status(cluster.now).await.is_err() {
+        cluster.now = cluster.now.after(50);
+        second.tick(cluster.now).await.unwrap();
+    }
+    // Its last renewal was up to a third of a lease before the pause; until a lease after that
+    // renewal it would still have answered.
+    assert!(cluster.now.since(paused) >= TIMERS.primary_lease_ms * 2 / 3 - 50);
+    assert!(cluster.manager.status(cluster.now).await.is_err());
+    // The first wakes up with its old clock and still believes: its write is refused.
+    let version_before = second.routing(cluster.now).await.unwrap().version;
+    cluster.nodes[0].restart();
+    let heartbeat = cluster.nodes[0].beat();
+    let error = cluster.manager.heartbeat(heartbeat, paused).await.unwrap_err();
+    assert!(matches!(&error, MgmtdError::Store { detail } if detail.contains("m2")), "{error}");
+    assert_eq!(second.routing(cluster.now).await.unwrap().version, version_before);
+    let error = cluster.manager.status(paused).await.unwrap_err();
+    assert!(matches!(error, MgmtdError::NotPrimary { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_primary_that_cannot_renew_says_so_before_another_may_take_over() {
+    let cluster = Cluster::whole().await;
+    let late = cluster.now.after(TIMERS.primary_lease_ms);
+    let error = cluster.manager.routing(late).await.unwrap_err();
+    assert!(matches!(error, MgmtdError::NotPrimary { .. }));
+}
+
+#[tokio::test]
+async fn a_store_that_only_one_process_can_open_is_taken_over_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for epoch in 1..4 {
+        let store =
+            Store::embedded(threefs_kv::EmbeddedConfig::new(folder.path().join("kv"))).unwrap();
+        let manager = Manager::new(store, rand::random(), "m", BOOTSTRAP, TIMERS);
+        manager.tick(Millis(5)).await.unwrap();
+        assert_eq!(manager.status(Millis(5)).await.unwrap().epoch, epoch);
+    }
+}
+
+#[test]
+fn a_bootstrap_that_cannot_be_is_refused_with_the_field_and_the_value() {
+    let bad = Bootstrap { nodes: 2, replicas: 3, chains_per_node: 1 };
+    assert!(bad.check().unwrap_err().contains("replicas is 3"));
+    let bad = Bootstrap { nodes: 2, replicas: 1, chains_per_node: 0 };
+    assert!(bad.check().unwrap_err().contains("chains_per_node is 0"));
+}

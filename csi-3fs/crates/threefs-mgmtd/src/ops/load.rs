@@ -1,0 +1,38 @@
+//! Reads everything that a new primary must know.
+
+use std::collections::BTreeMap;
+
+use threefs_core::ids::NodeId;
+use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
+use threefs_kv::{KeyRange, KvError, Transaction};
+
+use crate::rows::{self, CHAINS, NODES, NodeRow, ROUTING, TABLES};
+
+/// More rows than any cluster has; a bound all the same.
+const ROWS_MAX: usize = 1_000_000;
+
+/// What the store says.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Loaded {
+    pub routing: RoutingInfo,
+    pub nodes: BTreeMap<NodeId, NodeRow>,
+}
+
+/// All nodes, chains and tables at one moment.
+pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
+    let mut loaded = Loaded::default();
+    loaded.routing.version = rows::read(txn, ROUTING).await?.unwrap_or_default();
+    for (key, value) in txn.range(&KeyRange::prefix(NODES), ROWS_MAX).await? {
+        let row: NodeRow = rows::decode(&key, &value)?;
+        loaded.routing.nodes.insert(row.info.id, row.info.clone());
+        loaded.nodes.insert(row.info.id, row);
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(CHAINS), ROWS_MAX).await? {
+        let chain: Chain = rows::decode(&key, &value)?;
+        loaded.routing.chains.insert(chain.id, chain);
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(TABLES), ROWS_MAX).await? {
+        loaded.routing.tables.push(rows::decode::<ChainTable>(&key, &value)?);
+    }
+    Ok(loaded)
+}

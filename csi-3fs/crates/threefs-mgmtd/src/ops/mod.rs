@@ -1,0 +1,65 @@
+//! What mgmtd does to its store: one operation a file, each a function of one transaction.
+//! Every one that changes something begins with [`fence`].
+
+mod lease;
+mod load;
+mod make_chains;
+mod register_node;
+mod update_chains;
+
+pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
+pub(crate) use load::Loaded;
+pub(crate) use make_chains::MakeChains;
+pub(crate) use register_node::RegisterNode;
+pub(crate) use update_chains::UpdateChains;
+
+use threefs_core::ids::RoutingVersion;
+use threefs_kv::{KvError, Retry, Transaction};
+
+use crate::rows::{self, HOLDER, Holder};
+
+/// Why an operation did not happen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OpError {
+    /// Another manager holds the lease. Nothing was written.
+    #[error("fenced: {holder} holds the lease")]
+    Fenced { holder: String },
+    #[error(transparent)]
+    Kv(#[from] KvError),
+}
+
+impl Retry for OpError {
+    fn retryable_conflict(&self) -> bool {
+        matches!(self, Self::Kv(error) if error.retryable())
+    }
+
+    fn describe(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// The right to write: which manager, in which epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fence {
+    pub manager: u128,
+    pub epoch: u64,
+}
+
+/// Fails unless this manager still holds the lease, and conflicts with whoever takes it before
+/// this transaction commits.
+pub(crate) async fn fence(txn: &mut Transaction, fence: Fence) -> Result<(), OpError> {
+    let holder: Option<Holder> = rows::read(txn, HOLDER).await?;
+    match holder {
+        Some(holder) if holder.manager == fence.manager && holder.epoch == fence.epoch => Ok(()),
+        Some(holder) => Err(OpError::Fenced { holder: holder.address }),
+        None => Err(OpError::Fenced { holder: "nobody".into() }),
+    }
+}
+
+/// Counts the routing version up; every change of what is published goes with it.
+pub(crate) async fn next_routing_version(txn: &mut Transaction) -> Result<RoutingVersion, KvError> {
+    let version =
+        rows::read::<RoutingVersion>(txn, rows::ROUTING).await?.unwrap_or_default().next();
+    rows::write(txn, rows::ROUTING, &version)?;
+    Ok(version)
+}

@@ -1,0 +1,38 @@
+//! Persists what a scan decided.
+
+use threefs_core::ids::RoutingVersion;
+use threefs_core::routing::Chain;
+use threefs_kv::{KvError, Operation, Transaction};
+
+use super::{Fence, OpError, fence, next_routing_version};
+use crate::rows;
+
+/// Writes changed chains. Each must be the direct successor of what is stored: a primary that
+/// decided from something else than the newest state must not write it.
+pub(crate) struct UpdateChains<'a> {
+    pub own: Fence,
+    pub chains: &'a [Chain],
+}
+
+impl Operation for UpdateChains<'_> {
+    type Output = RoutingVersion;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<RoutingVersion, OpError> {
+        fence(txn, self.own).await?;
+        for chain in self.chains {
+            let key = rows::chain(chain.id);
+            let stored: Option<Chain> = rows::read(txn, &key).await?;
+            let stored_version = stored.map(|stored| stored.version);
+            if stored_version.map(|version| version.next()) != Some(chain.version) {
+                let detail = format!(
+                    "{} is stored in version {stored_version:?}, its change is for version {}",
+                    chain.id, chain.version
+                );
+                return Err(KvError::bad_row(&key, detail).into());
+            }
+            rows::write(txn, &key, chain)?;
+        }
+        Ok(next_routing_version(txn).await?)
+    }
+}

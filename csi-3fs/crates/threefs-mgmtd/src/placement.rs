@@ -1,0 +1,91 @@
+//! Which nodes hold which chains: balanced, and the same for the same nodes. Pure.
+//!
+//! Chain `(round, n)` lies on the nodes `n, n + s, n + 2s, …` (mod N), where the stride `s` changes
+//! with the round. So every node is first of `chains_per_node` chains and member of
+//! `replicas * chains_per_node`, and the partners that take over a dead node's reads differ from
+//! round to round instead of being the same two for ever.
+
+use threefs_core::ids::{ChainId, NodeId, TargetId};
+use threefs_core::routing::Chain;
+
+/// Targets of one node are numbered from here on, so that a target's number tells its node.
+const TARGETS_PER_NODE: u64 = 1 << 20;
+
+/// The first chains over `nodes`, which are in the order of their ids.
+pub fn first_chains(nodes: &[NodeId], replicas: u32, chains_per_node: u32) -> Vec<Chain> {
+    let count = nodes.len();
+    let strides = strides(count, replicas as usize);
+    let mut targets_made = vec![0u64; count];
+    let mut chains = Vec::with_capacity(count * chains_per_node as usize);
+    for round in 0..chains_per_node as usize {
+        let stride = strides[round % strides.len()];
+        for first in 0..count {
+            let targets: Vec<(TargetId, NodeId)> = (0..replicas as usize)
+                .map(|place| {
+                    let node = (first + place * stride) % count;
+                    targets_made[node] += 1;
+                    let number = u64::from(nodes[node].0) * TARGETS_PER_NODE + targets_made[node];
+                    (TargetId(number), nodes[node])
+                })
+                .collect();
+            let id = ChainId(chains.len() as u32 + 1);
+            chains.push(Chain::create(id, &targets));
+        }
+    }
+    chains
+}
+
+/// Strides that reach `replicas` different nodes; 1 always does.
+fn strides(count: usize, replicas: usize) -> Vec<usize> {
+    let distinct = |stride: &usize| {
+        let mut reached: Vec<usize> = (0..replicas).map(|place| place * stride % count).collect();
+        reached.sort_unstable();
+        reached.dedup();
+        reached.len() == replicas
+    };
+    let good: Vec<usize> = (1..count).filter(distinct).collect();
+    if good.is_empty() { vec![1] } else { good }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    proptest! {
+        #[test]
+        fn every_node_carries_the_same(
+            (nodes, replicas, chains_per_node) in
+                (1u32..20).prop_flat_map(|nodes| (Just(nodes), 1..=nodes.min(5), 1u32..6))
+        ) {
+            let ids: Vec<NodeId> = (10..10 + nodes).map(NodeId).collect();
+            let chains = first_chains(&ids, replicas, chains_per_node);
+            prop_assert_eq!(chains.len() as u32, nodes * chains_per_node);
+            let mut members: BTreeMap<NodeId, u32> = BTreeMap::new();
+            let mut firsts: BTreeMap<NodeId, u32> = BTreeMap::new();
+            let mut targets = BTreeSet::new();
+            for chain in &chains {
+                let on: BTreeSet<NodeId> = chain.targets.iter().map(|t| t.node).collect();
+                prop_assert_eq!(on.len() as u32, replicas, "replicas share a node");
+                on.into_iter().for_each(|node| *members.entry(node).or_default() += 1);
+                *firsts.entry(chain.targets[0].node).or_default() += 1;
+                chain.targets.iter().for_each(|t| assert!(targets.insert(t.target)));
+            }
+            prop_assert!(members.values().all(|count| *count == replicas * chains_per_node));
+            prop_assert!(firsts.values().all(|count| *count == chains_per_node));
+            prop_assert_eq!(members.len() as u32, nodes);
+        }
+    }
+
+    #[test]
+    fn the_reads_of_a_dead_node_spread_over_more_than_two_others() {
+        let ids: Vec<NodeId> = (0..7).map(NodeId).collect();
+        let partners: BTreeSet<NodeId> = first_chains(&ids, 3, 3)
+            .iter()
+            .filter(|chain| chain.targets.iter().any(|t| t.node == NodeId(0)))
+            .flat_map(|chain| chain.targets.iter().map(|t| t.node))
+            .collect();
+        assert_eq!(partners.len(), 7);
+    }
+}

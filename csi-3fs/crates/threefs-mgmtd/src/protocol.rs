@@ -1,0 +1,147 @@
+//! What mgmtd is asked and answers. The heartbeat itself is `threefs_core::heartbeat`.
+//!
+//! How a storage service lives with mgmtd:
+//! 1. It draws an [`Incarnation`](threefs_core::ids::Incarnation) and sends heartbeats at
+//!    [`MgmtdReply::Heartbeat`]'s pace (a quarter of the lease or oftener). The first one registers
+//!    the node and its address; it lists no target, or those that the service finds on its disks,
+//!    as ONLINE.
+//! 2. Once enough nodes are registered, mgmtd makes the chains and publishes them. The service
+//!    finds its targets in the routing (`RoutingInfo::targets_of_node`), makes their stores and
+//!    reports them from the next heartbeat on.
+//! 3. **A restarted service is a new incarnation.** mgmtd takes its first heartbeat as the death of
+//!    the former life: before the answer, every target of the node that was SERVING or SYNCING has
+//!    left that state in persisted and published routing. So nobody is served by a replica that
+//!    lost its memory, however quick the restart; the service needs no silence of its own.
+//! 4. An answer carries the lease and the routing version it counts with: see
+//!    `threefs_core::heartbeat::ServingLease`.
+//! 5. A heartbeat of a former incarnation is refused as [`MgmtdError::Replaced`]: that process has
+//!    a successor and must end.
+
+use serde::{Deserialize, Serialize};
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::routing::RoutingInfo;
+
+/// Name of the service; both sides of a connection sign it.
+pub const CONTEXT: &str = "threefs/mgmtd";
+
+/// A call. All calls may be repeated: heartbeats carry their own order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MgmtdRequest {
+    /// "I am alive." Answered with [`MgmtdReply::Heartbeat`].
+    Heartbeat(Heartbeat),
+    /// The routing, if it is newer than `known`. Waits up to `wait_ms` for a newer one, so a
+    /// client that asks again and again learns of every change at once. Answered with
+    /// [`MgmtdReply::Routing`].
+    Routing {
+        /// The version that the caller has; 0 for none.
+        known: RoutingVersion,
+        /// How long to wait for a newer one; at most [`WAIT_MS_MAX`] is granted.
+        wait_ms: u64,
+    },
+    /// For operators. Answered with [`MgmtdReply::Status`].
+    Status,
+}
+
+/// The longest wait for a routing change that is granted.
+pub const WAIT_MS_MAX: u64 = 30_000;
+
+/// The answer to a call that was served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MgmtdReply {
+    /// The heartbeat was taken.
+    Heartbeat(HeartbeatReply),
+    /// Newer routing, or `None` when there is none.
+    Routing(Option<RoutingInfo>),
+    /// How the cluster is.
+    Status(ClusterStatus),
+}
+
+/// What an operator wants to know at a glance; chains are in the routing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Fencing epoch of the primary that answers.
+    pub epoch: u64,
+    /// Its address.
+    pub primary: String,
+    /// Newest routing.
+    pub routing_version: RoutingVersion,
+    /// Nodes that must register before the first chains are made.
+    pub nodes_expected: u32,
+    /// All registered nodes.
+    pub nodes: Vec<NodeStatus>,
+    /// Chains, and how many of them have every target SERVING.
+    pub chains: u32,
+    /// See `chains`.
+    pub chains_whole: u32,
+    /// Chains without a SERVING target: their data cannot be read now.
+    pub chains_down: u32,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Which.
+    pub node: NodeId,
+    /// Its address.
+    pub address: String,
+    /// Whether heartbeats arrive in time.
+    pub alive: bool,
+    /// Since the last heartbeat; `None` when this primary has seen none.
+    pub heartbeat_age_ms: Option<u64>,
+    /// Bytes in use over its targets.
+    pub used_bytes: u64,
+    /// Bytes that its targets may hold; 0 = unknown.
+    pub capacity_bytes: u64,
+}
+
+/// Why a call was not served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum MgmtdError {
+    /// This mgmtd does not hold the lease now. Ask another, or again in a moment.
+    #[error("this mgmtd is not the primary (the lease is held by {holder})")]
+    NotPrimary {
+        /// Address of who holds it, as far as known, else empty.
+        holder: String,
+    },
+    /// A primary has just begun and does not know yet who is alive. Ask again in a moment.
+    #[error("mgmtd has just begun; it answers this in {remaining_ms} ms")]
+    Starting {
+        /// At most so long.
+        remaining_ms: u64,
+    },
+    /// A heartbeat that is not newer than one already taken; harmless.
+    #[error("{node}: heartbeat {sequence} is not newer than {newest}")]
+    Stale {
+        /// Whose.
+        node: NodeId,
+        /// Its number.
+        sequence: u64,
+        /// The newest taken.
+        newest: u64,
+    },
+    /// Another life of this node has taken over. The sender must end.
+    #[error("{node} is served by a newer process at {address}; this one must end")]
+    Replaced {
+        /// Which node.
+        node: NodeId,
+        /// Where its successor listens.
+        address: String,
+    },
+    /// The store could not be written; nothing was changed. Ask again.
+    #[error("the store of mgmtd failed: {detail}")]
+    Store {
+        /// What it said.
+        detail: String,
+    },
+}
+
+impl MgmtdError {
+    /// True when the same call may go well a moment later.
+    pub fn retryable(&self) -> bool {
+        matches!(self, Self::NotPrimary { .. } | Self::Starting { .. } | Self::Store { .. })
+    }
+}
+
+/// What travels back.
+pub type MgmtdResult = Result<MgmtdReply, MgmtdError>;

@@ -1,0 +1,84 @@
+//! The rows of mgmtd.
+//!
+//! | key | value |
+//! |---|---|
+//! | `MSNG` holder | `Holder`: who is primary, with the fencing epoch |
+//! | `MSNG` renewal | u64, written by each renewal |
+//! | `MSNG` routing | u64, the routing version |
+//! | `MNOD` node (u32) | `NodeRow` |
+//! | `MCHN` chain (u32) | `Chain` |
+//! | `MTBL` table (u32) version (u32) | `ChainTable` |
+//!
+//! Numbers in keys are big endian. Values are postcard; a field is only ever added by a new prefix.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use threefs_core::ids::{ChainId, Incarnation, NodeId, TableId, TableVersion};
+use threefs_core::routing::NodeInfo;
+use threefs_kv::{KvError, Transaction};
+
+pub(crate) const HOLDER: &[u8] = b"MSNGholder";
+pub(crate) const RENEWAL: &[u8] = b"MSNGrenewal";
+pub(crate) const ROUTING: &[u8] = b"MSNGrouting";
+pub(crate) const NODES: &[u8] = b"MNOD";
+pub(crate) const CHAINS: &[u8] = b"MCHN";
+pub(crate) const TABLES: &[u8] = b"MTBL";
+
+/// Former lives of a node that are remembered, so that a straggler is told apart from a restart.
+pub(crate) const FORMER_LIVES_MAX: usize = 16;
+
+/// Who is primary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Holder {
+    /// Grows with every change of hands; what fences a former primary.
+    pub epoch: u64,
+    /// The mgmtd's own number, drawn at its start.
+    pub manager: u128,
+    /// Where it listens.
+    pub address: String,
+    /// The opening of an exclusive store through which it wrote this; see
+    /// `threefs_kv::Store::exclusive_opening`.
+    pub opening: Option<u128>,
+}
+
+/// What is known of a node for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodeRow {
+    pub info: NodeInfo,
+    pub incarnation: Incarnation,
+    pub former_lives: Vec<Incarnation>,
+}
+
+pub(crate) fn node(id: NodeId) -> Vec<u8> {
+    [NODES, &id.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn chain(id: ChainId) -> Vec<u8> {
+    [CHAINS, &id.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn table(id: TableId, version: TableVersion) -> Vec<u8> {
+    [TABLES, &id.0.to_be_bytes(), &version.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(key: &[u8], value: &[u8]) -> Result<T, KvError> {
+    postcard::from_bytes(value).map_err(|error| KvError::bad_row(key, error.to_string()))
+}
+
+pub(crate) async fn read<T: DeserializeOwned>(
+    txn: &mut Transaction,
+    key: &[u8],
+) -> Result<Option<T>, KvError> {
+    txn.get(key).await?.map(|value| decode(key, &value)).transpose()
+}
+
+pub(crate) fn write<T: Serialize>(
+    txn: &mut Transaction,
+    key: &[u8],
+    value: &T,
+) -> Result<(), KvError> {
+    let value = postcard::to_allocvec(value)
+        .map_err(|error| KvError::bad_row(key, format!("cannot be encoded: {error}")))?;
+    txn.set(key, value);
+    Ok(())
+}

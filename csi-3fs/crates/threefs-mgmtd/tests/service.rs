@@ -1,0 +1,94 @@
+//! mgmtd behind its port: registration, long polls, a restart, bad input.
+// A test fails by panicking, also in its helpers.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::time::Duration;
+
+use fabric::auth::Key;
+use fabric::deadline::Deadline;
+use fabric::rpc::{Shutdown, ShutdownHandle};
+use threefs_core::heartbeat::Heartbeat;
+use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
+use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
+use tokio::task::JoinHandle;
+
+fn key() -> Key {
+    Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(10))
+}
+
+async fn start(listen: &str, folder: &Path) -> (String, ShutdownHandle, JoinHandle<()>) {
+    let config = MgmtdConfig {
+        listen: listen.into(),
+        key: key(),
+        store_path: folder.join("mgmtd"),
+        bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
+        timers: Timers { scan_ms: 5, ..Timers::one_machine() },
+    };
+    let mgmtd = Mgmtd::open(config).await.unwrap();
+    let (handle, shutdown) = Shutdown::new();
+    let address = mgmtd.address().to_string();
+    let task = tokio::spawn(async move { mgmtd.serve(shutdown).await.unwrap() });
+    (address, handle, task)
+}
+
+fn heartbeat(sequence: u64) -> Heartbeat {
+    let (node, incarnation) = (NodeId(7), Incarnation(1));
+    Heartbeat { node, address: "127.0.0.1:1".into(), incarnation, sequence, targets: Vec::new() }
+}
+
+#[tokio::test]
+async fn followers_learn_of_changes_at_once_and_through_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, handle, task) = start("127.0.0.1:0", folder.path()).await;
+    let client = MgmtdClient::new(std::slice::from_ref(&address), &key());
+    let follower = client.follow();
+    client.heartbeat(heartbeat(1), soon()).await.unwrap();
+    let routing = follower.wait_for(soon(), |routing| routing.chains.len() == 4).await.unwrap();
+    assert_eq!(routing.address(NodeId(7)), Some("127.0.0.1:1"));
+    let nothing = client.routing(routing.version, Duration::from_millis(50), soon()).await.unwrap();
+    assert_eq!(nothing, None);
+
+    handle.request();
+    task.await.unwrap();
+    let (_, _handle, _task) = start(&address, folder.path()).await;
+    let status = client.status(soon()).await.unwrap();
+    assert_eq!((status.epoch, status.chains), (2, 4));
+    let same = client.routing(RoutingVersion(0), Duration::ZERO, soon()).await.unwrap().unwrap();
+    assert_eq!(same, *routing);
+    // The follower's connection was lost; it hears of the next change all the same.
+    let moved = Heartbeat { address: "127.0.0.1:2".into(), ..heartbeat(2) };
+    client.heartbeat(moved, soon()).await.unwrap();
+    follower
+        .wait_for(soon(), |routing| routing.address(NodeId(7)) == Some("127.0.0.1:2"))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_second_mgmtd_on_the_same_store_or_port_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, _handle, _task) = start("127.0.0.1:0", folder.path()).await;
+    let config = |listen: &str| MgmtdConfig {
+        listen: listen.into(),
+        key: key(),
+        store_path: folder.path().join("mgmtd"),
+        bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 1 },
+        timers: Timers::one_machine(),
+    };
+    let error = Mgmtd::open(config(&address)).await.err().unwrap().to_string();
+    assert!(error.contains(&address), "{error}");
+    let error = Mgmtd::open(config("127.0.0.1:0")).await.err().unwrap().to_string();
+    assert!(error.contains("mgmtd"), "{error}");
+}
+
+#[tokio::test]
+async fn nobody_answers_and_the_deadline_holds() {
+    let client = MgmtdClient::new(&["127.0.0.1:1".into()], &key());
+    let error = client.status(Deadline::after(Duration::from_millis(200))).await.unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+}

@@ -1,0 +1,226 @@
+//! The client's methods: arguments in, wait, results out.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fabric::auth::Key;
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use threefs_client::{ClientConfig, ReadRange, WriteRange};
+use threefs_meta::{Inode, InodeKind};
+
+use crate::buffer::{Lending, View};
+use crate::errors;
+use crate::file::File;
+use crate::runtime::Live;
+
+/// kind, inode, size, mode, modified (nanoseconds since 1970), chunk bytes.
+pub(crate) type RawStat = (&'static str, u64, u64, u32, i64, u32);
+
+/// One routing cache and pool of connections. Thread-safe; every call releases the GIL.
+#[pyclass(module = "threefs._native", frozen)]
+pub struct Client {
+    live: Mutex<Option<Arc<Live>>>,
+}
+
+impl Client {
+    fn live(&self) -> PyResult<Arc<Live>> {
+        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.clone().ok_or_else(|| PyValueError::new_err("the client is closed; connect anew"))
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        mgmtd: Vec<String>,
+        meta: String,
+        key_file: &str,
+        timeout_seconds: f64,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout_seconds)
+            .map_err(|error| errors::invalid(py, &format!("timeout_seconds: {error}")))?;
+        let key = Key::read(Path::new(key_file))
+            .map_err(|error| errors::invalid(py, &error.to_string()))?;
+        let mut config = ClientConfig::new(mgmtd, meta, key);
+        config.timeout = timeout;
+        Ok(Self { live: Mutex::new(Some(Arc::new(Live::start(config)?))) })
+    }
+
+    fn close(&self) {
+        drop(self.live.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn mkdir(&self, py: Python<'_>, path: &str, parents: bool) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.mkdir(path, parents))
+    }
+
+    fn listdir(&self, py: Python<'_>, path: &str) -> PyResult<Vec<String>> {
+        let live = self.live()?;
+        let entries = live.wait(py, live.client.list(path))?;
+        Ok(entries.into_iter().map(|entry| entry.name).collect())
+    }
+
+    fn scandir(&self, py: Python<'_>, path: &str) -> PyResult<Vec<(String, RawStat)>> {
+        let live = self.live()?;
+        let entries = live.wait(py, live.client.scan(path))?;
+        Ok(entries.into_iter().map(|(entry, inode)| (entry.name, raw(&inode))).collect())
+    }
+
+    fn stat(&self, py: Python<'_>, path: &str, follow: bool) -> PyResult<RawStat> {
+        let live = self.live()?;
+        Ok(raw(&live.wait(py, live.client.stat(path, follow))?))
+    }
+
+    fn open(&self, py: Python<'_>, path: &str) -> PyResult<File> {
+        let live = self.live()?;
+        let handle = live.wait(py, live.client.open(path))?;
+        Ok(File::new(live, handle))
+    }
+
+    fn create(&self, py: Python<'_>, path: &str, exclusive: bool) -> PyResult<File> {
+        let live = self.live()?;
+        let handle = live.wait(py, live.client.create(path, exclusive))?;
+        Ok(File::new(live, handle))
+    }
+
+    fn rename(&self, py: Python<'_>, source: &str, destination: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.rename(source, destination))
+    }
+
+    fn remove(&self, py: Python<'_>, path: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.unlink(path))
+    }
+
+    fn rmdir(&self, py: Python<'_>, path: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.rmdir(path))
+    }
+
+    fn rmtree(&self, py: Python<'_>, path: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.rmtree(path))
+    }
+
+    fn symlink(&self, py: Python<'_>, target: &str, path: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.symlink(target, path))
+    }
+
+    fn readlink(&self, py: Python<'_>, path: &str) -> PyResult<String> {
+        let live = self.live()?;
+        live.wait(py, live.client.readlink(path))
+    }
+
+    fn batch_write(
+        &self,
+        py: Python<'_>,
+        writes: Vec<(String, u64, Bound<'_, PyAny>)>,
+        create: bool,
+    ) -> PyResult<()> {
+        let live = self.live()?;
+        let lending = Lending::default();
+        let mut ranges = Vec::with_capacity(writes.len());
+        for (path, offset, data) in writes {
+            let payload = lending.lend(View::readable(&data)?);
+            ranges.push(WriteRange { path, offset, payload });
+        }
+        let written = live.wait(py, live.client.batch_write(ranges, create));
+        py.detach(|| lending.wait_for_return());
+        written
+    }
+
+    fn batch_read<'py>(
+        &self,
+        py: Python<'py>,
+        reads: Vec<(String, u64, Option<u64>)>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let live = self.live()?;
+        let ranges: Vec<ReadRange> = reads
+            .into_iter()
+            .map(|(path, offset, length)| ReadRange { path, offset, length })
+            .collect();
+        let plan = live.wait(py, live.client.plan_read(&ranges))?;
+        let mut results = Vec::with_capacity(ranges.len());
+        let mut buffers = Vec::with_capacity(ranges.len());
+        for length in plan.lengths() {
+            let (object, buffer) = uninitialised(py, *length)?;
+            results.push(object);
+            buffers.push(buffer);
+        }
+        live.wait(py, live.client.read_planned(plan, &mut buffers))?;
+        Ok(results)
+    }
+
+    fn batch_read_into(
+        &self,
+        py: Python<'_>,
+        reads: Vec<(String, u64, Bound<'_, PyAny>)>,
+    ) -> PyResult<Vec<usize>> {
+        let live = self.live()?;
+        let mut ranges = Vec::with_capacity(reads.len());
+        let mut views = Vec::with_capacity(reads.len());
+        for (path, offset, out) in reads {
+            let view = View::writable(&out)?;
+            ranges.push(ReadRange { path, offset, length: Some(view.len() as u64) });
+            views.push(view);
+        }
+        if View::overlap(&views) {
+            return Err(errors::invalid(
+                py,
+                "two of the buffers share memory; give each range a buffer of its own",
+            ));
+        }
+        let plan = live.wait(py, live.client.plan_read(&ranges))?;
+        let lengths = plan.lengths().to_vec();
+        let mut buffers: Vec<&mut [u8]> = views.iter_mut().map(View::as_mut_slice).collect();
+        live.wait(py, live.client.read_planned(plan, &mut buffers))?;
+        Ok(lengths)
+    }
+
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        let live = self.live()?;
+        let status = live.wait(py, live.client.status())?;
+        serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+}
+
+/// A bytes object that is filled before anybody sees it, and its memory.
+fn uninitialised<'py>(
+    py: Python<'py>,
+    length: usize,
+) -> PyResult<(Bound<'py, PyBytes>, &'py mut [u8])> {
+    let size = isize::try_from(length).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    // SAFETY: attached; null asks for memory that is ours to fill. The object is new, so nobody
+    // else sees it until `batch_read` returns it; it outlives the slice, because both are used
+    // inside `batch_read` only. Every byte is written before a success is returned: the plan's
+    // reads cover the whole length, and on an error the object is dropped unseen.
+    unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
+        let object = Bound::from_owned_ptr_or_err(py, object)?;
+        let memory = ffi::PyBytes_AsString(object.as_ptr()).cast::<u8>();
+        let object = object.cast_into_unchecked::<PyBytes>();
+        if length == 0 {
+            // The empty object is shared by the whole interpreter.
+            return Ok((object, &mut []));
+        }
+        Ok((object, std::slice::from_raw_parts_mut(memory, length)))
+    }
+}
+
+pub(crate) fn raw(inode: &Inode) -> RawStat {
+    let (kind, chunk_bytes) = match &inode.kind {
+        InodeKind::File { layout, .. } => ("file", layout.chunk_bytes),
+        InodeKind::Directory { .. } => ("directory", 0),
+        InodeKind::Symlink { .. } => ("symlink", 0),
+    };
+    (kind, inode.id.0, inode.length(), inode.mode, inode.modified.0, chunk_bytes)
+}

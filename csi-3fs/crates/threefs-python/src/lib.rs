@@ -1,0 +1,37 @@
+//! Python bindings. Thin: arguments are converted here, nothing is decided here.
+//!
+//! | module | what |
+//! |---|---|
+//! | `buffer` | memory of Python objects without a copy |
+//! | `client` | the client's methods, blocking, with the interpreter's lock released |
+//! | `file` | an open file |
+//! | `errors` | the client's errors as classes of `threefs.errors` |
+//! | `runtime` | the threads behind a client, and what a fork does to them |
+//! | `service` | mgmtd, meta and storage as processes |
+
+mod buffer;
+mod client;
+mod errors;
+mod file;
+mod runtime;
+mod service;
+
+use pyo3::prelude::*;
+
+use buffer::View;
+
+/// CRC32C (Castagnoli) of contiguous bytes, continued from `initial`.
+#[pyfunction]
+#[pyo3(name = "crc32c", signature = (data, initial = 0))]
+fn checksum(py: Python<'_>, data: &Bound<'_, PyAny>, initial: u32) -> PyResult<u32> {
+    let view = View::readable(data)?;
+    Ok(py.detach(|| ::crc32c::crc32c_append(initial, view.as_slice())))
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(checksum, module)?)?;
+    module.add_function(wrap_pyfunction!(service::run_service, module)?)?;
+    module.add_class::<client::Client>()?;
+    module.add_class::<file::File>()
+}

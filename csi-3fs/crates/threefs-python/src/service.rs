@@ -1,0 +1,190 @@
+//! mgmtd, meta and storage as processes: configuration in, then serve until SIGTERM.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use fabric::auth::Key;
+use fabric::rpc::Shutdown;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use threefs_client::{Client, ClientConfig};
+use threefs_meta::{LayoutDefaults, MetaConfig, TreeConfig};
+use threefs_mgmtd::{Bootstrap, MgmtdConfig, Timers};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+
+type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: nobody's child.
+#[pyfunction]
+pub fn run_service(py: Python<'_>, kind: &str, config_json: &str, parent_pid: u32) -> PyResult<()> {
+    die_with(parent_pid)?;
+    log_to_stderr();
+    keep_memory();
+    let service = Service::parse(kind, config_json).map_err(PyValueError::new_err)?;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(service.worker_threads())
+        .thread_name(kind)
+        .enable_all()
+        .build()?;
+    let outcome = py.detach(|| runtime.block_on(service.serve()));
+    // Store operations under way are atomic: nothing is lost by not waiting for them.
+    runtime.shutdown_background();
+    outcome.map_err(|error| PyRuntimeError::new_err(format!("{kind}: {error}")))
+}
+
+enum Service {
+    Mgmtd(MgmtdJson),
+    Meta(MetaJson),
+    Storage(threefs_storage::StorageConfig),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MgmtdJson {
+    listen: String,
+    key_file: PathBuf,
+    data: PathBuf,
+    nodes: u32,
+    replicas: u32,
+    chains_per_node: u32,
+    node_failure_ms: u64,
+    primary_lease_ms: u64,
+    scan_ms: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetaJson {
+    listen: String,
+    key_file: PathBuf,
+    data: PathBuf,
+    mgmtd: Vec<String>,
+    chunk_bytes: u32,
+    stripe: u32,
+    collect_delay_ms: u64,
+}
+
+impl Service {
+    fn parse(kind: &str, json: &str) -> Result<Self, String> {
+        match kind {
+            "mgmtd" => parsed(kind, json).map(Self::Mgmtd),
+            "meta" => parsed(kind, json).map(Self::Meta),
+            "storage" => parsed(kind, json).map(Self::Storage),
+            _ => Err(format!("kind is `{kind}`; it must be mgmtd, meta or storage")),
+        }
+    }
+
+    fn worker_threads(&self) -> usize {
+        match self {
+            Self::Mgmtd(_) => 1,
+            Self::Meta(_) | Self::Storage(_) => 2,
+        }
+    }
+
+    async fn serve(self) -> Outcome {
+        let (handle, shutdown) = Shutdown::new();
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            handle.request();
+            // Held to the end: dropping it would ask again, which is harmless, but says nothing.
+            std::future::pending::<()>().await;
+        });
+        match self {
+            Self::Mgmtd(json) => Ok(threefs_mgmtd::run(json.config()?, shutdown).await?),
+            Self::Meta(json) => {
+                let config = json.config()?;
+                // Chunks are cut and removed by a client of this cluster, like everybody's.
+                let meta = config.listen.clone();
+                let client = ClientConfig::new(config.mgmtd.clone(), meta, config.key.clone());
+                let trimmer = Arc::new(Client::start(client));
+                Ok(threefs_meta::run(config, trimmer, shutdown).await?)
+            }
+            Self::Storage(config) => Ok(threefs_storage::run(config, shutdown).await?),
+        }
+    }
+}
+
+impl MgmtdJson {
+    fn config(self) -> Result<MgmtdConfig, fabric::auth::AuthError> {
+        let Self { nodes, replicas, chains_per_node, .. } = self;
+        let Self { node_failure_ms, primary_lease_ms, scan_ms, .. } = self;
+        Ok(MgmtdConfig {
+            listen: self.listen,
+            key: Key::read(&self.key_file)?,
+            store_path: self.data,
+            bootstrap: Bootstrap { nodes, replicas, chains_per_node },
+            timers: Timers { node_failure_ms, primary_lease_ms, scan_ms },
+        })
+    }
+}
+
+impl MetaJson {
+    fn config(self) -> Result<MetaConfig, fabric::auth::AuthError> {
+        let Self { chunk_bytes, stripe, collect_delay_ms, .. } = self;
+        Ok(MetaConfig {
+            listen: self.listen,
+            key: Key::read(&self.key_file)?,
+            store_path: self.data,
+            mgmtd: self.mgmtd,
+            tree: TreeConfig {
+                layout: LayoutDefaults { chunk_bytes, stripe },
+                collect_delay_ms,
+                ..TreeConfig::default()
+            },
+        })
+    }
+}
+
+fn parsed<T: DeserializeOwned>(kind: &str, json: &str) -> Result<T, String> {
+    serde_json::from_str(json).map_err(|error| format!("configuration of {kind}: {error}"))
+}
+
+/// Ends this process together with its parent, however that one ends.
+fn die_with(parent_pid: u32) -> PyResult<()> {
+    if parent_pid == 0 {
+        return Ok(());
+    }
+    // SAFETY: prctl with PR_SET_PDEATHSIG takes one integer and touches no memory.
+    let status = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    if status != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    // The parent may have ended before the call above took effect.
+    if std::os::unix::process::parent_id() != parent_pid {
+        return Err(PyRuntimeError::new_err(format!("the parent process {parent_pid} has ended")));
+    }
+    Ok(())
+}
+
+/// Payload buffers are of a chunk's size and live for milliseconds. Left alone, the allocator gives
+/// each back to the system, and the kernel clears every page of the next one.
+fn keep_memory() {
+    const MMAP_THRESHOLD_BYTES: libc::c_int = 32 << 20; // The most that glibc takes.
+    const TRIM_THRESHOLD_BYTES: libc::c_int = 256 << 20;
+    const ARENAS_MAX: libc::c_int = 4;
+    // SAFETY: mallopt takes two integers; an option that it does not know changes nothing.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES);
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS_MAX);
+    }
+}
+
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("THREEFS_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // An error means that somebody has set one already, who then gets the lines.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
+}

@@ -1,0 +1,238 @@
+//! Clients: each task does one request at a time, with retries under the same tag until it has an
+//! answer.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use rand::Rng;
+use threefs_core::checksum::Checksum;
+use threefs_core::chunk::ContentChange;
+use threefs_core::error::{Remedy, StorageError};
+use threefs_core::ids::{ChannelId, ChunkId, ClientId, RequestTag};
+use threefs_core::message::{Address, ReadRequest, StorageReply, StorageRequest, UpdateRequest};
+use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
+
+use crate::history::Intent;
+use crate::world::{CHAIN, CHUNK_BYTES, Happening, INODE, Packet, Violation, World};
+
+const TIMEOUT_US: u64 = 30_000;
+
+/// What a task is doing.
+#[derive(Clone, Debug)]
+pub enum Doing {
+    /// Nothing.
+    Resting,
+    /// An update, with its retries.
+    Updating {
+        /// Its tag.
+        tag: RequestTag,
+        /// When the first attempt began.
+        invoked: u64,
+        /// What it means.
+        intent: Intent,
+    },
+    /// One attempt to read.
+    Reading {
+        /// Of which chunk.
+        chunk: ChunkId,
+        /// When this attempt began.
+        invoked: u64,
+    },
+}
+
+/// One channel of one client.
+#[derive(Debug)]
+pub struct Task {
+    /// Its endpoint.
+    pub endpoint: usize,
+    client: ClientId,
+    channel: ChannelId,
+    sequence: u64,
+    routing: Rc<RoutingInfo>,
+    /// What it is doing.
+    pub doing: Doing,
+    /// The request that it waits for; answers to others are late.
+    rpc: Option<u64>,
+    generation: u64,
+}
+
+impl Task {
+    /// A task with a channel of its own.
+    #[must_use]
+    pub fn new(endpoint: usize, client: u128, channel: u32) -> Self {
+        Self {
+            endpoint,
+            client: ClientId(client),
+            channel: ChannelId(channel),
+            sequence: 0,
+            routing: Rc::new(RoutingInfo::default()),
+            doing: Doing::Resting,
+            rpc: None,
+            generation: 0,
+        }
+    }
+}
+
+impl World {
+    /// Something is due for a task: begin, repeat, or give an attempt up.
+    pub(crate) fn task_wakes(&mut self, task: usize, generation: u64) {
+        if self.tasks[task].generation != generation {
+            return;
+        }
+        let endpoint = self.tasks[task].endpoint;
+        self.send(endpoint, self.manager_endpoint(), Packet::AskRouting { life: 0 });
+        if matches!(self.tasks[task].doing, Doing::Resting) {
+            if self.ends_at.is_some_and(|end| self.now >= end) {
+                return;
+            }
+            self.begin(task);
+        }
+        self.attempt(task);
+    }
+
+    fn wake_task(&mut self, task: usize, after_us: u64) {
+        self.tasks[task].generation += 1;
+        let generation = self.tasks[task].generation;
+        self.push(after_us, Happening::Task { task, generation });
+    }
+
+    fn begin(&mut self, task: usize) {
+        let chunk = ChunkId::new(INODE, self.rng.random_range(0..self.chunks));
+        if self.rng.random_bool(0.4) {
+            self.tasks[task].doing = Doing::Reading { chunk, invoked: self.now };
+            return;
+        }
+        self.updates += 1;
+        let (change, payload) = self.some_change();
+        let state = &mut self.tasks[task];
+        state.sequence += 1;
+        let tag =
+            RequestTag { client: state.client, channel: state.channel, sequence: state.sequence };
+        let intent = Intent { chunk, change, payload };
+        self.history.intend(tag, intent.clone());
+        self.tasks[task].doing = Doing::Updating { tag, invoked: self.now, intent };
+    }
+
+    fn some_change(&mut self) -> (ContentChange, Bytes) {
+        // Every payload is unlike all others, so content tells which updates it holds.
+        let mark = (self.updates as u32).to_be_bytes();
+        match self.rng.random_range(0..10) {
+            0 => (ContentChange::Remove, Bytes::new()),
+            1 => {
+                let length = self.rng.random_range(0..=CHUNK_BYTES);
+                (ContentChange::Truncate { length }, Bytes::new())
+            }
+            2 | 3 => (ContentChange::Replace, mark.repeat(3).into()),
+            _ => {
+                let offset = self.rng.random_range(0..=CHUNK_BYTES - 4);
+                (ContentChange::Write { offset }, Bytes::copy_from_slice(&mark))
+            }
+        }
+    }
+
+    fn attempt(&mut self, task: usize) {
+        let Some(chain) = self.tasks[task].routing.chain(CHAIN).cloned() else {
+            return self.wake_task(task, 3_000);
+        };
+        let place: Option<ChainTarget> = match self.tasks[task].doing {
+            Doing::Resting => return,
+            Doing::Updating { .. } => chain.head().copied(),
+            Doing::Reading { .. } => {
+                let serving: Vec<ChainTarget> = chain
+                    .targets
+                    .iter()
+                    .filter(|place| place.state == PublicState::Serving)
+                    .copied()
+                    .collect();
+                (!serving.is_empty()).then(|| serving[self.rng.random_range(0..serving.len())])
+            }
+        };
+        let Some(place) = place else { return self.wake_task(task, 5_000) };
+        let to = Address { chain: CHAIN, chain_version: chain.version, target: place.target };
+        let now = self.now;
+        let (request, payload) = match &mut self.tasks[task].doing {
+            Doing::Resting => return,
+            Doing::Reading { chunk, invoked } => {
+                *invoked = now;
+                let (offset, length) = (0, CHUNK_BYTES);
+                let read = ReadRequest { to, chunk: *chunk, offset, length };
+                (StorageRequest::Read(read), Bytes::new())
+            }
+            Doing::Updating { tag, intent, .. } => {
+                let payload = intent.payload.clone();
+                let update = UpdateRequest {
+                    to,
+                    chunk: intent.chunk,
+                    tag: *tag,
+                    change: intent.change,
+                    payload_checksum: Checksum::of(&payload),
+                    chunk_bytes: CHUNK_BYTES,
+                };
+                (StorageRequest::Update(update), payload)
+            }
+        };
+        self.rpcs += 1;
+        let rpc = self.rpcs;
+        self.tasks[task].rpc = Some(rpc);
+        let endpoint = self.tasks[task].endpoint;
+        self.rpc_task.insert(rpc, task);
+        self.send(endpoint, place.node.0 as usize, Packet::request(rpc, 0, request, payload));
+        self.wake_task(task, TIMEOUT_US);
+    }
+
+    /// A client's endpoint has received something.
+    pub(crate) fn client_receives(
+        &mut self,
+        endpoint: usize,
+        packet: Packet,
+    ) -> Result<(), Violation> {
+        match packet {
+            Packet::Routing { routing, .. } => {
+                for task in self.tasks.iter_mut().filter(|task| task.endpoint == endpoint) {
+                    if routing.version > task.routing.version {
+                        task.routing = Rc::clone(&routing);
+                    }
+                }
+                Ok(())
+            }
+            Packet::Response { rpc, result, payload, .. } => match self.rpc_task.remove(&rpc) {
+                Some(task) if self.tasks[task].rpc == Some(rpc) => {
+                    self.answered(task, *result, &payload)
+                }
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn answered(
+        &mut self,
+        task: usize,
+        result: Result<StorageReply, StorageError>,
+        payload: &Bytes,
+    ) -> Result<(), Violation> {
+        self.tasks[task].rpc = None;
+        let (now, doing) = (self.now, self.tasks[task].doing.clone());
+        let checked = match (doing, result) {
+            (Doing::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
+                self.history.acknowledged(tag, invoked, now, done.version)
+            }
+            (Doing::Reading { chunk, invoked }, Ok(StorageReply::Read(done))) => {
+                self.history.read(chunk, invoked, now, done.version, payload)
+            }
+            (Doing::Updating { .. }, Err(error)) if error.remedy() == Remedy::GiveUp => match error
+            {
+                StorageError::NoSpace { .. } => Ok(()),
+                error => Err(format!("an update was refused for good: {error}")),
+            },
+            _ => {
+                self.wake_task(task, self.retry_us);
+                return Ok(());
+            }
+        };
+        self.tasks[task].doing = Doing::Resting;
+        let rest = self.rng.random_range(0..8_000);
+        self.wake_task(task, rest);
+        checked.map_err(|what| self.violation(what))
+    }
+}

@@ -1,0 +1,35 @@
+//! A seeded, deterministic simulator of chains under faults.
+//!
+//! One seed makes one schedule: a chain of two to four replicas with their stores, a manager that
+//! applies the real chain rules, clients with retries, a network that loses, repeats, delays and
+//! reorders, and faults: crashes that lose what was not flushed, stopped processes, partitions,
+//! hung and full disks, damaged chunks, a manager that is away, clocks that run apart. The
+//! replicas are the product's own [`threefs_core::replica::Replica`]; only the driver is of the
+//! simulator.
+//!
+//! A schedule has two phases. While faults run, safety is checked: every answer that a client gets
+//! must fit into one order of versions (`history`). Then the faults stop, and within a bounded
+//! time every request must be answered, every target must serve again and all replicas must be
+//! equal.
+//!
+//! [`Mutant`] puts bugs into the driver, to prove that the same checks find them.
+
+mod client;
+mod faults;
+mod history;
+mod manager;
+mod mutant;
+mod node;
+mod store;
+mod world;
+
+pub use mutant::Mutant;
+pub use world::{Outcome, Violation, World};
+
+/// Runs the schedule of one seed.
+///
+/// # Errors
+/// What went wrong, first of all.
+pub fn run(seed: u64, mutant: Mutant) -> Result<Outcome, Violation> {
+    World::new(seed, mutant).run()
+}

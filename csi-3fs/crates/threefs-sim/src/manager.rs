@@ -1,0 +1,107 @@
+//! The manager as the simulator has it: heartbeats with a timeout, the real chain rules, routing
+//! in versions. It may be away for a while; what it decided is durable, what it heard is not.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use threefs_core::chain::advance;
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, LocalReport};
+use threefs_core::ids::{ChainId, Incarnation, NodeId, RoutingVersion, TargetId};
+use threefs_core::routing::{Chain, RoutingInfo};
+use threefs_core::time::Millis;
+
+/// After so long without a heartbeat a node is dead.
+pub const DEAD_AFTER_MS: u64 = 100;
+
+#[derive(Debug)]
+struct Heard {
+    at: Millis,
+    incarnation: Incarnation,
+    sequence: u64,
+    reports: BTreeMap<TargetId, LocalReport>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Manager {
+    routing: Rc<RoutingInfo>,
+    heard: BTreeMap<NodeId, Heard>,
+    started_at: Millis,
+}
+
+impl Manager {
+    /// A manager of one new chain.
+    #[must_use]
+    pub fn new(chain: Chain) -> Self {
+        let mut routing = RoutingInfo { version: RoutingVersion(1), ..RoutingInfo::default() };
+        routing.chains.insert(chain.id, chain);
+        Self { routing: Rc::new(routing), heard: BTreeMap::new(), started_at: Millis(0) }
+    }
+
+    /// It comes back: what it heard is forgotten, and it decides nothing before every node that
+    /// lives has had the time to be heard.
+    pub fn restart(&mut self, now: Millis) {
+        self.heard.clear();
+        self.started_at = now;
+    }
+
+    /// What it publishes now.
+    #[must_use]
+    pub fn routing(&self) -> Rc<RoutingInfo> {
+        Rc::clone(&self.routing)
+    }
+
+    /// The chain as it is decided now.
+    #[must_use]
+    pub fn chain(&self, id: ChainId) -> Option<&Chain> {
+        self.routing.chains.get(&id)
+    }
+
+    /// Takes a heartbeat; `None` for one that came late.
+    pub fn heartbeat(&mut self, now: Millis, heartbeat: &Heartbeat) -> Option<HeartbeatReply> {
+        if let Some(heard) = self.heard.get(&heartbeat.node) {
+            let newer =
+                (heartbeat.incarnation, heartbeat.sequence) > (heard.incarnation, heard.sequence);
+            if !newer {
+                return None;
+            }
+        }
+        let reports = heartbeat.targets.iter().map(|line| (line.target, line.report)).collect();
+        self.heard.insert(
+            heartbeat.node,
+            Heard {
+                at: now,
+                incarnation: heartbeat.incarnation,
+                sequence: heartbeat.sequence,
+                reports,
+            },
+        );
+        let routing_version = self.routing.version;
+        Some(HeartbeatReply { routing_version, lease_ms: DEAD_AFTER_MS / 2 })
+    }
+
+    /// Looks at all chains. True if something changed.
+    pub fn scan(&mut self, now: Millis) -> bool {
+        if now.since(self.started_at) <= DEAD_AFTER_MS {
+            return false;
+        }
+        let reports: BTreeMap<TargetId, LocalReport> = self
+            .heard
+            .values()
+            .filter(|heard| now.since(heard.at) <= DEAD_AFTER_MS)
+            .flat_map(|heard| heard.reports.iter().map(|(target, report)| (*target, *report)))
+            .collect();
+        let mut changed = false;
+        let mut chains = self.routing.chains.clone();
+        for chain in chains.values_mut() {
+            let transition = advance(chain, &reports);
+            changed |= transition.changed(chain);
+            *chain = transition.chain;
+        }
+        if changed {
+            let version = self.routing.version.next();
+            self.routing = Rc::new(RoutingInfo { version, chains, ..RoutingInfo::default() });
+        }
+        changed
+    }
+}

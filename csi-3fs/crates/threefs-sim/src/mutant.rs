@@ -1,0 +1,43 @@
+//! Bugs on purpose. They live in the simulator's driver, so that the product has no switch for
+//! them; each must be found by the same schedules that find nothing without it.
+
+/// A bug.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mutant {
+    /// None: the product as it is.
+    #[default]
+    None,
+    /// Updates are taken whatever version of the chain and of the chunk they are for.
+    SkipVersionCheck,
+    /// The head answers as soon as the update is durable on its own disk.
+    AcknowledgeBeforeTail,
+    /// An update is committed before the successor has answered.
+    CommitBeforeReply,
+    /// Reads are answered from the pending state.
+    ReadPending,
+    /// Reads are answered without a lease.
+    IgnoreLease,
+    /// The store says "durable" before it is.
+    LoseFlush,
+    /// Chunks forget which updates made them.
+    ForgetTags,
+    /// A SYNCING target calls itself up to date before its predecessor says so.
+    ClaimSynced,
+    /// A restarted target claims to be up to date.
+    TrustRestart,
+}
+
+impl Mutant {
+    /// All bugs.
+    pub const ALL: [Self; 9] = [
+        Self::SkipVersionCheck,
+        Self::AcknowledgeBeforeTail,
+        Self::CommitBeforeReply,
+        Self::ReadPending,
+        Self::IgnoreLease,
+        Self::LoseFlush,
+        Self::ForgetTags,
+        Self::ClaimSynced,
+        Self::TrustRestart,
+    ];
+}

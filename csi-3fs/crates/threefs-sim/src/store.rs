@@ -1,0 +1,235 @@
+//! A chunk store with the promises of the real one and nothing more: an update is durable when
+//! its flush ends, with everything before it; a commit only with a later flush. A crash keeps any
+//! prefix of what was not flushed.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use bytes::Bytes;
+use threefs_core::checksum::Checksum;
+use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate, Which};
+use threefs_core::error::StoreError;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+
+/// One state and its bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Version {
+    /// What the replica knows of it.
+    pub state: ChunkState,
+    /// The content.
+    pub bytes: Bytes,
+}
+
+/// One chunk.
+#[derive(Clone, Debug, Default)]
+pub struct Slot {
+    /// The committed state.
+    pub committed: Version,
+    /// The pending state.
+    pub pending: Option<Version>,
+    /// The committed content is not what it was.
+    pub damaged: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Record {
+    Pending(ChunkId, Version),
+    Commit(ChunkId, ChunkVersion, ChainVersion),
+    Forget(ChunkId),
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Store {
+    live: BTreeMap<ChunkId, Slot>,
+    durable: BTreeMap<ChunkId, Slot>,
+    unflushed: Vec<Record>,
+}
+
+impl Store {
+    /// The content after an update.
+    #[must_use]
+    pub fn changed(before: &[u8], change: ContentChange, payload: &Bytes) -> Bytes {
+        match change {
+            ContentChange::Replace => payload.clone(),
+            ContentChange::Remove => Bytes::new(),
+            ContentChange::Truncate { length } => {
+                let mut bytes = before.to_vec();
+                bytes.resize(length as usize, 0);
+                bytes.into()
+            }
+            ContentChange::Write { offset } => {
+                let (offset, end) = (offset as usize, offset as usize + payload.len());
+                let mut bytes = before.to_vec();
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[offset..end].copy_from_slice(payload);
+                bytes.into()
+            }
+        }
+    }
+
+    /// Makes a pending state that is not durable yet.
+    ///
+    /// # Errors
+    /// `Corrupt`: the update needs old content that is damaged.
+    pub fn apply(
+        &mut self,
+        update: &StoreUpdate,
+        payload: &Bytes,
+    ) -> Result<ChunkState, StoreError> {
+        let slot = self.live.get(&update.chunk);
+        let needs_old =
+            matches!(update.change, ContentChange::Write { .. } | ContentChange::Truncate { .. });
+        if needs_old && slot.is_some_and(|slot| slot.damaged) {
+            return Err(StoreError::Corrupt { chunk: update.chunk, block: 0 });
+        }
+        let before = slot.map(|slot| slot.committed.bytes.clone()).unwrap_or_default();
+        let bytes = Self::changed(&before, update.change, payload);
+        let state = ChunkState {
+            version: update.version,
+            chain_version: update.chain_version,
+            length: bytes.len() as u32,
+            checksum: Checksum::of(&bytes),
+            removed: update.change == ContentChange::Remove,
+            tags: update.tags.clone(),
+        };
+        self.append(Record::Pending(update.chunk, Version { state: state.clone(), bytes }));
+        Ok(state)
+    }
+
+    /// Everything so far becomes durable.
+    pub fn flush(&mut self) {
+        for record in std::mem::take(&mut self.unflushed) {
+            install(&mut self.durable, record);
+        }
+    }
+
+    /// Flips the pending state, not durably.
+    ///
+    /// # Errors
+    /// `NotFound`: no such pending state.
+    pub fn commit(
+        &mut self,
+        chunk: ChunkId,
+        version: ChunkVersion,
+        chain_version: ChainVersion,
+    ) -> Result<ChunkState, StoreError> {
+        let slot = self.live.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        match &slot.pending {
+            Some(pending) if pending.state.version == version => {}
+            None if slot.committed.state.version == version => {
+                return Ok(slot.committed.state.clone());
+            }
+            _ => return Err(StoreError::NotFound { chunk }),
+        }
+        self.append(Record::Commit(chunk, version, chain_version));
+        Ok(self.live.get(&chunk).map(|slot| slot.committed.state.clone()).unwrap_or_default())
+    }
+
+    /// Drops all that is known of a chunk, not durably.
+    pub fn forget(&mut self, chunk: ChunkId) {
+        self.append(Record::Forget(chunk));
+    }
+
+    /// Reads a whole state.
+    ///
+    /// # Errors
+    /// `NotFound`, `Corrupt`.
+    pub fn read(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
+        let slot = self.live.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        match (&slot.pending, which) {
+            (Some(pending), Which::Newest) => Ok(pending.clone()),
+            _ if slot.damaged => Err(StoreError::Corrupt { chunk, block: 0 }),
+            _ if slot.committed.state.exists() => Ok(slot.committed.clone()),
+            _ => Err(StoreError::NotFound { chunk }),
+        }
+    }
+
+    /// The process died. `kept(n)` says how many of `n` unflushed records had reached the disk.
+    pub fn crash(&mut self, kept: impl FnOnce(usize) -> usize) {
+        let keep = kept(self.unflushed.len());
+        self.unflushed.truncate(keep);
+        self.flush();
+        self.live = self.durable.clone();
+    }
+
+    /// A bit flips in the committed content of a chunk. False if there is nothing to damage.
+    pub fn damage(&mut self, chunk: ChunkId) -> bool {
+        let Some(slot) = self.live.get_mut(&chunk) else { return false };
+        slot.damaged = slot.committed.state.exists() && slot.pending.is_none();
+        slot.damaged
+    }
+
+    /// All chunks.
+    #[must_use]
+    pub fn slots(&self) -> &BTreeMap<ChunkId, Slot> {
+        &self.live
+    }
+
+    fn append(&mut self, record: Record) {
+        install(&mut self.live, record.clone());
+        self.unflushed.push(record);
+    }
+}
+
+fn install(slots: &mut BTreeMap<ChunkId, Slot>, record: Record) {
+    match record {
+        Record::Pending(chunk, version) => {
+            slots.entry(chunk).or_default().pending = Some(version);
+        }
+        Record::Commit(chunk, version, chain_version) => {
+            if let Some(slot) = slots.get_mut(&chunk)
+                && slot.pending.as_ref().is_some_and(|pending| pending.state.version == version)
+                && let Some(mut pending) = slot.pending.take()
+            {
+                pending.state.chain_version = chain_version;
+                slot.committed = pending;
+                slot.damaged = false;
+            }
+        }
+        Record::Forget(chunk) => {
+            slots.remove(&chunk);
+        }
+    }
+}
+
+impl ChunkMetas for Store {
+    fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        self.live.get(&chunk).map(|slot| meta(chunk, slot))
+    }
+
+    fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
+        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
+        if after.is_some_and(|after| after >= last) {
+            return Vec::new();
+        }
+        let range = self.live.range((lower, Bound::Included(last)));
+        range.take(limit).map(|(chunk, slot)| meta(*chunk, slot)).collect()
+    }
+
+    fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
+        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.live
+            .range((lower, Bound::Unbounded))
+            .filter(|(_, slot)| slot.pending.is_some())
+            .take(limit)
+            .map(|(chunk, _)| *chunk)
+            .collect()
+    }
+
+    fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
+        self.live
+            .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))
+            .rev()
+            .find(|(_, slot)| slot.committed.state.exists())
+            .map(|(chunk, slot)| meta(*chunk, slot))
+    }
+}
+
+fn meta(chunk: ChunkId, slot: &Slot) -> ChunkMeta {
+    ChunkMeta {
+        chunk,
+        committed: slot.committed.state.clone(),
+        pending: slot.pending.as_ref().map(|pending| pending.state.clone()),
+    }
+}

@@ -1,0 +1,630 @@
+//! Virtual time, the network between all endpoints, and the course of a schedule.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::fmt;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use threefs_core::error::StorageError;
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::ids::{ChainId, ChunkId, InodeId, NodeId, TargetId};
+use threefs_core::message::{StorageReply, StorageRequest};
+use threefs_core::replica::Event;
+use threefs_core::routing::{Chain, RoutingInfo};
+use threefs_core::time::Millis;
+
+use crate::client::{Doing, Task};
+use crate::faults::{self, CALM_AT_US, Fault};
+use crate::history::History;
+use crate::manager::Manager;
+use crate::mutant::Mutant;
+use crate::node::{Job, Node};
+
+/// The one chain.
+pub const CHAIN: ChainId = ChainId(1);
+/// The one file.
+pub const INODE: InodeId = InodeId(7);
+/// Bytes of a chunk: few, so that partial updates meet.
+pub const CHUNK_BYTES: u32 = 12;
+const SCAN_US: u64 = 10_000;
+/// Clients begin nothing new so long after the faults have ended.
+const LAST_REQUEST_US: u64 = CALM_AT_US + 60_000;
+/// By then everything must be well again.
+const SETTLED_BY_US: u64 = CALM_AT_US + 3_000_000;
+const SETTLE_CHECK_US: u64 = 10_000;
+
+/// What a schedule went through.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// Steps of the simulator.
+    pub events: u64,
+    /// Requests of clients that were answered.
+    pub answers: u64,
+    /// Versions of the chain.
+    pub chain_versions: u32,
+    /// Virtual microseconds from the end of the faults until all was well.
+    pub settled_after_us: u64,
+}
+
+/// An invariant is broken.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// The schedule.
+    pub seed: u64,
+    /// Virtual time.
+    pub at_us: u64,
+    /// What.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "seed {}, at {} us: {}\nto see it again: THREEFS_SIM_SEED={} cargo test -p threefs-sim \
+             --test schedules one_seed -- --nocapture",
+            self.seed, self.at_us, self.what, self.seed
+        )
+    }
+}
+
+/// What travels.
+#[derive(Clone, Debug)]
+pub(crate) enum Packet {
+    Request {
+        rpc: u64,
+        life: u64,
+        request: Box<StorageRequest>,
+        payload: Bytes,
+    },
+    Response {
+        rpc: u64,
+        life: u64,
+        result: Box<Result<StorageReply, StorageError>>,
+        payload: Bytes,
+    },
+    Heartbeat {
+        heartbeat: Box<Heartbeat>,
+        sent_at: Millis,
+        life: u64,
+    },
+    HeartbeatReply {
+        reply: HeartbeatReply,
+        sent_at: Millis,
+        life: u64,
+    },
+    AskRouting {
+        life: u64,
+    },
+    Routing {
+        routing: Rc<RoutingInfo>,
+        life: u64,
+    },
+}
+
+impl Packet {
+    pub(crate) fn request(rpc: u64, life: u64, request: StorageRequest, payload: Bytes) -> Self {
+        Self::Request { rpc, life, request: Box::new(request), payload }
+    }
+
+    pub(crate) fn response(
+        rpc: u64,
+        life: u64,
+        result: Result<StorageReply, StorageError>,
+        payload: Bytes,
+    ) -> Self {
+        Self::Response { rpc, life, result: Box::new(result), payload }
+    }
+}
+
+/// What is due at a moment.
+#[derive(Clone, Debug)]
+pub(crate) enum Happening {
+    Deliver { from: usize, to: usize, packet: Packet },
+    Disk { node: usize, life: u64, job: Box<Job> },
+    Wake { node: usize, life: u64 },
+    Beat { node: usize, life: u64 },
+    Poll { node: usize, life: u64 },
+    Scan,
+    Task { task: usize, generation: u64 },
+    Fault(Fault),
+    CheckSettled,
+}
+
+struct Due {
+    at: u64,
+    sequence: u64,
+    happening: Happening,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.sequence) == (other.at, other.sequence)
+    }
+}
+impl Eq for Due {}
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}
+
+#[derive(Default)]
+struct Network {
+    loss: f64,
+    repeat: f64,
+    delay: f64,
+    // (from, to) -> blocked until.
+    blocked: BTreeMap<(usize, usize), u64>,
+}
+
+/// See the module.
+pub struct World {
+    seed: u64,
+    pub(crate) mutant: Mutant,
+    pub(crate) now: u64,
+    sequence: u64,
+    queue: BinaryHeap<Reverse<Due>>,
+    pub(crate) rng: ChaCha8Rng,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) tasks: Vec<Task>,
+    manager: Manager,
+    manager_away: bool,
+    network: Network,
+    pub(crate) history: History,
+    pub(crate) chunks: u32,
+    pub(crate) updates: u64,
+    pub(crate) rpcs: u64,
+    pub(crate) rpc_task: BTreeMap<u64, usize>,
+    pub(crate) retry_us: u64,
+    pub(crate) calm: bool,
+    pub(crate) ends_at: Option<u64>,
+    damaged: Vec<u32>,
+    scrubbed: bool,
+    events: u64,
+    trace: bool,
+}
+
+impl World {
+    /// The world of a seed, before its first event.
+    #[must_use]
+    pub fn new(seed: u64, mutant: Mutant) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let count = [2, 3, 3, 3, 3, 4][rng.random_range(0..6)];
+        let clients = rng.random_range(1..4);
+        let chunks = rng.random_range(1..4);
+        let skewed = rng.random_bool(0.5);
+        let nodes: Vec<Node> = (0..count)
+            .map(|index| {
+                let rate = if skewed { rng.random_range(0.8..1.25) } else { 1.0 };
+                // Who asks rarely hears of several changes at once.
+                let poll_us = [4_000, 25_000, 150_000][rng.random_range(0..3)];
+                let target = TargetId(index as u64 + 1);
+                Node::new(target, rng.random_range(0..1_000_000), rate, poll_us)
+            })
+            .collect();
+        let places: Vec<_> =
+            nodes.iter().zip(0..).map(|(node, index)| (node.target, NodeId(index))).collect();
+        let mut tasks = Vec::new();
+        for client in 0..clients {
+            for channel in 0..rng.random_range(1..3) {
+                tasks.push(Task::new(count + 1 + client, client as u128 + 1, channel));
+            }
+        }
+        let plan = faults::plan(&mut rng, count, count + 1 + clients, chunks);
+        let mut world = Self {
+            seed,
+            mutant,
+            now: 0,
+            sequence: 0,
+            queue: BinaryHeap::new(),
+            rng,
+            nodes,
+            tasks,
+            manager: Manager::new(Chain::create(CHAIN, &places)),
+            manager_away: false,
+            network: Network::default(),
+            history: History::default(),
+            chunks,
+            updates: 0,
+            rpcs: 0,
+            rpc_task: BTreeMap::new(),
+            retry_us: 4_000,
+            calm: false,
+            ends_at: None,
+            damaged: Vec::new(),
+            scrubbed: false,
+            events: 0,
+            trace: std::env::var_os("THREEFS_SIM_TRACE").is_some(),
+        };
+        for (at, fault) in plan {
+            world.push(at, Happening::Fault(fault));
+        }
+        for node in 0..count {
+            world.node_starts(node);
+        }
+        for task in 0..world.tasks.len() {
+            world.push(0, Happening::Task { task, generation: 0 });
+        }
+        world.push(0, Happening::Scan);
+        world
+    }
+
+    /// Runs the schedule to its end.
+    ///
+    /// # Errors
+    /// The first violation.
+    pub fn run(mut self) -> Result<Outcome, Violation> {
+        while let Some(Reverse(due)) = self.queue.pop() {
+            self.now = due.at;
+            self.events += 1;
+            if self.now > SETTLED_BY_US {
+                return Err(self.violation(self.what_is_not_well()));
+            }
+            if matches!(due.happening, Happening::CheckSettled) {
+                if self.check_settled()? {
+                    return Ok(self.outcome());
+                }
+                self.push(SETTLE_CHECK_US, Happening::CheckSettled);
+                continue;
+            }
+            self.happen(due.happening)?;
+        }
+        Err(self.violation("nothing happens any more".to_owned()))
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome {
+            events: self.events,
+            answers: self.history.answers,
+            chain_versions: self.manager.chain(CHAIN).map_or(0, |chain| chain.version.0),
+            settled_after_us: self.now - CALM_AT_US,
+        }
+    }
+
+    pub(crate) fn violation(&self, what: String) -> Violation {
+        Violation { seed: self.seed, at_us: self.now, what }
+    }
+
+    pub(crate) fn note(&self, text: impl FnOnce() -> String) {
+        if self.trace {
+            println!("{:>9} {}", self.now, text());
+        }
+    }
+
+    pub(crate) fn push(&mut self, after_us: u64, happening: Happening) {
+        self.sequence += 1;
+        let (at, sequence) = (self.now + after_us, self.sequence);
+        self.queue.push(Reverse(Due { at, sequence, happening }));
+    }
+
+    pub(crate) fn manager_endpoint(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Sends a packet, as well as the network can now.
+    pub(crate) fn send(&mut self, from: usize, to: usize, packet: Packet) {
+        let blocked = |key| self.network.blocked.get(&key).is_some_and(|until| self.now < *until);
+        if blocked((from, to)) {
+            return;
+        }
+        let bad = !self.calm && self.network.loss + self.network.repeat + self.network.delay > 0.0;
+        if bad && self.rng.random_bool(self.network.loss) {
+            return;
+        }
+        if bad && self.rng.random_bool(self.network.repeat) {
+            let late = self.rng.random_range(100..80_000);
+            self.push(late, Happening::Deliver { from, to, packet: packet.clone() });
+        }
+        let mut after = self.rng.random_range(50..1_000);
+        if bad && self.rng.random_bool(self.network.delay) {
+            after += self.rng.random_range(0..40_000);
+        }
+        self.push(after, Happening::Deliver { from, to, packet });
+    }
+
+    fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
+        let node = match &happening {
+            Happening::Deliver { to, .. } if *to < self.nodes.len() => Some((*to, None)),
+            Happening::Disk { node, life, .. }
+            | Happening::Wake { node, life }
+            | Happening::Beat { node, life }
+            | Happening::Poll { node, life } => Some((*node, Some(*life))),
+            _ => None,
+        };
+        if let Some((node, life)) = node {
+            let state = &mut self.nodes[node];
+            if !state.alive || life.is_some_and(|life| life != state.life) {
+                return Ok(());
+            }
+            if state.paused {
+                state.backlog.push(happening);
+                return Ok(());
+            }
+        }
+        self.trace_happening(&happening);
+        match happening {
+            Happening::Deliver { from, to, packet } => self.deliver(from, to, packet),
+            Happening::Disk { node, life, job } => self.disk_done(node, life, *job),
+            Happening::Wake { node, .. } => self.node_wakes(node),
+            Happening::Beat { node, life } => {
+                self.beat(node, life);
+                Ok(())
+            }
+            Happening::Poll { node, life } => {
+                self.poll(node, life);
+                Ok(())
+            }
+            Happening::Scan => {
+                self.scan();
+                Ok(())
+            }
+            Happening::Task { task, generation } => {
+                self.task_wakes(task, generation);
+                Ok(())
+            }
+            Happening::Fault(fault) => {
+                self.fault(fault);
+                Ok(())
+            }
+            Happening::CheckSettled => Ok(()),
+        }
+    }
+
+    fn trace_happening(&self, happening: &Happening) {
+        match happening {
+            Happening::Deliver {
+                packet:
+                    Packet::Heartbeat { .. } | Packet::HeartbeatReply { .. } | Packet::AskRouting { .. },
+                ..
+            } => {}
+            Happening::Deliver { packet: Packet::Routing { .. }, .. } => {}
+            Happening::Deliver { from, to, packet } => {
+                self.note(|| format!("{from} -> {to}: {packet:?}"));
+            }
+            Happening::Disk { node, job, .. } => self.note(|| format!("disk {node}: {job:?}")),
+            Happening::Fault(fault) => self.note(|| format!("FAULT {fault:?}")),
+            _ => {}
+        }
+    }
+
+    fn deliver(&mut self, from: usize, to: usize, packet: Packet) -> Result<(), Violation> {
+        if to < self.nodes.len() {
+            return self.node_receives(to, from, packet);
+        }
+        if to > self.nodes.len() {
+            return self.client_receives(to, packet);
+        }
+        if self.manager_away {
+            return Ok(());
+        }
+        match packet {
+            Packet::Heartbeat { heartbeat, sent_at, life } => {
+                let now = Millis(self.now / 1_000);
+                if let Some(reply) = self.manager.heartbeat(now, &heartbeat) {
+                    self.send(to, from, Packet::HeartbeatReply { reply, sent_at, life });
+                }
+            }
+            Packet::AskRouting { life } => {
+                let routing = self.manager.routing();
+                self.send(to, from, Packet::Routing { routing, life });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self) {
+        if !self.manager_away && self.manager.scan(Millis(self.now / 1_000)) {
+            self.note(|| format!("CHAIN {:?}", self.manager.chain(CHAIN)));
+        }
+        self.push(SCAN_US, Happening::Scan);
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        if self.calm && !matches!(fault, Fault::Restart { .. } | Fault::Resume { .. }) {
+            return;
+        }
+        match fault {
+            Fault::Crash { node, back_after_us } => self.crash(node, back_after_us),
+            Fault::PowerLoss { back_after_us } => {
+                for node in 0..self.nodes.len() {
+                    let spread = self.rng.random_range(0..20_000);
+                    self.crash(node, back_after_us + spread);
+                }
+            }
+            Fault::Restart { node } => self.restart(node),
+            Fault::Pause { node, for_us } => {
+                self.nodes[node].paused = self.nodes[node].alive;
+                self.push(for_us, Happening::Fault(Fault::Resume { node }));
+            }
+            Fault::Resume { node } => self.resume(node),
+            Fault::Cut { from, to, for_us } => {
+                self.network.blocked.insert((from, to), self.now + for_us);
+            }
+            Fault::Isolate { endpoint, for_us } => {
+                for other in 0..=self.tasks.iter().map(|task| task.endpoint).max().unwrap_or(0) {
+                    self.network.blocked.insert((endpoint, other), self.now + for_us);
+                    self.network.blocked.insert((other, endpoint), self.now + for_us);
+                }
+            }
+            Fault::BadNetwork { loss, repeat, delay, for_us } => {
+                (self.network.loss, self.network.repeat, self.network.delay) =
+                    (loss, repeat, delay);
+                self.push(for_us, Happening::Fault(Fault::GoodNetwork));
+            }
+            Fault::GoodNetwork => {
+                (self.network.loss, self.network.repeat, self.network.delay) = (0.0, 0.0, 0.0);
+            }
+            Fault::HangDisk { node, for_us } => {
+                self.nodes[node].disk_hangs_until = self.now + for_us;
+            }
+            Fault::FillDisk { node, for_us } => {
+                self.nodes[node].full = true;
+                self.push(for_us, Happening::Fault(Fault::EmptyDisk { node }));
+            }
+            Fault::EmptyDisk { node } => self.nodes[node].full = false,
+            Fault::Damage { node, chunk } => self.damage(node, chunk),
+            Fault::ManagerAway { for_us } => {
+                self.manager_away = true;
+                self.push(for_us, Happening::Fault(Fault::ManagerBack));
+            }
+            Fault::ManagerBack => self.manager_back(),
+            Fault::Calm => self.become_calm(),
+        }
+    }
+
+    fn crash(&mut self, node: usize, back_after_us: u64) {
+        if !self.nodes[node].alive {
+            return;
+        }
+        let rng = &mut self.rng;
+        self.nodes[node].crash(|unflushed| rng.random_range(0..=unflushed));
+        self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
+    }
+
+    fn restart(&mut self, node: usize) {
+        if !self.nodes[node].alive {
+            self.nodes[node].restart();
+            self.node_starts(node);
+        }
+    }
+
+    fn resume(&mut self, node: usize) {
+        self.nodes[node].paused = false;
+        for happening in std::mem::take(&mut self.nodes[node].backlog) {
+            self.push(0, happening);
+        }
+    }
+
+    fn manager_back(&mut self) {
+        if self.manager_away {
+            self.manager_away = false;
+            self.manager.restart(Millis(self.now / 1_000));
+        }
+    }
+
+    /// Damages one copy of a chunk, once, while all have it: a second damage would destroy data
+    /// that nobody could bring back.
+    fn damage(&mut self, node: usize, index: u32) {
+        let chunk = ChunkId::new(INODE, index);
+        let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
+        let versions: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|node| node.store.slots().get(&chunk).map(|slot| slot.committed.state.version))
+            .collect();
+        let same = versions.windows(2).all(|pair| pair[0] == pair[1]);
+        if whole && same && !self.damaged.contains(&index) && self.nodes[node].store.damage(chunk) {
+            self.damaged.push(index);
+        }
+    }
+
+    fn become_calm(&mut self) {
+        self.calm = true;
+        self.network = Network::default();
+        self.manager_back();
+        for node in 0..self.nodes.len() {
+            self.restart(node);
+            self.resume(node);
+            self.nodes[node].disk_hangs_until = 0;
+            self.nodes[node].full = false;
+        }
+        self.ends_at = Some(LAST_REQUEST_US);
+        self.push(LAST_REQUEST_US - CALM_AT_US, Happening::CheckSettled);
+    }
+
+    /// All well? Then the last checks are made.
+    fn check_settled(&mut self) -> Result<bool, Violation> {
+        if !self.is_quiet() {
+            return Ok(false);
+        }
+        if !self.scrubbed {
+            self.scrubbed = true;
+            for node in 0..self.nodes.len() {
+                let damaged: Vec<ChunkId> = self.nodes[node]
+                    .store
+                    .slots()
+                    .iter()
+                    .filter(|(_, slot)| slot.damaged)
+                    .map(|(chunk, _)| *chunk)
+                    .collect();
+                for chunk in damaged {
+                    self.give(node, Event::DamageFound { chunk })?;
+                }
+            }
+            return Ok(false);
+        }
+        self.history.check_order().map_err(|what| self.violation(what))?;
+        self.check_replicas_equal()?;
+        Ok(true)
+    }
+
+    fn is_quiet(&self) -> bool {
+        let chain = self.manager.chain(CHAIN);
+        chain.is_some_and(Chain::is_whole)
+            && self.tasks.iter().all(|task| matches!(task.doing, Doing::Resting))
+            && self.nodes.iter().all(|node| {
+                node.replica.is_idle()
+                    && node.replica.serves(node.clock(self.now))
+                    && node.replica.chain() == chain
+            })
+    }
+
+    fn what_is_not_well(&self) -> String {
+        let tasks: Vec<_> = self
+            .tasks
+            .iter()
+            .filter(|task| !matches!(task.doing, Doing::Resting))
+            .map(|task| format!("{:?}", task.doing))
+            .collect();
+        let busy: Vec<_> =
+            (0..self.nodes.len()).filter(|node| !self.nodes[*node].replica.is_idle()).collect();
+        format!(
+            "not all well {} ms after the faults have ended: chain {:?}, open requests {tasks:?}, \
+             busy nodes {busy:?}",
+            (SETTLED_BY_US - CALM_AT_US) / 1_000,
+            self.manager.chain(CHAIN),
+        )
+    }
+
+    fn check_replicas_equal(&self) -> Result<(), Violation> {
+        for chunk in self.history.chunks() {
+            let known = self.history.newest_known(chunk);
+            let mut first = None;
+            for (index, node) in self.nodes.iter().enumerate() {
+                let slot = node.store.slots().get(&chunk).cloned().unwrap_or_default();
+                let (version, bytes) = (slot.committed.state.version, slot.committed.bytes);
+                if slot.pending.is_some() || slot.damaged {
+                    return Err(self.violation(format!(
+                        "node {index}: {chunk} is {} when all is quiet",
+                        if slot.damaged { "damaged" } else { "pending" }
+                    )));
+                }
+                if version < known {
+                    return Err(self.violation(format!(
+                        "node {index}: {chunk} has version {version}, clients know of {known}"
+                    )));
+                }
+                let tags = slot.committed.state.tags;
+                let (before, ..) =
+                    first.get_or_insert((index, version, bytes.clone(), tags.clone()));
+                let before = *before;
+                if first != Some((before, version, bytes, tags)) {
+                    return Err(self.violation(format!(
+                        "nodes {before} and {index} differ about {chunk} when all is quiet"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}

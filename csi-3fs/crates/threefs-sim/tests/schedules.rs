@@ -1,0 +1,89 @@
+//! Many schedules without a violation; and each bug on purpose is found by the same schedules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Instant;
+
+use threefs_sim::{Mutant, Outcome, run};
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// `THREEFS_SIM_SCHEDULES` and `THREEFS_SIM_FIRST` choose others, for long runs.
+#[test]
+fn ten_thousand_schedules_without_a_violation() {
+    let first = number("THREEFS_SIM_FIRST", 0);
+    let count = number("THREEFS_SIM_SCHEDULES", 10_000);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let begin = Instant::now();
+    let workers: Vec<_> = (0..threads)
+        .map(|worker| {
+            std::thread::spawn(move || {
+                let seeds = (first..first + count).filter(move |seed| seed % threads == worker);
+                let mut all = Outcome::default();
+                for seed in seeds {
+                    let one = run(seed, Mutant::None).map_err(|violation| violation.to_string())?;
+                    all.events += one.events;
+                    all.answers += one.answers;
+                    all.chain_versions += one.chain_versions;
+                    all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
+                }
+                Ok::<Outcome, String>(all)
+            })
+        })
+        .collect();
+    let mut all = Outcome::default();
+    for worker in workers {
+        match worker.join().unwrap() {
+            Ok(one) => {
+                all.events += one.events;
+                all.answers += one.answers;
+                all.chain_versions += one.chain_versions;
+                all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
+            }
+            Err(violation) => panic!("{violation}"),
+        }
+    }
+    println!(
+        "{count} schedules in {:.1} s: {} events, {} answers, {} chain versions, settled after at \
+         most {} ms",
+        begin.elapsed().as_secs_f64(),
+        all.events,
+        all.answers,
+        all.chain_versions,
+        all.settled_after_us / 1_000
+    );
+    // The schedules must be worth something.
+    assert!(all.answers > 20 * count, "clients hardly got an answer");
+    assert!(u64::from(all.chain_versions) > 6 * count, "hardly a fault had an effect");
+}
+
+#[test]
+fn one_seed() {
+    if let Ok(seed) = std::env::var("THREEFS_SIM_SEED") {
+        let outcome = run(seed.parse().expect("a number"), Mutant::None);
+        match outcome {
+            Ok(outcome) => println!("{outcome:?}"),
+            Err(violation) => panic!("{violation}"),
+        }
+    }
+}
+
+#[test]
+fn a_seed_says_the_same_each_time() {
+    for seed in 0..5 {
+        let (a, b) = (run(seed, Mutant::None).unwrap(), run(seed, Mutant::None).unwrap());
+        assert_eq!((a.events, a.answers), (b.events, b.answers));
+    }
+}
+
+#[test]
+fn each_bug_on_purpose_is_found() {
+    const SCHEDULES: u64 = 3_000;
+    for mutant in Mutant::ALL {
+        let found = (0..SCHEDULES).find_map(|seed| run(seed, mutant).err());
+        let found = found.unwrap_or_else(|| panic!("{mutant:?} survived {SCHEDULES} schedules"));
+        println!("{mutant:?}: seed {}: {}", found.seed, found.what);
+    }
+}

@@ -1,0 +1,45 @@
+//! Where a storage service listens, where its data is, and its timers.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// Configuration of one storage service.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageConfig {
+    /// This node; the same over restarts.
+    pub node_id: u32,
+    /// host:port to listen on, and under which others reach it.
+    pub listen: String,
+    /// Addresses of mgmtd.
+    pub mgmtd: Vec<String>,
+    /// The cluster's key.
+    pub key_file: PathBuf,
+    /// Folder of the targets; each has a folder of its own in it.
+    pub data: PathBuf,
+    /// Bytes that one target may hold; 0 = what its disk has.
+    #[serde(default)]
+    pub capacity_bytes: u64,
+    /// How long a call to another replica may take before it is made again.
+    #[serde(default = "default_call_timeout_ms")]
+    pub call_timeout_ms: u64,
+    /// A store operation that takes longer makes its target report itself OFFLINE.
+    #[serde(default = "default_store_stall_ms")]
+    pub store_stall_ms: u64,
+    /// How long a target that ran full while it was synced stays away.
+    #[serde(default = "default_full_wait_ms")]
+    pub full_wait_ms: u64,
+}
+
+fn default_call_timeout_ms() -> u64 {
+    2_000
+}
+
+fn default_store_stall_ms() -> u64 {
+    10_000
+}
+
+fn default_full_wait_ms() -> u64 {
+    5_000
+}

@@ -1,0 +1,70 @@
+//! Calls to the storage services of other nodes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fabric::auth::Key;
+use fabric::class::TrafficClass;
+use fabric::deadline::Deadline;
+use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, decode, encode};
+use threefs_core::message::{StorageReply, StorageRequest, StorageResult};
+use threefs_core::replica::PeerFailure;
+
+/// Connections to one other node: two, so that a large frame on one does not hold up the other.
+const CONNECTIONS_MAX: usize = 2;
+
+pub(crate) struct Peers {
+    config: PoolConfig,
+    /// By address. Addresses are those of the routing, so they are few.
+    pools: Mutex<HashMap<String, Pool>>,
+}
+
+impl Peers {
+    pub(crate) fn new(key: &Key) -> Self {
+        let mut connection = ConnectionConfig::new(crate::CONTEXT, key.clone());
+        connection.class = TrafficClass::Storage;
+        connection.connect_timeout = Duration::from_millis(500);
+        let mut config = PoolConfig::new(connection);
+        config.connections_max = CONNECTIONS_MAX;
+        config.backoff_max = Duration::from_millis(200);
+        Self { config, pools: Mutex::default() }
+    }
+
+    /// One attempt.
+    pub(crate) async fn call(
+        &self,
+        address: &str,
+        request: &StorageRequest,
+        payload: Bytes,
+        deadline: Deadline,
+    ) -> (Result<StorageReply, PeerFailure>, Bytes) {
+        let unreachable = |error: &dyn std::fmt::Display| {
+            tracing::debug!(address, %error, "a call to another replica failed");
+            (Err(PeerFailure::Unreachable), Bytes::new())
+        };
+        let message = match encode(request) {
+            Ok(message) => message,
+            Err(error) => return unreachable(&error),
+        };
+        let reply = match self.at(address).call(message, payload.into(), deadline).await {
+            Ok(reply) => reply,
+            Err(error) => return unreachable(&error),
+        };
+        match decode::<StorageResult>(&reply.message) {
+            Ok(result) => (result.map_err(PeerFailure::Refused), reply.payload.into_bytes()),
+            Err(error) => unreachable(&error),
+        }
+    }
+
+    fn at(&self, address: &str) -> Pool {
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(address) {
+            return pool.clone();
+        }
+        let pool = Pool::new(address, self.config.clone());
+        pools.insert(address.into(), pool.clone());
+        pool
+    }
+}

@@ -1,0 +1,112 @@
+//! The port, and the life of the whole.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fabric::auth::{AuthError, Key};
+use fabric::class::TrafficClass;
+use fabric::rpc::{
+    Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
+};
+use rand::TryRngCore;
+use threefs_core::error::StorageError;
+use threefs_core::ids::Incarnation;
+use threefs_core::message::{StorageRequest, verify_payload};
+use threefs_mgmtd::{MgmtdClient, MgmtdError};
+use tokio::task::JoinSet;
+
+use crate::config::StorageConfig;
+use crate::heartbeat;
+use crate::node::{Node, Shared};
+use crate::peers::Peers;
+
+/// Payload bytes that a node takes in at once: more is refused as overload and sent again.
+const BYTES_IN_FLIGHT_MAX: usize = 256 << 20;
+
+/// Why a storage service has ended or could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageServiceError {
+    /// The key file.
+    #[error(transparent)]
+    Key(#[from] AuthError),
+    /// The port.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The data folder.
+    #[error("data folder `{path}`: {reason}")]
+    Data {
+        /// Which.
+        path: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// Another process serves this node.
+    #[error(transparent)]
+    Replaced(#[from] MgmtdError),
+}
+
+/// Serves until shutdown is requested or another process has taken over this node.
+///
+/// # Errors
+/// When it cannot begin, or was replaced.
+pub async fn run(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageServiceError> {
+    std::fs::create_dir_all(&config.data).map_err(|error| StorageServiceError::Data {
+        path: config.data.display().to_string(),
+        reason: error.to_string(),
+    })?;
+    let key = Key::read(&config.key_file)?;
+    let mut server_config = ServerConfig::new(crate::CONTEXT, key.clone());
+    server_config.class = TrafficClass::Storage;
+    server_config.bytes_in_flight_max = BYTES_IN_FLIGHT_MAX;
+    let server = Server::bind(&config.listen, server_config).await?;
+    let address = server.address().to_string();
+    let mgmtd = MgmtdClient::new(&config.mgmtd, &key);
+    let shared = Shared::new(Peers::new(&key));
+    let node = Arc::new(Node::new(config, draw_incarnation(), shared));
+    tracing::info!(node = %node.id, address, "storage service listens");
+
+    // Ends with this function, however it ends.
+    let mut follow = JoinSet::new();
+    follow.spawn(heartbeat::follow(Arc::clone(&node), mgmtd.clone()));
+    let port = server.serve(Port { node: Arc::clone(&node) }, shutdown);
+    tokio::select! {
+        () = port => Ok(()),
+        replaced = heartbeat::send(node, mgmtd, address) => Err(replaced.into()),
+    }
+}
+
+/// One life of this service. From the system's generator: two lives must never be the same.
+fn draw_incarnation() -> Incarnation {
+    let mut bytes = [0; 8];
+    if rand::rngs::OsRng.try_fill_bytes(&mut bytes).is_err() {
+        // A system without entropy: the time is different in each life at least.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        return Incarnation(now.map_or(1, |elapsed| elapsed.as_nanos() as u64));
+    }
+    Incarnation(u64::from_le_bytes(bytes))
+}
+
+struct Port {
+    node: Arc<Node>,
+}
+
+impl Service for Port {
+    async fn handle(&self, call: Call) -> Result<Reply, Fault> {
+        let request: StorageRequest = decode_request(&call)?;
+        let (result, payload) = self.answer(request, call.payload).await;
+        Reply::with_payload(&result, payload.into())
+    }
+}
+
+impl Port {
+    async fn answer(&self, request: StorageRequest, payload: Bytes) -> crate::target::Answer {
+        let id = request.to().target;
+        let Some(target) = self.node.target(id) else {
+            return (Err(StorageError::WrongTarget { target: id }), Bytes::new());
+        };
+        if let Err(error) = verify_payload(&request, &payload) {
+            return (Err(error), Bytes::new());
+        }
+        target.request(request, payload).await
+    }
+}

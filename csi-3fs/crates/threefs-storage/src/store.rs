@@ -1,0 +1,17 @@
+//! Opens the store of one target.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_core::error::StoreError;
+
+/// Opens, or makes, the chunk files in `folder`. Blocks.
+pub(crate) fn open(folder: &Path, capacity_bytes: u64) -> Result<Arc<dyn ChunkStore>, StoreError> {
+    std::fs::create_dir_all(folder).map_err(|error| StoreError::Io {
+        operation: format!("make folder {}", folder.display()),
+        reason: error.to_string(),
+    })?;
+    let config = StoreConfig { capacity_bytes, ..StoreConfig::default() };
+    Ok(Arc::new(FileChunkStore::open(folder, config)?))
+}

@@ -1,0 +1,249 @@
+"""Services die, stall, run full and lose bits; what was acknowledged stays."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import threefs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHUNK = 1 << 20
+SERVICES = ["mgmtd", "meta", "storage-1", "storage-2", "storage-3"]
+
+
+class Writer(threading.Thread):
+    """Writes files one after the other and remembers which writes were acknowledged."""
+
+    def __init__(self, client: threefs.Client, folder: str, seed: int) -> None:
+        super().__init__()
+        self.client, self.folder, self.seeded = client, folder, random.Random(seed)
+        self.acknowledged: dict[str, bytes] = {}
+        self.longest_seconds = 0.0
+        self.error: Exception | None = None
+        self.enough = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        try:
+            while not self.enough.is_set():
+                number += 1
+                path = f"{self.folder}/{number % 24}"
+                data = self.seeded.randbytes(self.seeded.choice([10, 5000, 300_000, 2_500_000]))
+                begun = time.monotonic()
+                self.client.write_file(path, data)
+                self.longest_seconds = max(self.longest_seconds, time.monotonic() - begun)
+                self.acknowledged[path] = data
+        except Exception as error:
+            self.error = error
+
+    def finish(self) -> None:
+        self.enough.set()
+        self.join(60)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def check(self, client: threefs.Client) -> None:
+        for path, data in self.acknowledged.items():
+            assert client.read_file(path) == data, path
+
+
+def under_writes(cluster: Any, folder: str, disturb: Any, seed: int = 1) -> Writer:
+    with cluster.client() as client:
+        writer = Writer(client, folder, seed)
+        writer.start()
+        cluster.wait_for(lambda: len(writer.acknowledged) >= 3 or writer.error, 20, "first writes")
+        disturb()
+        known = len(writer.acknowledged)
+        cluster.wait_for(
+            lambda: len(writer.acknowledged) >= known + 1 or writer.error, 25, "writes afterwards"
+        )
+        writer.finish()
+        writer.check(client)
+    return writer
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_killed_service_costs_nothing_and_comes_back(
+    cluster: Any, folder: str, service: str
+) -> None:
+    pid = cluster.pid(service)
+    writer = under_writes(cluster, folder, lambda: cluster.kill(service))
+    cluster.wait_whole()
+    assert cluster.pid(service) != pid
+    with cluster.client() as fresh:
+        writer.check(fresh)
+
+
+def test_everything_killed_at_once_comes_back_with_all_data(start_cluster: Any) -> None:
+    cluster = start_cluster("data", "--restart-after", "0.1")
+    with cluster.client() as client:
+        data = {f"/{number}": os.urandom(700_000) for number in range(12)}
+        client.batch_write([(path, 0, content) for path, content in data.items()])
+        for service in SERVICES:
+            cluster.kill(service)
+        assert client.batch_read([(path, 0, None) for path in data]) == list(data.values())
+    cluster.stop()
+    again = start_cluster("data")
+    with again.client() as client:
+        assert client.batch_read([(path, 0, None) for path in data]) == list(data.values())
+
+
+def test_a_stopped_storage_process_holds_writes_up_for_a_bounded_time(
+    cluster: Any, folder: str
+) -> None:
+    pid = cluster.pid("storage-2")
+    try:
+        writer = under_writes(cluster, folder, lambda: os.kill(pid, signal.SIGSTOP))
+        assert writer.longest_seconds < 5
+        with cluster.client() as fresh:
+            begun = time.monotonic()
+            writer.check(fresh)
+            assert time.monotonic() - begun < 5
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    cluster.wait_whole()
+    with cluster.client() as fresh:
+        writer.check(fresh)
+
+
+def test_a_damaged_chunk_is_served_from_another_replica_and_repaired(start_cluster: Any) -> None:
+    cluster = start_cluster()
+    content = os.urandom(300_000)
+    with cluster.client() as client:
+        client.write_file("/file", content)
+        for node in (1, 2):
+            damage(cluster, node, content)
+        for _ in range(6):
+            assert client.read_file("/file") == content
+        # Once both have it back, the copy that was good all the time is not needed any more.
+        for node in (1, 2):
+            log = cluster.folder / "logs" / f"storage-{node}.log"
+            read_until(cluster, client, "/file", lambda log=log: "is repaired" in log.read_text())
+        damage(cluster, 3, content)
+        for _ in range(6):
+            assert client.read_file("/file") == content
+
+
+def test_a_chunk_that_is_damaged_everywhere_is_an_error_that_says_so(start_cluster: Any) -> None:
+    cluster = start_cluster()
+    content = os.urandom(100_000)
+    with cluster.client(20) as client:
+        client.write_file("/file", content)
+        client.write_file("/other", b"fine")
+        for node in (1, 2, 3):
+            damage(cluster, node, content)
+        with pytest.raises(threefs.Corrupt, match=r"read `/file`.*every serving replica"):
+            client.read_file("/file")
+        assert client.read_file("/other") == b"fine"
+
+
+def damage(cluster: Any, node: int, content: bytes) -> None:
+    """Flip one bit of the content in every data file of a node that holds it."""
+    hits = 0
+    for path in (cluster.folder / "data" / f"storage-{node}").glob("target-*/data"):
+        at = path.read_bytes().find(content[:4096])
+        if at >= 0:
+            hits += 1
+            with path.open("r+b") as file:
+                file.seek(at + 1000)
+                flipped = bytes([content[1000] ^ 1])
+                file.write(flipped)
+    assert hits == 1
+
+
+def read_until(cluster: Any, client: threefs.Client, path: str, done: Any) -> None:
+    def look() -> bool:
+        client.read_file(path)
+        return bool(done())
+
+    cluster.wait_for(look, 20, "repair")
+
+
+def fill(client: threefs.Client, written: dict[str, bytes]) -> None:
+    for number in range(500):
+        data = os.urandom(2 * CHUNK)
+        client.write_file(f"/{number}", data)
+        written[f"/{number}"] = data
+
+
+def test_a_full_target_is_a_typed_error_and_freed_space_can_be_used(start_cluster: Any) -> None:
+    cluster = start_cluster("data", "--capacity", "24M")
+    with cluster.client(20) as client:
+        client.write_file("/kept", b"k" * 1000)
+        written: dict[str, bytes] = {}
+        with pytest.raises(threefs.NoSpace, match=r"no space left on target-\d+"):
+            fill(client, written)
+        assert len(written) >= 4
+        assert client.read_file("/kept") == b"k" * 1000
+        assert client.batch_read([(p, 0, None) for p in written]) == list(written.values())
+        with pytest.raises(threefs.NoSpace):
+            client.write_file("/kept", os.urandom(8 * CHUNK))
+        assert set(client.listdir("/")) - {"kept"} <= {p[1:] for p in written} | {str(len(written))}
+        assert client.read_file("/kept") == b"k" * 1000
+        assert all(cluster.pid(service) for service in SERVICES)
+        for entry in client.scandir("/"):
+            if entry.name != "kept":
+                client.remove(f"/{entry.name}")
+
+        def writes_again() -> bool:
+            try:
+                client.batch_write([("/again", 0, os.urandom(8 * CHUNK))])
+            except threefs.NoSpace:
+                return False
+            return True
+
+        cluster.wait_for(writes_again, 30, "space after removal")
+        assert client.read_file("/kept") == b"k" * 1000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(
+    start_cluster: Any, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size=900m none {disk} 2>/dev/null") != 0:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        cluster = start_cluster("disk")
+        with cluster.client(20) as client:
+            written: dict[str, bytes] = {}
+            with pytest.raises(threefs.NoSpace):
+                fill(client, written)
+            assert client.batch_read([(p, 0, None) for p in written]) == list(written.values())
+            first = next(iter(written))
+            client.remove(first)
+            del written[first]
+            for service in ("storage-1", "meta"):
+                cluster.kill(service)
+            assert client.batch_read([(p, 0, None) for p in written]) == list(written.values())
+        cluster.stop()
+    finally:
+        os.system(f"umount -l {disk}")
+
+
+def test_nobody_answers_is_an_error_that_names_who(start_cluster: Any) -> None:
+    cluster = start_cluster("data", "--restart-after", "30")
+    with cluster.client(1.0) as client:
+        client.write_file("/file", b"data")
+        cluster.kill("meta")
+        begun = time.monotonic()
+        with pytest.raises(threefs.Unavailable, match=r"stat `/file`.*1\.0 s.*meta at") as caught:
+            client.stat("/file")
+        assert time.monotonic() - begun < 3
+        assert caught.value.deadline_seconds == 1.0
+        assert "meta" in (caught.value.who or "")
+        for service in SERVICES[2:]:
+            cluster.kill(service)
+        with pytest.raises(threefs.Unavailable) as caught:
+            client.batch_write([("/file", 0, b"more")])
+        assert caught.value.who

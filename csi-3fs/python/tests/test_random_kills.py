@@ -1,0 +1,133 @@
+"""Random services are killed and stopped at random moments; an oracle knows what was acknowledged.
+
+Each worker owns files of its own and writes generations into them: a read must give exactly the
+newest acknowledged generation, or, where the last write ended with an error, that one or the one
+before. The seed is printed; run one again with ``THREEFS_KILL_SEED=…``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import threefs
+
+SERVICES = ["mgmtd", "meta", "storage-1", "storage-2", "storage-3"]
+FILE_BYTES = 1_500_000
+FILES_PER_WORKER = 4
+WORKERS = 3
+
+
+@dataclass
+class Worker:
+    """Writes, reads and replaces its files, and checks what it reads."""
+
+    client: threefs.Client
+    folder: str
+    seed: int
+    acknowledged: dict[str, bytearray] = field(default_factory=dict)
+    operations: int = 0
+    error: BaseException | None = None
+
+    def run(self, enough: threading.Event) -> None:
+        seeded = random.Random(self.seed)
+        try:
+            while not enough.is_set():
+                self.step(seeded, f"{self.folder}/{self.seed}-{seeded.randrange(FILES_PER_WORKER)}")
+                self.operations += 1
+        except BaseException as error:
+            self.error = error
+
+    def step(self, seeded: random.Random, path: str) -> None:
+        known = self.acknowledged.get(path)
+        choice = seeded.random()
+        if known is None or choice < 0.1:
+            data = bytearray(seeded.randbytes(seeded.randrange(FILE_BYTES)))
+            self.client.write_file(path, data)
+            self.acknowledged[path] = data
+        elif choice < 0.5:
+            offset = seeded.randrange(len(known) + 1)
+            piece = seeded.randbytes(seeded.randrange(1, 100_000))
+            self.client.batch_write([(path, offset, piece)])
+            known.extend(bytes(max(0, offset + len(piece) - len(known))))
+            known[offset : offset + len(piece)] = piece
+        elif choice < 0.55:
+            self.client.remove(path)
+            del self.acknowledged[path]
+        else:
+            assert self.client.read_file(path) == known, path
+
+    def check(self, client: threefs.Client) -> None:
+        for path, data in self.acknowledged.items():
+            assert client.read_file(path) == data, path
+        mine = {f"{self.folder}/{name}" for name in client.listdir(self.folder)}
+        mine = {path for path in mine if f"/{self.seed}-" in path}
+        assert mine == set(self.acknowledged)
+
+
+def disturb(cluster: Any, seeded: random.Random, seconds: float) -> list[str]:
+    """Kill or stop one service after the other, sometimes two at once."""
+    done = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for service in seeded.sample(SERVICES, seeded.choice([1, 1, 1, 2])):
+            pid = cluster.pid(service)
+            if seeded.random() < 0.2:
+                os.kill(pid, signal.SIGSTOP)
+                threading.Timer(seeded.uniform(0.1, 2.0), resume, [pid]).start()
+                done.append(f"stop {service}")
+            else:
+                os.kill(pid, signal.SIGKILL)
+                done.append(f"kill {service}")
+        time.sleep(seeded.uniform(0.0, 1.0))
+    return done
+
+
+def resume(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def run_seed(cluster: Any, folder: str, seed: int, seconds: float) -> None:
+    print(f"THREEFS_KILL_SEED={seed}")
+    enough = threading.Event()
+    with cluster.client(60) as client:
+        workers = [Worker(client, folder, seed * 100 + number) for number in range(WORKERS)]
+        threads = [threading.Thread(target=worker.run, args=[enough]) for worker in workers]
+        for thread in threads:
+            thread.start()
+        try:
+            done = disturb(cluster, random.Random(seed), seconds)
+        finally:
+            enough.set()
+            for thread in threads:
+                thread.join(70)
+        print(f"{len(done)} disturbances, {sum(w.operations for w in workers)} operations")
+        for worker in workers:
+            if worker.error is not None:
+                raise worker.error
+    cluster.wait_whole()
+    with cluster.client() as fresh:
+        for worker in workers:
+            worker.check(fresh)
+    assert done
+
+
+def test_random_kills_lose_nothing(cluster: Any, folder: str) -> None:
+    run_seed(cluster, folder, int(os.environ.get("THREEFS_KILL_SEED", "1")), seconds=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_random_kills_over_a_longer_time_lose_nothing(cluster: Any, folder: str, seed: int) -> None:
+    run_seed(cluster, folder, seed, seconds=15)

@@ -1,0 +1,131 @@
+"""Garbage, oversized frames and wrong keys at every port: refused, and nobody else is disturbed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import threefs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KINDS = ["mgmtd", "meta", "storage-1"]
+HEADER = struct.Struct("<4sBBHQIIII")
+
+
+def dial(cluster: Any, service: str) -> socket.socket:
+    host, port = cluster.status_file()["services"][service].rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def authenticated(cluster: Any, service: str) -> socket.socket:
+    """A connection past the handshake of `fabric::auth`."""
+    connection = dial(cluster, service)
+    key = bytes((cluster.folder / "key").read_bytes().strip())
+    context = f"threefs/{service.partition('-')[0]}"
+    mine = os.urandom(32)
+    connection.sendall(b"FFAUTH01" + mine)
+    theirs = receive(connection, 64)[:32]
+    parts = (b"dialer", context.encode(), mine, theirs)
+    signed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    connection.sendall(hmac.new(key, signed, hashlib.sha256).digest())
+    assert receive(connection, 1) == b"\x06"
+    return connection
+
+
+def receive(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (piece := connection.recv(count - len(data))):
+        data += piece
+    return data
+
+
+def frame(message: bytes, *, message_bytes: int | None = None, payload_bytes: int = 0) -> bytes:
+    length = len(message) if message_bytes is None else message_bytes
+    header = HEADER.pack(b"FFR1", 1, 1, 0, 7, length, payload_bytes, 1000, threefs.crc32c(message))
+    return header + threefs.crc32c(header).to_bytes(4, "little") + message
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@contextmanager
+def undisturbed(cluster: Any) -> Iterator[None]:
+    """A file that is open meanwhile, and every process, are as before."""
+    pids = {service: cluster.pid(service) for service in KINDS}
+    with cluster.client() as client:
+        client.write_file("/undisturbed", b"before")
+        yield
+        client.write_file("/undisturbed", b"after")
+        assert client.read_file("/undisturbed") == b"after"
+    assert pids == {service: cluster.pid(service) for service in KINDS}
+
+
+@pytest.mark.parametrize("service", KINDS)
+def test_garbage_instead_of_a_handshake_closes_the_connection(cluster: Any, service: str) -> None:
+    with undisturbed(cluster), dial(cluster, service) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\nAccept: anything\r\n\r\n")
+        assert is_closed(connection)
+
+
+@pytest.mark.parametrize("service", KINDS)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        os.urandom(4096),
+        frame(b"", message_bytes=(1 << 32) - 1),
+        frame(b"", payload_bytes=(1 << 32) - 1),
+        frame(b"message")[:-1] + b"?",
+    ],
+    ids=["garbage", "huge message", "huge payload", "wrong checksum"],
+)
+def test_a_bad_frame_closes_its_connection_only(cluster: Any, service: str, bad: bytes) -> None:
+    with undisturbed(cluster), authenticated(cluster, service) as connection:
+        connection.sendall(bad)
+        assert is_closed(connection)
+
+
+@pytest.mark.parametrize("service", KINDS)
+def test_a_message_that_means_nothing_is_refused_and_the_connection_stays(
+    cluster: Any, service: str
+) -> None:
+    with undisturbed(cluster), authenticated(cluster, service) as connection:
+        for _ in range(2):
+            connection.sendall(frame(b"\xff" * 50))
+            header = HEADER.unpack(receive(connection, 36)[:32])
+            fault = 3
+            assert (header[0], header[2], header[4]) == (b"FFR1", fault, 7)
+            receive(connection, header[5] + header[6])
+
+
+def test_a_wrong_key_is_refused_and_said(cluster: Any, tmp_path: Path) -> None:
+    wrong = tmp_path / "key"
+    wrong.write_text("0123456789abcdef0123456789abcdef")
+    text = cluster.file.read_text().replace(str(cluster.folder / "key"), str(wrong))
+    (tmp_path / "cluster.json").write_text(text)
+    with (
+        undisturbed(cluster),
+        threefs.connect(tmp_path, timeout_seconds=10) as client,
+    ):
+        with pytest.raises(threefs.PermissionDenied, match="another key"):
+            client.listdir("/")
+        with pytest.raises(threefs.PermissionDenied, match="another key"):
+            client.status()
+
+
+def test_the_key_is_for_its_owner_alone(cluster: Any) -> None:
+    assert (cluster.folder / "key").stat().st_mode & 0o777 == 0o600
+    for log in (cluster.folder / "logs").iterdir():
+        assert (cluster.folder / "key").read_text().strip() not in log.read_text()

@@ -1,0 +1,140 @@
+"""`threefs serve`: one owner of a folder, ports that stay, nothing that survives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import threefs
+from threefs.cluster import ClusterFile
+from threefs.supervisor import ServeOptions, Supervisor
+from threefs.supervisor.ports import choose_ports, who_listens
+
+
+def run_serve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "threefs", "serve", "--data", str(folder), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_second_supervisor_of_a_folder_is_refused_and_told_who_has_it(cluster: Any) -> None:
+    second = run_serve(cluster.folder)
+    assert second.returncode == 1
+    assert f"already served by process {cluster.process.pid}" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert cluster.file.exists()
+
+
+def test_a_taken_port_is_named_with_its_holder(start_cluster: Any) -> None:
+    cluster = start_cluster()
+    cluster.stop()
+    port = json.loads((cluster.folder / "settings.json").read_text())["ports"]["meta"]
+    with socket.create_server(("127.0.0.1", port)):
+        second = run_serve(cluster.folder)
+    assert second.returncode == 106
+    assert f"port {port} of `meta`" in second.stderr
+    assert f"process {os.getpid()}" in second.stderr
+
+
+def test_ports_and_data_stay_over_a_restart(start_cluster: Any) -> None:
+    cluster = start_cluster()
+    services = cluster.status_file()["services"]
+    with cluster.client() as client:
+        client.write_file("/file", b"data")
+        cluster.stop()
+        assert cluster.status_file()["pids"] == {}
+        start_cluster()
+        assert client.read_file("/file") == b"data"
+    assert cluster.status_file()["services"] == services
+
+
+def test_other_counts_than_the_folder_was_made_with_are_refused(start_cluster: Any) -> None:
+    cluster = start_cluster()
+    cluster.stop()
+    second = run_serve(cluster.folder, "--storage", "4")
+    assert second.returncode == 2
+    assert "was made with --storage 3, not 4" in second.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_survives_the_supervisor(start_cluster: Any, number: signal.Signals) -> None:
+    cluster = start_cluster()
+    pids = cluster.status_file()["pids"].values()
+    assert len(pids) == 5
+    cluster.process.send_signal(number)
+    cluster.process.wait(timeout=20)
+    cluster.wait_for(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10, "end of all services"
+    )
+    if number is not signal.SIGKILL:
+        assert cluster.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--storage", "2"], "--replicas is 3; it must be at most"),
+        (["--storage", "0"], "--storage is 0"),
+        (["--chunk-size", "100000"], "--chunk-bytes is 100000; it must be a power of two"),
+        (["--capacity", "much"], "size `much` is not like"),
+        (["--restart-after", "-1"], "--restart-after"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, options: list[str], words: str) -> None:
+    done = run_serve(tmp_path / "data", *options)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(threefs.InvalidArgument, match=r"file/data. cannot be made"):
+        Supervisor(ServeOptions(data=tmp_path / "file" / "data"), print).run(print)
+
+
+def test_chosen_ports_are_different_and_outside_the_systems_range() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = choose_ports(50)
+    assert len(set(ports)) == 50
+    assert all(port < first for port in ports)
+
+
+def test_the_holder_of_a_port_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert str(os.getpid()) in who_listens(server.getsockname()[1])
+    assert who_listens(1) == "nobody that listens"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "cannot be read as JSON"),
+        ("[]", "must be an object"),
+        ('{"mgmtd": "127.0.0.1:1"}', "`mgmtd` is '127.0.0.1:1'"),
+        ('{"mgmtd": ["a:1"], "meta": 5}', "`meta` is 5"),
+        ('{"mgmtd": ["a:1"], "meta": "a:2"}', "`key_file` is None"),
+    ],
+)
+def test_a_wrong_cluster_file_is_named_with_its_field(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(text)
+    with pytest.raises(threefs.InvalidArgument, match=str(path)) as caught:
+        ClusterFile.read(path)
+    assert words in str(caught.value)
+
+
+def test_no_cluster_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(threefs.NotFound, match="threefs serve"):
+        threefs.connect(tmp_path / "none.json")
+    monkeypatch.delenv("THREEFS_CLUSTER", raising=False)
+    with pytest.raises(threefs.InvalidArgument, match="THREEFS_CLUSTER"):
+        threefs.connect()

@@ -1,0 +1,176 @@
+"""Where checkpoints live: the few operations they need, and a plain directory that has them.
+
+`threefs.Client` offers the same ones, so a manager works over either. Every implementation
+promises: when a write, a rename or a mkdir returns, it is durable, and a rename is atomic and
+never replaces a folder that holds anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Files", "LocalFiles", "LocalStat"]
+
+
+class _HasSize(Protocol):
+    @property
+    def size(self) -> int: ...
+
+
+class Files(Protocol):
+    """What the checkpoint manager asks of a file system. Paths are absolute within it.
+
+    Errors are those of Python: FileNotFoundError, FileExistsError, OSError with an errno.
+    """
+
+    def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool | None = None) -> None:
+        """Make a folder."""
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a folder."""
+
+    def stat(self, path: str) -> _HasSize:
+        """At least the size of a file."""
+
+    def exists(self, path: str) -> bool:
+        """Whether the path leads to something."""
+
+    def rename(self, source: str, destination: str) -> None:
+        """Move at once. A folder with contents at the destination is an error."""
+
+    def rmtree(self, path: str, *, missing_ok: bool = False) -> None:
+        """Remove a folder and all below."""
+
+    def read_file(self, path: str) -> bytes:
+        """All bytes of a file."""
+
+    def write_file(self, path: str, data: Any) -> None:
+        """Make these the contents of a file."""
+
+    def batch_write(self, writes: Sequence[tuple[str, int, Any]]) -> None:
+        """Write many (path, offset, bytes); create what is missing."""
+
+    def batch_read(self, reads: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Read many (path, offset, length); shorter where the file ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStat:
+    """What is known of a local path."""
+
+    size: int
+    is_dir: bool
+
+
+class LocalFiles:
+    """A plain directory: `/x` is `root/x`. Durable by fsync of files and of their folders."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root).absolute()
+
+    def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool | None = None) -> None:
+        """Make a folder; with `parents` those above too, and then it may exist already."""
+        allowed = parents if exist_ok is None else exist_ok
+        folder = self._local(path)
+        missing = [folder, *(above for above in folder.parents if not above.exists())]
+        folder.mkdir(parents=parents, exist_ok=allowed)
+        for made in missing:
+            _sync(made.parent)
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a folder, sorted."""
+        return sorted(entry.name for entry in self._local(path).iterdir())
+
+    def stat(self, path: str) -> LocalStat:
+        """Size and kind."""
+        local = self._local(path)
+        return LocalStat(local.stat().st_size, local.is_dir())
+
+    def exists(self, path: str) -> bool:
+        """Whether the path leads to something."""
+        return self._local(path).exists()
+
+    def rename(self, source: str, destination: str) -> None:
+        """Move at once; a file at the destination is replaced, a folder with contents is not."""
+        before, after = self._local(source), self._local(destination)
+        before.rename(after)
+        _sync(after.parent)
+        if before.parent != after.parent:
+            _sync(before.parent)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._local(path).unlink()
+
+    def rmtree(self, path: str, *, missing_ok: bool = False) -> None:
+        """Remove a folder and all below."""
+        try:
+            shutil.rmtree(self._local(path))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def read_file(self, path: str) -> bytes:
+        """All bytes of a file."""
+        return self._local(path).read_bytes()
+
+    def write_file(self, path: str, data: Any) -> None:
+        """Make these the contents of a file, at once."""
+        final = self._local(path)
+        partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(final)
+        _sync(final.parent)
+
+    def batch_write(self, writes: Sequence[tuple[str, int, Any]]) -> None:
+        """Write many (path, offset, bytes), and sync each file once."""
+        for path in dict.fromkeys(path for path, _, _ in writes):
+            local = self._local(path)
+            is_new = not local.exists()
+            descriptor = os.open(local, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                for other, offset, data in writes:
+                    if other == path:
+                        _write_all(descriptor, memoryview(data).cast("B"), offset)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if is_new:
+                _sync(local.parent)
+
+    def batch_read(self, reads: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Read many (path, offset, length)."""
+        results = []
+        for path, offset, length in reads:
+            with self._local(path).open("rb") as file:
+                file.seek(offset)
+                results.append(file.read(length))
+        return results
+
+    def _local(self, path: str) -> Path:
+        inside = os.path.normpath("/" + path.lstrip("/"))  # ".." ends at the root
+        return self._root / inside.lstrip("/")
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,272 @@
+"""The checkpoint manager: what a training script holds."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from threefs.checkpoint.errors import (
+    CheckpointBusyError,
+    CheckpointError,
+    CheckpointNotFoundError,
+)
+from threefs.checkpoint.loading import (
+    Loaded,
+    LoadReport,
+    Skipped,
+    is_damage,
+    read_checkpoint,
+    read_manifest,
+)
+from threefs.checkpoint.manifest import Piece, split
+from threefs.checkpoint.names import Name, final_name, is_leftover, parse_name, shard_name
+from threefs.checkpoint.names import temporary_name as name_in_the_making
+from threefs.checkpoint.saving import SaveHandle, SaveJob, Snapshot, throw_away
+from threefs.checkpoint.tree import flatten, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from threefs.checkpoint.files import Files
+
+__all__ = ["CheckpointManager"]
+
+COMMIT_SECONDS_MAX = 120.0
+BUSY_SECONDS_MAX = 60.0
+EXIT_SECONDS_MAX = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+def _attempt_from_environment(world_size: int) -> str:
+    """A word that all ranks of one start share and that another start does not."""
+    chain, attempt = os.environ.get("FLYER_CHAIN"), os.environ.get("FLYER_ATTEMPT")
+    if not chain or not attempt:
+        chain = os.environ.get("TORCHELASTIC_RUN_ID")
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if not chain and world_size == 1:
+        chain = uuid.uuid4().hex[:12]
+    if not chain:
+        raise CheckpointError(
+            "nothing in the environment tells this start of the job from another: pass `attempt`, "
+            "the same word on every rank and another one at every start"
+        )
+    return "".join(letter if letter.isalnum() else "_" for letter in f"{chain}_{attempt}")
+
+
+class CheckpointManager:
+    """Saves and loads the state of one job in one folder. Every rank has one; all call alike.
+
+    `attempt` tells one start of the job from another; under `flyer` and torchrun it is found in the
+    environment, where several starts share a folder without either, pass something unique.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        keep: int = 3,
+        attempt: str | None = None,
+        commit_seconds_max: float = COMMIT_SECONDS_MAX,
+        busy_seconds_max: float = BUSY_SECONDS_MAX,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise CheckpointError(f"rank {rank} is not below world_size {world_size}")
+        if keep < 1:
+            raise CheckpointError(f"keep is {keep}: at least 1 checkpoint has to stay")
+        self.path = path.rstrip("/")
+        self._files = files
+        self._rank = rank
+        self._world_size = world_size
+        self._keep = keep
+        self._attempt = attempt if attempt is not None else _attempt_from_environment(world_size)
+        if not all(letter.isalnum() or letter == "_" for letter in self._attempt):
+            raise CheckpointError(f"attempt {attempt!r} is not made of letters, digits and _")
+        self._commit_seconds_max = commit_seconds_max
+        self._busy_seconds_max = busy_seconds_max
+        self._snapshot = Snapshot()
+        self._handle: SaveHandle | None = None
+        self._saves = 0
+        self._swept = False
+        # A process that ends meanwhile ends after its checkpoint, but not if that takes for ever:
+        # the other ranks may be waiting for this one's end.
+        atexit.register(self._finish)
+
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any] | None = None,
+        *,
+        sharded: dict[str, Any] | None = None,
+        on_durable: Callable[[str], object] | None = None,
+        **parts: Any,
+    ) -> SaveHandle:
+        """Copy the state now and write it behind your back. Call it on every rank.
+
+        `state` and `parts` are the same on all ranks, and each writes its share of their bytes; a
+        part that has a `state_dict` gives that. `sharded` is this rank's own. `on_durable` is
+        called with the folder, on rank 0 alone, from a background thread, and before `wait`
+        returns on any rank.
+
+        One save is in flight at a time: this waits for the one before, at most
+        `busy_seconds_max`, then raises `CheckpointBusyError`.
+        """
+        if step < 0:
+            raise CheckpointError(f"step is {step}: steps count from 0")
+        self._saves += 1  # before anything can fail: all ranks count alike
+        if self._handle is not None and not self._handle._done.wait(self._busy_seconds_max):
+            raise CheckpointBusyError(
+                f"step {self._handle.step} is still being written after "
+                f"{self._busy_seconds_max:g} s: step {step} was not begun; save less often"
+            )
+        began = time.monotonic()
+        handle = SaveHandle(step)
+        job = self._prepare(step, state_of(state, parts), state_of(sharded, {}), on_durable)
+        handle.snapshot_seconds = time.monotonic() - began
+        name = f"checkpoint-{step}"
+        threading.Thread(target=self._run, args=(job, handle), name=name, daemon=True).start()
+        self._handle = handle
+        return handle
+
+    def _prepare(
+        self,
+        step: int,
+        state: dict[str, Any],
+        sharded: dict[str, Any],
+        on_durable: Callable[[str], object] | None,
+    ) -> SaveJob:
+        shard = shard_name(self._rank)
+        tree, leaves = flatten(state)
+        own_tree, own_leaves = flatten(sharded)
+        pieces = split(leaves, self._rank, self._world_size, shard)
+        offset = sum(piece.length for piece in pieces)
+        own_pieces = []
+        for leaf in own_leaves:
+            if leaf.length:
+                own_pieces.append(Piece(leaf.name, 0, shard, offset, leaf.length))
+                offset += leaf.length
+        self._snapshot.take(
+            [({leaf.name: leaf for leaf in leaves}, pieces),
+             ({leaf.name: leaf for leaf in own_leaves}, own_pieces)],
+        )  # fmt: skip
+        save = f"{self._attempt}-{self._saves}"
+        return SaveJob(
+            files=self._files,
+            folder=self.path,
+            temporary=f"{self.path}/{name_in_the_making(step, save)}",
+            save=save,
+            step=step,
+            rank=self._rank,
+            world_size=self._world_size,
+            snapshot=self._snapshot,
+            tree=tree,
+            leaves=leaves,
+            pieces=pieces,
+            own_tree=own_tree,
+            own_leaves=own_leaves,
+            own_pieces=own_pieces,
+            commit_seconds_max=self._commit_seconds_max,
+            on_durable=on_durable,
+            after_commit=self._prune if self._rank == 0 else None,
+        )
+
+    def _run(self, job: SaveJob, handle: SaveHandle) -> None:
+        if self._rank == 0 and not self._swept:
+            self._swept = True
+            try:
+                self._sweep()
+            except Exception as error:  # noqa: BLE001  they cost space, nothing else
+                _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
+        job.run(handle)
+
+    def _finish(self) -> None:
+        if self._handle is not None and not self._handle._done.wait(EXIT_SECONDS_MAX):
+            _log.warning("step %d was still being written at the end", self._handle.step)
+
+    def _sweep(self) -> None:
+        """Remove what earlier attempts left unfinished. Ours is told by its name."""
+        for name in self._names():
+            if is_leftover(name) and f".tmp-{self._attempt}-" not in name:
+                throw_away(self._files, self.path, f"{self.path}/{name}")
+
+    def _prune(self) -> None:
+        """Keep the newest; of one step only its newest."""
+        checkpoints = self._checkpoints()
+        steps = sorted({name.step for name in checkpoints})[-self._keep :]
+        newest = {step: max(n for n in checkpoints if n.step == step) for step in steps}
+        for name in checkpoints:
+            if newest.get(name.step) != name:
+                throw_away(self._files, self.path, self._path_of(name))
+
+    def latest(self) -> int | None:
+        """The step of the newest checkpoint whose manifest is whole, or None."""
+        for name in reversed(self._checkpoints()):
+            try:
+                return read_manifest(self._files, self._path_of(name)).step
+            except Exception as error:
+                if not is_damage(error):
+                    raise
+        return None
+
+    def load(self, step: int | None = None) -> Loaded:
+        """The newest checkpoint that is whole, or the one of a step; every byte is checked.
+
+        A damaged one is skipped for the one before, said in a warning and in `.report`. Given a
+        step, a damaged checkpoint is an error.
+        """
+        skipped: list[Skipped] = []
+        for name in reversed(self._checkpoints()):
+            if step is not None and name.step != step:
+                continue
+            path = self._path_of(name)
+            try:
+                manifest = read_manifest(self._files, path)
+                state, sharded = read_checkpoint(
+                    self._files, path, manifest, self._rank, self._world_size
+                )
+            except Exception as error:
+                if not is_damage(error):
+                    raise
+                _log.warning("checkpoint %s is damaged and not used: %s", path, error)
+                skipped.append(Skipped(path, str(error)))
+                continue
+            return Loaded(manifest.step, path, state, sharded, LoadReport(skipped))
+        wanted = "" if step is None else f" of step {step}"
+        reasons = "".join(f"; {one.path}: {one.reason}" for one in skipped)
+        raise CheckpointNotFoundError(f"no complete checkpoint{wanted} in {self.path}{reasons}")
+
+    def load_latest(self, **parts: Any) -> Loaded | None:
+        """Load the newest whole checkpoint into these objects; None if there is none yet.
+
+        If all that is there is damaged, that is an error: to begin anew would hide the loss.
+        """
+        if not self._checkpoints():
+            return None
+        loaded = self.load()
+        for name, part in parts.items():
+            if name not in loaded.state:
+                there = ", ".join(loaded.state)
+                raise CheckpointError(f"{loaded.path} has no part `{name}`; there are: {there}")
+            part.load_state_dict(loaded.state[name])
+        return loaded
+
+    def _names(self) -> list[str]:
+        try:
+            return self._files.listdir(self.path)
+        except FileNotFoundError:
+            return []
+
+    def _checkpoints(self) -> list[Name]:
+        """From old to new."""
+        return sorted(name for text in self._names() if (name := parse_name(text)) is not None)
+
+    def _path_of(self, name: Name) -> str:
+        return f"{self.path}/{final_name(*name)}"

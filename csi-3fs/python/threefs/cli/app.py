@@ -1,0 +1,179 @@
+"""The commands and their options; each calls one function of a sibling module."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from threefs.cli.output import EXIT_INTERRUPTED, Output, bytes_of, report
+from threefs.errors import ThreeFSError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="threefs",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="3FS: a CRAQ file system. Start one with `threefs serve`, then point THREEFS_CLUSTER at "
+    "its cluster.json.",
+)
+
+Cluster = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        envvar="THREEFS_CLUSTER",
+        help="cluster.json of the cluster, or the folder that it is in.",
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)
+]
+Format = Annotated[Output, typer.Option("--output", "-o", help="table or json.")]
+
+
+@app.command()
+def serve(
+    data: Annotated[Path, typer.Option(help="Folder for everything: data, key, logs.")],
+    storage: Annotated[int, typer.Option(help="Storage processes.")] = 3,
+    replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
+    chains_per_node: Annotated[int, typer.Option(help="Chains whose head a node is.")] = 1,
+    chunk_size: Annotated[str, typer.Option(help="Bytes of a file chunk.")] = "1M",
+    capacity: Annotated[str, typer.Option(help="Bytes that a target may hold; 0: its disk.")] = "0",
+    restart_after: Annotated[float, typer.Option(help="Seconds until a dead one restarts.")] = 1.0,
+    ready_timeout: Annotated[float, typer.Option(help="Seconds until it must be ready.")] = 30.0,
+    node_failure_ms: Annotated[
+        int, typer.Option(help="Silence after which a node is dead.")
+    ] = 1000,
+) -> None:
+    """Run a whole cluster on this machine until Ctrl-C.
+
+    Example: threefs serve --data /tmp/3fs --storage 3 --replicas 3
+    """
+    from threefs.supervisor import ServeOptions, Supervisor
+
+    options = ServeOptions(
+        data=data,
+        storage=storage,
+        replicas=replicas,
+        chains_per_node=chains_per_node,
+        chunk_bytes=bytes_of(chunk_size),
+        capacity_bytes=bytes_of(capacity),
+        restart_after_seconds=restart_after,
+        ready_timeout_seconds=ready_timeout,
+        node_failure_ms=node_failure_ms,
+    )
+
+    def on_ready(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"threefs: {line}\n")
+        sys.stderr.flush()
+
+    Supervisor(options, say).run(on_ready)
+
+
+@app.command()
+def status(
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Show nodes, chains with the states of their targets, and capacity.
+
+    The exit status is 1 when a chain has no target that serves.
+
+    Example: threefs status -o json
+    """
+    from threefs.cli.status import show_status
+
+    show_status(cluster, output, timeout)
+
+
+@app.command()
+def ls(
+    path: Annotated[str, typer.Argument(help="A path in 3FS.")] = "/",
+    long: Annotated[bool, typer.Option("--long", "-l", help="Kind, mode, size, time.")] = False,
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 30.0,
+) -> None:
+    """List a directory, or show one file.
+
+    Example: threefs ls -l /data
+    """
+    from threefs.cli.files import list_path
+
+    list_path(cluster, path, timeout, output=output, long=long)
+
+
+@app.command()
+def cp(
+    sources: Annotated[list[str], typer.Argument(help="Where from: PATH or 3fs:/PATH.")],
+    destination: Annotated[str, typer.Argument(help="Where to: PATH or 3fs:/PATH.")],
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Copy folders.")] = False,
+    cluster: Cluster = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Copy files in or out; paths in 3FS begin with 3fs:/.
+
+    Examples: threefs cp model.bin 3fs:/models/ ; threefs cp -r 3fs:/data ./data
+    """
+    from threefs.cli.copy import copy
+
+    copy(cluster, sources, destination, timeout, recursive=recursive)
+
+
+@app.command()
+def cat(
+    paths: Annotated[list[str], typer.Argument(help="Files in 3FS.")],
+    cluster: Cluster = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Write files to standard output.
+
+    Example: threefs cat /data/readme.txt | head
+    """
+    from threefs.cli.files import cat_files
+
+    cat_files(cluster, paths, timeout)
+
+
+@app.command()
+def bench(
+    size: Annotated[str, typer.Option(help="Bytes to write and read.")] = "256M",
+    batch: Annotated[str, typer.Option(help="Bytes of one batch.")] = "64M",
+    raw: Annotated[
+        Path | None,
+        typer.Option(help="Folder on the cluster's disk: measure it too, and show the share."),
+    ] = None,
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Measure durable batch writes and batch reads.
+
+    Example: threefs bench --size 1G --raw /tmp/3fs
+    """
+    from threefs.cli.bench import run_bench
+
+    run_bench(cluster, bytes_of(size), bytes_of(batch), raw, output, timeout)
+
+
+def main() -> None:
+    """Entry point: every expected failure is one line and an exit status, never a traceback."""
+    try:
+        app()
+    except (ThreeFSError, OSError) as error:
+        sys.exit(report(error))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

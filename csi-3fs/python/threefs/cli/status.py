@@ -1,0 +1,88 @@
+"""`threefs status`: the cluster at a glance."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from threefs.cli.output import EXIT_FAILED, Output, describe_bytes, print_json, tell
+from threefs.client import connect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+__all__ = ["show_status"]
+
+STYLES = {
+    "SERVING": "green",
+    "SYNCING": "yellow",
+    "WAITING": "yellow",
+    "LASTSRV": "red",
+    "OFFLINE": "red",
+}
+
+
+def show_status(cluster: Path | None, output: Output, timeout_seconds: float) -> None:
+    """Print the status; exit 1 when some data cannot be reached."""
+    with connect(cluster, timeout_seconds=timeout_seconds) as client:
+        status: dict[str, Any] = json.loads(client.status())
+    if output is Output.JSON:
+        print_json(status)
+    else:
+        _show(status, tell())
+    if status["cluster"]["chains_down"] > 0 or status["meta"] is None:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show(status: dict[str, Any], console: Console) -> None:
+    cluster = status["cluster"]
+    console.print(
+        f"mgmtd {cluster['primary']}  epoch {cluster['epoch']}  "
+        f"routing {cluster['routing_version']}  chains {cluster['chains_whole']} of "
+        f"{cluster['chains']} whole, {cluster['chains_down']} down"
+    )
+    meta = status["meta"]
+    if meta is None:
+        console.print(f"[red]meta: {status['meta_trouble']}[/red]")
+    else:
+        console.print(
+            f"meta  removals pending {meta['removals_pending']}  sessions {meta['sessions']}"
+        )
+    console.print(_nodes(cluster["nodes"]))
+    console.print(_chains(status["routing"]))
+
+
+def _nodes(nodes: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("NODE", "ADDRESS", "STATE", "HEARTBEAT", "USED", "CAPACITY", box=None)
+    for node in nodes:
+        age = node["heartbeat_age_ms"]
+        capacity = node["capacity_bytes"]
+        table.add_row(
+            f"node-{node['node']}",
+            node["address"],
+            "[green]alive[/green]" if node["alive"] else "[red]dead[/red]",
+            "never" if age is None else f"{age / 1000:.1f} s ago",
+            describe_bytes(node["used_bytes"]),
+            describe_bytes(capacity) if capacity else "unknown",
+        )
+    return table
+
+
+def _chains(routing: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("CHAIN", "VERSION", "TARGETS (head first)", box=None)
+    for chain in routing["chains"].values():
+        targets = "  ".join(
+            f"[{STYLES[place['state']]}]{place['state']}[/] target-{place['target']}"
+            f" (node-{place['node']})"
+            for place in chain["targets"]
+        )
+        table.add_row(f"chain-{chain['id']}", str(chain["version"]), targets)
+    return table

@@ -1,0 +1,238 @@
+"""The blocking client: files, folders and batches over one cluster.
+
+Promises: when a write returns, its bytes are durable on all serving replicas; a read returns what
+the newest acknowledged write left there; every call ends within the client's timeout, and while a
+service dies and comes back a call waits for it until then.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from threefs import _native
+from threefs.cluster import ClusterFile
+from threefs.errors import Exists, InvalidArgument, IsADirectory, NotFound, ThreeFSError
+from threefs.file import RawFile, open_file
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from threefs._native import RawStat
+    from threefs.file import Buffer
+
+__all__ = ["TIMEOUT_SECONDS", "Client", "Entry", "Stat", "connect"]
+
+TIMEOUT_SECONDS = 30.0
+"""How long a call waits for services that do not answer; covers any restart of one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What is known of one path."""
+
+    kind: Literal["file", "directory", "symlink"]
+    inode: int
+    size: int
+    mode: int
+    modified_ns: int
+    chunk_bytes: int
+
+    @property
+    def is_dir(self) -> bool:
+        """True for a directory."""
+        return self.kind == "directory"
+
+    @property
+    def is_file(self) -> bool:
+        """True for a file."""
+        return self.kind == "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a directory, with what is known of it."""
+
+    name: str
+    stat: Stat
+
+
+def connect(
+    cluster: str | os.PathLike[str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Client:
+    """Connect to the cluster of a `cluster.json`, by default the one that THREEFS_CLUSTER names.
+
+    Nothing is sent before the first call, so a cluster that is still starting is no error.
+    """
+    path = cluster if cluster is not None else os.environ.get("THREEFS_CLUSTER")
+    if not path:
+        raise InvalidArgument(
+            "no cluster given: pass the path of its cluster.json or set THREEFS_CLUSTER"
+        )
+    return Client(ClusterFile.read(Path(path)), timeout_seconds=timeout_seconds)
+
+
+class Client:
+    """A thread-safe client; paths are absolute strings such as ``/data/corpus.bin``."""
+
+    def __init__(self, cluster: ClusterFile, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        if timeout_seconds <= 0:
+            raise InvalidArgument(f"timeout_seconds is {timeout_seconds}; it must be above 0")
+        self.cluster = cluster
+        self._native = _native.Client(
+            cluster.mgmtd, cluster.meta, cluster.key_file, timeout_seconds
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all connections. Closing twice is allowed; any other call afterwards is an error."""
+        self._native.close()
+
+    # Folders and names
+
+    def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool | None = None) -> None:
+        """Make a directory; with `parents` also those above it, and then it may exist already."""
+        allowed = parents if exist_ok is None else exist_ok
+        try:
+            self._native.mkdir(path, parents)
+        except Exists:
+            if not (allowed and self.stat(path).is_dir):
+                raise
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a directory, sorted."""
+        return self._native.listdir(path)
+
+    def scandir(self, path: str) -> list[Entry]:
+        """The entries of a directory, sorted by name."""
+        return [Entry(name, _stat(raw)) for name, raw in self._native.scandir(path)]
+
+    def stat(self, path: str, *, follow_symlinks: bool = True) -> Stat:
+        """What is known of a path."""
+        return _stat(self._native.stat(path, follow_symlinks))
+
+    def exists(self, path: str) -> bool:
+        """True when the path leads to something."""
+        try:
+            self.stat(path)
+        except (NotFound, NotADirectoryError):
+            return False
+        return True
+
+    def rename(self, source: str, destination: str) -> None:
+        """Rename at once and for every reader; a file at the destination is replaced."""
+        self._native.rename(source, destination)
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a symbolic link."""
+        self._native.remove(path)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty directory."""
+        self._native.rmdir(path)
+
+    def rmtree(self, path: str, *, missing_ok: bool = False) -> None:
+        """Remove a directory and everything below it."""
+        try:
+            self._native.rmtree(path)
+        except NotFound:
+            if not missing_ok:
+                raise
+
+    def symlink(self, target: str, path: str) -> None:
+        """Make `path` a symbolic link to `target`."""
+        self._native.symlink(target, path)
+
+    def readlink(self, path: str) -> str:
+        """Where a symbolic link points to."""
+        return self._native.readlink(path)
+
+    # Whole files
+
+    def read_file(self, path: str) -> bytes:
+        """All bytes of a file."""
+        return self._native.batch_read([(path, 0, None)])[0]
+
+    def write_file(self, path: str, data: Buffer) -> None:
+        """Make `data` the contents of a file. What was there is replaced at once, or not at all."""
+        if not self.exists(path):
+            self.batch_write([(path, 0, data)])
+            return
+        if self.stat(path).is_dir:
+            raise IsADirectory(f"`{path}` is a directory; name a file in it", path=path)
+        beside = str(PurePosixPath(path).with_name(f".{uuid.uuid4().hex}.tmp"))
+        try:
+            self.batch_write([(beside, 0, data)])
+            self.rename(beside, path)
+        except BaseException:
+            # A full disk must not fill up with what did not fit. A rename that was given up may
+            # have happened: then there is nothing left to remove.
+            with suppress(ThreeFSError):
+                self._native.remove(beside)
+            raise
+
+    def open(self, path: str, mode: str = "rb", *, encoding: str | None = None) -> io.IOBase | Any:
+        """Open a file as Python's `open` does: r, w, x, a, with b or t and +.
+
+        Writes of the returned object are durable once `flush` or `close` has returned.
+        """
+        return open_file(self._native, path, mode, encoding=encoding)
+
+    def open_raw(self, path: str, mode: str = "rb") -> RawFile:
+        """Open a file without a buffer: every write is durable when it returns."""
+        return RawFile(self._native, path, mode)
+
+    # Batches
+
+    def batch_write(
+        self, writes: Sequence[tuple[str, int, Buffer]], *, create: bool = True
+    ) -> None:
+        """Write many (path, offset, data) at once; all are durable when this returns.
+
+        Files that do not exist are created (their folder must exist) unless `create` is false.
+        Several writes to one range of one batch take effect in the order given. After an error
+        any part of the batch may have been written; the same batch may be written again.
+        """
+        self._native.batch_write(writes, create)
+
+    def batch_read(self, reads: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
+        """Read many (path, offset, length) at once; None as length is "to the end".
+
+        What lies beyond the end of a file is cut off, as with a file's `read`.
+        """
+        return self._native.batch_read(reads)
+
+    def batch_read_into(self, reads: Sequence[tuple[str, int, Buffer]]) -> list[int]:
+        """Read many (path, offset, writable buffer) at once, without any copy in Python.
+
+        Returns how many bytes each buffer got: fewer than it holds only at the end of a file.
+        """
+        return self._native.batch_read_into(reads)
+
+    # The cluster
+
+    def status(self) -> str:
+        """The cluster's state as JSON: services, targets, chains, capacity."""
+        return self._native.status()
+
+
+def _stat(raw: RawStat) -> Stat:
+    kind, inode, size, mode, modified_ns, chunk_bytes = raw
+    return Stat(kind, inode, size, mode, modified_ns, chunk_bytes)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""`cluster.json`: where a cluster listens and which key opens it. Written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from threefs.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["CLUSTER_FILE", "ClusterFile", "write_atomically"]
+
+CLUSTER_FILE = "cluster.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """The contents of a `cluster.json`."""
+
+    mgmtd: tuple[str, ...]
+    meta: str
+    key_file: str
+    services: dict[str, str] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
+    supervisor_pid: int | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> ClusterFile:
+        """Read and check a file; a folder stands for the `cluster.json` in it."""
+        if path.is_dir():
+            path = path / CLUSTER_FILE
+        try:
+            data: Any = json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise NotFound(
+                f"`{path}` does not exist; start a cluster with `threefs serve --data DIR`, "
+                "which writes DIR/cluster.json when it is ready",
+                path=str(path),
+            ) from error
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"`{path}` cannot be read as JSON: {error}") from error
+        return cls._checked(path, data)
+
+    @classmethod
+    def _checked(cls, path: Path, data: Any) -> ClusterFile:
+        def wrong(name: str, value: object, wanted: str) -> InvalidArgument:
+            return InvalidArgument(f"`{path}`: `{name}` is {value!r}; it must be {wanted}")
+
+        if not isinstance(data, dict):
+            raise wrong("(the file)", data, "an object")
+        mgmtd, meta, key_file = data.get("mgmtd"), data.get("meta"), data.get("key_file")
+        addresses = isinstance(mgmtd, list) and all(isinstance(item, str) for item in mgmtd)
+        if not addresses or not mgmtd:
+            raise wrong("mgmtd", mgmtd, 'a list of addresses such as ["127.0.0.1:9000"]')
+        if not isinstance(meta, str):
+            raise wrong("meta", meta, 'an address such as "127.0.0.1:9001"')
+        if not isinstance(key_file, str):
+            raise wrong("key_file", key_file, "the path of the key file")
+        return cls(
+            mgmtd=tuple(mgmtd),
+            meta=meta,
+            key_file=str((path.parent / key_file).resolve()),
+            services=dict(data.get("services") or {}),
+            pids=dict(data.get("pids") or {}),
+            supervisor_pid=data.get("supervisor_pid"),
+        )
+
+    def write(self, path: Path) -> None:
+        """Replace the file at once."""
+        data = {
+            "version": 1,
+            "mgmtd": list(self.mgmtd),
+            "meta": self.meta,
+            "key_file": self.key_file,
+            "services": self.services,
+            "pids": self.pids,
+            "supervisor_pid": self.supervisor_pid,
+        }
+        write_atomically(path, json.dumps(data, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write beside, make durable, rename: a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

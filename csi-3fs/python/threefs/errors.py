@@ -1,0 +1,116 @@
+"""What can go wrong, as types. Every message names what, where and the remedy.
+
+Each error that the operating system has a name for is that exception too, so code written for
+local files (``except FileNotFoundError``) keeps working.
+"""
+
+# ruff: noqa: N818 -- `threefs.NotFound` reads as what happened; that it is an error is its place.
+
+import errno
+
+__all__ = [
+    "AlreadyServed",
+    "Corrupt",
+    "DirectoryNotEmpty",
+    "Exists",
+    "InvalidArgument",
+    "IsADirectory",
+    "NoSpace",
+    "NotADirectory",
+    "NotFound",
+    "PermissionDenied",
+    "ThreeFSError",
+    "Unavailable",
+]
+
+
+class ThreeFSError(Exception):
+    """Anything that 3FS refuses or fails to do."""
+
+    code = errno.EIO
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(self.code, message)
+        self.message = message
+        self.path = path
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class NotFound(ThreeFSError, FileNotFoundError):
+    """A path, or a part of it, does not exist."""
+
+    code = errno.ENOENT
+
+
+class Exists(ThreeFSError, FileExistsError):
+    """The path is taken."""
+
+    code = errno.EEXIST
+
+
+class NotADirectory(ThreeFSError, NotADirectoryError):
+    """A part of the path that should be a directory is something else."""
+
+    code = errno.ENOTDIR
+
+
+class IsADirectory(ThreeFSError, IsADirectoryError):
+    """The path is a directory and the operation is for files."""
+
+    code = errno.EISDIR
+
+
+class DirectoryNotEmpty(ThreeFSError, OSError):
+    """The directory still has entries."""
+
+    code = errno.ENOTEMPTY
+
+
+class PermissionDenied(ThreeFSError, PermissionError):
+    """The key or the mode does not allow it."""
+
+    code = errno.EACCES
+
+
+class NoSpace(ThreeFSError, OSError):
+    """A storage target is full. What was acknowledged before stays; free space and try again."""
+
+    code = errno.ENOSPC
+
+
+class Corrupt(ThreeFSError, OSError):
+    """No replica holds the bytes that were written: every copy fails its checksum."""
+
+    code = errno.EIO
+
+
+class InvalidArgument(ThreeFSError, ValueError):
+    """An argument is wrong; nothing was done."""
+
+    code = errno.EINVAL
+
+
+class Unavailable(ThreeFSError, TimeoutError):
+    """The deadline passed. ``who`` did not answer; a write may or may not have happened."""
+
+    code = errno.ETIMEDOUT
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        deadline_seconds: float | None = None,
+        who: str | None = None,
+    ) -> None:
+        super().__init__(message, path=path)
+        self.deadline_seconds = deadline_seconds
+        self.who = who
+
+
+class AlreadyServed(ThreeFSError):
+    """Another supervisor serves this data folder."""
+
+    code = errno.EBUSY

@@ -1,0 +1,28 @@
+"""One service as a process: ``python -m threefs.service KIND CONFIG.json [PARENT_PID]``.
+
+The services are native; this is only how they are started. With a parent's process id the service
+dies together with its parent, however that one ends.
+"""
+
+import sys
+from pathlib import Path
+
+from threefs import _native
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until SIGTERM; the exit status is 1 when the service could not begin or go on."""
+    kind, config_path = arguments[0], Path(arguments[1])
+    parent_pid = int(arguments[2]) if len(arguments) > 2 else 0
+    try:
+        _native.run_service(kind, config_path.read_text(), parent_pid)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 -- the supervisor shows this line
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

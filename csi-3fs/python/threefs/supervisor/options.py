@@ -1,0 +1,46 @@
+"""What a one-machine cluster should be."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from threefs.errors import InvalidArgument
+
+__all__ = ["ServeOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of `threefs serve`; times are for one machine."""
+
+    data: Path
+    storage: int = 3
+    replicas: int = 3
+    chains_per_node: int = 1
+    chunk_bytes: int = 1 << 20
+    capacity_bytes: int = 0
+    restart_after_seconds: float = 1.0
+    ready_timeout_seconds: float = 30.0
+    node_failure_ms: int = 1000
+    scan_ms: int = 20
+    collect_delay_ms: int = 2000
+
+    def check(self) -> None:
+        """Refuse what cannot work, naming the option, its value and what it may be."""
+        positive = ("storage", "replicas", "chains_per_node", "node_failure_ms", "scan_ms")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise _wrong(name, getattr(self, name), "at least 1")
+        if self.replicas > self.storage:
+            wanted = f"at most the number of storage processes ({self.storage})"
+            raise _wrong("replicas", self.replicas, wanted)
+        if self.chunk_bytes & (self.chunk_bytes - 1) or not 1 << 16 <= self.chunk_bytes <= 1 << 26:
+            raise _wrong("chunk_bytes", self.chunk_bytes, "a power of two from 64 KiB to 64 MiB")
+        if self.capacity_bytes < 0:
+            raise _wrong("capacity_bytes", self.capacity_bytes, "0 (the disk's) or more")
+        if self.restart_after_seconds < 0:
+            raise _wrong("restart_after", self.restart_after_seconds, "0 or more seconds")
+
+
+def _wrong(name: str, value: object, wanted: str) -> InvalidArgument:
+    option = "--" + name.replace("_", "-")
+    return InvalidArgument(f"{option} is {value}; it must be {wanted}")

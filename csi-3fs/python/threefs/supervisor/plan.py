@@ -1,0 +1,77 @@
+"""Which services a one-machine cluster has, and how each is configured. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from threefs.supervisor.options import ServeOptions
+
+__all__ = ["Service", "service_names", "services"]
+
+
+STRIPE = 64
+"""Chains that a file goes round: more than one machine has, so all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process."""
+
+    name: str
+    kind: str
+    address: str
+    config: dict[str, Any]
+
+
+def service_names(options: ServeOptions) -> list[str]:
+    """Names in the order in which they start."""
+    return ["mgmtd", "meta", *(f"storage-{node}" for node in range(1, options.storage + 1))]
+
+
+def services(
+    options: ServeOptions, addresses: dict[str, str], key_file: Path, data: Path
+) -> list[Service]:
+    """Every service with its configuration."""
+    mgmtd = [addresses["mgmtd"]]
+    shared: dict[str, Any] = {"key_file": str(key_file)}
+    configs: dict[str, dict[str, Any]] = {
+        "mgmtd": {
+            "nodes": options.storage,
+            "replicas": options.replicas,
+            "chains_per_node": options.chains_per_node,
+            "node_failure_ms": options.node_failure_ms,
+            "primary_lease_ms": 3 * options.node_failure_ms,
+            "scan_ms": options.scan_ms,
+        },
+        "meta": {
+            "mgmtd": mgmtd,
+            "chunk_bytes": options.chunk_bytes,
+            "stripe": STRIPE,
+            "collect_delay_ms": options.collect_delay_ms,
+        },
+    }
+    for node in range(1, options.storage + 1):
+        configs[f"storage-{node}"] = {
+            "mgmtd": mgmtd,
+            "node_id": node,
+            "capacity_bytes": options.capacity_bytes,
+            "call_timeout_ms": max(200, options.node_failure_ms),
+        }
+    return [
+        Service(
+            name=name,
+            kind=name.partition("-")[0],
+            address=addresses[name],
+            config={
+                "listen": addresses[name],
+                "data": str(data / name),
+                **shared,
+                **configs[name],
+            },
+        )
+        for name in service_names(options)
+    ]

@@ -1,0 +1,165 @@
+"""The supervisor's loop: start, tell when ready, restart what dies, stop on SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from threefs.client import Client
+from threefs.cluster import ClusterFile
+from threefs.errors import ThreeFSError, Unavailable
+from threefs.supervisor.folder import DataFolder
+from threefs.supervisor.plan import service_names, services
+from threefs.supervisor.processes import Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from threefs.supervisor.options import ServeOptions
+
+__all__ = ["Supervisor"]
+
+LOOK_SECONDS = 0.05
+FAILED_STARTS_MAX = 5
+PROBE_SECONDS = 1.0
+
+
+class Supervisor:
+    """Runs one cluster in the foreground."""
+
+    def __init__(self, options: ServeOptions, say: Callable[[str], None]) -> None:
+        options.check()
+        self._options = options
+        self._say = say
+        self._folder = DataFolder(options.data)
+        self._stopping = False
+        self._ready = threading.Event()
+        self._trouble = "no answer yet"
+
+    def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until SIGTERM or SIGINT; `on_ready` gets one line when the cluster can be used."""
+        self._folder.take()
+        try:
+            self._serve(on_ready)
+        finally:
+            self._folder.release()
+
+    def _serve(self, on_ready: Callable[[str], None]) -> None:
+        options, folder = self._options, self._folder
+        addresses = folder.addresses(options, service_names(options))
+        planned = services(options, addresses, folder.key_file, folder.path / "data")
+        cluster = ClusterFile(
+            mgmtd=(addresses["mgmtd"],),
+            meta=addresses["meta"],
+            key_file=str(folder.key_file),
+            services=addresses,
+            supervisor_pid=os.getpid(),
+        )
+        processes = Processes(planned, folder, options.restart_after_seconds, self._say)
+        wake = self._catch_signals()
+        try:
+            processes.start_all()
+            threading.Thread(target=self._probe, args=(cluster,), daemon=True).start()
+            self._loop(processes, cluster, wake, on_ready)
+        finally:
+            processes.stop_all()
+            if folder.cluster_file.exists():
+                self._publish(cluster, {})
+
+    def _loop(
+        self,
+        processes: Processes,
+        cluster: ClusterFile,
+        wake: selectors.BaseSelector,
+        on_ready: Callable[[str], None],
+    ) -> None:
+        deadline = time.monotonic() + self._options.ready_timeout_seconds
+        announced = False
+        while not self._stopping:
+            changed = processes.look()
+            if not announced and self._ready.is_set():
+                self._publish(cluster, processes.pids())
+                on_ready(self._ready_line())
+                announced = True
+            elif not announced:
+                self._check_start(processes, deadline)
+            elif changed:
+                self._publish(cluster, processes.pids())
+            for key, _ in wake.select(processes.pause_seconds(LOOK_SECONDS)):
+                os.read(key.fd, 64)
+
+    def _check_start(self, processes: Processes, deadline: float) -> None:
+        for child in processes.children:
+            if len(child.ends) >= FAILED_STARTS_MAX:
+                name = child.service.name
+                raise Unavailable(
+                    f"{name} ended {FAILED_STARTS_MAX} times while the cluster started: "
+                    f"{processes.tail(name)} (log: {self._folder.log(name)})",
+                    who=name,
+                )
+        if time.monotonic() > deadline:
+            seconds = self._options.ready_timeout_seconds
+            raise Unavailable(
+                f"the cluster in `{self._folder.path}` was not ready after {seconds:g} s: "
+                f"{self._trouble} (logs: {self._folder.path / 'logs'})",
+                deadline_seconds=seconds,
+            )
+
+    def _probe(self, cluster: ClusterFile) -> None:
+        """Ask the cluster until every chain is whole, in a thread of its own."""
+        with Client(cluster, timeout_seconds=PROBE_SECONDS) as client:
+            while not self._stopping:
+                try:
+                    self._trouble = what_is_missing(json.loads(client.status()))
+                except ThreeFSError as error:
+                    self._trouble = str(error)
+                if not self._trouble:
+                    self._ready.set()
+                    return
+                time.sleep(LOOK_SECONDS)
+
+    def _ready_line(self) -> str:
+        options = self._options
+        return (
+            f"ready: {options.storage} storage nodes, "
+            f"{options.storage * options.chains_per_node} chains of {options.replicas} replicas; "
+            f"cluster file {self._folder.cluster_file}"
+        )
+
+    def _publish(self, cluster: ClusterFile, pids: dict[str, int]) -> None:
+        supervisor = cluster.supervisor_pid if pids else None
+        ClusterFile(
+            cluster.mgmtd, cluster.meta, cluster.key_file, cluster.services, pids, supervisor
+        ).write(self._folder.cluster_file)
+
+    def _catch_signals(self) -> selectors.BaseSelector:
+        """SIGTERM and SIGINT stop the loop, SIGCHLD wakes it."""
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        wake = selectors.DefaultSelector()
+        wake.register(reader, selectors.EVENT_READ)
+        return wake
+
+    def _stop(self, _number: int, _frame: object) -> None:
+        self._stopping = True
+
+
+def what_is_missing(status: dict[str, Any]) -> str:
+    """Why a cluster cannot be called ready yet; empty when it can."""
+    cluster = status["cluster"]
+    alive = sum(node["alive"] for node in cluster["nodes"])
+    if cluster["chains"] == 0:
+        return f"no chains yet, {alive} of {cluster['nodes_expected']} storage nodes are alive"
+    if cluster["chains_whole"] < cluster["chains"]:
+        return f"{cluster['chains_whole']} of {cluster['chains']} chains are whole"
+    if status["meta"] is None:
+        return str(status["meta_trouble"])
+    return ""
