@@ -1,0 +1,1 @@
+"""FlyerJobs: gang scheduling, time sharing and checkpoint-based preemption."""

@@ -1,0 +1,1 @@
+"""`flyer`, the command line."""

@@ -1,0 +1,6 @@
+"""`python -m flyer.cli`."""
+
+from flyer.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The verbs that change nothing. They answer from the state directory when no driver runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from flyer.cli import screens
+from flyer.cli.output import Output, paint, print_result, say
+from flyer.client.offline import reader
+from flyer.local.errors import ExitStatus, FlyerError
+from flyer.local.views import to_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flyer.client import Client
+    from flyer.client.logs import LogLine
+    from flyer.local.views import JobView
+
+__all__ = ["logs", "nodes", "ps", "queues", "show", "why"]
+
+RANK_COLOURS = ("36", "33", "35", "32", "34", "31")
+
+
+def ps(state: Path | None, output: Output, *, watch: bool) -> None:
+    """All jobs."""
+    client = reader(state)
+    if not watch:
+        jobs = client.jobs()
+        if output in (Output.JSON, Output.YAML):
+            print_result(jobs, output)
+        elif jobs:
+            print(screens.jobs_table(jobs, wide=output is Output.WIDE))
+        else:
+            say("no jobs; `flyer run JOB.yaml` submits one")
+        return
+    if not client.driven:
+        raise FlyerError.unreachable(
+            "nothing changes: no driver runs", "`flyer run` starts it; `flyer ps` shows the jobs"
+        )
+    if output is Output.JSON:
+        _watch_json(client)
+    elif sys.stdout.isatty():
+        _watch_live(client, wide=output is Output.WIDE)
+    else:
+        _watch_lines(client, wide=output is Output.WIDE)
+
+
+def _watch_json(client: Client) -> None:
+    for item in client.watch():
+        if item.job is not None:
+            print(json.dumps(to_json(item.job)), flush=True)
+
+
+def _watch_lines(client: Client, *, wide: bool) -> None:
+    """As `kubectl get -w`: a line a change."""
+    shown: dict[str, list[str]] = {}
+    for item in client.watch():
+        if item.job is None:
+            continue
+        row = screens.job_row(item.job, wide=wide)
+        known = shown.get(item.job.key)
+        # the age alone is no news
+        if known is None or known[:8] != row[:8] or known[9:] != row[9:]:
+            text = screens.jobs_table([item.job], wide=wide).splitlines()
+            print("\n".join(text if not shown else text[1:]), flush=True)
+            shown[item.job.key] = row
+
+
+def _watch_live(client: Client, *, wide: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    jobs: dict[str, JobView] = {}
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        for item in client.watch():
+            if item.job is not None:
+                jobs[item.job.key] = item.job
+                text = screens.jobs_table(jobs.values(), wide=wide)
+                live.update(Text.from_ansi(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def show(key: str, state: Path | None, output: Output) -> None:
+    """One job."""
+    client = reader(state)
+    job = client.job(key)
+    events = list(client.events(job=key))
+    if output in (Output.JSON, Output.YAML):
+        document = {"job": job, "object": client.document(key), "events": events}
+        print_result({name: to_json(value) for name, value in document.items()}, output)
+    else:
+        print(screens.job_screen(job, events))
+
+
+def why(key: str, state: Path | None, output: Output) -> int:
+    """Why a job waits; the exit status."""
+    client = reader(state)
+    if not client.driven:
+        job = client.job(key)
+        raise FlyerError.unreachable(
+            f"`{job.key}` is {job.state} and no driver runs, so nothing is decided",
+            "`flyer run` starts the driver and goes on with every unfinished job",
+        )
+    answer = client.why(key)
+    if output in (Output.JSON, Output.YAML):
+        print_result(answer, output)
+    else:
+        print(screens.why_screen(answer))
+    return ExitStatus.NEVER if answer.verdict == "never" else ExitStatus.OK
+
+
+def logs(
+    key: str,
+    state: Path | None,
+    output: Output,
+    *,
+    rank: int | None,
+    attempt: int | None,
+    follow: bool,
+    failed: bool,
+) -> None:
+    """The ranks' output."""
+    client = reader(state)
+    if failed:
+        _last_words(client.job(key), output)
+        return
+    if follow and not client.driven:
+        say("no driver runs: this is all that was written so far")
+    several = rank is None and client.job(key).nodes * client.job(key).ranks_per_node > 1
+    last_attempt = None
+    for line in client.logs(key, rank=rank, attempt=attempt, follow=follow):
+        if output is Output.JSON:
+            print(json.dumps(to_json(line)), flush=follow)
+            continue
+        if line.attempt != last_attempt and (last_attempt or line.attempt > 1):
+            say(paint(f"-- attempt {line.attempt}", "2", sys.stderr))
+        last_attempt = line.attempt
+        print(f"{_prefix(line) if several else ''}{line.text}", flush=follow)
+
+
+def _prefix(line: LogLine) -> str:
+    colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
+    return paint(f"[{line.rank}] ", colour, sys.stdout)
+
+
+def _last_words(job: JobView, output: Output) -> None:
+    if job.failure is None:
+        raise FlyerError.not_found(
+            f"no rank of `{job.key}` has failed: it is {job.state}",
+            f"`flyer logs {job.name}` prints all that its ranks wrote",
+        )
+    if output in (Output.JSON, Output.YAML):
+        print_result(job.failure, output)
+    else:
+        print("\n".join(screens.failure_lines(job)))
+
+
+def nodes(state: Path | None, output: Output) -> None:
+    """Every node."""
+    found = reader(state, must_be_driven=True).nodes()
+    if output in (Output.JSON, Output.YAML):
+        print_result(found, output)
+    else:
+        print(screens.nodes_table(found, wide=output is Output.WIDE))
+
+
+def queues(state: Path | None, output: Output) -> None:
+    """Every queue."""
+    found = reader(state, must_be_driven=True).queues()
+    if output in (Output.JSON, Output.YAML):
+        print_result(found, output)
+    elif found:
+        print(screens.queues_table(found))
+    else:
+        say(f"no unfinished jobs at {time.strftime('%H:%M:%S')}")

@@ -1,0 +1,302 @@
+"""`flyer run`: become the driver, or submit to the one that lives; follow the job to its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flyer.cli.output import Output, print_result, say
+from flyer.cli.screens import failure_lines
+from flyer.client.connection import Client
+from flyer.local.cluster import LocalCluster, load_cluster
+from flyer.local.errors import ExitStatus, FlyerError
+from flyer.local.statedir import STATES_FOLDER, StatePaths, driver_alive, find_state
+
+if TYPE_CHECKING:
+    from flyer.local.driver import Driver
+    from flyer.local.views import JobView
+
+__all__ = ["RunOptions", "run_command"]
+
+DRIVE_TRIES_MAX = 3
+# Killing all pods takes a driver a moment.
+END_SECONDS_MAX = 15.0
+END_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line said."""
+
+    manifest: Path | None
+    cluster: Path | None
+    state: Path | None
+    preload: list[str]
+    logs: str
+    keep: bool
+    detach: bool
+    output: Output
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What the thread that follows the jobs leaves for the end."""
+
+    jobs: list[str] = field(default_factory=list)
+    last: dict[str, JobView] = field(default_factory=dict)
+
+
+def run_command(options: RunOptions) -> int:
+    """The whole verb; returns the exit status."""
+    if options.logs not in ("all", "none") and not options.logs.isdecimal():
+        raise FlyerError.usage(f"--logs is `{options.logs}`", "give a rank number, all or none")
+    text = _read(options.manifest) if options.manifest else None
+    paths, cluster = _cluster(options)
+    for _ in range(DRIVE_TRIES_MAX):
+        if driver_alive(paths):
+            try:
+                jobs = _submit(options, paths, cluster, text)
+            except FlyerError as error:
+                # It ended between our look and our call: then we are the next driver.
+                if error.code != "Unreachable" or not _ends(paths):
+                    raise
+                continue
+            return _follow(options, paths, jobs)
+        try:
+            return _drive(options, paths, cluster, text)
+        except FlyerError as error:
+            if error.code != "AlreadyDriven" or text is None:
+                raise
+    raise FlyerError.unreachable(
+        f"drivers of `{paths.root}` come and go", "see who starts them, and try again"
+    )
+
+
+def _read(manifest: Path) -> str:
+    """The manifest's text; its jobs are checked before anything else happens."""
+    from flyer.local.submit import read_manifest
+
+    try:
+        text = manifest.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise FlyerError.usage(
+            f"cannot read the manifest `{manifest}`: {reason}", "give the path of a FlyerJob"
+        ) from error
+    read_manifest(text, str(manifest))
+    return text
+
+
+def _cluster(options: RunOptions) -> tuple[StatePaths, LocalCluster | None]:
+    """Where the state is, and the cluster if the command line names one."""
+    cluster = load_cluster(options.cluster) if options.cluster else None
+    if options.state is not None:
+        return StatePaths(options.state.expanduser().absolute()), cluster
+    if cluster is not None:
+        return StatePaths((Path.cwd() / STATES_FOLDER / cluster.name).absolute()), cluster
+    try:
+        return find_state(), None
+    except FlyerError as error:
+        if error.exit_status != ExitStatus.UNREACHABLE:
+            raise
+        raise FlyerError.usage(
+            "there is no cluster yet",
+            "name one: flyer run JOB.yaml --cluster examples/clusters/two-zones.yaml",
+        ) from error
+
+
+# -- the client's way --------------------------------------------------------------------------
+
+
+def _ends(paths: StatePaths) -> bool:
+    """Whether the driver is gone within a moment."""
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while driver_alive(paths):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(END_POLL_SECONDS)
+    return True
+
+
+def _submit(
+    options: RunOptions, paths: StatePaths, cluster: LocalCluster | None, text: str | None
+) -> list[JobView]:
+    client = Client(paths)
+    driver = client.ping()
+    if cluster is not None and cluster.name != driver["cluster"]:
+        raise FlyerError.usage(
+            f"`{paths.root}` is driven as cluster `{driver['cluster']}`, not `{cluster.name}`",
+            "leave --cluster out to submit to it, or choose another --state",
+        )
+    if text is None or options.manifest is None:
+        raise FlyerError.usage(
+            f"process {driver['pid']} already drives `{paths.root}`",
+            "submit to it with `flyer run JOB.yaml`, watch it with `flyer ps -w`",
+        )
+    jobs = client.run_all(options.manifest)
+    for job in jobs:
+        say(f"{job.key} is {job.state}{f': {job.message}' if job.message else ''}")
+    return jobs
+
+
+def _follow(options: RunOptions, paths: StatePaths, jobs: list[JobView]) -> int:
+    from flyer.cli.follow import Follower
+
+    if options.detach:
+        if options.output in (Output.JSON, Output.YAML):
+            print_result(jobs, options.output)
+        else:
+            name = jobs[0].name
+            say(f"next: flyer why {name}; flyer logs -f {name}; flyer show {name}; flyer ps -w")
+        return ExitStatus.OK
+    follower = Follower(Client(paths), [job.key for job in jobs], options.logs, options.output)
+    names = " ".join(job.name for job in jobs)
+    try:
+        follower.follow(until_suspended=True)
+    except KeyboardInterrupt:
+        follower.close()
+        say(f"detached: {names} goes on; `flyer logs -f {names}` follows, `flyer stop` ends it")
+        return 130
+    return _finish(follower.last, options.output, driven=follower.ended_by_driver)
+
+
+# -- the driver's way --------------------------------------------------------------------------
+
+
+def _drive(
+    options: RunOptions, paths: StatePaths, cluster: LocalCluster | None, text: str | None
+) -> int:
+    from flyer.local import submit
+    from flyer.local.session import drive
+
+    logging.basicConfig(level=logging.WARNING, format="flyer: %(message)s")
+    if options.detach:
+        raise FlyerError.unreachable(
+            f"no driver runs in `{paths.root}`, and --detach does not start one",
+            "leave --detach out, or start a driver with `flyer run --keep --cluster FILE`",
+        )
+    if cluster is None:
+        if not paths.cluster.exists():
+            raise FlyerError.usage(
+                f"`{paths.root}` has no cluster yet", "name its file with --cluster"
+            )
+        cluster = load_cluster(paths.cluster)
+    outcome = _Outcome()
+    thread = threading.Thread(
+        target=_follow_own, args=(paths, options, outcome), name="flyer-follow", daemon=True
+    )
+
+    def check(driver: Driver) -> None:
+        if text is not None and options.manifest is not None:
+            submit.check(driver, text, str(options.manifest), options.manifest.absolute().parent)
+
+    def begun(driver: Driver) -> None:
+        outcome.jobs = _first_jobs(driver, options, text)
+        if not outcome.jobs and not options.keep:
+            say(f"nothing to do: no unfinished job in `{paths.root}`")
+
+    try:
+        signal_number = drive(
+            cluster,
+            paths.root,
+            preload=[*options.preload, *_preloads(text, options.manifest, paths)],
+            keep=options.keep,
+            check=check,
+            begun=begun,
+            ready=thread.start,
+        )
+    finally:
+        if thread.ident is not None:
+            thread.join(timeout=5)
+    if signal_number:
+        return _interrupted(outcome, signal_number)
+    return _finish(outcome.last, options.output, driven=False)
+
+
+def _preloads(text: str | None, manifest: Path | None, paths: StatePaths) -> list[str]:
+    from flyer.local.podspecs import with_folder
+    from flyer.local.preloads import preloads_of
+    from flyer.local.store import read_jobs
+    from flyer.local.submit import read_manifest
+
+    jobs = list(read_jobs(paths))
+    if text is not None and manifest is not None:
+        folder = manifest.absolute().parent
+        jobs += [with_folder(job, folder) for job in read_manifest(text, str(manifest))]
+    return sorted({name for job in jobs for name in preloads_of(job)})
+
+
+def _first_jobs(driver: Driver, options: RunOptions, text: str | None) -> list[str]:
+    from flyer.local.submit import submit
+
+    if text is not None and options.manifest is not None:
+        folder = options.manifest.absolute().parent
+        return submit(driver, text, str(options.manifest), folder)
+    return [key for key in sorted(driver.jobs) if not driver.view(key).finished]
+
+
+def _follow_own(paths: StatePaths, options: RunOptions, outcome: _Outcome) -> None:
+    """In a thread: the driver's own user is a client like any other."""
+    from flyer.cli.follow import Follower
+
+    follower = Follower(Client(paths), outcome.jobs, options.logs, options.output)
+    try:
+        follower.follow(until_suspended=False, until_driver_ends=True)
+    except FlyerError as error:
+        say(f"flyer: {error.message}")
+    finally:
+        follower.close()
+        outcome.last = follower.last
+
+
+def _interrupted(outcome: _Outcome, signal_number: int) -> int:
+    unfinished = [job for job in outcome.last.values() if not job.finished]
+    for job in unfinished:
+        saved = job.checkpoint
+        origin = f"step {saved.step}" if saved else "the beginning"
+        say(f"{job.key} was interrupted; `flyer run` continues it from {origin}")
+    return 128 + signal_number
+
+
+# -- the end -----------------------------------------------------------------------------------
+
+
+def _finish(last: dict[str, JobView], output: Output, *, driven: bool) -> int:
+    """Say how it ended; a failing rank's own words come last, undecorated."""
+    if output in (Output.JSON, Output.YAML):
+        print_result(list(last.values()), output)
+    for job in last.values():
+        say(_ending(job))
+    statuses = [_exit_status(job) for job in last.values()]
+    if driven and any(not job.finished for job in last.values()):
+        say("the driver ended; `flyer run` starts it again and goes on")
+    for job in last.values():
+        if job.failure is not None and job.state == "Failed":
+            say("")
+            say("\n".join(failure_lines(job)))
+    worst = [status for status in statuses if status != 0]
+    return worst[0] if len(set(worst)) == 1 else (ExitStatus.JOB_FAILED if worst else 0)
+
+
+def _exit_status(job: JobView) -> int:
+    if job.finished:
+        return job.exit_status or 0
+    return ExitStatus.SUSPENDED if job.state == "Suspended" else ExitStatus.UNFINISHED
+
+
+def _ending(job: JobView) -> str:
+    words = [f"{job.key} {job.state}"]
+    if job.reason and job.state != "Succeeded":
+        words[0] += f" ({job.reason})"
+    if job.progress:
+        words.append(f"step {job.progress.step}")
+    count = len(job.attempts)
+    words.append(f"{count} attempt{'' if count == 1 else 's'}")
+    if job.finished_at:
+        words.append(f"{job.finished_at - job.created_at:.1f} s")
+    text = ", ".join(words)
+    return f"{text}: {job.message}" if job.message and job.state != "Succeeded" else text

@@ -1,0 +1,236 @@
+"""What each verb shows of jobs, nodes and queues, as text. Pure, but for the clock's ages."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from flyer.cli.output import age, clock, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flyer.local.views import EventView, JobView, NodeView, QueueView, WhyView
+
+__all__ = [
+    "JOB_COLUMNS", "JOB_COLUMNS_WIDE", "event_line", "job_row", "job_screen", "jobs_table",
+    "nodes_table", "progress_text", "queues_table", "why_screen",
+]  # fmt: skip
+
+JOB_COLUMNS = (
+    "NAME", "STATE", "REASON", "NODES", "ZONE", "PRIORITY", "PROGRESS", "RESTARTS", "AGE",
+)  # fmt: skip
+JOB_COLUMNS_WIDE = (*JOB_COLUMNS, "ETA", "LAST-CKPT", "QUEUE", "NAMESPACE", "ATTEMPT")
+EVENTS_SHOWN = 12
+ATTEMPTS_SHOWN = 10
+NOTHING = "-"
+
+
+def progress_text(job: JobView) -> str:
+    """`60/120 50%`, or what is known of it."""
+    progress = job.progress
+    if progress is None:
+        return NOTHING
+    if progress.fraction is None:
+        return f"step {progress.step}"
+    return f"{progress.step}/{progress.total_steps} {progress.fraction:.0%}"
+
+
+def job_row(job: JobView, *, wide: bool) -> list[str]:
+    """One line of `flyer ps`."""
+    end = job.finished_at or time.time()
+    row = [
+        job.name if job.namespace == "default" else job.key,
+        job.state,
+        job.reason or NOTHING,
+        str(job.nodes),
+        "+".join(job.zones) or NOTHING,
+        job.priority,
+        progress_text(job),
+        str(job.restarts),
+        age(end - job.created_at),
+    ]
+    if wide:
+        saved = job.checkpoint
+        row += [
+            job.eta or NOTHING,
+            f"step {saved.step}" if saved else NOTHING,
+            job.queue,
+            job.namespace,
+            str(job.attempt),
+        ]
+    return row
+
+
+def jobs_table(jobs: Iterable[JobView], *, wide: bool) -> str:
+    """`flyer ps`: unfinished jobs first, then by age."""
+    ordered = sorted(jobs, key=lambda job: (job.finished, job.created_at, job.key))
+    header = JOB_COLUMNS_WIDE if wide else JOB_COLUMNS
+    return table(header, [job_row(job, wide=wide) for job in ordered])
+
+
+def nodes_table(nodes: Iterable[NodeView], *, wide: bool) -> str:
+    """`flyer nodes`."""
+    header = ["NODE", "ZONE", "STATE", "JOB", "RANKS", "PIDS", "REASON"]
+    if wide:
+        header += ["LEAF", "GROUP", "SLOTS", "ATTEMPT"]
+    rows = []
+    for node in nodes:
+        reason = node.reason
+        if node.returns_at:
+            reason = f"returns in {age(node.returns_at - time.time())}; {reason}"
+        ranks = NOTHING if node.first_rank is None else f"{node.first_rank}-{node.last_rank}"
+        row = [
+            node.name,
+            node.zone,
+            node.state,
+            node.job or NOTHING,
+            ranks,
+            " ".join(map(str, node.pids)) or NOTHING,
+            reason or NOTHING,
+        ]
+        if wide:
+            row += [node.leaf, node.group, str(node.slots), str(node.attempt or NOTHING)]
+        rows.append(row)
+    return table(header, rows)
+
+
+def queues_table(queues: Iterable[QueueView]) -> str:
+    """`flyer queues`."""
+    return table(
+        ("QUEUE", "RUNNING", "WAITING", "NODES-USED", "NODES-WANTED", "JOBS"),
+        [
+            (
+                one.name, str(one.running_jobs), str(one.waiting_jobs), str(one.running_nodes),
+                str(one.waiting_nodes), " ".join(one.jobs),
+            )
+            for one in queues
+        ],
+    )  # fmt: skip
+
+
+def event_line(event: EventView) -> str:
+    """`19:31:02  Started  attempt 1 runs on a0 a1`."""
+    return f"{clock(event.time)}  {event.reason}: {event.message}"
+
+
+def job_screen(job: JobView, events: Iterable[EventView]) -> str:
+    """`flyer show`: everything about one job, on one screen."""
+    lines = [f"{job.key}  {job.state}{f' ({job.reason})' if job.reason else ''}"]
+    if job.message:
+        lines.append(f"  {job.message}")
+    lines += _facts(job)
+    lines += _attempts(job)
+    conditions = [f"{one['type']}={one['status']} ({one['reason']})" for one in job.conditions]
+    if conditions:
+        lines += ["", "Conditions", *_wrapped(conditions)]
+    shown = list(events)[-EVENTS_SHOWN:]
+    if shown:
+        lines += ["", "Events", *(f"  {event_line(event)}" for event in shown)]
+    if job.failure is not None:
+        lines += ["", *failure_lines(job)]
+    return "\n".join(lines)
+
+
+def failure_lines(job: JobView) -> list[str]:
+    """Who failed, then its own words as they were."""
+    failure = job.failure
+    if failure is None:
+        return []
+    how = (
+        f"killed by signal {failure.signal}"
+        if failure.signal is not None
+        else f"exit status {failure.exit_status}"
+    )
+    head = f"rank {failure.rank} on node {failure.node}: {how}"
+    body = failure.traceback.rstrip("\n")
+    return [head, body] if body else [head, f"its output is in {job.log_folder}"]
+
+
+def _facts(job: JobView) -> list[str]:
+    placement = NOTHING
+    if job.placement:
+        last = job.ranks_per_node - 1
+        placement = ", ".join(
+            f"{node.name} ({node.zone}) {node.first_rank}-{node.first_rank + last}"
+            for node in job.placement
+        )
+    saved = job.checkpoint
+    checkpoint = NOTHING
+    if saved:
+        when = f", {age(time.time() - saved.time)} ago" if saved.time else ""
+        checkpoint = f"step {saved.step} in {saved.path}{when}"
+    metrics = ""
+    if job.progress and job.progress.metrics:
+        metrics = "  " + " ".join(f"{k}={v:.4g}" for k, v in job.progress.metrics.items())
+    facts = {
+        "Wants": f"{job.nodes} nodes × {job.ranks_per_node} ranks of group "
+        f"{job.group or 'any'}, priority {job.priority}, queue {job.queue}",
+        "Has": placement,
+        "Bridge": " - ".join(job.bridge) or NOTHING,
+        "Chain": f"{job.chain or NOTHING}, attempt {job.attempt}, {job.restarts} restarts",
+        "Progress": progress_text(job) + metrics,
+        "Checkpoint": checkpoint,
+        "Logs": job.log_folder,
+    }
+    if job.eta:
+        facts["ETA"] = job.eta
+    return [f"  {name:<11}{value}" for name, value in facts.items()]
+
+
+def _attempts(job: JobView) -> list[str]:
+    if not job.attempts:
+        return []
+    splits = {True: "same", False: "other", None: NOTHING}
+    rows = []
+    for one in job.attempts[-ATTEMPTS_SHOWN:]:
+        origin = "beginning" if one.restored_step is None else f"step {one.restored_step}"
+        lost = NOTHING if one.lost_steps is None else str(one.lost_steps)
+        length = (one.ended_at or time.time()) - one.started_at
+        rows.append(
+            (
+                str(one.attempt), clock(one.started_at), age(length), origin,
+                splits[one.same_split], " ".join(node.name for node in one.nodes),
+                one.outcome or "runs", lost,
+            )
+        )  # fmt: skip
+    header = ("ATTEMPT", "BEGAN", "RAN", "FROM", "SPLIT", "NODES", "OUTCOME", "LOST")
+    text = table(header, rows)
+    return ["", *(f"  {line}" for line in text.splitlines())]
+
+
+def _wrapped(words: list[str], columns: int = 100) -> list[str]:
+    lines, line = [], " "
+    for word in words:
+        if len(line) + len(word) > columns:
+            lines.append(line)
+            line = " "
+        line += f" {word}"
+    return [*lines, line]
+
+
+def why_screen(why: WhyView) -> str:
+    """`flyer why`: the verdict, every reason with numbers, and the ways out."""
+    lines = [f"{why.job} {why.summary}"]
+    if why.position is not None:
+        lines.append(f"  place in the queue: {why.position}")
+    if why.preempted_by:
+        when = f" at {clock(why.preempted_at)}" if why.preempted_at else ""
+        lines.append(f"  preempted by {why.preempted_by}{when}")
+    for number, reason in enumerate(why.reasons, 1):
+        lines.append(f"  {number}. {reason.reason}: {reason.message}")
+        details = []
+        if reason.owner:
+            details.append(f"owner {reason.owner}")
+        if reason.since:
+            details.append(f"since {clock(reason.since)} ({age(time.time() - reason.since)})")
+        if reason.until:
+            details.append(f"until {clock(reason.until)}")
+        if details:
+            lines.append(f"     {', '.join(details)}")
+    if why.eta:
+        lines.append(f"  starts about {clock(why.eta)}")
+    if why.unblock:
+        lines += ["  what would unblock it, cheapest first:"]
+        lines += [f"    {command}" for command in why.unblock]
+    return "\n".join(lines)

@@ -1,0 +1,194 @@
+"""Why a job has no nodes: the sentences of `status.pending`, and their parts for `explain`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from flyer.api import CrossZone, Pending
+from flyer.engine.explanation import Blocker
+from flyer.engine.market import by_zone, memory_of, waits_for_split
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.engine.draft import Draft
+    from flyer.engine.market import Claim, Market
+    from flyer.engine.state import JobState
+
+# Names in one sentence; the rest is counted.
+_NAMES_MAX = 5
+
+
+def never(draft: Draft, job: JobState) -> Pending | None:
+    """Why this cluster, with every known node healthy and free, could not run the job."""
+    spec = job.spec
+    known = [state.node for state in draft.nodes.values()]
+    wanted = spec.nodes
+    classes = sorted({node.node_class for node in known})
+    if spec.node_class is not None and spec.node_class not in classes:
+        have = ", ".join(classes) if classes else "no nodes at all"
+        return _never("NoMatchingFlavor", f"no node has group {spec.node_class}; there are {have}")
+    of_class = [node for node in known if spec.node_class in (None, node.node_class)]
+    zones = sorted({node.zone for node in of_class})
+    if spec.zone is not None and spec.zone not in zones:
+        have = ", ".join(zones) if zones else "no zone"
+        return _never(
+            "NoMatchingFlavor", f"group {spec.group} has no zone {spec.zone}; it has {have}"
+        )
+    big = [node for node in of_class if node.slots >= spec.ranks_per_node]
+    if not big:
+        most = max((node.slots for node in of_class), default=0)
+        return _never(
+            "ExceedsMaxQuota",
+            f"ranksPerNode {spec.ranks_per_node} is more than any node has slots ({most})",
+        )
+    best_zone, best_pair, best_all = 0, 0, 0
+    for node_class in sorted({node.node_class for node in big}):
+        members = by_zone([node for node in big if node.node_class == node_class])
+        sizes = sorted((len(nodes) for nodes in members.values()), reverse=True)
+        pinned = len(members.get(spec.zone, ())) if spec.zone is not None else sizes[0]
+        best_zone, best_pair = max(best_zone, pinned), max(best_pair, sum(sizes[:2]))
+        best_all = max(best_all, sum(sizes))
+    if wanted > best_all:
+        text = f"wants {wanted} nodes, the {_group(job)} has {best_all} in all"
+        return _never("ExceedsMaxQuota", f"{text}: set spec.nodes to {best_all} or less")
+    if spec.zone is not None and wanted > best_zone:
+        text = f"wants {wanted} nodes in zone {spec.zone}, which has {best_zone}"
+        return _never("TopologyPlacementFailed", f"{text}: ask for fewer or drop #{spec.zone}")
+    if spec.cross_zone is CrossZone.NEVER and wanted > best_zone:
+        text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
+        return _never("TopologyPlacementFailed", f"{text}: set crossZone to lastResort")
+    if spec.zone is None and wanted > max(best_zone, best_pair):
+        text = f"wants {wanted} nodes, two zones have at most {best_pair}"
+        return _never("TopologyPlacementFailed", f"{text}: a gang spans two zones at most")
+    return None
+
+
+def _never(reason: str, message: str) -> Pending:
+    return Pending(verdict="Never", reason=reason, message=message)
+
+
+def _group(job: JobState) -> str:
+    return f"group {job.spec.node_class}" if job.spec.node_class else "cluster"
+
+
+def draining(
+    market: Market, job: JobState, occupied: Sequence[str], leaving: Sequence[str]
+) -> Pending:
+    """The job has its nodes; somebody has still to leave them."""
+    holders = Counter(market.occupied_by[name] for name in occupied)
+    parts = [
+        f"{count} node{'s' if count > 1 else ''} of "
+        f"{'its own attempt before' if holder == job.key else holder}"
+        for holder, count in sorted(holders.items())
+    ]
+    if leaving:
+        parts.append(f"the cross-zone token of {', '.join(leaving)}")
+    blocked_by = sorted({*holders, *leaving} - {job.key})
+    deadlines = [
+        suspension.deadline
+        for key in blocked_by
+        if (suspension := market.draft.jobs[key].status.suspension) is not None
+    ]
+    return Pending(
+        reason="WaitingForPreemptedWorkloads",
+        message=f"waits for {' and '.join(parts)} to be given back",
+        eta=max(deadlines) if deadlines else None,
+        blocked_by=tuple(blocked_by),
+    )
+
+
+def behind(ahead: JobState) -> Pending:
+    """The job wants what one ahead of it cannot have either."""
+    return Pending(
+        reason="WaitingForQuota",
+        message=f"behind {ahead.key}, which waits for {ahead.spec.nodes} nodes of the same kind",
+        blocked_by=(ahead.key,),
+    )
+
+
+def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float | None) -> Pending:
+    """Why the job was not placed in this step, in one line."""
+    found = blockers(market, job, claims)
+    first = found[0]
+    message = "; ".join(one.message for one in found[:_NAMES_MAX])
+    if len(found) > _NAMES_MAX:
+        message += f"; and {len(found) - _NAMES_MAX} more reasons"
+    jobs = tuple(dict.fromkeys(one.job for one in found if one.job))
+    return Pending(reason=first.reason, message=message, eta=eta, blocked_by=jobs)
+
+
+def blockers(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blocker]:
+    """Every reason, the deciding one first."""
+    draft = market.draft
+    nodes = [node for group in market.classes(job) for node in group]
+    free = [node for node in nodes if market.is_open(node)]
+    zones = by_zone(free)
+    sizes = ", ".join(f"{len(zones.get(zone, ()))} in {zone}" for zone in sorted(by_zone(nodes)))
+    short = job.spec.nodes - len(free)
+    found: list[Blocker] = []
+    if short > 0:
+        text = f"{short} of {job.spec.nodes} nodes missing ({len(free)} free: {sizes})"
+        found.append(Blocker("WaitingForQuota", text))
+    else:
+        found.append(_topology(market, job, sizes))
+    found += _owners(market, job, claims)
+    for node in nodes:
+        state = draft.nodes[node.name]
+        if not state.eligible:
+            why = state.node.reason or state.lost or "not ready"
+            found.append(Blocker("NodeNotReady", f"node {node.name} is out: {why}", node=node.name))
+    return found
+
+
+def _topology(market: Market, job: JobState, sizes: str) -> Blocker:
+    """Enough nodes are free, but not in a way that the gang may be laid out."""
+    keeping, leaving = market.token_holders(job)
+    patience = waits_for_split(market.draft, job)
+    if patience is not None:
+        split = "+".join(str(count) for count in memory_of(job).split)
+        text = f"waits for nodes with its checkpoint's split over zones, {split} ({sizes} free)"
+        return Blocker("TopologyPlacementFailed", text, until=patience)
+    holders = keeping + leaving
+    if holders and job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None:
+        owner = market.draft.jobs[holders[0]]
+        text = f"no zone has {job.spec.nodes} free nodes ({sizes}), and {owner.key} crosses zones"
+        return Blocker("TopologyPlacementFailed", text, job=owner.key, user=owner.user)
+    text = f"no zone has {job.spec.nodes} free nodes for it ({sizes})"
+    return Blocker("TopologyPlacementFailed", text)
+
+
+def _owners(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blocker]:
+    draft = market.draft
+    usable = {node.name for group in market.classes(job) for node in group}
+    held: Counter[str] = Counter()
+    for name in usable:
+        owner = market.reserved_by.get(name) or market.occupied_by.get(name)
+        if owner is not None and owner != job.key:
+            held[owner] += 1
+    found = []
+    for key, count in sorted(held.items(), key=lambda one: (-one[1], one[0])):
+        other = draft.jobs[key]
+        assignment = other.status.assignment
+        until: float | None = None
+        text = f"{key} of {other.user} has {count}"
+        if market.may_preempt(job, other):
+            immune = market.immune_until(other)
+            if immune > draft.now:
+                until, text = immune, f"{text} and is in its minimum runtime"
+        elif other.status.phase.value != "Suspending":
+            text += f" at priority {other.spec.priority}"
+        since = assignment.reserved_at if assignment else None
+        found.append(
+            Blocker("WaitingForQuota", text, job=key, user=other.user, since=since, until=until)
+        )
+    for claim in claims:
+        if claim.job != job.key and claim.nodes & usable:
+            ahead = draft.jobs[claim.job]
+            text = f"{claim.job} is ahead and waits for {len(claim.nodes & usable)} of the nodes"
+            found.append(Blocker("WaitingForQuota", text, job=claim.job, user=ahead.user))
+    return found
+
+
+__all__ = ["behind", "blockers", "draining", "never", "pending"]

@@ -1,0 +1,125 @@
+"""A step in the making: a mutable copy of the state, and the questions that rules ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flyer.api import Phase, Priority, quantize
+from flyer.engine.nodes import natural_order
+from flyer.engine.state import EngineState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyer.engine.nodes import Node
+    from flyer.engine.state import JobState, NodeState
+
+# Phases in which an assignment keeps others away. A job that is suspending is leaving its nodes:
+# somebody else may already wait for them.
+RESERVING = frozenset({Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING})
+WAITING = frozenset({Phase.RESERVED, Phase.DRAINING})
+ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING})
+
+
+class Draft:
+    """Owned by one call of `step`; nothing of it survives but the state it freezes into."""
+
+    def __init__(self, state: EngineState, now: float) -> None:
+        self.epoch = state.epoch
+        self.policy = state.policy
+        self.now = max(state.now, quantize(now))
+        self.nodes: dict[str, NodeState] = dict(state.nodes)
+        self.jobs: dict[str, JobState] = dict(state.jobs)
+        self._wake: float | None = None
+
+    def freeze(self) -> EngineState:
+        """The state after the step."""
+        return EngineState(self.epoch, self.policy, self.now, self.nodes, self.jobs)
+
+    def put(self, job: JobState) -> JobState:
+        """Replace a job by a changed copy."""
+        self.jobs[job.key] = job
+        return job
+
+    def update(self, key: str, **changes: Any) -> JobState:
+        """Change fields of a job's status."""
+        job = self.jobs[key]
+        return self.put(replace(job, status=job.status.replace(**changes)))
+
+    def wake(self, time: float) -> None:
+        """Something is due at `time`."""
+        if time > self.now and (self._wake is None or time < self._wake):
+            self._wake = time
+
+    @property
+    def wake_at(self) -> float | None:
+        """The earliest time at which something is due."""
+        return self._wake
+
+    def level(self, job: JobState) -> int:
+        """The priority's number. A quota, once there is one, decides `auto` here."""
+        priority = job.spec.priority
+        return (self.policy.auto_priority if priority is Priority.AUTO else priority).level
+
+    def reserved_by(self) -> dict[str, str]:
+        """Which job keeps which node."""
+        return {
+            node.name: key
+            for key, job in self.jobs.items()
+            if job.status.phase in RESERVING and job.status.assignment is not None
+            for node in job.status.assignment.nodes
+        }
+
+    def occupied_by(self) -> dict[str, str]:
+        """Which job may still have processes on which node."""
+        return {node.name: key for key, job in self.jobs.items() for node in job.status.occupied}
+
+    def is_lost(self, name: str) -> bool:
+        """Whether the node's loss was reported. A node that is not known is not lost for that."""
+        state = self.nodes.get(name)
+        return state is not None and bool(state.lost)
+
+    def stuck_since(self, job: JobState, name: str) -> float | None:
+        """When the deadline passed at which this node should have been empty of this job."""
+        stop = job.sent.stops.get(name)
+        if stop is None:
+            return None
+        overdue = quantize(stop[1] + self.policy.stop_deadline_seconds)
+        self.wake(overdue)
+        return overdue if overdue <= self.now else None
+
+    def gone_from(self, job: JobState, name: str) -> bool:
+        """Whether nobody waits for this job to leave this node: it is lost, or stuck."""
+        return self.is_lost(name) or self.stuck_since(job, name) is not None
+
+    def crossing(self, job: JobState) -> bool:
+        """Whether processes of one attempt of the job may talk across zones now."""
+        zones: dict[int, str] = {}
+        for node in job.status.occupied:
+            if (
+                not self.is_lost(node.name)
+                and zones.setdefault(node.attempt, node.zone) != node.zone
+            ):
+                return True
+        return False
+
+    def wants_token(self, job: JobState) -> bool:
+        """Whether the job holds or waits for the token."""
+        assignment = job.status.assignment
+        return (
+            job.status.phase in RESERVING and assignment is not None and len(assignment.zones) > 1
+        )
+
+    def usable_nodes(self, job: JobState) -> Iterator[Node]:
+        """Every known node of the right class and size, ready or not, in natural order."""
+        spec = job.spec
+        for name in sorted(self.nodes, key=natural_order):
+            node = self.nodes[name].node
+            if spec.node_class not in (None, node.node_class) or spec.zone not in (None, node.zone):
+                continue
+            if node.slots >= spec.ranks_per_node:
+                yield node
+
+
+__all__ = ["ACTIVE", "RESERVING", "WAITING", "Draft"]

@@ -1,0 +1,142 @@
+"""Actions from levels: what each job's status calls for and this process has not yet told.
+
+Nothing here decides; it compares the status with `Sent`. So after a rebuild, when `Sent` is empty,
+everything that is still to be done is told again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase, SuspendCode, quantize
+from flyer.engine.actions import Finish, HoldToken, ReleaseToken, Signal, Start, Stop
+from flyer.engine.draft import ACTIVE
+
+if TYPE_CHECKING:
+    from flyer.engine.actions import Action
+    from flyer.engine.draft import Draft
+    from flyer.engine.state import JobState
+
+
+def effects(draft: Draft) -> list[Action]:
+    """Everything to be done now, in the order in which it is to be done."""
+    released: list[Action] = []
+    stopped: list[Action] = []
+    signalled: list[Action] = []
+    started: list[Action] = []
+    finished: list[Action] = []
+    for key in sorted(draft.jobs):
+        released += _release_token(draft, draft.jobs[key])
+        stopped += _stops(draft, draft.jobs[key])
+        signalled += _signal(draft, draft.jobs[key])
+        started += _start(draft, draft.jobs[key])
+        finished += _finish(draft, draft.jobs[key])
+    return released + stopped + signalled + started + finished
+
+
+def _release_token(draft: Draft, job: JobState) -> list[Action]:
+    crosses = draft.crossing(job)
+    held = job.sent.token
+    if crosses or held is False:
+        return []
+    draft.put(replace(job, sent=replace(job.sent, token=False)))
+    # After a rebuild nobody knows whether the release was told: whoever had nodes tells it again.
+    had_nodes = job.status.chain.attempt > 0 and job.spec.nodes > 1
+    return [ReleaseToken(job.key)] if held or had_nodes else []
+
+
+def _stops(draft: Draft, job: JobState) -> list[Action]:
+    nodes = _to_empty(job)
+    stops = dict(job.sent.stops)
+    due: dict[int, list[str]] = {}
+    for name, attempt in nodes:
+        known = stops.get(name)
+        if known is None or known[0] != attempt:
+            stops[name] = (attempt, draft.now, draft.now)
+        elif draft.is_lost(name):
+            continue  # told once; again when the node is back
+        elif draft.now >= quantize(known[2] + draft.policy.stop_retry_seconds):
+            stops[name] = (attempt, known[1], draft.now)
+        else:
+            draft.wake(quantize(known[2] + draft.policy.stop_retry_seconds))
+            continue
+        due.setdefault(attempt, []).append(name)
+        draft.wake(quantize(draft.now + draft.policy.stop_retry_seconds))
+    wanted = {name for name, _ in nodes}
+    stops = {name: stop for name, stop in stops.items() if name in wanted}
+    if stops != job.sent.stops:
+        draft.put(replace(job, sent=replace(job.sent, stops=stops)))
+    reason = job.status.reason or job.status.phase.value
+    # A job that ended may write its last lines; what failed or overstayed has had its time.
+    gentle = job.ended
+    return [
+        Stop(
+            job.key,
+            attempt,
+            tuple(names),
+            kill=not gentle or any(stops[name][1] < draft.now for name in names),
+            reason=reason,
+        )
+        for attempt, names in sorted(due.items())
+    ]
+
+
+def _to_empty(job: JobState) -> list[tuple[str, int]]:
+    """Occupied nodes that nothing of the job has a reason to be on."""
+    status = job.status
+    occupied = [(node.name, node.attempt) for node in status.occupied]
+    older = [one for one in occupied if one[1] < status.chain.attempt]
+    if status.phase in ACTIVE:
+        return older
+    if status.phase is Phase.SUSPENDING and status.suspension is not None:
+        nodes = status.assignment.nodes if status.assignment else ()
+        out = len(status.exits) == len(nodes)
+        leaves = status.suspend_code is SuspendCode.MAY_SUSPEND or status.suspension.expired or out
+        return occupied if leaves else older
+    return occupied
+
+
+def _signal(draft: Draft, job: JobState) -> list[Action]:
+    status = job.status
+    suspension = status.suspension
+    if status.phase is not Phase.SUSPENDING or suspension is None or suspension.expired:
+        return []
+    mark = (status.chain.attempt, suspension.deadline)
+    if status.suspend_code is SuspendCode.MAY_SUSPEND or job.sent.signal == mark:
+        return []
+    draft.put(replace(job, sent=replace(job.sent, signal=mark)))
+    return [Signal(job.key, mark[0], suspension.deadline, suspension.reason, suspension.by)]
+
+
+def _start(draft: Draft, job: JobState) -> list[Action]:
+    status = job.status
+    told: list[Action] = []
+    runs = status.phase in ACTIVE or status.phase is Phase.SUSPENDING
+    if runs and draft.crossing(job) and not job.sent.token:
+        told.append(HoldToken(job.key))
+        job = draft.put(replace(job, sent=replace(job.sent, token=True)))
+    if status.phase is Phase.STARTING and job.sent.start != status.chain.attempt:
+        assert status.assignment is not None, f"{job.key}: starts without nodes"
+        draft.put(replace(job, sent=replace(job.sent, start=status.chain.attempt)))
+        told.append(
+            Start(
+                job.key,
+                status.chain.attempt,
+                status.assignment,
+                status.checkpoint,
+                status.chain.life_state,
+            )
+        )
+    return told
+
+
+def _finish(draft: Draft, job: JobState) -> list[Action]:
+    left = [node.name for node in job.status.occupied if not draft.is_lost(node.name)]
+    if not job.ended or left or job.sent.finish:
+        return []
+    draft.put(replace(job, sent=replace(job.sent, finish=True)))
+    return [Finish(job.key)]
+
+
+__all__ = ["effects"]

@@ -1,0 +1,106 @@
+"""The three functions that drivers call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import quantize
+from flyer.engine.actions import Commit, WakeAt
+from flyer.engine.conditions import summarized
+from flyer.engine.draft import RESERVING, Draft
+from flyer.engine.effects import effects
+from flyer.engine.events import NodeEmptied
+from flyer.engine.explain import explain
+from flyer.engine.policy import Policy
+from flyer.engine.reactions import react
+from flyer.engine.schedule import launch, schedule
+from flyer.engine.settle import settle
+from flyer.engine.state import EngineState, NodeState
+from flyer.engine.transitions import new_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from flyer.api import FlyerJob, FlyerJobStatus
+    from flyer.engine.actions import Action
+    from flyer.engine.events import Event
+    from flyer.engine.nodes import Node
+
+
+def step(
+    state: EngineState, events: Sequence[Event], now: float
+) -> tuple[EngineState, tuple[Action, ...]]:
+    """Take in what happened and decide.
+
+    `now` is in seconds since the epoch; a clock that goes back is taken as standing still. Events
+    that make no sense any more (of an earlier attempt, of an unknown job) change nothing.
+    """
+    draft = Draft(state, now)
+    committed = {key: job.status for key, job in state.jobs.items()}
+    # An exit explains why a node is empty, in whichever order the two were seen.
+    for event in sorted(events, key=lambda event: isinstance(event, NodeEmptied)):
+        react(event, draft)
+    settle(draft)
+    # Nodes are given back in the store before they are given out again.
+    actions: list[Action] = list(_commits(draft, committed, shrinking_only=True))
+    schedule(draft)
+    launch(draft)
+    actions += _commits(draft, committed, shrinking_only=False)
+    actions += effects(draft)
+    for key, job in list(draft.jobs.items()):
+        if job.removed and job.sent.finish and not job.status.occupied:
+            del draft.jobs[key]
+    if draft.wake_at is not None:
+        actions.append(WakeAt(draft.wake_at))
+    return draft.freeze(), tuple(actions)
+
+
+def rebuild(
+    nodes: Iterable[Node],
+    jobs: Iterable[FlyerJob],
+    now: float,
+    epoch: int,
+    policy: Policy = Policy(),  # noqa: B008 - frozen
+) -> EngineState:
+    """The state that the jobs' statuses describe. `epoch` is the new leader's, above all before.
+
+    `jobs` holds every job that has not ended or still occupies a node. The first step after it
+    tells again every action that is still to be done.
+    """
+    now = quantize(now)
+    known = {node.name: NodeState(node) for node in nodes}
+    states = [new_job(job, now) for job in jobs]
+    return EngineState(epoch, policy, now, known, {job.key: job for job in states})
+
+
+def _commits(
+    draft: Draft, committed: dict[str, FlyerJobStatus], *, shrinking_only: bool
+) -> list[Commit]:
+    """Commit every changed status: those that keep no new node first."""
+    first: list[Commit] = []
+    then: list[Commit] = []
+    for key in sorted(draft.jobs):
+        job, before = draft.jobs[key], committed.get(key)
+        if job.status is before or job.status == before:
+            continue
+        grows = bool(_kept(job.status) - (_kept(before) if before else frozenset()))
+        shrinks = before is not None and bool(_kept(before) - _kept(job.status))
+        if shrinking_only and not shrinks:
+            continue
+        status = summarized(job, draft.now)
+        draft.put(replace(job, status=status))
+        if status == before:
+            continue
+        committed[key] = status
+        (then if grows else first).append(Commit(key, status))
+    return first + then
+
+
+def _kept(status: FlyerJobStatus) -> frozenset[str]:
+    if status.phase not in RESERVING or status.assignment is None:
+        return frozenset()
+    return frozenset(status.assignment.names)
+
+
+__all__ = ["explain", "rebuild", "step"]

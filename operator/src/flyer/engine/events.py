@@ -1,0 +1,215 @@
+"""What drivers tell the engine: facts, in the past tense.
+
+An event about an attempt names it, so that what arrives late is recognised. Telling the same fact
+twice changes nothing. `job` is always the key, "namespace/name".
+"""
+
+# ruff: noqa: TC001 - the decision log resolves the annotations
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyer.api import FlyerJob
+from flyer.engine.nodes import Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeObserved:
+    """A node exists and is so. Its loss, if it had been reported, is over when it is ready."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node died under its work: crash, power, network. Ineligible until observed ready again."""
+
+    node: str
+    cause: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEmptied:
+    """No process of this job's attempts up to `attempt` exists on the node any more.
+
+    Drivers tell it for every node that a gang was started on, whatever ended the gang, and after
+    the PodExited of that node, if they saw one: a pod that is gone without an exit was lost.
+    """
+
+    node: str
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A job exists with this spec. Submitted again, its changed spec is taken over."""
+
+    job: FlyerJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobRemoved:
+    """The object was deleted: end what runs, now, and forget the job when its nodes are empty."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendRequested:
+    """spec.suspend became true. The driver has stored that; `by` and `reason` are for people."""
+
+    job: str
+    by: str = "user"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """spec.suspend became false."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """End the job for good: with the grace that a suspension has, or at once with `kill`."""
+
+    job: str
+    by: str = "user"
+    reason: str = ""
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendReceived:
+    """The job acknowledged the signal (or got the fallback SIGTERM): suspend code 2."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The job has saved and gives its nodes back: suspend code 3; it may be killed now."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported:
+    """The job completed a step. Feeds the watchdog and extends the grace."""
+
+    job: str
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogObserved:
+    """A rank wrote something. Drivers tell it at most every few seconds; feeds the watchdog."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReported:
+    """A checkpoint exists. Only a durable one is ever restored from."""
+
+    job: str
+    attempt: int
+    step: int
+    path: str
+    durable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LifeStateSet:
+    """The job set its own 32-bit word, which the chain keeps."""
+
+    job: str
+    attempt: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangStarted:
+    """The pods of all nodes are up: the gang runs."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """All ranks of the pod exited with status 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A rank exited by itself with another status; `reason` is the last line of its traceback."""
+
+    exit_status: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The pod ended by a signal, or vanished (`signal` 0): nothing that its own code decided."""
+
+    signal: int = 0
+    reason: str = ""
+
+
+Outcome = Succeeded | Failed | Killed
+
+
+@dataclass(frozen=True, slots=True)
+class PodExited:
+    """The pod on this node ended. `NodeEmptied` follows when nothing of it is left."""
+
+    job: str
+    attempt: int
+    node: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; nothing else happened."""
+
+
+Event = (
+    NodeObserved | NodeLost | NodeEmptied | JobSubmitted | JobRemoved | SuspendRequested
+    | ResumeRequested | StopRequested | SuspendReceived | Released | ProgressReported
+    | LogObserved | CheckpointReported | LifeStateSet | GangStarted | PodExited | Tick
+)  # fmt: skip
+
+__all__ = [
+    "CheckpointReported",
+    "Event",
+    "Failed",
+    "GangStarted",
+    "JobRemoved",
+    "JobSubmitted",
+    "Killed",
+    "LifeStateSet",
+    "LogObserved",
+    "NodeEmptied",
+    "NodeLost",
+    "NodeObserved",
+    "Outcome",
+    "PodExited",
+    "ProgressReported",
+    "Released",
+    "ResumeRequested",
+    "StopRequested",
+    "Succeeded",
+    "SuspendReceived",
+    "SuspendRequested",
+    "Tick",
+]

@@ -1,0 +1,51 @@
+"""What `explain` answers: why a job has no nodes, and what would change that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """One reason why the job cannot start now."""
+
+    reason: str  # Kueue's word
+    message: str  # with numbers
+    job: str = ""  # the job in the way, if one is
+    user: str = ""  # its owner
+    node: str = ""  # the node in the way, if one is
+    since: float | None = None
+    until: float | None = None  # when it ends by itself, if that is known
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something that would let the job start."""
+
+    command: str
+    effect: str
+    cost_node_seconds: float | None = None  # work that would be lost
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything about one job's place.
+
+    `verdict`: "can" (it has its nodes, or gets them in the next step), "cannot" (not now), "never"
+    (not in this cluster as it is), "suspended" (spec.suspend), "ended".
+    """
+
+    job: str
+    phase: str
+    verdict: Literal["can", "cannot", "never", "suspended", "ended"]
+    summary: str
+    position: int | None = None  # in the queue, from 1
+    blockers: tuple[Blocker, ...] = ()
+    preempted_by: str = ""
+    preempted_at: float | None = None
+    eta: float | None = None
+    remedies: tuple[Remedy, ...] = ()  # the cheapest first
+
+
+__all__ = ["Blocker", "Explanation", "Remedy"]

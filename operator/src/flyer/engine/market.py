@@ -1,0 +1,197 @@
+"""Who may have which nodes now, and when the others could be had: what placing one job looks at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flyer.api import CrossZone, Phase, quantize
+from flyer.engine import placement
+from flyer.engine.draft import ACTIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from flyer.engine.draft import Draft
+    from flyer.engine.nodes import Node
+    from flyer.engine.placement import Memory, Option
+    from flyer.engine.state import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Nodes that a blocked job waits for; others may use them only if they are back in time."""
+
+    job: str
+    nodes: frozenset[str]
+    needed_at: float  # infinite: nobody knows
+
+
+@dataclass(slots=True)
+class Market:
+    """The ledger of one moment: rebuilt after each job that was given nodes."""
+
+    draft: Draft
+    reserved_by: dict[str, str] = field(init=False)
+    occupied_by: dict[str, str] = field(init=False)
+
+    _open: set[str] = field(init=False)
+    _classes: dict[tuple[str | None, str | None, int], list[list[Node]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._classes = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the jobs again."""
+        self.reserved_by = self.draft.reserved_by()
+        self.occupied_by = self.draft.occupied_by()
+        self._open = {name for name in self.draft.nodes if self._is_open(name)}
+
+    def classes(self, job: JobState) -> list[list[Node]]:
+        """The usable nodes, ready or not, by node class: a gang never mixes them."""
+        spec = job.spec
+        key = (spec.node_class, spec.zone, spec.ranks_per_node)
+        if key not in self._classes:
+            found: dict[str, list[Node]] = {}
+            for node in self.draft.usable_nodes(job):
+                found.setdefault(node.node_class, []).append(node)
+            self._classes[key] = [found[name] for name in sorted(found)]
+        return self._classes[key]
+
+    def is_open(self, node: Node) -> bool:
+        """Whether a job may reserve the node now: healthy, nobody's, and being left if not empty.
+
+        A node that somebody cannot be made to leave is not waited for.
+        """
+        return node.name in self._open
+
+    def _is_open(self, name: str) -> bool:
+        if not self.draft.nodes[name].eligible or name in self.reserved_by:
+            return False
+        holder = self.occupied_by.get(name)
+        return holder is None or not self.draft.gone_from(self.draft.jobs[holder], name)
+
+    def is_empty(self, node: Node) -> bool:
+        """Whether no job has processes there."""
+        return node.name not in self.occupied_by
+
+    def token_holders(self, job: JobState) -> tuple[list[str], list[str]]:
+        """Who else has the cross-zone token: those who keep it, and those who are leaving."""
+        keeping, leaving = [], []
+        for key in sorted(self.draft.jobs):
+            other = self.draft.jobs[key]
+            if key == job.key:
+                continue
+            if self.draft.wants_token(other):
+                keeping.append(key)
+            elif self.draft.crossing(other):
+                leaving.append(key)
+        return keeping, leaving
+
+    def may_preempt(self, job: JobState, victim: JobState) -> bool:
+        """Whether the victim's priority is lower. Its minimum runtime is another question."""
+        return (
+            victim.key != job.key
+            and victim.status.phase is Phase.RUNNING
+            and self.draft.level(victim) < self.draft.level(job)
+        )
+
+    def immune_until(self, victim: JobState) -> float:
+        """The end of the victim's minimum runtime."""
+        assignment = victim.status.assignment
+        running_at = assignment.running_at if assignment else None
+        begun = self.draft.now if running_at is None else running_at
+        return quantize(begun + victim.spec.preemption.min_runtime.seconds)
+
+    def cost_node_ms(self, victim: JobState) -> int:
+        """The work that preempting loses: nodes times (time since it was saved + a restart)."""
+        assignment, checkpoint = victim.status.assignment, victim.status.checkpoint
+        assert assignment is not None, f"{victim.key}: running without nodes"
+        begun = assignment.running_at if assignment.running_at is not None else self.draft.now
+        saved = max(begun, checkpoint.time) if checkpoint else begun
+        seconds = max(0.0, self.draft.now - saved) + self.draft.policy.restart_cost_seconds
+        return len(assignment.nodes) * round(seconds * 1000)
+
+    def available_at(self, job: JobState, node: Node) -> float:
+        """When the job could have this node if nobody surprises us; infinite if nobody knows."""
+        now = self.draft.now
+        if not self.draft.nodes[node.name].eligible:
+            return math.inf
+        owner = self.reserved_by.get(node.name)
+        if owner == job.key:
+            return now
+        if owner is None:
+            return self._left_at(self.occupied_by.get(node.name), node)
+        other = self.draft.jobs[owner]
+        assignment = other.status.assignment
+        begun = assignment.running_at if assignment and assignment.running_at else now
+        grace = other.spec.preemption.max_grace.seconds
+        ends = (
+            begun + other.spec.max_runtime.seconds + grace if other.spec.max_runtime else math.inf
+        )
+        lower = self.draft.level(other) < self.draft.level(job)
+        if lower and other.status.phase in ACTIVE:
+            ends = min(
+                ends, max(now, self.immune_until(other)) + other.spec.preemption.grace.seconds
+            )
+        return ends
+
+    def _left_at(self, holder: str | None, node: Node) -> float:
+        now = self.draft.now
+        if holder is None:
+            return now
+        job = self.draft.jobs[holder]
+        if self.draft.gone_from(job, node.name):
+            return math.inf
+        suspension = job.status.suspension
+        return max(now, suspension.deadline) if suspension else now
+
+
+def memory_of(job: JobState) -> Memory:
+    """What placement remembers of the job."""
+    chain = job.status.chain
+    return placement.Memory(
+        tuple((node.name, node.zone) for node in chain.previous), frozenset(chain.avoid)
+    )
+
+
+def options(job: JobState, zones: Iterable[str], *, same_split: bool) -> list[list[Option]]:
+    """The ways to lay the gang out, best kind first; only those like before if `same_split`."""
+    known = set(zones)
+    crossing = job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None
+    memory = memory_of(job)
+    like_before: list[Option] = []
+    if sum(memory.split) == job.spec.nodes:
+        like_before = [
+            one
+            for one in placement.same_split_options(memory, known)
+            if crossing or not one.crosses
+        ]
+    if same_split:
+        return [like_before]
+    single = placement.single_zone_options(job.spec.nodes, known)
+    cross = placement.cross_zone_options(job.spec.nodes, known) if crossing else []
+    return [kind for kind in (like_before, single, cross) if kind]
+
+
+def waits_for_split(draft: Draft, job: JobState) -> float | None:
+    """Until when the job takes only nodes with the split of its checkpoint."""
+    chain = job.status.chain
+    if job.status.checkpoint is None or sum(memory_of(job).split) != job.spec.nodes:
+        return None
+    since = chain.queued_at if chain.queued_at is not None else draft.now
+    until = quantize(since + draft.policy.same_split_seconds)
+    return until if until > draft.now else None
+
+
+def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """The same nodes in one list a zone."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.zone, []).append(node)
+    return found
+
+
+__all__ = ["Claim", "Market", "by_zone", "memory_of", "options", "waits_for_split"]

@@ -1,0 +1,39 @@
+"""The scheduler's settings: one frozen value, part of the state, written into the decision log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyer.api import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Times in seconds. The defaults suit a cluster; one machine uses shorter ones."""
+
+    # A rank that fails takes its peers down with errors of their own, and a lost node does so too:
+    # wait this long for evidence of the infrastructure before the job is blamed.
+    failure_window_seconds: float = 5.0
+    # From Start to GangStarted; then rolled back (images may have to be pulled).
+    start_deadline_seconds: float = 600.0
+    # Stop is told again after so long, and a node that is not empty after the deadline is not
+    # waited for any longer: whoever waits for it is placed anew.
+    stop_retry_seconds: float = 10.0
+    stop_deadline_seconds: float = 120.0
+    # A resumed job waits so long for nodes that give the same split over the zones (and so the
+    # same bits) before it takes others.
+    same_split_seconds: float = 60.0
+    # What a restart costs on top of the work since the last checkpoint, per node.
+    restart_cost_seconds: float = 60.0
+    # Pause before the second, third … restart in a row without a newer checkpoint: doubling.
+    backoff_seconds: float = 1.0
+    backoff_seconds_max: float = 60.0
+    # Progress is written into the job's status at most so often.
+    progress_commit_seconds: float = 5.0
+    # What `priority: auto` means while no quota says otherwise.
+    auto_priority: Priority = Priority.NORMAL
+    # Nodes remembered as having failed a job.
+    avoid_max: int = 8
+
+
+__all__ = ["Policy"]

@@ -1,0 +1,275 @@
+"""Events: what each one changes, before anything is decided.
+
+An event records a fact; `settle` judges. So the order of events inside one step does not matter,
+and a state that was rebuilt judges the same facts again.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import Checkpoint, Exit, Phase, SuspendCode
+from flyer.engine import events as happened
+from flyer.engine import transitions
+from flyer.engine.draft import ACTIVE
+from flyer.engine.state import NodeState
+
+if TYPE_CHECKING:
+    from flyer.engine.draft import Draft
+    from flyer.engine.events import Event
+    from flyer.engine.state import JobState
+
+_OUTCOMES = {
+    happened.Succeeded: "Succeeded",
+    happened.Failed: "Failed",
+    happened.Killed: "Killed",
+}
+_LIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING})
+LIFE_STATE_MAX = 2**32 - 1
+
+
+@functools.singledispatch
+def react(event: Event, draft: Draft) -> None:
+    """Take one event in."""
+    raise AssertionError(f"no reaction to {event!r} at {draft.now}")
+
+
+@react.register(happened.Tick)
+def _(_event: happened.Tick, _draft: Draft) -> None:
+    pass
+
+
+@react.register(happened.NodeObserved)
+def _(event: happened.NodeObserved, draft: Draft) -> None:
+    known = draft.nodes.get(event.node.name)
+    lost = "" if event.node.ready or known is None else known.lost
+    draft.nodes[event.node.name] = NodeState(event.node, lost)
+
+
+@react.register(happened.NodeLost)
+def _(event: happened.NodeLost, draft: Draft) -> None:
+    known = draft.nodes.get(event.node)
+    if known is not None and not known.lost:
+        cause = f"{event.cause} ({event.evidence})" if event.evidence else event.cause
+        draft.nodes[event.node] = NodeState(
+            replace(known.node, ready=False, reason=cause), cause or "lost"
+        )
+
+
+@react.register(happened.NodeEmptied)
+def _(event: happened.NodeEmptied, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None:
+        return
+    left = tuple(
+        one for one in job.status.occupied if one.name != event.node or one.attempt > event.attempt
+    )
+    if left == job.status.occupied:
+        return
+    vanished = (
+        job.status.phase in ACTIVE
+        and event.attempt == job.status.chain.attempt
+        and job.status.assignment is not None
+        and event.node in job.status.assignment.names
+        and all(one.node != event.node for one in job.status.exits)
+    )
+    if vanished:
+        _record_exit(draft, event.job, event.node, happened.Killed(0, "vanished"))
+    stops = {name: stop for name, stop in job.sent.stops.items() if name != event.node}
+    draft.put(replace(draft.jobs[event.job], sent=replace(job.sent, stops=stops)))
+    draft.update(event.job, occupied=left)
+
+
+@react.register(happened.JobSubmitted)
+def _(event: happened.JobSubmitted, draft: Draft) -> None:
+    job = draft.jobs.get(event.job.key)
+    fresh = transitions.new_job(event.job, draft.now)
+    if job is None or (_forgotten(job) and fresh.status.chain.id != job.status.chain.id):
+        draft.put(fresh)
+        return
+    if job.ended or job.removed:
+        return
+    spec = event.job.spec
+    if job.status.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+        # What decides the placement is fixed while the job has nodes.
+        spec = job.spec.replace(
+            priority=spec.priority,
+            max_runtime=spec.max_runtime,
+            watchdog=spec.watchdog,
+            max_restarts=spec.max_restarts,
+            preemption=spec.preemption,
+            suspend=spec.suspend,
+        )
+    draft.put(
+        replace(job, spec=spec, suspend=spec.suspend, generation=event.job.metadata.generation)
+    )
+
+
+@react.register(happened.JobRemoved)
+def _(event: happened.JobRemoved, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None:
+        return
+    draft.put(replace(job, removed=True))
+    if not job.ended:
+        transitions.end(draft, event.job, Phase.FAILED, "Removed", "the job was deleted")
+
+
+@react.register(happened.SuspendRequested)
+def _(event: happened.SuspendRequested, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is not None:
+        draft.put(replace(job, suspend=True, suspend_by=event.by, suspend_reason=event.reason))
+
+
+@react.register(happened.ResumeRequested)
+def _(event: happened.ResumeRequested, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is not None:
+        draft.put(replace(job, suspend=False))
+
+
+@react.register(happened.StopRequested)
+def _(event: happened.StopRequested, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    message = f"stopped by {event.by}" + (f": {event.reason}" if event.reason else "")
+    if job.status.phase is Phase.SUSPENDING and job.status.suspension is not None:
+        asked = job.status.suspension.replace(reason="Stopped", by=event.by, message=message)
+        if event.kill:
+            asked = asked.replace(deadline=draft.now, expired=True)
+        draft.update(event.job, suspension=asked)
+    elif job.status.phase in (Phase.STARTING, Phase.RUNNING):
+        transitions.begin_suspension(
+            draft, event.job, reason="Stopped", by=event.by, message=message, kill=event.kill
+        )
+    else:
+        transitions.end(draft, event.job, Phase.FAILED, "Stopped", message)
+
+
+@react.register(happened.SuspendReceived)
+def _(event: happened.SuspendReceived, draft: Draft) -> None:
+    _grow_code(draft, event.job, event.attempt, SuspendCode.RECEIVED)
+
+
+@react.register(happened.Released)
+def _(event: happened.Released, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or not _is_live(job, event.attempt):
+        return
+    if job.status.phase is not Phase.SUSPENDING:
+        transitions.begin_suspension(
+            draft, event.job, reason="Yielded", by=event.job, message="the job gave its nodes back"
+        )
+    _grow_code(draft, event.job, event.attempt, SuspendCode.MAY_SUSPEND)
+
+
+@react.register(happened.ProgressReported)
+def _(event: happened.ProgressReported, draft: Draft) -> None:
+    job = _active(draft, event.job, event.attempt)
+    if job is None:
+        return
+    draft.put(replace(job, seen=replace(job.seen, step=event.step)))
+    if draft.now >= job.seen.progress_committed_at + draft.policy.progress_commit_seconds:
+        transitions.flush_progress(draft, event.job)
+    transitions.extend_grace(draft, event.job)
+
+
+@react.register(happened.LogObserved)
+def _(event: happened.LogObserved, draft: Draft) -> None:
+    _active(draft, event.job, event.attempt)
+
+
+@react.register(happened.CheckpointReported)
+def _(event: happened.CheckpointReported, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or event.attempt != job.status.chain.attempt:
+        return
+    _active(draft, event.job, event.attempt)
+    if event.durable:
+        chain = job.status.chain
+        draft.update(
+            event.job,
+            checkpoint=Checkpoint(step=event.step, time=draft.now, path=event.path),
+            # It works where it is: nothing is held against the nodes of before any more.
+            chain=chain.replace(avoid=()) if chain.avoid else chain,
+        )
+        if job.status.assignment is not None:
+            transitions.remember_nodes(draft, event.job)
+    transitions.extend_grace(draft, event.job)
+
+
+@react.register(happened.LifeStateSet)
+def _(event: happened.LifeStateSet, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    valid = 0 <= event.value <= LIFE_STATE_MAX
+    if valid and job is not None and event.attempt == job.status.chain.attempt:
+        draft.update(event.job, chain=job.status.chain.replace(life_state=event.value))
+
+
+@react.register(happened.GangStarted)
+def _(event: happened.GangStarted, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or not _is_live(job, event.attempt) or job.status.phase is not Phase.STARTING:
+        return
+    assert job.status.assignment is not None, event.job
+    _active(draft, event.job, event.attempt)
+    draft.update(
+        event.job,
+        phase=Phase.RUNNING,
+        assignment=job.status.assignment.replace(running_at=draft.now),
+    )
+    if job.status.checkpoint is None:
+        transitions.remember_nodes(draft, event.job)
+
+
+@react.register(happened.PodExited)
+def _(event: happened.PodExited, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or not _is_live(job, event.attempt) or job.status.assignment is None:
+        return
+    known = any(one.node == event.node for one in job.status.exits)
+    if not known and event.node in job.status.assignment.names:
+        _record_exit(draft, event.job, event.node, event.outcome)
+
+
+def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -> None:
+    recorded = Exit(
+        node=node,
+        outcome=_OUTCOMES[type(outcome)],  # type: ignore[arg-type]
+        exit_status=getattr(outcome, "exit_status", None),
+        signal=getattr(outcome, "signal", None),
+        reason=getattr(outcome, "reason", ""),
+        time=draft.now,
+    )
+    draft.update(key, exits=(*draft.jobs[key].status.exits, recorded))
+
+
+def _is_live(job: JobState, attempt: int) -> bool:
+    return job.status.phase in _LIVE and job.status.chain.attempt == attempt
+
+
+def _active(draft: Draft, key: str, attempt: int) -> JobState | None:
+    """The job, its watchdog fed, if this attempt of it is alive."""
+    job = draft.jobs.get(key)
+    if job is None or not _is_live(job, attempt):
+        return None
+    return draft.put(replace(job, seen=replace(job.seen, activity_at=draft.now)))
+
+
+def _grow_code(draft: Draft, key: str, attempt: int, code: SuspendCode) -> None:
+    job = draft.jobs.get(key)
+    if job is None or job.status.phase is not Phase.SUSPENDING:
+        return
+    if job.status.chain.attempt == attempt and job.status.suspend_code < code:
+        draft.update(key, suspend_code=code)
+
+
+def _forgotten(job: JobState) -> bool:
+    return job.ended and not job.status.occupied
+
+
+__all__ = ["LIFE_STATE_MAX", "react"]

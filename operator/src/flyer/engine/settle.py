@@ -1,0 +1,221 @@
+"""What follows for each job from the facts and from the time, before nodes are given out.
+
+A ladder per phase: the first rule that applies moves the job, and its next phase is judged again
+until nothing moves. Rules look at levels, not at events, so a rebuilt state settles the same way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase, SuspendCode, quantize
+from flyer.engine import transitions
+from flyer.engine.draft import WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flyer.engine.draft import Draft
+    from flyer.engine.state import JobState
+
+# A job passes through each phase at most once in a step.
+_MOVES_MAX = 8
+
+
+def settle(draft: Draft) -> None:
+    """Bring every job to rest."""
+    occupied_by = draft.occupied_by()
+    for key in sorted(draft.jobs):
+        for _ in range(_MOVES_MAX):
+            job = draft.jobs[key]
+            rule = _RULES.get(job.status.phase)
+            if rule is None:
+                break
+            rule(draft, job)
+            if draft.jobs[key].status.phase is job.status.phase:
+                break
+        else:
+            raise AssertionError(f"{key} does not come to rest")
+    _confirm_reservations(draft, occupied_by)
+
+
+def _queued(draft: Draft, job: JobState) -> None:
+    if job.suspend:
+        draft.update(job.key, phase=Phase.SUSPENDED, pending=None)
+
+
+def _suspended(draft: Draft, job: JobState) -> None:
+    if not job.suspend:
+        chain = job.status.chain.replace(queued_at=draft.now, not_before=None)
+        draft.update(job.key, phase=Phase.QUEUED, chain=chain)
+
+
+def _waiting(draft: Draft, job: JobState) -> None:
+    assignment = job.status.assignment
+    assert assignment is not None, f"{job.key}: reserved without nodes"
+    unfit = [name for name in assignment.names if not _fit(draft, name)]
+    if job.suspend or unfit:
+        transitions.drop_reservation(draft, job.key)
+
+
+def _fit(draft: Draft, name: str) -> bool:
+    state = draft.nodes.get(name)
+    return state is not None and state.eligible
+
+
+def _active(draft: Draft, job: JobState) -> None:
+    """Starting or running: what the pods did, then what was asked, then what is overdue."""
+    for rule in (_infrastructure, _ended, _asked, _overdue):
+        if rule(draft, job):
+            return
+
+
+def _infrastructure(draft: Draft, job: JobState) -> bool:
+    assignment = job.status.assignment
+    assert assignment is not None, f"{job.key}: active without nodes"
+    done = {one.node for one in job.status.exits if one.outcome == "Succeeded"}
+    lost = [name for name in assignment.names if draft.is_lost(name) and name not in done]
+    if lost:
+        causes = ", ".join(f"{name} ({_cause(draft, name)})" for name in lost)
+        transitions.restart(
+            draft, job.key, reason="NodeFailures", message=f"lost node {causes}", avoid=lost
+        )
+        return True
+    killed = [one for one in job.status.exits if one.outcome == "Killed"]
+    if killed:
+        first = killed[0]
+        how = f"by signal {first.signal}" if first.signal else "by nobody known"
+        detail = f" ({first.reason})" if first.reason else ""
+        transitions.restart(
+            draft, job.key, reason="PodKilled",
+            message=f"the pod on node {first.node} was killed {how}{detail}",
+            # Without a signal nobody killed it there: whoever ran it went away.
+            avoid=[one.node for one in killed if one.signal],
+        )  # fmt: skip
+        return True
+    return False
+
+
+def _cause(draft: Draft, name: str) -> str:
+    state = draft.nodes.get(name)
+    return (state.node.reason or state.lost) if state else "not known any more"
+
+
+def _ended(draft: Draft, job: JobState) -> bool:
+    assignment, exits = job.status.assignment, job.status.exits
+    assert assignment is not None, f"{job.key}: active without nodes"
+    all_out = len(exits) == len(assignment.nodes)
+    failed = [one for one in exits if one.outcome == "Failed"]
+    if not failed:
+        if all_out:
+            message = f"all ranks of {len(exits)} nodes exited with status 0"
+            transitions.end(draft, job.key, Phase.SUCCEEDED, "Complete", message)
+        return all_out
+    verdict_at = quantize(failed[0].time + draft.policy.failure_window_seconds)
+    if not all_out and draft.now < verdict_at:
+        draft.wake(verdict_at)
+        return True  # nothing else is judged while evidence may still come
+    first = failed[0]
+    detail = f": {first.reason}" if first.reason else ""
+    transitions.end(
+        draft, job.key, Phase.FAILED, "RankFailed",
+        f"a rank on node {first.node} exited with status {first.exit_status}{detail}",
+    )  # fmt: skip
+    return True
+
+
+def _asked(draft: Draft, job: JobState) -> bool:
+    if not job.suspend:
+        return False
+    message = f"suspended by {job.suspend_by}"
+    if job.suspend_reason:
+        message += f": {job.suspend_reason}"
+    transitions.begin_suspension(
+        draft, job.key, reason="Suspended", by=job.suspend_by, message=message
+    )
+    return True
+
+
+def _overdue(draft: Draft, job: JobState) -> bool:
+    assignment, spec = job.status.assignment, job.spec
+    assert assignment is not None, f"{job.key}: active without nodes"
+    if assignment.running_at is None:
+        begun = assignment.started_at if assignment.started_at is not None else draft.now
+        limit = draft.policy.start_deadline_seconds
+        if _passed(draft, begun + limit):
+            transitions.restart(
+                draft, job.key, reason="PodsReadyTimeout",
+                message=f"the pods were not up within {limit:g} s", avoid=(),
+            )  # fmt: skip
+            return True
+        return False
+    if spec.max_runtime and _passed(draft, assignment.running_at + spec.max_runtime.seconds):
+        transitions.begin_suspension(
+            draft, job.key, reason="DeadlineExceeded", by="maxRuntime",
+            message=f"ran for its maxRuntime of {spec.max_runtime}",
+        )  # fmt: skip
+        return True
+    alive_at = max(job.seen.activity_at, assignment.running_at)
+    if spec.watchdog and _passed(draft, alive_at + spec.watchdog.seconds):
+        transitions.restart(
+            draft, job.key, reason="WatchdogExpired",
+            message=f"neither progress nor a log line for {spec.watchdog}", avoid=(),
+        )  # fmt: skip
+        return True
+    return False
+
+
+def _passed(draft: Draft, time: float) -> bool:
+    time = quantize(time)
+    draft.wake(time)
+    return time <= draft.now
+
+
+def _suspending(draft: Draft, job: JobState) -> None:
+    suspension, assignment = job.status.suspension, job.status.assignment
+    assert suspension is not None, f"{job.key}: suspending without a suspension"
+    assert assignment is not None, f"{job.key}: suspending without nodes"
+    finished = len(job.status.exits) == len(assignment.nodes) and all(
+        one.outcome == "Succeeded" for one in job.status.exits
+    )
+    # It ended before it knew. Had it known, an exit with status 0 would mean that it saved.
+    if finished and job.status.suspend_code <= SuspendCode.SENT and not suspension.expired:
+        message = f"all ranks of {len(job.status.exits)} nodes exited with status 0"
+        transitions.end(draft, job.key, Phase.SUCCEEDED, "Complete", message)
+        return
+    if all(draft.gone_from(job, one.name) for one in job.status.occupied):
+        transitions.end_suspension(draft, job.key)
+        return
+    released = job.status.suspend_code is SuspendCode.MAY_SUSPEND
+    if not released and not suspension.expired and _passed(draft, suspension.deadline):
+        draft.update(job.key, suspension=suspension.replace(expired=True))
+
+
+_RULES: dict[Phase, Callable[[Draft, JobState], None]] = {
+    Phase.QUEUED: _queued,
+    Phase.SUSPENDED: _suspended,
+    Phase.RESERVED: _waiting,
+    Phase.DRAINING: _waiting,
+    Phase.STARTING: _active,
+    Phase.RUNNING: _active,
+    Phase.SUSPENDING: _suspending,
+}
+
+
+def _confirm_reservations(draft: Draft, occupied_by: dict[str, str]) -> None:
+    """Whoever waits for a node waits for somebody who is leaving it, and who does leave."""
+    for key in sorted(draft.jobs):
+        job = draft.jobs[key]
+        if job.status.phase not in WAITING or job.status.assignment is None:
+            continue
+        for name in job.status.assignment.names:
+            holder = draft.jobs.get(occupied_by.get(name, ""))
+            if holder is None or name not in {one.name for one in holder.status.occupied}:
+                continue
+            staying = holder.status.phase in (Phase.STARTING, Phase.RUNNING)
+            if staying or draft.gone_from(holder, name):
+                transitions.drop_reservation(draft, key)
+                break
+
+
+__all__ = ["settle"]

@@ -1,0 +1,100 @@
+"""The engine's state: nodes as observed, and jobs as committed.
+
+Everything that must survive a restart is in a job's `status`, which is exactly what was committed.
+`Seen` and `Sent` are what this process observed and did since it started: losing them costs a
+repeated action or a restarted clock, never a decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flyer.api import FlyerJobSpec, FlyerJobStatus, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flyer.engine.nodes import Node
+    from flyer.engine.policy import Policy
+
+# Phases in which `assignment` reserves nodes.
+HOLDING = frozenset(
+    {Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING}
+)
+ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node and whether its loss was reported."""
+
+    node: Node
+    lost: str = ""  # the cause; empty: not lost
+
+    @property
+    def eligible(self) -> bool:
+        """Whether new work may go there."""
+        return self.node.ready and not self.lost
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Observed since the engine started; not committed."""
+
+    activity_at: float = 0.0  # progress or a log line
+    step: int | None = None
+    progress_committed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Told to the driver since the engine started."""
+
+    signal: tuple[int, float] | None = None  # attempt, deadline
+    start: int | None = None  # attempt
+    token: bool | None = None  # None: not known after a rebuild
+    finish: bool = False
+    # Per node: attempt, time of the first and of the latest Stop.
+    stops: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One job."""
+
+    key: str
+    user: str
+    generation: int | None
+    spec: FlyerJobSpec
+    status: FlyerJobStatus
+    suspend: bool  # spec.suspend, which changes while the job runs
+    suspend_by: str = "user"
+    suspend_reason: str = ""
+    removed: bool = False
+    seen: Seen = Seen()
+    sent: Sent = Sent()
+
+    @property
+    def holding(self) -> bool:
+        """Whether the job's assignment reserves nodes."""
+        return self.status.phase in HOLDING and self.status.assignment is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over for good."""
+        return self.status.phase in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """Everything. A value: `step` returns a new one."""
+
+    epoch: int
+    policy: Policy
+    now: float
+    nodes: Mapping[str, NodeState]
+    jobs: Mapping[str, JobState]
+
+
+__all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]

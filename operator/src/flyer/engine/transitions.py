@@ -1,0 +1,282 @@
+"""The moves of one job from phase to phase. Each is one function, and says what it keeps.
+
+A job leaves its nodes by `begin_suspension` → `end_suspension` (it was asked), by `restart` (the
+infrastructure failed it) or by `end` (it is over). Whichever it was, `occupied` keeps naming the
+nodes until a driver saw them empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import (
+    AssignedNode,
+    Assignment,
+    Chain,
+    Eviction,
+    FlyerJobStatus,
+    OccupiedNode,
+    Pending,
+    Phase,
+    PreviousNode,
+    Progress,
+    SuspendCode,
+    Suspension,
+    quantize,
+)
+from flyer.engine.state import JobState, Seen, Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine.draft import Draft
+    from flyer.engine.nodes import Node
+
+# Reasons for which a suspension ends the job instead of queueing it again.
+FINAL_REASONS = frozenset({"Stopped", "DeadlineExceeded"})
+
+
+def new_job(job: FlyerJob, now: float) -> JobState:
+    """A job as submitted, or as its status describes it."""
+    status = job.status or FlyerJobStatus(
+        chain=Chain(
+            id=job.metadata.uid or job.key,
+            submitted_at=job.metadata.creation_timestamp or now,
+            queued_at=now,
+        ),
+        pending=Pending(reason="PendingEvaluation", message="not looked at yet"),
+    )
+    step = status.progress.step if status.progress else None
+    return JobState(
+        key=job.key,
+        user=job.user,
+        generation=job.metadata.generation,
+        spec=job.spec,
+        status=status,
+        suspend=job.spec.suspend,
+        seen=Seen(activity_at=now, step=step, progress_committed_at=now),
+        sent=Sent(),
+    )
+
+
+def reserve(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
+    """Give the job its nodes, in rank order; the attempt begins."""
+    job = draft.jobs[key]
+    chain = job.status.chain
+    zones = [node.zone for node in nodes]
+    crossings = [index for index in range(1, len(zones)) if zones[index - 1] != zones[index]]
+    assert len(crossings) <= 1, f"{key}: ranks are not contiguous by zone: {zones}"
+    assignment = Assignment(
+        epoch=draft.epoch,
+        nodes=tuple(
+            AssignedNode(name=node.name, zone=node.zone, first_rank=index * job.spec.ranks_per_node)
+            for index, node in enumerate(nodes)
+        ),
+        bridge=tuple(nodes[index].name for at in crossings for index in (at - 1, at)),
+        reserved_at=draft.now,
+    )
+    if chain.previous:
+        before = [node.zone for node in chain.previous]
+        split = tuple(before.count(zone) for zone in dict.fromkeys(before))
+        assignment = assignment.replace(same_split=split == assignment.split)
+    draft.update(
+        key,
+        phase=Phase.RESERVED,
+        suspend_code=SuspendCode.NONE,
+        assignment=assignment,
+        exits=(),
+        pending=None,
+        chain=chain.replace(attempt=chain.attempt + 1, not_before=None),
+    )
+
+
+def drop_reservation(draft: Draft, key: str) -> None:
+    """Give back nodes on which nothing was started."""
+    job = draft.jobs[key]
+    draft.update(
+        key,
+        phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
+        assignment=None,
+        pending=None,
+    )
+
+
+def start(draft: Draft, key: str) -> None:
+    """The nodes are empty, healthy and the job's: from here on it occupies them."""
+    job = draft.jobs[key]
+    assignment, attempt = job.status.assignment, job.status.chain.attempt
+    assert assignment is not None, f"{key}: starts without nodes"
+    assert not {node.name for node in job.status.occupied} & set(assignment.names), key
+    # Steps after the checkpoint are taken again: they are not lost a second time.
+    saved = job.status.checkpoint
+    progress = Progress(step=saved.step, time=draft.now) if saved else None
+    draft.update(
+        key,
+        phase=Phase.STARTING,
+        progress=progress,
+        assignment=assignment.replace(started_at=draft.now),
+        occupied=job.status.occupied
+        + tuple(
+            OccupiedNode(name=node.name, zone=node.zone, attempt=attempt)
+            for node in assignment.nodes
+        ),
+        pending=None,
+    )
+    seen = replace(job.seen, activity_at=draft.now, step=progress.step if progress else None)
+    draft.put(replace(draft.jobs[key], seen=seen))
+
+
+def remember_nodes(draft: Draft, key: str) -> None:
+    """Results from here on belong to these nodes: a resume wants the same split over zones."""
+    job = draft.jobs[key]
+    assert job.status.assignment is not None, f"{key}: has no nodes to remember"
+    nodes = tuple(PreviousNode(name=n.name, zone=n.zone) for n in job.status.assignment.nodes)
+    if nodes != job.status.chain.previous:
+        draft.update(key, chain=job.status.chain.replace(previous=nodes))
+
+
+def begin_suspension(
+    draft: Draft, key: str, *, reason: str, by: str, message: str, kill: bool = False
+) -> None:
+    """Ask the job to save and leave. A job that is only starting has nothing to save."""
+    job = flush_progress(draft, key)
+    preemption = job.spec.preemption
+    kill = kill or job.status.phase is Phase.STARTING
+    grace = 0.0 if kill else preemption.grace.seconds
+    limit = 0.0 if kill else preemption.max_grace.seconds
+    draft.update(
+        key,
+        phase=Phase.SUSPENDING,
+        suspend_code=SuspendCode.SENT,
+        suspension=Suspension(
+            reason=reason,
+            by=by,
+            message=message,
+            since=draft.now,
+            deadline=quantize(draft.now + grace),
+            limit=quantize(draft.now + limit),
+            expired=kill,
+        ),
+    )
+
+
+def extend_grace(draft: Draft, key: str) -> None:
+    """Progress was reported by a job that knows of the deadline: it moves, up to the limit."""
+    job = draft.jobs[key]
+    suspension = job.status.suspension
+    knows = job.status.suspend_code is SuspendCode.RECEIVED
+    if suspension is None or suspension.expired or not knows:
+        return
+    grace = job.spec.preemption.grace.seconds
+    deadline = quantize(min(suspension.limit, draft.now + grace))
+    # In steps of a quarter of the grace: each one is a commit and a signal.
+    if deadline - suspension.deadline >= grace / 4 or (
+        deadline == suspension.limit > suspension.deadline
+    ):
+        draft.update(key, suspension=suspension.replace(deadline=deadline))
+
+
+def end_suspension(draft: Draft, key: str) -> None:
+    """The job has left its nodes: it waits again, or is over."""
+    job = flush_progress(draft, key)
+    suspension = job.status.suspension
+    assert suspension is not None, f"{key}: suspending without a suspension"
+    if suspension.reason in FINAL_REASONS:
+        end(draft, key, Phase.FAILED, suspension.reason, suspension.message)
+        return
+    _requeue(draft, key, suspension.reason, suspension.by, suspension.message)
+
+
+def restart(draft: Draft, key: str, *, reason: str, message: str, avoid: Sequence[str]) -> None:
+    """The infrastructure failed the job: back to its last durable checkpoint, at once.
+
+    Ends the job instead when `maxRestarts` restarts in a row brought no newer checkpoint.
+    """
+    job = flush_progress(draft, key)
+    chain, checkpoint = job.status.chain, job.status.checkpoint
+    step = checkpoint.step if checkpoint else None
+    fruitful = step is not None and (chain.restored_step is None or step > chain.restored_step)
+    fruitless = 1 if fruitful else chain.fruitless_restarts + 1
+    if fruitless > job.spec.max_restarts:
+        end(
+            draft, key, Phase.FAILED, "MaxRestartsExceeded",
+            f"{message}; {job.spec.max_restarts} restarts in a row brought no newer durable "
+            f"checkpoint than {'none' if step is None else f'step {step}'}",
+        )  # fmt: skip
+        return
+    policy = draft.policy
+    pause = policy.backoff_seconds * 2.0 ** min(fruitless - 2, 30) if fruitless > 1 else 0.0
+    remembered = [name for name in chain.avoid if name not in avoid] + list(avoid)
+    draft.update(
+        key,
+        chain=chain.replace(
+            restarts=chain.restarts + 1,
+            fruitless_restarts=fruitless,
+            restored_step=step,
+            not_before=quantize(draft.now + min(pause, policy.backoff_seconds_max))
+            if pause
+            else None,
+            avoid=tuple(remembered[-policy.avoid_max :]),
+        ),
+    )
+    _requeue(draft, key, reason, "", message)
+
+
+def end(draft: Draft, key: str, phase: Phase, reason: str, message: str) -> None:
+    """The job is over. Its assignment stays as the record of where it ran."""
+    flush_progress(draft, key)
+    draft.update(key, phase=phase, reason=reason, message=message, suspension=None, pending=None)
+
+
+def flush_progress(draft: Draft, key: str) -> JobState:
+    """Write the latest step that was seen into the status."""
+    job = draft.jobs[key]
+    step, known = job.seen.step, job.status.progress
+    if step is None or (known is not None and known.step == step):
+        return job
+    job = draft.update(key, progress=Progress(step=step, time=job.seen.activity_at))
+    return draft.put(replace(job, seen=replace(job.seen, progress_committed_at=draft.now)))
+
+
+def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None:
+    job = draft.jobs[key]
+    status = job.status
+    lost = None
+    if status.progress is not None:
+        saved = status.checkpoint.step if status.checkpoint else 0
+        lost = max(0, status.progress.step - saved)
+    draft.update(
+        key,
+        phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
+        assignment=None,
+        suspension=None,
+        pending=None,
+        eviction=Eviction(
+            reason=reason,
+            by=by,
+            message=message,
+            time=draft.now,
+            attempt=status.chain.attempt,
+            suspend_code=status.suspend_code,
+            lost_steps=lost,
+        ),
+        chain=status.chain.replace(queued_at=draft.now),
+    )
+
+
+__all__ = [
+    "FINAL_REASONS",
+    "begin_suspension",
+    "drop_reservation",
+    "end",
+    "end_suspension",
+    "extend_grace",
+    "flush_progress",
+    "new_job",
+    "remember_nodes",
+    "reserve",
+    "restart",
+    "start",
+]

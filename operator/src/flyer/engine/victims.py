@@ -1,0 +1,67 @@
+"""Whom to preempt: the cheapest lost work that frees enough nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# Above this the exact search gives way to the greedy one: a decision stays in milliseconds.
+_CELLS_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job that may be preempted: what that loses, and how many of the wanted nodes it frees."""
+
+    job: str
+    cost_node_ms: int
+    gain: int
+
+
+def cheapest_cover(candidates: Sequence[Candidate], need: int) -> tuple[Candidate, ...] | None:
+    """Of all sets that free `need` nodes, the one that loses least; then the smallest."""
+    useful = [one for one in candidates if one.gain > 0]
+    if sum(one.gain for one in useful) < need:
+        return None
+    if need <= 0:
+        return ()
+    if len(useful) * need > _CELLS_MAX:
+        return cheapest_set(useful, lambda chosen: sum(one.gain for one in chosen) >= need)
+    # cover[k]: the best set that frees at least k nodes, as (cost, size, positions).
+    cover: list[tuple[int, int, tuple[int, ...]] | None] = [(0, 0, ())] + [None] * need
+    for position, one in enumerate(useful):
+        for count in range(need, 0, -1):
+            rest = cover[max(0, count - one.gain)]
+            if rest is None:
+                continue
+            better = (rest[0] + one.cost_node_ms, rest[1] + 1, (*rest[2], position))
+            known = cover[count]
+            if known is None or better < known:
+                cover[count] = better
+    best = cover[need]
+    assert best is not None, "the sum of gains covers the need"
+    return tuple(useful[position] for position in best[2])
+
+
+def cheapest_set(
+    candidates: Sequence[Candidate], enough: Callable[[Sequence[Candidate]], bool]
+) -> tuple[Candidate, ...] | None:
+    """A small set for which `enough` holds: cheapest first, then the dearest superfluous leave."""
+    chosen: list[Candidate] = []
+    for one in sorted(candidates, key=lambda one: one.cost_node_ms):
+        if enough(chosen):
+            break
+        chosen.append(one)
+    if not enough(chosen):
+        return None
+    for one in sorted(chosen, key=lambda one: -one.cost_node_ms):
+        without = [other for other in chosen if other is not one]
+        if enough(without):
+            chosen = without
+    return tuple(chosen)
+
+
+__all__ = ["Candidate", "cheapest_cover", "cheapest_set"]

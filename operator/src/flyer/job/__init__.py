@@ -1,0 +1,10 @@
+"""What runs inside a job, with nothing but the standard library: it is injected into containers.
+
+Scripts use `current()`. Whoever runs ranks uses `flyer.job.pod`, `.zygote`, `.launcher` and
+`.server`. docs/job-contract.md is the contract that this package implements.
+"""
+
+from flyer.job.handle import Job, current
+from flyer.job.pod import EXIT_SUSPENDED, PodSpec, PodSpecError
+
+__all__ = ["EXIT_SUSPENDED", "Job", "PodSpec", "PodSpecError", "current"]

@@ -1,0 +1,169 @@
+"""The rank's side of the job socket: blocking, one connection, every call with a deadline.
+
+`flyer.job.current()` is what a script uses; that handle is made of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING, Self
+
+from flyer.job.protocol import (
+    LINE_BYTES_MAX,
+    WATCH_SECONDS_MAX,
+    Change,
+    Checkpoint,
+    Done,
+    Fail,
+    Hello,
+    LifeState,
+    Progress,
+    ProtocolError,
+    Received,
+    Refusal,
+    Release,
+    Reply,
+    Request,
+    Watch,
+    Welcome,
+    encode,
+    parse_reply,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["JobClient", "JobSocketError"]
+
+CALL_SECONDS_MAX = 10.0
+
+
+class JobSocketError(Exception):
+    """The job socket did not do what was asked: which operation, at which socket, and why.
+
+    `final`: asking again would be refused again.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+class JobClient:
+    """One connection to the job socket, greeted. Not thread-safe: a thread has its own.
+
+    After a `JobSocketError` the connection is of no more use; make a new one.
+    """
+
+    def __init__(self, path: str, rank: int, *, timeout_seconds: float = CALL_SECONDS_MAX) -> None:
+        self._path = path
+        self._rank = rank
+        self._timeout_seconds = timeout_seconds
+        self._buffer = bytearray()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(timeout_seconds)
+            self._socket.connect(path)
+            welcome = self._call(Hello(rank))
+        except OSError as error:
+            self._socket.close()
+            raise JobSocketError(f"rank {rank}: no job socket at {path}: {error}") from error
+        except JobSocketError:
+            self._socket.close()
+            raise
+        if not isinstance(welcome, Welcome):
+            self._socket.close()
+            raise JobSocketError(f"rank {rank}: {path} answered hello with `{welcome.kind}`")
+        self.welcome = welcome
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up. Wakes a `watch` in another thread."""
+        with contextlib.suppress(OSError):  # the server hung up first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def watch(self, revision: int = 0, timeout_seconds: float = WATCH_SECONDS_MAX) -> Change:
+        """Wait until something differs from `revision`; the same revision again after the time."""
+        request = Watch(revision, timeout_seconds)
+        reply = self._call(request, timeout_seconds + self._timeout_seconds)
+        if not isinstance(reply, Change):
+            raise JobSocketError(f"rank {self._rank}: `watch` was answered with `{reply.kind}`")
+        return reply
+
+    def received(self) -> None:
+        """Say that the suspension was seen."""
+        self._tell(Received())
+
+    def progress(self, step: int, metrics: dict[str, float] | None = None) -> None:
+        """Say that a step is done."""
+        self._tell(Progress(step, metrics or {}))
+
+    def checkpoint(self, step: int, path: str, *, durable: bool) -> None:
+        """Say that a checkpoint exists."""
+        self._tell(Checkpoint(step, path, durable))
+
+    def release(self, step: int | None = None) -> None:
+        """Give the nodes of the whole job back now."""
+        self._tell(Release(step))
+
+    def fail(self, reason: str) -> None:
+        """Give up for good."""
+        self._tell(Fail(reason))
+
+    def life_state(self, state: int) -> None:
+        """Keep the user's word for the whole chain."""
+        self._tell(LifeState(state))
+
+    def _tell(self, request: Request) -> None:
+        reply = self._call(request)
+        if not isinstance(reply, Done):
+            raise JobSocketError(
+                f"rank {self._rank}: `{request.op}` was answered with `{reply.kind}`"
+            )
+
+    def _call(self, request: Request, timeout_seconds: float | None = None) -> Reply:
+        limit_seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        try:
+            self._socket.settimeout(self._timeout_seconds)
+            self._socket.sendall(encode(request))
+            reply = parse_reply(self._read_line(time.monotonic() + limit_seconds))
+        except (OSError, ProtocolError) as error:
+            raise JobSocketError(
+                f"rank {self._rank}: `{request.op}` at {self._path}: {error}",
+                final=isinstance(error, ProtocolError),
+            ) from error
+        if isinstance(reply, Refusal):
+            raise JobSocketError(
+                f"rank {self._rank}: `{request.op}` refused ({reply.code}): {reply.message}",
+                final=reply.code.startswith("bad_"),
+            )
+        return reply
+
+    def _read_line(self, deadline: float) -> bytes:
+        while b"\n" not in self._buffer:
+            left_seconds = deadline - time.monotonic()
+            if left_seconds <= 0:
+                raise TimeoutError("no answer in time")
+            self._socket.settimeout(left_seconds)
+            received = self._socket.recv(65536)
+            if not received:
+                raise ConnectionResetError("the server hung up")
+            self._buffer += received
+            if len(self._buffer) > 2 * LINE_BYTES_MAX:
+                raise ProtocolError("bad_line", "the answer exceeds a line")
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer[:] = rest
+        return line

@@ -1,0 +1,132 @@
+"""Why a pod failed, as a value and as `failure.json`: one rank, its status, its own traceback.
+
+When one rank fails, others fail because of it a moment later. `first()` finds the one to blame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["FILE_NAME", "Failure", "first", "last_traceback", "read_failure", "write_atomically"]
+
+FILE_NAME = "failure.json"
+TAIL_BYTES_MAX = 64 * 1024
+TRACEBACK_CHARACTERS_MAX = 16 * 1024
+CASCADE_SECONDS = 5.0
+
+# No process dies of these because a peer went away; of SIGABRT it may (a library's watchdog).
+_ROOT_SIGNALS = {
+    signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
+}  # fmt: skip
+_TRACEBACK_HEAD = "Traceback (most recent call last):"
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The first rank of a pod that failed. Either `exit_status` or `signal` is set."""
+
+    job: str
+    attempt: int
+    node: str
+    node_rank: int
+    rank: int
+    local_rank: int
+    time: float
+    """Seconds since the epoch on that node's clock."""
+    exit_status: int | None = None
+    signal: int | None = None
+    error_type: str | None = None
+    peer_lost: bool = False
+    """It only failed because another rank did, by its own account."""
+    traceback: str | None = None
+    log_path: str = ""
+    version: int = 1
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in words."""
+        if self.signal is None:
+            return f"exit status {self.exit_status}"
+        try:
+            return f"killed by {signal.Signals(self.signal).name}"
+        except ValueError:
+            return f"killed by signal {self.signal}"
+
+    def text(self) -> str:
+        """What the user sees last: who failed and how, then the rank's own words as they were."""
+        headline = f"rank {self.rank} on node {self.node}: {self.outcome}\n"
+        body = self.traceback or f"its output is in {self.log_path}\n"
+        return headline + body
+
+    def write(self, run_dir: Path) -> None:
+        """Leave `failure.json` in the pod's folder."""
+        write_atomically(run_dir / FILE_NAME, json.dumps(asdict(self), indent=1))
+
+
+def read_failure(run_dir: str | Path) -> Failure | None:
+    """What the launcher left, or None: no failure, or a launcher that died itself."""
+    try:
+        return Failure(**json.loads((Path(run_dir) / FILE_NAME).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def first(failures: Iterable[Failure]) -> Failure | None:
+    """The failure that the others follow from.
+
+    Within a few seconds of the earliest: a death by a signal comes before an exception that blames
+    nobody, that before one that blames a peer; then the earlier one.
+    """
+    by_time = sorted(failures, key=lambda failure: (failure.time, failure.rank))
+    near = [failure for failure in by_time if failure.time <= by_time[0].time + CASCADE_SECONDS]
+    return min(near, key=_suspicion, default=None)
+
+
+def _suspicion(failure: Failure) -> tuple[int, float, int]:
+    if failure.signal in _ROOT_SIGNALS:
+        kind = 0
+    elif failure.signal is not None or failure.peer_lost:
+        kind = 2
+    else:
+        kind = 1
+    return kind, failure.time, failure.rank
+
+
+def last_traceback(log_path: Path, offset: int = 0) -> str | None:
+    """The last traceback that a rank printed after `offset`, with the ones it is chained to."""
+    try:
+        with log_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(size - TAIL_BYTES_MAX, min(offset, size)))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    heads = [number for number, line in enumerate(lines) if line == _TRACEBACK_HEAD]
+    if not heads:
+        return None
+    start = heads.pop()
+    while heads and any(line in _CHAINED for line in lines[heads[-1] : start]):
+        start = heads.pop()
+    text = "\n".join(lines[start:]) + "\n"
+    return text[:TRACEBACK_CHARACTERS_MAX]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file by rename; a full disk must not hide the failure itself."""
+    partial = path.with_name(path.name + ".partial")
+    with contextlib.suppress(OSError):
+        partial.write_text(text)
+        partial.replace(path)

@@ -1,0 +1,308 @@
+"""The job as its own script sees it: `flyer.job.current()`.
+
+Works everywhere: without a socket nothing is ever asked and every report is dropped, so the same
+script runs under plain torchrun. A bare SIGTERM counts as a suspension too. No report ever fails
+the training: what cannot be delivered is retried in the background or logged once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from flyer.job.client import JobClient, JobSocketError
+from flyer.job.pod import EXIT_SUSPENDED
+from flyer.job.protocol import SuspendCode, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+__all__ = ["Job", "current"]
+
+RECONNECT_SECONDS = 0.5
+PROGRESS_SECONDS = 0.2  # progress is told at most so often; the newest step wins
+SIGTERM_GRACE_SECONDS = 30.0  # what a bare SIGTERM leaves, when nobody says more
+REPORT_SECONDS_MAX = 20.0  # how long a report that matters is retried
+RELEASE_SECONDS_MAX = 10.0  # how long a released rank waits to be stopped before it ends itself
+
+_log = logging.getLogger(__name__)
+
+
+class Job:
+    """This rank's view of its job. Get it from `current()`; thread-safe."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.name = environment.get("FLYER_JOB", "")
+        self.chain = environment.get("FLYER_CHAIN", "")
+        self.attempt = int(environment.get("FLYER_ATTEMPT") or 1)
+        self.zone = environment.get("FLYER_ZONE", "")
+        self.rank = int(environment.get("RANK") or 0)
+        self.world_size = int(environment.get("WORLD_SIZE") or 1)
+        self._node_rank = int(environment.get("GROUP_RANK") or 0)
+        self._socket_path = environment.get("FLYER_SOCKET")
+        self._lock = threading.Lock()
+        self._suspended = threading.Event()
+        self._closed = threading.Event()
+        self._deadline: float | None = None
+        self._reason = ""
+        self._releasing = False
+        self._terminated = threading.Event()  # by SIGTERM
+        self._greeted = threading.Event()
+        self._welcome: Welcome | None = None
+        self._life_state = 0
+        self._step_newest: tuple[int, dict[str, float]] | None = None
+        self._progress_due = threading.Event()
+        self._warned: set[str] = set()
+
+    # -- what the scheduler wants ------------------------------------------------------------
+
+    def suspend_requested(self) -> bool:
+        """Whether the scheduler wants the nodes back, or a SIGTERM came.
+
+        Ranks learn it at slightly different moments: let rank 0 decide and tell the others in a
+        collective, so that all stop after the same step.
+        """
+        return self._suspended.is_set()
+
+    @property
+    def deadline(self) -> float | None:
+        """When this process is killed at the latest, in `time.monotonic()`; None if not asked."""
+        with self._lock:
+            return self._deadline
+
+    @property
+    def reason(self) -> str:
+        """Why the suspension was asked for, in the scheduler's words."""
+        with self._lock:
+            return self._reason
+
+    @property
+    def node_rank(self) -> int:
+        """Which node of the gang this is."""
+        return self._node_rank
+
+    @property
+    def restore_path(self) -> str | None:
+        """The durable checkpoint to start from, as the scheduler knows it; None at first."""
+        welcome = self._wait_welcome()
+        return welcome.restore_path if welcome else None
+
+    @property
+    def restore_step(self) -> int | None:
+        """The step of `restore_path`."""
+        welcome = self._wait_welcome()
+        return welcome.restore_step if welcome else None
+
+    @property
+    def life_state(self) -> int:
+        """The user's 32-bit word, kept over all attempts of the chain; 0 at first."""
+        self._wait_welcome()
+        with self._lock:
+            return self._life_state
+
+    @life_state.setter
+    def life_state(self, state: int) -> None:
+        if not -(2**31) <= state < 2**32:
+            raise ValueError(f"life_state {state} does not fit 32 bits")
+        with self._lock:
+            self._life_state = state
+        self._report("life_state", lambda client: client.life_state(state))
+
+    # -- what the script tells ---------------------------------------------------------------
+
+    def received(self) -> bool:
+        """Acknowledge the suspension: "I will save and release". False if it did not arrive."""
+        return self._report("received", lambda client: client.received())
+
+    def progress(self, step: int, **metrics: float) -> None:
+        """Tell that a step is done. Never blocks; of frequent calls the newest is sent."""
+        with self._lock:
+            self._step_newest = (step, {name: float(value) for name, value in metrics.items()})
+        self._progress_due.set()
+
+    def checkpoint(self, step: int, path: str, *, durable: bool) -> bool:
+        """Tell that a checkpoint exists. Say `durable` only of what survives this node's loss."""
+        return self._report(
+            "checkpoint", lambda client: client.checkpoint(step, path, durable=durable)
+        )
+
+    def release(self, step: int | None = None) -> NoReturn:
+        """Give all nodes of the job back, now, and end this process. Never returns.
+
+        Whoever calls first speaks for all ranks: call it when the checkpoint of every rank is
+        durable. Ends with status 104, which means suspended.
+        """
+        with self._lock:
+            self._releasing = True
+        self._report("release", lambda client: client.release(step))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        if self._socket_path is not None:
+            # Peers may still be leaving their last collective: stay until the node is stopped.
+            self._terminated.wait(RELEASE_SECONDS_MAX)
+        os._exit(EXIT_SUSPENDED)
+
+    def fail(self, reason: str) -> bool:
+        """Give up for good: the job is not restarted. The caller ends the process."""
+        return self._report("fail", lambda client: client.fail(reason))
+
+    # -- the two threads ---------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if threading.current_thread() is threading.main_thread() and not _is_helper():
+            self._catch_sigterm()
+        if self._socket_path is None:
+            self._greeted.set()
+            return
+        atexit.register(self._flush_progress)
+        for target, name in ((self._watch, "flyer-watch"), (self._tell_progress, "flyer-progress")):
+            threading.Thread(target=target, name=name, daemon=True).start()
+
+    def _catch_sigterm(self) -> None:
+        previous = signal.getsignal(signal.SIGTERM)
+
+        def on_sigterm(number: int, frame: FrameType | None) -> None:
+            if self._releasing:
+                os._exit(EXIT_SUSPENDED)
+            # The main thread waits for neither event before it releases, so it holds no lock here.
+            if self._deadline is None:
+                self._deadline = time.monotonic() + SIGTERM_GRACE_SECONDS
+                self._reason = "SIGTERM"
+            self._terminated.set()
+            self._suspended.set()
+            if callable(previous):
+                previous(number, frame)
+
+        signal.signal(signal.SIGTERM, on_sigterm)
+        # A worker process that the script forks is no rank: SIGTERM ends it as before.
+        os.register_at_fork(after_in_child=lambda: _forget(previous))
+
+    def _watch(self) -> None:
+        path = self._socket_path or ""
+        while not self._closed.is_set():
+            try:
+                with JobClient(path, self.rank) as client:
+                    self._greet(client.welcome)
+                    revision = 0
+                    while not self._closed.is_set():
+                        change = client.watch(revision)
+                        revision = change.revision
+                        self._take(change.suspend_code, change.seconds_left, change.reason)
+            except JobSocketError as error:
+                self._warn_once("watch", error)
+            self._greeted.set()  # nobody waits longer for a server that is not there
+            self._closed.wait(RECONNECT_SECONDS)
+
+    def _greet(self, welcome: Welcome) -> None:
+        with self._lock:
+            if self._welcome is None:
+                self._life_state = welcome.life_state
+            self._welcome = welcome
+        self._warned.discard("watch")
+        self._greeted.set()
+
+    def _take(self, code: SuspendCode, seconds_left: float | None, reason: str) -> None:
+        if code is SuspendCode.NONE:
+            return
+        with self._lock:
+            if seconds_left is not None:
+                self._deadline = time.monotonic() + seconds_left
+            self._reason = reason
+        self._suspended.set()
+
+    def _wait_welcome(self) -> Welcome | None:
+        self._greeted.wait(REPORT_SECONDS_MAX)
+        with self._lock:
+            return self._welcome
+
+    def _tell_progress(self) -> None:
+        client: JobClient | None = None
+        while not self._closed.is_set():
+            self._progress_due.wait()
+            self._progress_due.clear()
+            with self._lock:
+                newest, self._step_newest = self._step_newest, None
+            if newest is None:
+                continue
+            try:
+                if client is None:
+                    client = JobClient(self._socket_path or "", self.rank)
+                client.progress(*newest)
+            except JobSocketError as error:
+                self._warn_once("progress", error)
+                if client is not None:
+                    client.close()
+                client = None
+            self._closed.wait(PROGRESS_SECONDS)
+
+    def _flush_progress(self) -> None:
+        """At the end of the process: the newest step, if it was not told yet."""
+        with self._lock:
+            newest, self._step_newest = self._step_newest, None
+        if newest is not None and self._socket_path is not None:
+            with (
+                contextlib.suppress(JobSocketError),
+                JobClient(self._socket_path, self.rank, timeout_seconds=1.0) as client,
+            ):
+                client.progress(*newest)
+
+    def _report(self, what: str, tell: Callable[[JobClient], None]) -> bool:
+        """Deliver over a connection of its own, retried for a bounded time."""
+        if self._socket_path is None:
+            return False
+        give_up_at = time.monotonic() + REPORT_SECONDS_MAX
+        while True:
+            try:
+                with JobClient(self._socket_path, self.rank) as client:
+                    tell(client)
+            except JobSocketError as error:
+                if error.final or time.monotonic() + RECONNECT_SECONDS > give_up_at:
+                    self._warn_once(what, error)
+                    return False
+            else:
+                return True
+            time.sleep(RECONNECT_SECONDS)
+
+    def _warn_once(self, what: str, error: Exception) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning("the job goes on without its scheduler's ear: %s", error)
+
+
+_current: Job | None = None
+_current_lock = threading.Lock()
+
+
+def current() -> Job:
+    """The job that this process is a rank of. Call it first from the main thread (for SIGTERM)."""
+    global _current  # noqa: PLW0603  the process is one rank of one job
+    with _current_lock:
+        if _current is None:
+            _current = Job(dict(os.environ))
+            _current._start()
+        return _current
+
+
+def _is_helper() -> bool:
+    """Whether this is a worker of the script's own: its pool ends it with SIGTERM, as it should."""
+    module: Any = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
+def _forget(sigterm_handler: signal.Handlers | Callable[..., object] | int | None) -> None:
+    """In a forked child: the threads are gone, and the child speaks for nobody yet."""
+    global _current, _current_lock  # noqa: PLW0603  the child's own
+    _current = None
+    _current_lock = threading.Lock()
+    if sigterm_handler is not None:
+        with contextlib.suppress(ValueError):  # forked from another thread: handlers stay
+            signal.signal(signal.SIGTERM, sigterm_handler)

@@ -1,0 +1,271 @@
+"""One node's part of a job: forks the ranks, waits for them, and ends as the first failing one did.
+
+The launcher leads the pod's session and process group. It stays single-threaded, collects each
+rank's raw output in a file, passes SIGTERM on, kills what does not end in time, adopts and kills
+what its ranks leave behind, and writes `failure.json`. Runs under a zygote, or by itself:
+`python -m flyer.job.launcher POD.json` is what a container runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from flyer.job import processes
+from flyer.job.failure import Failure, first, last_traceback, write_atomically
+from flyer.job.pod import (
+    EXIT_PEER_LOST,
+    EXIT_SUSPENDED,
+    PodSpec,
+    PodSpecError,
+    agent_environment,
+    log_name,
+    rank_environment,
+)
+from flyer.job.script import error_path, read_error, run_command, starts_its_own_ranks
+
+__all__ = ["become_launcher", "main", "run_pod"]
+
+PEERS_SECONDS_MAX = 2.0  # what the other ranks of a node have after one failed
+LEFTOVERS_SECONDS_MAX = 5.0
+EXIT_BAD_POD = 2
+
+
+@dataclass(slots=True)
+class _Rank:
+    local_rank: int
+    rank: int
+    log_path: Path
+    log_offset: int
+    """Where this attempt's output starts."""
+    code: int | None = None
+    """Exit status, or the signal's number below zero."""
+    ended_at: float = 0.0
+    terminated: bool = False
+    """We signalled it: how it ends is our doing."""
+
+
+def become_launcher(spec: PodSpec, zygote_pid: int) -> None:
+    """In the child that a zygote forked: cut what ties it to the zygote, except for its death."""
+    processes.default_signals()
+    # Not SIGKILL: it has to take its group down with it. Until its handler stands, this ends it.
+    processes.die_with_parent(signal.SIGHUP, zygote_pid)
+    processes.close_descriptors()
+    processes.redirect_output(Path(spec.run_dir, "launcher.log"))
+
+
+def run_pod(spec: PodSpec) -> None:
+    """Run the pod in this process. Returns in none: it ends as the pod, or the rank, does."""
+    launcher = _Launcher(spec)
+    local_rank = launcher.start()
+    if local_rank is not None:
+        _become_rank(spec, local_rank, launcher)
+        run_command(
+            spec, spec.first_rank + local_rank
+        )  # ends by SystemExit, at the bottom of the stack as any script does
+    _end_as(launcher.supervise())
+
+
+class _Launcher:
+    def __init__(self, spec: PodSpec) -> None:
+        self._spec = spec
+        self._run_dir = Path(spec.run_dir)
+        self.pid = os.getpid()
+        self._ranks: dict[int, _Rank] = {}
+        self._kill_at: float | None = None
+        self._stopping = False  # from outside
+        self._signals: list[int] = []
+        processes.set_name(f"pod-{spec.node}")
+        processes.adopt_orphans()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, self._die)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self._signals.append(number))
+
+    def _die(self, *_: object) -> None:
+        """The parent is gone: so is this pod, at once, wherever its processes went."""
+        processes.reap_until_childless(LEFTOVERS_SECONDS_MAX)
+        os._exit(128 + signal.SIGHUP)
+
+    def start(self) -> int | None:
+        """Fork the ranks. None here, the local rank in each of them."""
+        spec = self._spec
+        count = 1 if starts_its_own_ranks(spec) else spec.ranks_per_node
+        for local_rank in range(count):
+            rank = spec.first_rank + local_rank
+            log_path = Path(spec.log_dir, log_name(rank))
+            with contextlib.suppress(FileNotFoundError):
+                error_path(self._run_dir, rank).unlink()
+            offset = log_path.stat().st_size if log_path.exists() else 0
+            # Blocked until the child has handlers of its own: a SIGTERM in between is not lost.
+            unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            pid = os.fork()
+            if pid == 0:
+                return local_rank
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            self._ranks[pid] = _Rank(local_rank, rank, log_path, offset)
+        pids = {"launcher": self.pid, "ranks": {str(r.rank): p for p, r in self._ranks.items()}}
+        write_atomically(self._run_dir / "pids.json", json.dumps(pids))
+        return None
+
+    def supervise(self) -> int:
+        """Until every rank has ended. The pod's exit status, or a signal's number below zero."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        while any(rank.code is None for rank in self._ranks.values()):
+            poll.poll(self._poll_milliseconds())
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            self._reap()
+            self._pass_signals_on()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._signal_ranks(signal.SIGKILL)
+                self._kill_at = None
+        processes.reap_until_childless(LEFTOVERS_SECONDS_MAX)
+        return self._conclude()
+
+    def _poll_milliseconds(self) -> int | None:
+        if self._kill_at is None:
+            return None
+        return max(int((self._kill_at - time.monotonic()) * 1000) + 1, 0)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rank = self._ranks.get(pid)
+            if rank is None:
+                continue  # an adopted orphan
+            rank.code = os.waitstatus_to_exitcode(status)
+            rank.ended_at = time.time()
+            if rank.code not in (0, EXIT_SUSPENDED) and self._kill_at is None:
+                # It failed, so its peers on this node can only wait for it: end them.
+                self._kill_at = time.monotonic() + PEERS_SECONDS_MAX
+                self._signal_ranks(signal.SIGTERM)
+
+    def _pass_signals_on(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if not self._stopping:
+                self._stopping = True
+                self._kill_at = time.monotonic() + self._spec.stop_grace_seconds
+            self._signal_ranks(number)
+
+    def _signal_ranks(self, number: int) -> None:
+        for pid, rank in self._ranks.items():
+            if rank.code is None:
+                rank.terminated = True
+                processes.kill_all([pid], number)
+
+    def _conclude(self) -> int:
+        """Decide on the pod's end, blame the first failing rank and say so."""
+        codes = [rank.code or 0 for rank in self._ranks.values()]
+        if self._stopping:
+            # By exit status first: a rank that saved after SIGTERM says more than those that died.
+            return next((code for code in codes if code == EXIT_SUSPENDED), _worst(codes))
+        failures = [
+            self._failure(rank)
+            for rank in self._ranks.values()
+            if rank.code not in (0, EXIT_SUSPENDED) and not self._excused(rank)
+        ]
+        failure = first(failures)
+        if failure is None:
+            return EXIT_SUSPENDED if EXIT_SUSPENDED in codes else 0
+        failure.write(self._run_dir)
+        sys.stderr.write(failure.text())
+        sys.stderr.flush()
+        return -failure.signal if failure.signal is not None else failure.exit_status or 1
+
+    def _excused(self, rank: _Rank) -> bool:
+        """We ended it, and it had not failed by itself before."""
+        return rank.terminated and read_error(self._run_dir, rank.rank) is None
+
+    def _failure(self, rank: _Rank) -> Failure:
+        spec = self._spec
+        error = read_error(self._run_dir, rank.rank)
+        code = rank.code or 0
+        return Failure(
+            job=f"{spec.namespace}/{spec.job}",
+            attempt=spec.attempt,
+            node=spec.node,
+            node_rank=spec.node_rank,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            time=error.time if error else rank.ended_at,
+            exit_status=code if code >= 0 else error.exit_status if error else None,
+            signal=-code if code < 0 and error is None else None,
+            error_type=error.error_type if error else None,
+            peer_lost=code == EXIT_PEER_LOST or (error is not None and error.peer_lost),
+            traceback=error.traceback if error else last_traceback(rank.log_path, rank.log_offset),
+            log_path=str(rank.log_path),
+        )
+
+
+def _worst(codes: list[int]) -> int:
+    """A plain failure over a signal, and any over success."""
+    return next((code for code in codes if code > 0), min(codes, default=0))
+
+
+def _become_rank(spec: PodSpec, local_rank: int, launcher: _Launcher) -> None:
+    processes.default_signals()
+    processes.die_with_parent(signal.SIGKILL, launcher.pid)
+    processes.close_descriptors()
+    agent = starts_its_own_ranks(spec)
+    processes.set_name("torchrun" if agent else f"rank-{spec.first_rank + local_rank}")
+    processes.redirect_output(Path(spec.log_dir, log_name(spec.first_rank + local_rank)))
+    own = rank_environment(spec, local_rank)
+    if agent:
+        for name in set(own) - set(agent_environment(spec)):
+            os.environ.pop(name, None)  # what the driver itself may run under
+        own = agent_environment(spec)
+    os.environ.update(own)
+
+
+def _end_as(code: int) -> None:
+    """End with the status, or die of the signal, so that a parent sees what happened inside."""
+    if code < 0:
+        number = -code
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        time.sleep(1.0)  # the signal ends this process, unless it is one that does not
+        code = 128 + number
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`flyer.job.launcher POD.json [MODULE,…]`: run a pod in this process, after the imports."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        spec = PodSpec.from_json(Path(words[0]).read_bytes())
+        for folder in (spec.log_dir, spec.run_dir):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except (IndexError, OSError, PodSpecError) as error:
+        sys.stderr.write(f"usage: python -m flyer.job.launcher POD.json [MODULE,…]: {error}\n")
+        return EXIT_BAD_POD
+    for name in ",".join(words[1:]).split(","):
+        if name:
+            importlib.import_module(name)
+    run_pod(spec)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Linux process matters that Python has no words for: death of the parent, orphans, descriptors.
+
+Nothing of ours may outlive whoever started it; these are the means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "adopt_orphans",
+    "child_pids",
+    "close_descriptors",
+    "default_signals",
+    "descendant_pids",
+    "die_with_parent",
+    "kill_all",
+    "reap_until_childless",
+    "redirect_output",
+    "set_name",
+    "thread_count",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    zero = ctypes.c_ulong(0)
+    if libc.prctl(ctypes.c_int(option), argument, zero, zero, zero) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def die_with_parent(signal_number: signal.Signals, parent_pid: int) -> None:
+    """Have the kernel send the signal when the parent dies; at once if it died already.
+
+    Kept over `execve`, lost over `fork`: every level sets it again.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal_number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents die, so that none escapes."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """What `ps` and `top` show as the command's name; 15 bytes of it."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def default_signals() -> None:
+    """The handlers of a fresh Python interpreter, and nothing blocked."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        handler = signal.SIG_IGN if number in (signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_DFL
+        with contextlib.suppress(OSError, ValueError):  # the C library keeps two for itself
+            signal.signal(number, handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def close_descriptors(keep: Iterable[int] = ()) -> None:
+    """Close all but standard input, output and error, and `keep`."""
+    kept = {0, 1, 2, *keep}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names only, no objects
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
+                os.close(int(name))
+
+
+def redirect_output(path: Path) -> None:
+    """Send output and errors to the end of a file, line by line, and read from nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for source, destination in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, destination)
+    for descriptor in (log, null):
+        os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def thread_count() -> int:
+    """Threads of this process as the kernel counts them, native ones included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208  names only
+
+
+def child_pids(parent_pid: int) -> list[int]:
+    """The living or dead, but not reaped, children of a process."""
+    return [pid for pid, parent in _parents().items() if parent == parent_pid]
+
+
+def descendant_pids(ancestor_pid: int) -> list[int]:
+    """All processes below this one, whatever groups and sessions they moved to; deepest first.
+
+    Who kills them in this order may be killed half-way: what is left still has a living launcher
+    above it, which does the rest.
+    """
+    parents = _parents()
+    found = [ancestor_pid]
+    for pid in found:  # grows while it is walked
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[:0:-1]
+
+
+def _parents() -> dict[int, int]:
+    parents = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208  names only, no objects
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it may be gone by now
+            stat = Path("/proc", name, "stat").read_bytes()
+            # The command's name is in parentheses and may hold anything; the state follows it.
+            parents[int(name)] = int(stat.rpartition(b")")[2].split()[1])
+    return parents
+
+
+def kill_all(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
+    """Signal each, whether or not it still lives."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal_number)
+
+
+def reap_until_childless(timeout_seconds: float) -> bool:
+    """Kill and reap all descendants; adopted orphans included. False if some would not die."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        kill_all(descendant_pids(os.getpid()))
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)

@@ -1,0 +1,276 @@
+"""Becoming the user's command: a Python script inside this process, or any other program by exec.
+
+A script that runs here keeps what was imported before the fork. It must not notice: `__main__`,
+`sys.argv`, `sys.path`, tracebacks, exit statuses and finalisation are those of `python SCRIPT`.
+Where that cannot be had (interpreter options, another interpreter, variables that are read when an
+interpreter starts), the command is executed instead: right first, fast second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flyer.job.failure import write_atomically
+from flyer.job.pod import EXIT_PEER_LOST, PodSpec
+
+__all__ = ["RankError", "error_path", "read_error", "run_command", "starts_its_own_ranks"]
+
+FAILED_SECONDS_MAX = 3.0
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+
+# Errors by which a rank says that another one is gone; hfreduce's and torch's.
+_PEER_ERRORS = {"CollectiveError", "DistBackendError", "DistNetworkError"}
+# A fresh interpreter reads these before any code of ours could apply them.
+_START_VARIABLES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
+_HARMLESS_VARIABLES = {"PYTHONUNBUFFERED"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """The exception that ends a rank, noted the moment it surfaced, before any clean-up."""
+
+    time: float
+    error_type: str
+    traceback: str
+    exit_status: int
+    peer_lost: bool
+
+
+def error_path(run_dir: Path, rank: int) -> Path:
+    """Where a rank notes its exception for the launcher."""
+    return run_dir / f"rank-{rank:04d}.error.json"
+
+
+def read_error(run_dir: Path, rank: int) -> RankError | None:
+    """The exception that ended a rank, if one did."""
+    try:
+        return RankError(**json.loads(error_path(run_dir, rank).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def starts_its_own_ranks(spec: PodSpec) -> bool:
+    """Whether the command is torchrun itself, which wants one process a node."""
+    words = [*spec.command, *spec.args]
+    if Path(words[0]).name == "torchrun":
+        return True
+    return (
+        Path(words[0]).name.startswith("python")
+        and "-m" in words
+        and words[words.index("-m") + 1 :][:1] in (["torch.distributed.run"], ["torchrun"])
+    )
+
+
+def run_command(spec: PodSpec, rank: int) -> NoReturn:
+    """Become the command of the pod; the environment and the descriptors are in place."""
+    words = [*spec.command, *spec.args]
+    launcher_pid = os.getppid()
+    try:
+        if spec.working_dir is not None:
+            os.chdir(spec.working_dir)
+    except OSError as error:
+        _stop(EXIT_NOT_FOUND, f"`workingDir` {spec.working_dir}: {error.strerror}")
+    plan = _plan_in_process(spec, words)
+    if plan is None:
+        _execute(words)
+    kind, target, arguments = plan
+    _fresh_state()
+    try:
+        code, module = _load_module(target) if kind == "module" else _load_script(target)
+    except _NotRunnableError:
+        _execute(words)
+    except SyntaxError as error:
+        _report(spec, rank, launcher_pid, error.with_traceback(None))
+    sys.argv = [target if kind == "script" else str(module.__dict__["__file__"]), *arguments]
+    sys.modules["__main__"] = module
+    # As in a fresh interpreter: imports see the script's folder, or for a module the current one.
+    sys.path.insert(0, os.getcwd() if kind == "module" else _script_folder(target))  # noqa: PTH109
+    try:
+        exec(code, module.__dict__)  # noqa: S102  the user's script is what we are here for
+    except SystemExit as error:
+        _finish(_exit_status(error))
+    except BaseException as error:  # noqa: BLE001  all that a script may end with
+        trace = error.__traceback__
+        _report(spec, rank, launcher_pid, error.with_traceback(trace.tb_next if trace else None))
+    _finish(0)
+
+
+def _plan_in_process(spec: PodSpec, words: list[str]) -> tuple[str, str, list[str]] | None:
+    """("script" or "module", which one, arguments), or None if it has to be executed."""
+    if not _is_this_interpreter(spec, words[0]) or _needs_fresh_start(spec):
+        return None
+    rest = words[1:]
+    while rest[:1] == ["-u"]:
+        rest.pop(0)
+    if len(rest) >= 2 and rest[0] == "-m":
+        return "module", rest[1], rest[2:]
+    if rest and not rest[0].startswith("-") and Path(rest[0]).is_file():
+        return "script", rest[0], rest[1:]
+    return None
+
+
+def _is_this_interpreter(spec: PodSpec, program: str) -> bool:
+    """A bare `python` is the interpreter that runs us, unless the pod sets its own PATH."""
+    names = {"python", "python3", f"python3.{sys.version_info.minor}", Path(sys.executable).name}
+    if "/" not in program:
+        if program not in names:
+            return False
+        if "PATH" not in spec.env:
+            return True
+        program = shutil.which(program) or program
+    # Not resolved: two virtual environments may link to one interpreter.
+    return os.path.normpath(program) == os.path.normpath(sys.executable)
+
+
+def _needs_fresh_start(spec: PodSpec) -> bool:
+    return any(
+        name.startswith(_START_VARIABLES) and name not in _HARMLESS_VARIABLES for name in spec.env
+    )
+
+
+def _execute(words: list[str]) -> NoReturn:
+    program = words[0]
+    if program in ("python", "python3") and shutil.which(program) is None:
+        program = sys.executable
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them; other programs should not
+    try:
+        os.execvp(program, words)  # noqa: S606
+    except FileNotFoundError:
+        _stop(EXIT_NOT_FOUND, f"`command` names `{program}`, which is not in PATH on this node")
+    except OSError as error:
+        _stop(EXIT_NOT_EXECUTABLE, f"`command` names `{program}`: {error.strerror}")
+
+
+def _stop(status: int, message: str) -> NoReturn:
+    sys.stderr.write(f"flyer: {message}\n")
+    sys.exit(status)
+
+
+class _NotRunnableError(Exception):
+    """Only a fresh interpreter can run it: a folder, an archive, compiled code, a broken one."""
+
+
+def _load_script(path: str) -> tuple[types.CodeType, types.ModuleType]:
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise _NotRunnableError from error
+    if b"\0" in source[:4096]:
+        raise _NotRunnableError
+    full_path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118  as Python: not normalised
+    code = compile(source, full_path, "exec", dont_inherit=True)
+    return code, _main_module(full_path, None)
+
+
+def _load_module(name: str) -> tuple[types.CodeType, types.ModuleType]:
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  where `python -m` looks first
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        loader: Any = spec.loader if spec is not None else None
+        code = loader.get_code(spec.name) if hasattr(loader, "get_code") and spec else None
+    except SyntaxError:
+        raise
+    except Exception as error:  # its package may fail in any way; Python says it best
+        raise _NotRunnableError from error
+    finally:
+        del sys.path[0]
+    if code is None or spec is None or spec.origin is None:
+        raise _NotRunnableError
+    return code, _main_module(spec.origin, spec)
+
+
+def _main_module(path: str, spec: Any) -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__.update(
+        __file__=path,
+        __builtins__=__builtins__,
+        __spec__=spec,
+        __package__=spec.parent if spec is not None else None,
+        __annotations__={},
+    )
+    if spec is not None:
+        module.__loader__ = spec.loader
+    return module
+
+
+def _script_folder(path: str) -> str:
+    return str(Path(path).resolve().parent)
+
+
+def _fresh_state() -> None:
+    """What every interpreter has its own of, and a fork would share."""
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # from the system, as at its import; Python's own does it after a fork
+    torch: Any = sys.modules.get("torch")
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if torch is not None and threads.isdigit() and int(threads) > 0:
+        torch.set_num_threads(int(threads))  # it read the zygote's variable, not this rank's
+
+
+def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -> NoReturn:
+    """Note the exception for the launcher, show it as Python would, and end."""
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    # Its peers wait for it in a collective: a thread that goes on must not hide that it failed.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, FAILED_SECONDS_MAX)
+    name = type(error).__name__
+    peer_lost = bool(getattr(error, "peer_lost", name in _PEER_ERRORS))
+    status = EXIT_PEER_LOST if peer_lost else 1
+    note = RankError(
+        time=time.time(),
+        error_type=f"{type(error).__module__}.{name}",
+        traceback="".join(traceback.format_exception(error)),
+        exit_status=status,
+        peer_lost=peer_lost,
+    )
+    if os.getppid() == launcher_pid:  # not a child that the script forked
+        write_atomically(error_path(Path(spec.run_dir), rank), json.dumps(asdict(note)))
+    sys.excepthook(type(error), error, error.__traceback__)
+    _finish(status)
+
+
+def _exit_status(error: SystemExit) -> int:
+    """As Python reads it: nothing is 0, a number itself, anything else is printed and 1."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _finish(status: int) -> NoReturn:
+    """End as an interpreter does (threads, exit functions, buffers), without dismantling itself.
+
+    Tearing down the modules of a preloaded torch writes to every page shared with the zygote: 0.6 s
+    of processor time a rank, and the moment at which native libraries crash.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)

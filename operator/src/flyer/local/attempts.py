@@ -1,0 +1,217 @@
+"""One attempt of a job on this machine: its folders, its socket, its topology file, its pods.
+
+logs/<job>/attempt-N/rank-NNNN.log     raw output
+logs/<job>/attempt-N/topology.json     FLYER_TOPOLOGY
+logs/<job>/attempt-N/nodes/<node>/     failure.json and the launcher's own log
+run/<id>-N.sock                        FLYER_SOCKET
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.engine import (
+    Event,
+    Failed,
+    GangStarted,
+    Killed,
+    PodExited,
+    SuspendReceived,
+    topology_document,
+)
+from flyer.job.pod import PodSpecError
+from flyer.job.zygote import ZygoteError
+from flyer.local.gateway import Gateway
+from flyer.local.podspecs import LOCAL_ADDRESS, pod_specs, unused_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Signal, Start, Stop
+    from flyer.local.pods import Pods
+    from flyer.local.statedir import StatePaths
+    from flyer.local.views import ProgressView
+
+__all__ = ["Attempt", "Attempts"]
+
+# BSD's EX_CANTCREAT: the pods could not be made; no program of the user's ever ran.
+EXIT_NOT_STARTED: Final = 73
+
+# A log line feeds the watchdog; it need not be told more often than this.
+LOG_INTERVAL_SECONDS: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """A gang from its start until its last node is empty."""
+
+    def __init__(
+        self,
+        job: FlyerJob,
+        start: Start,
+        paths: StatePaths,
+        tell: Callable[[Event], None],
+        show: Callable[[], None],
+    ) -> None:
+        self.job = job
+        self.start = start
+        self.port = 0
+        self.folder = paths.job_logs(start.job) / f"attempt-{start.attempt}"
+        digest = hashlib.sha256(start.job.encode()).hexdigest()[:8]
+        self.gateway = Gateway(job, start, paths.run / f"{digest}-{start.attempt}.sock", tell, show)
+        self.starting: asyncio.Task[None] | None = None
+        watchdog = job.spec.watchdog
+        self._log_interval_seconds = LOG_INTERVAL_SECONDS
+        if watchdog is not None:
+            self._log_interval_seconds = min(LOG_INTERVAL_SECONDS, watchdog.seconds / 4)
+        self._log_bytes = 0
+        self._log_told_at = 0.0
+
+    @property
+    def progress(self) -> ProgressView | None:
+        """What the ranks said last."""
+        return self.gateway.progress_view
+
+    def log_grew(self, now: float) -> bool:
+        """Whether a rank wrote something since the last time that this was so; not too often."""
+        if now < self._log_told_at + self._log_interval_seconds:
+            return False
+        total = 0
+        for path in self.folder.glob("rank-*.log"):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+        grew = total > self._log_bytes
+        if grew:
+            self._log_bytes, self._log_told_at = total, now
+        return grew
+
+
+class Attempts:
+    """The living attempts of all jobs: at most one a job."""
+
+    def __init__(
+        self,
+        paths: StatePaths,
+        pods: Pods,
+        tell: Callable[[Event], None],
+        crashed: Callable[[BaseException], None],
+    ) -> None:
+        self._paths = paths
+        self._pods = pods
+        self._tell = tell
+        self._crashed = crashed
+        self._attempts: dict[str, Attempt] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of(self, job: str) -> Attempt | None:
+        """The living attempt of a job."""
+        return self._attempts.get(job)
+
+    def living(self) -> list[Attempt]:
+        """All of them."""
+        return list(self._attempts.values())
+
+    def start(self, job: FlyerJob, start: Start, show: Callable[[], None]) -> None:
+        """Begin an attempt; GangStarted or PodExited follows."""
+        known = self._attempts.get(start.job)
+        if known is not None and known.start.attempt == start.attempt:
+            return
+        attempt = Attempt(job, start, self._paths, self._tell, show)
+        self._attempts[start.job] = attempt
+        if known is not None:
+            self._spawn(known.gateway.close())
+        attempt.starting = self._spawn(self._start(attempt))
+
+    def signal(self, signal: Signal) -> None:
+        """Ask the ranks to suspend; SIGTERM for those who never opened their socket."""
+        attempt = self._attempts.get(signal.job)
+        if attempt is None or attempt.start.attempt != signal.attempt:
+            return
+        if not attempt.gateway.signal(signal.deadline, f"{signal.reason} by {signal.by}"):
+            self._pods.terminate(signal.job, signal.attempt)
+            self._tell(SuspendReceived(signal.job, signal.attempt))
+
+    def stop(self, stop: Stop) -> None:
+        """End pods; NodeEmptied follows for each node."""
+        self._spawn(self._stop(stop))
+
+    def emptied(self, job: str, attempt: int) -> None:
+        """A node was emptied: after the last one the attempt is over."""
+        known = self._attempts.get(job)
+        if known is None or known.start.attempt != attempt or self._pods.of_attempt(job, attempt):
+            return
+        if known.starting is not None and not known.starting.done():
+            return
+        del self._attempts[job]
+        self._spawn(known.gateway.close())
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(one.gateway.close() for one in self._attempts.values()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crashed(error)
+
+    async def _start(self, attempt: Attempt) -> None:
+        start = attempt.start
+        try:
+            attempt.folder.mkdir(parents=True, exist_ok=True)
+            topology = attempt.folder / "topology.json"
+            topology.write_text(json.dumps(self._topology(attempt), indent=1))
+            attempt.port = unused_port({one.port for one in self._attempts.values()})
+            await attempt.gateway.start()
+            specs = pod_specs(
+                attempt.job,
+                start,
+                topology=topology,
+                socket_path=attempt.gateway.path,
+                logs=attempt.folder,
+                run=attempt.folder / "nodes",
+                master_port=attempt.port,
+            )
+            await self._pods.start_gang(start.job, start.attempt, specs)
+        except (OSError, ZygoteError, PodSpecError) as error:
+            log.warning("%s: attempt %d does not start: %s", start.job, start.attempt, error)
+            reason = f"the pods could not be started: {error}"
+            # What the manifest asks for will not come to be; a full disk or a dead zygote may pass.
+            theirs = isinstance(error, FileNotFoundError | PodSpecError)
+            outcome = Failed(EXIT_NOT_STARTED, reason) if theirs else Killed(0, reason)
+            node = start.assignment.names[0]
+            self._tell(PodExited(start.job, start.attempt, node, outcome))
+        else:
+            self._tell(GangStarted(start.job, start.attempt))
+
+    async def _stop(self, stop: Stop) -> None:
+        attempt = self._attempts.get(stop.job)
+        if attempt is not None and attempt.starting is not None:
+            await asyncio.wait([attempt.starting])  # its own deadlines bound it
+        self._pods.stop(stop.job, stop.attempt, stop.nodes, kill=stop.kill)
+
+    def _topology(self, attempt: Attempt) -> dict[str, object]:
+        start, job = attempt.start, attempt.job
+        return topology_document(
+            job=start.job,
+            chain=job.status.chain.id if job.status else "",
+            attempt=start.attempt,
+            ranks_per_node=job.spec.ranks_per_node,
+            assignment=start.assignment,
+            addresses=dict.fromkeys(start.assignment.names, LOCAL_ADDRESS),
+        )

@@ -1,0 +1,206 @@
+"""The cluster file: which nodes this machine pretends to have.
+
+Read by people and written by people: every error names file, line, field, value and remedy.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from flyer.api.base import StrictModel
+from flyer.engine import Node
+from flyer.local.errors import FlyerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["CLUSTER_KIND", "LocalCluster", "NodeGroup", "Settings", "load_cluster"]
+
+CLUSTER_API_VERSION = "local.fireflyer.dev/v1alpha1"
+CLUSTER_KIND = "LocalCluster"
+FILE_BYTES_MAX = 1 << 20
+NODES_MAX = 1024  # each costs processes here; more is a mistake (simulate with `flyer sim`)
+NAME = r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$"
+WORD = r"^[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
+
+NodeName = Annotated[str, Field(pattern=NAME)]
+Seconds = Annotated[float, Field(ge=0, le=86400, strict=False)]
+
+
+class NodeGroup(StrictModel):
+    """Nodes that are alike."""
+
+    names: list[NodeName] = Field(min_length=1)
+    zone: str = Field(pattern=WORD)
+    leaf: str = Field(default="", pattern=r"^$|" + WORD)
+    group: str = Field(default="default", pattern=WORD)
+    slots: int = Field(default=1, ge=1, le=64)
+
+
+class Settings(StrictModel):
+    """Times that suit one machine; the engine's own suit a cluster."""
+
+    failure_window_seconds: Seconds = 0.5
+    start_deadline_seconds: Seconds = 60.0
+    stop_pause_seconds: Seconds = Field(default=5.0, description="From SIGTERM to SIGKILL")
+    same_split_seconds: Seconds = 10.0
+    restart_cost_seconds: Seconds = 5.0
+
+
+class LocalCluster(StrictModel):
+    """Zones, nodes and slots of one machine."""
+
+    api_version: Literal["local.fireflyer.dev/v1alpha1"] = CLUSTER_API_VERSION  # type: ignore[assignment]
+    kind: Literal["LocalCluster"] = CLUSTER_KIND  # type: ignore[assignment]
+    name: NodeName
+    node_return_seconds: Seconds = 30.0
+    preload: list[str] = Field(
+        default=[], description="Modules that are imported once and shared by all ranks"
+    )
+    settings: Settings = Settings()
+    nodes: list[NodeGroup] = Field(min_length=1)
+
+    def engine_nodes(self) -> list[Node]:
+        """The nodes as the scheduler sees them, all ready."""
+        return [
+            Node(name, group.zone, group.leaf, group.group, group.slots)
+            for group in self.nodes
+            for name in group.names
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    line: int | None
+    field: str
+    value: str
+    why: str
+
+    def text(self, file: str) -> str:
+        place = file if self.line is None else f"{file}:{self.line}"
+        value = f" {self.value}" if self.value else ""
+        return f"{place}: {self.field}:{value} {self.why}" if self.field else f"{place}: {self.why}"
+
+
+def load_cluster(path: Path) -> LocalCluster:
+    """Read a cluster file (YAML, or the JSON that a driver keeps)."""
+    try:
+        data = path.read_bytes()
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise FlyerError.usage(
+            f"cannot read the cluster file `{path}`: {reason}",
+            "name one with --cluster, such as examples/clusters/two-zones.yaml",
+        ) from error
+    if len(data) > FILE_BYTES_MAX:
+        raise _refused(str(path), [_Problem(None, "", "", f"has {len(data)} bytes")])
+    document = _parsed(text, str(path))
+    if not isinstance(document, CommentedMap):
+        raise _refused(str(path), [_Problem(1, "", "", "is not a map with `name` and `nodes`")])
+    try:
+        cluster = LocalCluster.model_validate(_plain(document))
+    except ValidationError as error:
+        problems = [_problem(document, detail) for detail in error.errors(include_url=False)]
+        raise _refused(str(path), problems) from None
+    if problems := _contradictions(cluster, document):
+        raise _refused(str(path), problems)
+    return cluster
+
+
+def _refused(file: str, problems: list[_Problem]) -> FlyerError:
+    return FlyerError.usage(
+        "\n".join(problem.text(file) for problem in problems),
+        "examples/clusters/two-zones.yaml shows every field; docs/reference/cli.md explains them",
+    )
+
+
+def _parsed(text: str, file: str) -> Any:
+    try:
+        return YAML(typ="rt", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        why = str(error.problem or error.context or "cannot be parsed").splitlines()[0]
+        line = mark.line + 1 if mark else None
+        raise _refused(file, [_Problem(line, "", "", f"is not YAML: {why}")]) from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        why = str(error).splitlines()[0]
+        raise _refused(file, [_Problem(None, "", "", f"is not YAML: {why}")]) from None
+
+
+def _plain(value: Any) -> Any:
+    """The same value in Python's own types, which strict models want."""
+    if isinstance(value, CommentedMap):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, CommentedSeq):
+        return [_plain(item) for item in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _problem(document: CommentedMap, detail: Any) -> _Problem:
+    path = tuple(detail["loc"])
+    shown = detail["input"]
+    value = "" if isinstance(shown, dict | list) else json.dumps(shown, default=str)[:60]
+    why = {
+        "extra_forbidden": "is not a field here: remove it or correct its name",
+        "missing": "is missing: add it",
+        "string_pattern_mismatch": "is not allowed: use letters, digits and inner dashes "
+        "(node and cluster names in lower case)",
+        "int_type": "is not a whole number: write it without quotes",
+        "list_type": "is not a list: write [a, b] or one entry a line after dashes",
+        "too_short": "is empty: give at least one entry",
+        "literal_error": f"is not known: write {detail.get('ctx', {}).get('expected', '')}",
+    }.get(detail["type"], detail["msg"].replace("Input should be", "must be"))
+    return _Problem(_line(document, path), _field(path), value, why)
+
+
+def _line(document: CommentedMap, path: tuple[str | int, ...]) -> int:
+    node: Any = document
+    line: int = document.lc.line
+    for part in path:
+        if isinstance(node, CommentedMap) and part in node:
+            line = node.lc.key(part)[0]
+        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
+            line = node.lc.item(part)[0]
+        else:
+            break
+        node = node[part]
+    return line + 1
+
+
+def _field(path: tuple[str | int, ...]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Problem]:
+    problems, seen = [], set()
+    leaf_zones: dict[str, str] = {}
+    for index, group in enumerate(cluster.nodes):
+        for position, name in enumerate(group.names):
+            if name in seen:
+                path = ("nodes", index, "names", position)
+                why = "names a second node so: node names are unique in a cluster"
+                problems.append(_Problem(_line(document, path), _field(path), f'"{name}"', why))
+            seen.add(name)
+        zone = leaf_zones.setdefault(group.leaf, group.zone)
+        if group.leaf and zone != group.zone:
+            place = ("nodes", index, "leaf")
+            why = f"is in zone {zone} above and in zone {group.zone} here: a leaf is in one zone"
+            problems.append(_Problem(_line(document, place), _field(place), f'"{group.leaf}"', why))
+    if len(seen) > NODES_MAX:
+        why = f"are more than {NODES_MAX}: each costs processes of this machine"
+        problems.append(_Problem(_line(document, ("nodes",)), "nodes", str(len(seen)), why))
+    return problems

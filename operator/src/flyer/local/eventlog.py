@@ -1,0 +1,64 @@
+"""What a user sees happen: appended to events.jsonl, kept in memory, told to watchers.
+
+An event's `reason` is stable and CamelCase, its `message` is for people, its `fields` are the
+numbers of the message for programs. Sequence numbers go on over restarts of the driver.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.local.store import read_json_lines
+from flyer.local.views import EventView, from_json, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from flyer.local.store import Store
+
+__all__ = ["EventLog"]
+
+# The file keeps all; memory keeps what clients ask for.
+EVENTS_KEPT_MAX: Final = 50_000
+
+
+class EventLog:
+    """Events of one cluster, in order."""
+
+    def __init__(self, store: Store, told: Callable[[EventView], None]) -> None:
+        self._store = store
+        self._told = told
+        past = (from_json(EventView, record) for record in read_json_lines(store.paths.events))
+        self._events: deque[EventView] = deque(past, EVENTS_KEPT_MAX)
+        self._next = self._events[-1].sequence + 1 if self._events else 1
+
+    def tell(
+        self,
+        now: float,
+        reason: str,
+        message: str,
+        *,
+        job: str = "",
+        attempt: int | None = None,
+        node: str = "",
+        warning: bool = False,
+        fields: dict[str, Any] | None = None,
+    ) -> EventView:
+        """Record one event and tell it to everybody who watches."""
+        kind = "Warning" if warning else "Normal"
+        event = EventView(
+            self._next, round(now, 3), kind, reason, message, job, attempt, node, fields or {}
+        )
+        self._next += 1
+        self._events.append(event)
+        self._store.note(self._store.events, json.dumps(to_json(event), separators=(",", ":")))
+        self._told(event)
+        return event
+
+    def since(self, sequence: int, job: str | None = None) -> Iterator[EventView]:
+        """Past events from `sequence` on, of one job or of all."""
+        for event in self._events:
+            if event.sequence >= sequence and job in (None, event.job):
+                yield event

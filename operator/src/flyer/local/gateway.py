@@ -1,0 +1,146 @@
+"""One attempt's job socket: what its ranks say becomes events of the engine.
+
+Progress is told often and matters seldom, so the newest step is kept and told at intervals, and
+always before anything else that the same job says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from flyer.engine import (
+    CheckpointReported,
+    Failed,
+    LifeStateSet,
+    PodExited,
+    ProgressReported,
+    Released,
+    SuspendReceived,
+)
+from flyer.job.protocol import Welcome
+from flyer.job.server import JobServer
+from flyer.local.views import ProgressView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Event, Start
+
+__all__ = ["Gateway"]
+
+PROGRESS_INTERVAL_SECONDS: Final = 0.2
+# A job says how much work there is under one of these names.
+TOTAL_STEPS_METRICS: Final = ("total_steps", "steps_total")
+
+
+class Gateway:
+    """Serves the ranks of one attempt until closed."""
+
+    def __init__(
+        self,
+        job: FlyerJob,
+        start: Start,
+        path: Path,
+        tell: Callable[[Event], None],
+        show: Callable[[], None],
+    ) -> None:
+        self.path = path
+        self.progress_view: ProgressView | None = None
+        self.released = False
+        self._job = start.job
+        self._attempt = start.attempt
+        self._ranks_per_node = job.spec.ranks_per_node
+        self._nodes = start.assignment.names
+        self._tell = tell
+        self._show = show
+        self._step_told: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        restore = start.restore_from
+        welcome = Welcome(
+            job=start.job,
+            chain=(job.status.chain.id if job.status else ""),
+            attempt=start.attempt,
+            life_state=start.life_state,
+            restore_step=restore.step if restore else None,
+            restore_path=restore.path if restore else None,
+        )
+        self._server = JobServer(path, welcome, self)
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Tell what is left to tell, and hang up."""
+        self.flush()
+        await self._server.close()
+
+    def signal(self, deadline: float, reason: str) -> bool:
+        """Ask the ranks to suspend. False when none of them ever connected: nobody would hear."""
+        self._server.signal(max(0.0, deadline - time.time()), reason)
+        return bool(self._server.ranks_seen)
+
+    def flush(self) -> None:
+        """Tell the newest progress, if it is news."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        view = self.progress_view
+        if view is not None and view.step != self._step_told:
+            self._step_told = view.step
+            self._tell(ProgressReported(self._job, self._attempt, view.step))
+            self._show()
+
+    # -- what ranks say (flyer.job.server.JobHandler) ------------------------------------------
+
+    async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
+        """The job knows that it is being suspended."""
+        self._tell(SuspendReceived(self._job, self._attempt))
+
+    async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
+        """A step is done; the first rank's numbers are shown."""
+        old = self.progress_view
+        if old is not None and (step < old.step or (step == old.step and rank != 0)):
+            return
+        total, shown = _total_steps(metrics, old.total_steps if old else None)
+        if not shown and old is not None:
+            shown = old.metrics
+        self.progress_view = ProgressView(step, round(time.time(), 3), total, shown)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(PROGRESS_INTERVAL_SECONDS, self.flush)
+
+    async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
+        """A checkpoint exists."""
+        self.flush()
+        self._tell(CheckpointReported(self._job, self._attempt, step, path, durable))
+
+    async def release(self, rank: int, step: int | None) -> None:  # noqa: ARG002
+        """The job gives all its nodes back."""
+        self.flush()
+        self.released = True
+        self._tell(Released(self._job, self._attempt))
+
+    async def fail(self, rank: int, reason: str) -> None:
+        """The job gives up: as if that rank's pod had failed."""
+        self.flush()
+        node = self._nodes[min(rank // self._ranks_per_node, len(self._nodes) - 1)]
+        self._tell(PodExited(self._job, self._attempt, node, Failed(1, reason)))
+
+    async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002
+        """Keep the user's word."""
+        self._tell(LifeStateSet(self._job, self._attempt, state & 0xFFFFFFFF))
+
+
+def _total_steps(
+    metrics: dict[str, float], known: int | None
+) -> tuple[int | None, dict[str, float]]:
+    total = known
+    for name in TOTAL_STEPS_METRICS:
+        if metrics.get(name, 0) >= 1:
+            total = int(metrics[name])
+    return total, {key: value for key, value in metrics.items() if key not in TOTAL_STEPS_METRICS}

@@ -1,0 +1,85 @@
+"""What a job's events tell about its past: attempts, and who failed first. Pure.
+
+The FlyerJob's status knows the present; this folds the event log, so it survives the driver too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from flyer.local.narration import ENDS_ATTEMPT
+from flyer.local.views import AttemptView, EventView, FailureView, PlacedNode, from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["RANK_FAILED", "SUBMITTED", "History", "JobHistory"]
+
+# The first event of a chain; a job of the same name that is submitted again starts anew.
+SUBMITTED: Final = "Submitted"
+RANK_FAILED: Final = "RankFailed"
+ATTEMPTS_KEPT_MAX: Final = 200
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """One job's past."""
+
+    attempts: list[AttemptView] = field(default_factory=list)
+    failure: FailureView | None = None
+
+
+class History:
+    """The past of all jobs, kept up to date with `add`."""
+
+    def __init__(self, events: Iterable[EventView] = ()) -> None:
+        self._jobs: dict[str, JobHistory] = {}
+        for event in events:
+            self.add(event)
+
+    def of(self, job: str) -> JobHistory:
+        """One job's past; empty when nothing happened yet."""
+        return self._jobs.get(job) or JobHistory()
+
+    def add(self, event: EventView) -> None:
+        """Take in one event."""
+        if not event.job:
+            return
+        if event.reason == SUBMITTED:
+            self._jobs[event.job] = JobHistory()
+        history = self._jobs.setdefault(event.job, JobHistory())
+        if event.reason == "Starting":
+            history.attempts.append(_attempt(event))
+            del history.attempts[:-ATTEMPTS_KEPT_MAX]
+        elif event.reason == RANK_FAILED:
+            history.failure = from_json(FailureView, event.fields)
+        elif event.fields.get(ENDS_ATTEMPT):
+            _end(history, event)
+
+
+def _attempt(event: EventView) -> AttemptView:
+    fields = event.fields
+    return AttemptView(
+        attempt=event.attempt or 0,
+        started_at=event.time,
+        ended_at=None,
+        nodes=[from_json(PlacedNode, node) for node in fields.get("nodes", [])],
+        restored_step=fields.get("restoredStep"),
+        same_split=fields.get("sameSplit"),
+        outcome="",
+    )
+
+
+def _end(history: JobHistory, event: EventView) -> None:
+    if not history.attempts:
+        return
+    last = history.attempts[-1]
+    if last.attempt != event.attempt or last.ended_at is not None:
+        return
+    history.attempts[-1] = replace(
+        last,
+        ended_at=event.time,
+        outcome=str(event.fields.get("why") or event.reason),
+        lost_steps=event.fields.get("lostSteps"),
+    )

@@ -1,0 +1,271 @@
+"""Pods as process groups of this machine: starts gangs, stops them, tells how they ended.
+
+Facts go to the driver as engine events: PodExited or NodeLost for how a pod ended, then
+NodeEmptied, which is told only after looking: no process of the pod is left. One task a pod
+watches it from start to end, so each fact is told exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from flyer.engine import (
+    Event,
+    Failed,
+    Killed,
+    NodeEmptied,
+    NodeLost,
+    Outcome,
+    PodExited,
+    Succeeded,
+)
+from flyer.job.failure import Failure, first
+from flyer.job.pod import EXIT_PEER_LOST, EXIT_SUSPENDED, PodSpec
+from flyer.job.processes import descendant_pids
+from flyer.job.zygote import PodExit, PodProcess, Zygote, ZygoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["Pod", "Pods"]
+
+# The kernel reaps a killed process in milliseconds; longer means one that cannot die (a disk wait).
+EMPTY_WARN_SECONDS: Final = 10.0
+EMPTY_POLL_SECONDS: Final = 0.02
+# Longer than a launcher takes to end its other ranks after one failed.
+PEER_LOST_SECONDS: Final = 3.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Pod:
+    """One node's part of a gang, while it lives."""
+
+    job: str
+    attempt: int
+    node: str
+    spec: PodSpec
+    process: PodProcess
+    # Set when we end it: how it ends then says nothing about the node.
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    kill_timer: asyncio.TimerHandle | None = None
+
+    def pids(self) -> list[int]:
+        """The supervisor first, then everything below it."""
+        return [self.process.pid, *descendant_pids(self.process.pid)]
+
+
+class Pods:
+    """All pods of one driver."""
+
+    def __init__(
+        self,
+        tell: Callable[[Event], None],
+        failed: Callable[[str, int, Failure], None],
+        crashed: Callable[[BaseException], None],
+        *,
+        preload: Sequence[str],
+        marker: dict[str, str],
+        stop_pause_seconds: float,
+        log_path: Path,
+    ) -> None:
+        self._tell = tell
+        self._failed = failed
+        self._crashed = crashed
+        self._preload = list(preload)
+        self._marker = marker
+        self._stop_pause_seconds = stop_pause_seconds
+        self._log_path = log_path
+        self._zygote: asyncio.Task[Zygote] | None = None
+        self._pods: dict[str, Pod] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._failures: dict[tuple[str, int], list[Failure]] = {}
+        self._closing = False
+
+    def open(self) -> None:
+        """Start to preload at once, so that the first gang need not wait for imports."""
+        self._zygote = asyncio.create_task(self._start_zygote())
+
+    async def close(self) -> None:
+        """Kill everything; returns when no process of ours is left."""
+        self._closing = True
+        for pod in self._pods.values():
+            pod.stopping.set()
+        if self._zygote is not None:
+            self._zygote.cancel()  # of no effect once it has started
+            with contextlib.suppress(ZygoteError, OSError, asyncio.CancelledError):
+                await (await self._zygote).close()
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=EMPTY_WARN_SECONDS)
+        for task in self._watchers:
+            task.cancel()
+
+    def on_node(self, node: str) -> Pod | None:
+        """The pod that runs there, if any."""
+        return self._pods.get(node)
+
+    def of_attempt(self, job: str, attempt: int) -> list[Pod]:
+        """The living pods of one attempt, in no order."""
+        return [pod for pod in self._pods.values() if (pod.job, pod.attempt) == (job, attempt)]
+
+    async def start_gang(self, job: str, attempt: int, specs: Sequence[PodSpec]) -> None:
+        """Start one pod a node, all at once. Returns or raises when every start is decided."""
+        for key in [key for key in self._failures if key[0] == job]:
+            del self._failures[key]  # of attempts before
+        zygote = await self._ready_zygote()
+        started = await asyncio.gather(
+            *(self._start(zygote, job, attempt, spec) for spec in specs), return_exceptions=True
+        )
+        for error in started:
+            if error is not None:
+                raise error
+
+    def stop(self, job: str, attempt: int, nodes: Sequence[str], *, kill: bool) -> None:
+        """End pods: at once, or with SIGTERM first. Nodes without such a pod are empty already."""
+        for node in nodes:
+            pod = self._pods.get(node)
+            if pod is None or pod.job != job or pod.attempt > attempt:
+                self._tell(NodeEmptied(node, job, attempt))
+                continue
+            pod.stopping.set()
+            if kill:
+                pod.process.kill(signal.SIGKILL)
+            elif pod.kill_timer is None:
+                pod.process.kill(signal.SIGTERM)
+                pod.kill_timer = asyncio.get_running_loop().call_later(
+                    self._stop_pause_seconds, pod.process.kill, signal.SIGKILL
+                )
+
+    def terminate(self, job: str, attempt: int) -> None:
+        """SIGTERM as the fallback signal, for ranks that never opened their socket."""
+        for pod in self.of_attempt(job, attempt):
+            pod.process.kill(signal.SIGTERM)
+
+    # -- the zygote ----------------------------------------------------------------------------
+
+    async def _start_zygote(self) -> Zygote:
+        environment = {**os.environ, **self._marker}
+        with self._log_path.open("ab") as output:
+            return await Zygote.start(self._preload, env=environment, log=output)
+
+    async def _ready_zygote(self) -> Zygote:
+        """The living zygote, or another one: after a failure whoever asks again gets a new try."""
+        if self._zygote is None or _is_gone(self._zygote):
+            self._zygote = asyncio.create_task(self._start_zygote())
+        return await asyncio.shield(self._zygote)
+
+    # -- one pod -------------------------------------------------------------------------------
+
+    async def _start(self, zygote: Zygote, job: str, attempt: int, spec: PodSpec) -> None:
+        process = await zygote.spawn(spec)
+        pod = Pod(job, attempt, spec.node, spec, process)
+        self._pods[spec.node] = pod
+        watcher = asyncio.create_task(self._watch(pod, zygote))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watched)
+
+    def _watched(self, watcher: asyncio.Task[None]) -> None:
+        self._watchers.discard(watcher)
+        if not watcher.cancelled() and (error := watcher.exception()) is not None:
+            self._crashed(error)
+
+    async def _watch(self, pod: Pod, zygote: Zygote) -> None:
+        ended = await pod.process.wait()
+        failure = pod.process.failure()
+        if pod.kill_timer is not None:
+            pod.kill_timer.cancel()
+        if ended.exit_status == EXIT_PEER_LOST:
+            # Another pod's end explains this one; give it the time to be told first.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pod.stopping.wait(), PEER_LOST_SECONDS)
+        if failure is not None and not pod.stopping.is_set():
+            self._blame(pod, failure)
+        if not self._closing:
+            self._tell(_fact(pod, ended, failure, zygote_lost=zygote.lost.is_set()))
+        await _until_group_is_gone(pod)
+        if self._pods.get(pod.node) is pod:
+            del self._pods[pod.node]
+        if not self._closing:
+            self._tell(NodeEmptied(pod.node, pod.job, pod.attempt))
+
+    def _blame(self, pod: Pod, failure: Failure) -> None:
+        known = self._failures.setdefault((pod.job, pod.attempt), [])
+        known.append(failure)
+        guilty = first(known)
+        if guilty is not None:
+            self._failed(pod.job, pod.attempt, guilty)
+
+
+def _is_gone(zygote: asyncio.Task[Zygote]) -> bool:
+    if not zygote.done():
+        return False
+    return zygote.cancelled() or zygote.exception() is not None or zygote.result().lost.is_set()
+
+
+def _fact(pod: Pod, ended: PodExit, failure: Failure | None, *, zygote_lost: bool) -> Event:
+    """What the end of a pod means."""
+    died = ended.signal is not None and failure is None
+    if died and not pod.stopping.is_set() and not zygote_lost:
+        name = _signal_name(ended.signal or 0)
+        evidence = f"its supervisor, process {pod.process.pid}, was killed by {name}"
+        return NodeLost(pod.node, "ProcessesKilled", evidence)
+    return PodExited(pod.job, pod.attempt, pod.node, _outcome(ended, failure))
+
+
+def _outcome(ended: PodExit, failure: Failure | None) -> Outcome:
+    if ended.exit_status == 0:
+        return Succeeded()
+    if ended.exit_status == EXIT_SUSPENDED:
+        return Killed(0, "it gave its node back")
+    if ended.exit_status == EXIT_PEER_LOST:
+        return Killed(0, "it lost its peers, and none of them says why")
+    if ended.signal is not None:
+        rank = f"rank {failure.rank}: " if failure else ""
+        return Killed(ended.signal, f"{rank}killed by {_signal_name(ended.signal)}")
+    return Failed(ended.exit_status or 1, _last_line(failure))
+
+
+def _last_line(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    lines = (failure.traceback or "").strip().splitlines()
+    words = lines[-1] if lines else failure.outcome
+    return f"rank {failure.rank}: {words}"[:300]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+async def _until_group_is_gone(pod: Pod) -> None:
+    """Look until no process is left in the pod's group; kill what is."""
+    loop = asyncio.get_running_loop()
+    warn_at = loop.time() + EMPTY_WARN_SECONDS
+    while _group_exists(pod.process.pid):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pod.process.pid, signal.SIGKILL)
+        if loop.time() > warn_at:
+            log.warning("node %s: processes of %s do not die", pod.node, pod.job)
+            warn_at += EMPTY_WARN_SECONDS
+        await asyncio.sleep(EMPTY_POLL_SECONDS)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return False  # the number was taken over by somebody else's group
+    return True

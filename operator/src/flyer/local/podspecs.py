@@ -1,0 +1,150 @@
+"""From a FlyerJob's template to what each node runs, on this machine.
+
+A manifest is checked here before it is accepted: what cannot start is refused with the field that
+is at fault, rather than found by eight ranks at once. Images are not pulled: a pod is a process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from flyer.job.pod import PodSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyer.api import Container, FlyerJob
+    from flyer.engine import Start
+
+__all__ = [
+    "FOLDER_ANNOTATION",
+    "LOCAL_ADDRESS",
+    "pod_specs",
+    "refusals",
+    "unused_port",
+    "with_folder",
+]
+
+# Where the manifest lay: relative paths of its template start there.
+FOLDER_ANNOTATION: Final = "local.fireflyer.dev/folder"
+LOCAL_ADDRESS: Final = "127.0.0.1"
+# Below the range from which the kernel takes ports of outgoing connections, so that none of those
+# sits on a master port between our choice and rank 0's bind.
+PORTS: Final = range(18000, 32000)
+PORT_TRIES: Final = 200
+
+
+def refusals(job: FlyerJob) -> Iterator[str]:
+    """Why the job's pods could not start here, one line a reason, the field first."""
+    container = job.spec.template.trainer
+    index = job.spec.template.spec.containers.index(container)
+    place = f"spec.template.spec.containers[{index}]"
+    if not container.command:
+        yield (
+            f"{place}.command: is missing: a pod is a process here, so say what to run, "
+            "such as [python, train.py]"
+        )
+    folder = working_folder(job)
+    if not folder.is_dir():
+        yield (
+            f'{place}.workingDir: "{folder}" is not a folder on this machine: '
+            "correct it, or leave it out to run in the manifest's folder"
+        )
+    elif container.command and program(container, folder) is None:
+        yield (
+            f'{place}.command[0]: "{container.command[0]}" is not a program here: '
+            "give its path, or install it (it was looked for on PATH)"
+        )
+    for position, variable in enumerate(container.env):
+        if variable.value is None:
+            yield (
+                f"{place}.env[{position}]: {variable.name} has no value: "
+                "valueFrom works on Kubernetes only, write `value`"
+            )
+
+
+def with_folder(job: FlyerJob, folder: Path) -> FlyerJob:
+    """The job, remembering where its manifest lay."""
+    annotations = {**job.metadata.annotations, FOLDER_ANNOTATION: str(folder)}
+    return job.replace(metadata=job.metadata.replace(annotations=annotations))
+
+
+def working_folder(job: FlyerJob) -> Path:
+    """The template's workingDir, or the manifest's folder."""
+    base = Path(job.metadata.annotations.get(FOLDER_ANNOTATION) or Path.cwd())
+    return base / (job.spec.template.trainer.working_dir or "")
+
+
+def program(container: Container, folder: Path) -> str | None:
+    """The program that the command names, or None."""
+    name = container.command[0]
+    if name in ("python", "python3"):
+        return sys.executable  # the interpreter that has flyer, hfreduce and torch
+    path = next((one.value for one in container.env if one.name == "PATH"), None)
+    if "/" in name:
+        name = str(folder / name)
+    return shutil.which(name, path=path or os.environ.get("PATH"))
+
+
+def pod_specs(
+    job: FlyerJob,
+    start: Start,
+    *,
+    topology: Path,
+    socket_path: Path,
+    logs: Path,
+    run: Path,
+    master_port: int,
+) -> list[PodSpec]:
+    """One PodSpec a node, in rank order. The job has passed `refusals`."""
+    container = job.spec.template.trainer
+    folder = working_folder(job)
+    found = program(container, folder)
+    if found is None:
+        raise FileNotFoundError(f"`{container.command[0]}` is no program on this machine any more")
+    return [
+        PodSpec(
+            job=job.metadata.name,
+            namespace=job.metadata.namespace,
+            chain=job.status.chain.id if job.status else "",
+            attempt=start.attempt,
+            node=node.name,
+            zone=node.zone,
+            node_rank=index,
+            nodes=len(start.assignment.nodes),
+            ranks_per_node=job.spec.ranks_per_node,
+            master_addr=LOCAL_ADDRESS,
+            master_port=master_port,
+            command=[found, *container.command[1:]],
+            args=list(container.args),
+            env={one.name: one.value or "" for one in container.env},
+            working_dir=str(folder),
+            topology_path=str(topology),
+            socket_path=str(socket_path),
+            log_dir=str(logs),
+            run_dir=str(run / node.name),
+        )
+        for index, node in enumerate(start.assignment.nodes)
+    ]
+
+
+def unused_port(taken: set[int]) -> int:
+    """A port of the loopback that nobody listens on now and no living attempt was given."""
+    for port in random.sample(PORTS, PORT_TRIES):
+        if port in taken:
+            continue
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((LOCAL_ADDRESS, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(
+        f"none of {PORT_TRIES} ports tried between {PORTS.start} and {PORTS.stop - 1} is free"
+    )

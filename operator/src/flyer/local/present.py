@@ -1,0 +1,223 @@
+"""From FlyerJob objects and what the driver knows to the views that clients get. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
+from flyer.local.views import (
+    CheckpointView,
+    FailureView,
+    JobView,
+    NodeView,
+    PlacedNode,
+    ProgressView,
+    QueueView,
+    WhyReason,
+    WhyView,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from flyer.engine import Blocker, Explanation, NodeState
+    from flyer.local.history import JobHistory
+    from flyer.local.pods import Pod
+
+__all__ = ["job_exit_status", "job_view", "node_view", "queue_views", "why_view"]
+
+WAITING = (Phase.QUEUED, Phase.RESERVED, Phase.DRAINING)
+HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
+FAILED_BY_RANKS = ("RankFailed", "MaxRestartsExceeded")
+STOPPED_REASONS = ("Stopped", "Removed")
+
+
+def job_view(
+    job: FlyerJob,
+    history: JobHistory,
+    progress: ProgressView | None,
+    logs: Path,
+    *,
+    driven: bool = True,
+) -> JobView:
+    """One job. Without a driver an unfinished job waits for one, whatever its file says."""
+    status = job.status or FlyerJobStatus()
+    ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
+    orphaned = not driven and not ended
+    assignment = None if orphaned else status.assignment
+    state, reason, message = str(status.phase), status.reason, status.message
+    if status.pending is not None and status.phase in WAITING:
+        reason, message = status.pending.reason, status.pending.message
+    if orphaned and status.phase is not Phase.SUSPENDED:
+        state, reason, message = "Queued", "NoDriver", "no driver runs; `flyer run` goes on"
+    finished = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
+    # A job that somebody ended did not fail of what a rank of an earlier attempt said.
+    by_rank = status.phase is Phase.FAILED and status.reason in FAILED_BY_RANKS
+    failure = history.failure if by_rank else None
+    return JobView(
+        name=job.metadata.name,
+        namespace=job.metadata.namespace,
+        state=state,
+        reason=reason,
+        message=message,
+        nodes=job.spec.nodes,
+        ranks_per_node=job.spec.ranks_per_node,
+        priority=str(job.spec.priority),
+        queue=job.spec.queue,
+        group=job.spec.group or "",
+        created_at=job.metadata.creation_timestamp or 0.0,
+        chain=status.chain.id,
+        attempt=status.chain.attempt,
+        restarts=status.chain.restarts,
+        suspend_code=int(status.suspend_code),
+        suspended=job.spec.suspend,
+        zones=list(assignment.zones) if assignment and not ended else [],
+        placement=_placement(assignment.nodes) if assignment and not ended else [],
+        bridge=list(assignment.bridge) if assignment and not ended else [],
+        progress=progress or _progress(status),
+        checkpoint=_checkpoint(status),
+        eta=format_timestamp(status.pending.eta) if status.pending and status.pending.eta else "",
+        finished_at=finished.last_transition_time if ended and finished else None,
+        exit_status=job_exit_status(status, failure) if ended else None,
+        failure=failure,
+        attempts=list(history.attempts),
+        conditions=[one.to_object() for one in status.conditions],
+        log_folder=str(logs),
+    )
+
+
+def _placement(nodes: Iterable[object]) -> list[PlacedNode]:
+    return [
+        PlacedNode(node.name, node.zone, node.first_rank)  # type: ignore[attr-defined]
+        for node in nodes
+    ]
+
+
+def _progress(status: FlyerJobStatus) -> ProgressView | None:
+    if status.progress is None:
+        return None
+    return ProgressView(status.progress.step, status.progress.time)
+
+
+def _checkpoint(status: FlyerJobStatus) -> CheckpointView | None:
+    one = status.checkpoint
+    return CheckpointView(one.step, one.time, one.path, one.durable) if one else None
+
+
+def job_exit_status(status: FlyerJobStatus, failure: FailureView | None) -> int:
+    """What `flyer run` ends with for an ended job."""
+    if status.phase is Phase.SUCCEEDED:
+        return 0
+    if status.reason in STOPPED_REASONS:
+        return 103
+    if failure is not None and failure.signal is not None:
+        return 128 + failure.signal
+    codes = [one.exit_status for one in status.exits if one.outcome == "Failed"]
+    code = failure.exit_status if failure is not None else next(iter(codes), None)
+    if code is not None and (1 <= code <= 99 or 128 < code <= 192):
+        return code
+    return 100
+
+
+def node_view(
+    state: NodeState,
+    pod: Pod | None,
+    ranks_per_node: int | None,
+    holder: str,
+    holder_phase: str,
+    returns_at: float | None,
+    *,
+    with_pids: bool,
+) -> NodeView:
+    """One node: free, busy, or lost."""
+    node = state.node
+    if state.lost or not node.ready:
+        shown, reason = "Lost", state.lost or node.reason
+    elif pod is not None:
+        shown, reason = "Busy", holder_phase
+    elif holder:
+        shown, reason = "Reserved", holder_phase
+    else:
+        shown, reason = "Ready", ""
+    first = pod.spec.first_rank if pod else None
+    pids = pod.pids() if pod and with_pids else []
+    return NodeView(
+        name=node.name,
+        zone=node.zone,
+        leaf=node.leaf,
+        group=node.node_class,
+        slots=node.slots,
+        state=shown,
+        reason=reason,
+        job=pod.job if pod else holder,
+        attempt=pod.attempt if pod else None,
+        first_rank=first,
+        last_rank=first + (ranks_per_node or 1) - 1 if first is not None else None,
+        supervisor_pid=pod.process.pid if pod else None,
+        pids=pids,
+        returns_at=returns_at,
+    )
+
+
+def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
+    """Every queue that has an unfinished job."""
+    queues: dict[str, list[FlyerJob]] = {}
+    for job in jobs.values():
+        phase = job.status.phase if job.status else Phase.QUEUED
+        if phase not in (Phase.SUCCEEDED, Phase.FAILED):
+            queues.setdefault(job.spec.queue, []).append(job)
+    views = []
+    for name, members in sorted(queues.items()):
+        running = [job for job in members if job.status and job.status.phase in HOLDING]
+        waiting = [job for job in members if not job.status or job.status.phase in WAITING]
+        views.append(
+            QueueView(
+                name,
+                len(running),
+                len(waiting),
+                sum(job.spec.nodes for job in running),
+                sum(job.spec.nodes for job in waiting),
+                [job.key for job in [*running, *waiting]],
+            )
+        )
+    return views
+
+
+def why_view(explanation: Explanation, returns_at: Mapping[str, float], now: float) -> WhyView:
+    """Every reason and every way out. Nodes that died return by themselves here."""
+    returning = {f"flyer node return {name}" for name in returns_at}
+    unblock = [
+        f"{one.command}  # {one.effect}"
+        for one in explanation.remedies
+        if one.command not in returning
+    ]
+    unblock += [
+        f"wait {max(moment - now, 0):.0f} s  # until {name} is ready again"
+        for name, moment in sorted(returns_at.items(), key=lambda item: item[1])
+        if any(one.command == f"flyer node return {name}" for one in explanation.remedies)
+    ]
+    return WhyView(
+        job=explanation.job,
+        phase=explanation.phase,
+        verdict=explanation.verdict,
+        summary=explanation.summary,
+        position=explanation.position,
+        reasons=[_reason(one) for one in explanation.blockers],
+        preempted_by=explanation.preempted_by,
+        preempted_at=explanation.preempted_at,
+        unblock=unblock,
+        eta=explanation.eta,
+    )
+
+
+def _reason(blocker: Blocker) -> WhyReason:
+    return WhyReason(
+        reason=blocker.reason,
+        message=blocker.message,
+        job=blocker.job,
+        owner=blocker.user,
+        node=blocker.node,
+        since=blocker.since,
+        until=blocker.until,
+    )

@@ -1,0 +1,45 @@
+"""Fans changes out to watchers, each with a bounded queue of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from flyer.local.control import Subscription
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """The watchers of one driver."""
+
+    def __init__(self) -> None:
+        self._subscriptions: set[Subscription] = set()
+
+    @property
+    def watched_by_others(self) -> bool:
+        """Whether another process than this one watches."""
+        return any(one.pid != os.getpid() for one in self._subscriptions)
+
+    def add(self, items: list[dict[str, Any]], pid: int | None) -> Subscription:
+        """A new watcher (a process that says so, or unknown), who first gets `items`."""
+        subscription = Subscription(pid)
+        for item in items:
+            subscription.offer(item)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        """Forget a watcher."""
+        self._subscriptions.discard(subscription)
+
+    def offer(self, item: dict[str, Any]) -> None:
+        """Tell everybody."""
+        for subscription in self._subscriptions:
+            subscription.offer(item)
+
+    def end(self) -> None:
+        """Tell everybody that the driver ends, and end their streams."""
+        for subscription in self._subscriptions:
+            subscription.offer({"kind": "end"})
+            subscription.offer(None)

@@ -1,0 +1,152 @@
+"""Accepting a manifest: everything that can be known beforehand is refused before anything is done.
+
+A job is accepted when its file is on disk. A job of the same name that has not ended is joined if
+its spec is the same; one that has ended makes room, and its logs are kept under its chain's name.
+"""
+
+from __future__ import annotations
+
+import getpass
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from flyer import engine
+from flyer.api import (
+    USER_ANNOTATION,
+    FlyerJob,
+    FlyerJobSpec,
+    ManifestError,
+    Phase,
+    load_manifest,
+    quantize,
+)
+from flyer.engine import JobSubmitted
+from flyer.local.errors import FlyerError
+from flyer.local.history import SUBMITTED
+from flyer.local.podspecs import FOLDER_ANNOTATION, refusals, with_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flyer.local.driver import Driver
+
+__all__ = ["check", "read_manifest", "submit"]
+
+ENDED = (Phase.SUCCEEDED, Phase.FAILED)
+
+
+def read_manifest(text: str, source: str) -> list[FlyerJob]:
+    """The jobs of a manifest, or the user's error."""
+    try:
+        return load_manifest(text, name=source)
+    except ManifestError as error:
+        raise FlyerError.usage(
+            str(error), "docs/reference/flyerjob.md has every field; nothing was submitted"
+        ) from error
+
+
+def check(driver: Driver, text: str, source: str, folder: Path) -> tuple[list[str], list[FlyerJob]]:
+    """The keys of a manifest's jobs, and those that are new here. Refuses; changes nothing."""
+    jobs = [_prepared(job, folder) for job in read_manifest(text, source)]
+    new = [job for job in jobs if not _joins(driver, job)]
+    for job in new:
+        _check(driver, job, source)
+    return [job.key for job in jobs], new
+
+
+def submit(driver: Driver, text: str, source: str, folder: Path) -> list[str]:
+    """Accept all jobs of a manifest, or none; their keys."""
+    keys, new = check(driver, text, source, folder)
+    for job in new:
+        _accept(driver, job)
+    return keys
+
+
+def _prepared(job: FlyerJob, folder: Path) -> FlyerJob:
+    """As it will be stored: with identity, time and place; without anybody's status."""
+    annotations = {
+        USER_ANNOTATION: _user(),
+        **job.metadata.annotations,
+    }
+    metadata = job.metadata.replace(
+        uid=str(uuid.uuid4()),
+        generation=1,
+        creation_timestamp=quantize(time.time()),
+        annotations=annotations,
+    )
+    return with_folder(job.replace(metadata=metadata, status=None), folder)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def _joins(driver: Driver, job: FlyerJob) -> bool:
+    """Whether this is a job that lives here already. Another job under its name is refused."""
+    known = driver.jobs.get(job.key)
+    if known is None or (known.status and known.status.phase in ENDED):
+        return False
+    differing = [
+        _alias(name)
+        for name in FlyerJobSpec.model_fields
+        if name != "suspend" and getattr(known.spec, name) != getattr(job.spec, name)
+    ]
+    if (
+        known.metadata.annotations.get(FOLDER_ANNOTATION)
+        != (job.metadata.annotations[FOLDER_ANNOTATION])
+    ):
+        differing.append("the manifest's folder")
+    if differing:
+        phase = known.status.phase if known.status else Phase.QUEUED
+        name = job.metadata.name
+        raise FlyerError.usage(
+            f"a job `{job.key}` exists, is {phase}, and differs in {', '.join(differing)}",
+            f"stop it with `flyer stop {name}`, or give the new one another metadata.name",
+        )
+    return True
+
+
+def _alias(name: str) -> str:
+    return "spec." + (FlyerJobSpec.model_fields[name].alias or name)
+
+
+def _check(driver: Driver, job: FlyerJob, source: str) -> None:
+    problems = list(refusals(job))
+    if problems:
+        raise FlyerError.usage(
+            "\n".join(f"{source}: {job.metadata.name}: {problem}" for problem in problems),
+            "nothing was submitted",
+        )
+    now = max(time.time(), driver.state.now)
+    supposed, _ = engine.step(driver.state, [JobSubmitted(job)], now)
+    explanation = engine.explain(supposed, job.key, now)
+    if explanation.verdict == "never":
+        raise FlyerError.never(
+            f"`{job.key}` {explanation.summary}",
+            "`flyer nodes` lists this cluster; change the manifest or the cluster file",
+        )
+
+
+def _accept(driver: Driver, job: FlyerJob) -> None:
+    ended = driver.jobs.get(job.key)
+    if ended is not None:
+        _archive_logs(driver, ended)
+    driver.progress.pop(job.key, None)
+    driver.store.commit(job.key, job.to_object())
+    driver.jobs[job.key] = job
+    message = f"{job.spec.nodes} nodes × {job.spec.ranks_per_node} ranks, {job.spec.priority}"
+    fields: dict[str, Any] = {"chain": job.metadata.uid}
+    driver.events.tell(time.time(), SUBMITTED, message, job=job.key, fields=fields)
+    driver.advance([JobSubmitted(job)])
+
+
+def _archive_logs(driver: Driver, ended: FlyerJob) -> None:
+    """`logs/<job>` becomes `logs/<job>.<chain>`: nothing that was written is lost or mixed."""
+    folder = driver.store.paths.job_logs(ended.key)
+    if folder.is_dir():
+        chain = (ended.status.chain.id if ended.status else "") or uuid.uuid4().hex
+        folder.rename(folder.with_name(f"{folder.name}.{chain}"))

@@ -1,0 +1,264 @@
+"""What the driver shows of jobs, nodes, queues and events: plain values, and their JSON.
+
+These are the published shapes of `flyer … -o json` (docs/reference/cli.md). Field names are
+snake_case in Python and camelCase in JSON; an unknown field from a newer driver is ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+__all__ = [
+    "AttemptView",
+    "CheckpointView",
+    "EventView",
+    "FailureView",
+    "JobView",
+    "NodeView",
+    "PlacedNode",
+    "ProgressView",
+    "QueueView",
+    "WhyReason",
+    "WhyView",
+    "from_json",
+    "to_json",
+]
+
+Json = dict[str, Any]
+View = TypeVar("View")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedNode:
+    """One node of a gang, in rank order."""
+
+    name: str
+    zone: str
+    first_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressView:
+    """The last progress that the job reported."""
+
+    step: int
+    time: float
+    total_steps: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of the work that is done, when the job says how much there is."""
+        return self.step / self.total_steps if self.total_steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """The newest durable checkpoint."""
+
+    step: int
+    time: float | None
+    path: str
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FailureView:
+    """Which rank ended a job, and its own words."""
+
+    rank: int | None
+    node: str
+    exit_status: int | None
+    signal: int | None
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One attempt of a chain: where it ran, what it resumed from, how it ended."""
+
+    attempt: int
+    started_at: float
+    ended_at: float | None
+    nodes: list[PlacedNode]
+    restored_step: int | None
+    same_split: bool | None
+    outcome: str
+    lost_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job as `flyer ps` and `flyer show` tell it."""
+
+    name: str
+    namespace: str
+    state: str
+    reason: str
+    message: str
+    nodes: int
+    ranks_per_node: int
+    priority: str
+    queue: str
+    group: str
+    created_at: float
+    chain: str
+    attempt: int
+    restarts: int
+    suspend_code: int
+    suspended: bool
+    zones: list[str]
+    placement: list[PlacedNode]
+    bridge: list[str]
+    progress: ProgressView | None
+    checkpoint: CheckpointView | None
+    eta: str
+    finished_at: float | None
+    exit_status: int | None
+    failure: FailureView | None
+    attempts: list[AttemptView]
+    conditions: list[dict[str, Any]]
+    log_folder: str
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, unique in a cluster."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will happen to this job any more."""
+        return self.state in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node: who has it, which ranks, which processes."""
+
+    name: str
+    zone: str
+    leaf: str
+    group: str
+    slots: int
+    state: str
+    reason: str
+    job: str
+    attempt: int | None
+    first_rank: int | None
+    last_rank: int | None
+    supervisor_pid: int | None
+    pids: list[int]
+    returns_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One queue: what runs and what waits."""
+
+    name: str
+    running_jobs: int
+    waiting_jobs: int
+    running_nodes: int
+    waiting_nodes: int
+    jobs: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """Something that happened, with a stable reason; `sequence` grows by one an event."""
+
+    sequence: int
+    time: float
+    type: str
+    reason: str
+    message: str
+    job: str = ""
+    attempt: int | None = None
+    node: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WhyReason:
+    """One thing that keeps a job from starting: with numbers, whose it is, since and until when."""
+
+    reason: str
+    message: str
+    job: str
+    owner: str
+    node: str
+    since: float | None
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WhyView:
+    """The answer of `flyer why`: a verdict (can, cannot, never, suspended, ended), every reason."""
+
+    job: str
+    phase: str
+    verdict: str
+    summary: str
+    position: int | None
+    reasons: list[WhyReason]
+    preempted_by: str
+    preempted_at: float | None
+    unblock: list[str]
+    eta: float | None
+
+
+def camel(name: str) -> str:
+    """`first_rank` → `firstRank`."""
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def to_json(value: Any) -> Any:
+    """The JSON form of a view, of a list of views, or of plain JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            camel(item.name): to_json(getattr(value, item.name))
+            for item in dataclasses.fields(value)
+        }
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(kind: type[View], document: Json) -> View:
+    """Rebuild a view from its JSON form."""
+    arguments = {
+        name: _converted(hint, document[camel(name)])
+        for name, hint in _hints(_any(kind)).items()
+        if camel(name) in document
+    }
+    return kind(**arguments)
+
+
+def _any(value: Any) -> Any:
+    return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _converted(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    origin = typing.get_origin(hint)
+    if origin is types.UnionType:
+        (inner,) = (item for item in typing.get_args(hint) if item is not type(None))
+        return _converted(inner, value)
+    if origin is list:
+        (inner,) = typing.get_args(hint)
+        return [_converted(inner, item) for item in value]
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_json(hint, value)
+    return value

@@ -1,0 +1,36 @@
+"""How a simulated job behaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Manner(StrEnum):
+    """What the job does when it is asked to suspend."""
+
+    COOPERATIVE = "cooperative"  # acknowledges, saves, releases
+    EXITS = "exits"  # acknowledges, saves, exits with status 0
+    CRASHES = "crashes"  # acknowledges, then exits with status 1 without having saved
+    SILENT = "silent"  # never answers and goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One job's life: it takes steps, saves now and then, and ends. Times in seconds."""
+
+    steps: int = 100
+    step_seconds: float = 1.0
+    checkpoint_steps: int = 10
+    save_seconds: float = 0.5
+    # While it saves for a suspension it reports progress so often: that extends the grace.
+    save_report_seconds: float = 1.0
+    start_seconds: float = 0.5
+    manner: Manner = Manner.COOPERATIVE
+    fails_at_step: int | None = None
+    hangs_at_step: int | None = None
+    # Hangs and failures of the first attempt only: a restart gets past them.
+    once: bool = True
+
+
+__all__ = ["Manner", "Script"]

@@ -1,0 +1,428 @@
+"""A small world in virtual time: a store, machines, scripted jobs, and the engine in the middle.
+
+Everything is drawn from one seed, so a run is its seed. `World` is also a driver: it does what
+the engine's actions say, on machines that may be dead, slow or stuck, and it may lose its memory
+at any moment (`crash`), also between two actions of one step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, quantize
+from flyer.engine import (
+    CheckpointReported,
+    Commit,
+    Event,
+    Failed,
+    GangStarted,
+    JobSubmitted,
+    Killed,
+    Node,
+    NodeEmptied,
+    NodeLost,
+    NodeObserved,
+    PodExited,
+    Policy,
+    ProgressReported,
+    Released,
+    ResumeRequested,
+    Signal,
+    Start,
+    Stop,
+    StopRequested,
+    Succeeded,
+    SuspendReceived,
+    SuspendRequested,
+    Tick,
+    WakeAt,
+    rebuild,
+    step,
+)
+from flyer.sim.invariants import Invariants
+from flyer.sim.pods import Cluster, Machine, Pod, Run
+from flyer.sim.scripts import Manner, Script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from flyer.engine import Action, EngineState, Outcome
+
+EPOCH_SECONDS = 1_800_000_000.0
+_STEPS_AT_ONE_TIME_MAX = 200
+
+
+class World:
+    """One simulation."""
+
+    def __init__(
+        self, nodes: Iterable[Node], *, policy: Policy, seed: int, latency_seconds: float = 0.1
+    ) -> None:
+        self.now = EPOCH_SECONDS
+        self.policy = policy
+        self.cluster = Cluster({node.name: Machine(node) for node in nodes})
+        self.store: dict[str, FlyerJob] = {}  # what survives a crash
+        self.scripts: dict[str, Script] = {}
+        self.invariants = Invariants(self.cluster, self.store)
+        self.leader_epoch = 0
+        self.crash_after_actions: int | None = None
+        self.history: list[tuple[float, tuple[Event, ...], tuple[Action, ...]]] = []
+        self._random = random.Random(seed)  # noqa: S311 - a simulation's
+        self._latency_seconds = latency_seconds
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._inbox: list[Event] = []
+        self._generation = 0  # of the driver: what was sent to an earlier one is lost
+        self.state: EngineState = rebuild((), (), self.now, 0, policy)
+        self.crash()
+
+    # What people and fate do.
+
+    def submit(self, job: FlyerJob, script: Script) -> None:
+        """A user submits a job."""
+        self.store[job.key] = job
+        self.scripts[job.key] = script
+        self._tell(JobSubmitted(job))
+
+    def suspend(self, job: str) -> None:
+        """A user sets spec.suspend."""
+        self._edit_suspend(job, suspend=True)
+        self._tell(SuspendRequested(job, "anna", "maintenance"))
+
+    def resume(self, job: str) -> None:
+        """A user clears spec.suspend."""
+        self._edit_suspend(job, suspend=False)
+        self._tell(ResumeRequested(job))
+
+    def stop(self, job: str) -> None:
+        """A user stops the job for good."""
+        self._tell(StopRequested(job, "anna"))
+
+    def lose_node(self, name: str) -> None:
+        """The power of a machine fails; its peers notice before anybody else does."""
+        machine = self.cluster.machines[name]
+        if not machine.powered:
+            return
+        jobs = self.cluster.live_jobs_on(name)
+        machine.powered = False
+        for job, attempt in jobs:
+            run = self.cluster.runs[(job, attempt)]
+            for node in run.nodes if run.alive else ():
+                if node != name:
+                    self._after(0.5, partial(self._exit, run, node, Failed(1, "peer lost")))
+            run.alive = False
+        self._after(1.0, lambda: self._miss(name))
+
+    def return_node(self, name: str) -> None:
+        """The machine boots again, with nothing on it."""
+        machine = self.cluster.machines[name]
+        machine.sticky = False
+        if not machine.powered:
+            self._miss(name)
+            machine.powered = True
+            for pod in [pod for pod in self.cluster.pods.values() if pod.node == name]:
+                self._remove(pod)
+        self._observe(name)
+
+    def kill_pod(self, name: str) -> None:
+        """The processes on a machine are killed by nobody's decision."""
+        for pod in self.cluster.pods_on(name):
+            if pod.alive:
+                run = self.cluster.runs[(pod.job, pod.attempt)]
+                run.alive = False
+                for node in run.nodes:
+                    outcome = Killed(9) if node == name else Failed(1, "peer lost")
+                    self._exit(run, node, outcome)
+
+    def crash(self, *, with_pods: bool = False) -> None:
+        """The driver and the engine forget everything. On one machine the pods die with them."""
+        self._generation += 1
+        self._inbox.clear()
+        if with_pods:
+            for run in self.cluster.runs.values():
+                run.alive = False
+            self.cluster.pods.clear()
+        self.leader_epoch += 1
+        jobs = [FlyerJob.model_validate(job.to_object()) for job in self.store.values()]
+        nodes = [_seen(machine) for machine in self.cluster.machines.values()]
+        self.state = rebuild(nodes, jobs, self.now, self.leader_epoch, self.policy)
+        self._inbox.extend(self._sight())
+        self._inbox.append(Tick())
+
+    # Running.
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        until = self.now + seconds
+        self._drain()
+        while self._timers and self._timers[0][0] <= until:
+            self.now = max(self.now, self._timers[0][0])
+            while self._timers and self._timers[0][0] <= self.now:
+                heapq.heappop(self._timers)[2]()
+            self._drain()
+        self.now = max(self.now, until)
+
+    def phase(self, job: str) -> Phase:
+        """The stored phase of a job."""
+        return self.status(job).phase
+
+    def status(self, job: str) -> FlyerJobStatus:
+        """The stored status of a job."""
+        return self.store[job].status or FlyerJobStatus()
+
+    def _drain(self) -> None:
+        for _ in range(_STEPS_AT_ONE_TIME_MAX):
+            if not self._inbox:
+                return
+            events, self._inbox = tuple(self._inbox), []
+            self.state, actions = step(self.state, events, self.now)
+            self.history.append((self.now, events, actions))
+            for index, action in enumerate(actions):
+                if self.crash_after_actions is not None and index == self.crash_after_actions:
+                    self.crash_after_actions = None
+                    self.crash()
+                    break
+                self._do(action)
+                self.invariants.after(action)
+            else:
+                self.invariants.same_as_stored(self.state)
+        raise AssertionError(f"the engine does not come to rest at {self.now}")
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Commit(job, status):
+                # Through text and back, as a real store would.
+                stored = FlyerJobStatus.model_validate(status.to_object())
+                self.store[job] = self.store[job].replace(status=stored)
+            case Start():
+                self._start(action)
+            case Stop():
+                for node in action.nodes:
+                    self._stop(action.job, action.attempt, node)
+            case Signal(job, attempt):
+                self._after(self._latency(), lambda: self._signalled(job, attempt))
+            case WakeAt(time):
+                self._at(time, lambda: self._inbox.append(Tick()), lasting=False)
+            case _:
+                pass
+
+    # Machines and pods.
+
+    def _start(self, action: Start) -> None:
+        key = (action.job, action.attempt)
+        nodes = action.assignment.names
+        if key not in self.cluster.runs:
+            begin = action.restore_from.step if action.restore_from else 0
+            script = self.scripts[action.job]
+            self.cluster.runs[key] = Run(action.job, action.attempt, script, nodes, begin)
+        run = self.cluster.runs[key]
+        for node in action.assignment.nodes:
+            if (node.name, *key) not in self.cluster.pods and run.alive:
+                pod = Pod(action.job, action.attempt, node.name, node.zone)
+                self.cluster.pods[(node.name, *key)] = pod
+                if not self.cluster.machines[node.name].powered:
+                    run.alive = False
+        if run.alive and not run.up:
+            self._after(run.script.start_seconds, lambda: self._up(run), lasting=True)
+
+    def _up(self, run: Run) -> None:
+        if run.alive and not run.up:
+            run.up = True
+            self._send(GangStarted(run.job, run.attempt))
+            self._after(run.script.step_seconds, lambda: self._step(run), lasting=True)
+
+    def _step(self, run: Run) -> None:
+        script = run.script
+        if not run.alive or run.released or (run.received and script.manner is not Manner.SILENT):
+            return
+        faulty = not script.once or run.attempt == 1
+        if faulty and script.hangs_at_step is not None and run.step >= script.hangs_at_step:
+            return
+        if faulty and script.fails_at_step is not None and run.step >= script.fails_at_step:
+            run.alive = False
+            for node in run.nodes:
+                self._after(self._latency(), partial(self._exit, run, node, Failed(1, "boom")))
+            return
+        run.step += 1
+        self._say(run, ProgressReported(run.job, run.attempt, run.step))
+        if run.step % script.checkpoint_steps == 0:
+            saved = run.step
+            self._after(script.save_seconds, lambda: self._saved(run, saved), lasting=True)
+        if run.step >= script.steps:
+            run.alive = False
+            for node in run.nodes:
+                self._after(
+                    self._latency(), partial(self._exit, run, node, Succeeded()), lasting=True
+                )
+            return
+        self._after(script.step_seconds, lambda: self._step(run), lasting=True)
+
+    def _saved(self, run: Run, step_number: int) -> None:
+        if run.alive and step_number >= (run.saved_step or 0):
+            run.saved_step, run.saved_path = step_number, f"/3fs/{run.job}/step-{step_number}"
+            self._say(run, CheckpointReported(run.job, run.attempt, step_number, run.saved_path))
+
+    def _signalled(self, job: str, attempt: int) -> None:
+        run = self.cluster.runs.get((job, attempt))
+        if run is None or not run.alive or run.received or run.script.manner is Manner.SILENT:
+            return
+        run.received = True
+        self._say(run, SuspendReceived(job, attempt))
+        if run.script.manner is Manner.CRASHES:
+            run.alive = False
+            for node in run.nodes:
+                self._after(self._latency(), partial(self._exit, run, node, Failed(1, "torn")))
+            return
+        seconds, every = run.script.save_seconds, run.script.save_report_seconds
+        reported = every
+        while reported < seconds:
+            self._after(reported, lambda: self._report(run), lasting=True)
+            reported += every
+        self._after(seconds, lambda: self._leave(run), lasting=True)
+
+    def _report(self, run: Run) -> None:
+        if run.alive:
+            self._say(run, ProgressReported(run.job, run.attempt, run.step))
+
+    def _leave(self, run: Run) -> None:
+        if not run.alive:
+            return
+        self._saved(run, run.step)
+        if run.script.manner is Manner.EXITS:
+            run.alive = False
+            for node in run.nodes:
+                self._exit(run, node, Succeeded())
+        else:
+            run.released = True
+            self.invariants.released(run)
+            self._say(run, Released(run.job, run.attempt))
+
+    def _exit(self, run: Run, node: str, outcome: Outcome) -> None:
+        pod = self.cluster.pods.get((node, run.job, run.attempt))
+        if pod is None or not pod.alive or not self.cluster.machines[node].powered:
+            return
+        pod.alive, pod.outcome = False, outcome
+        self._send(PodExited(run.job, run.attempt, node, outcome))
+        self._after(0.2, lambda: self._remove(pod), lasting=True)
+
+    def _stop(self, job: str, attempt: int, node: str) -> None:
+        machine = self.cluster.machines[node]
+        pod = self.cluster.pods.get((node, job, attempt))
+        if not machine.powered or machine.sticky:
+            return
+        if pod is None:
+            self._send(NodeEmptied(node, job, attempt))
+            return
+        pod.alive = False
+        self.cluster.runs[(job, attempt)].alive = False
+        self._after(self._latency(), lambda: self._remove(pod), lasting=True)
+
+    def _remove(self, pod: Pod) -> None:
+        if self.cluster.machines[pod.node].powered and not self.cluster.machines[pod.node].sticky:
+            pod.alive = False
+            self.cluster.pods.pop((pod.node, pod.job, pod.attempt), None)
+            # After its PodExited, whatever the latency of that was.
+            self._after(
+                2 * self._latency_seconds,
+                lambda: self._send(NodeEmptied(pod.node, pod.job, pod.attempt)),
+                lasting=True,
+            )
+
+    def _sight(self) -> list[Event]:
+        """What a driver that starts sees: the rules of the engine's own description."""
+        seen: list[Event] = []
+        for job in self.store.values():
+            status = job.status
+            if status is None:
+                seen.append(JobSubmitted(job))
+                continue
+            attempt = status.chain.attempt
+            for one in status.occupied:
+                pod = self.cluster.pods.get((one.name, job.key, one.attempt))
+                powered = self.cluster.machines[one.name].powered
+                if pod is not None and pod.outcome is not None and powered:
+                    seen.append(PodExited(job.key, one.attempt, one.name, pod.outcome))
+                if pod is None and powered and not self._to_start(status, one.attempt):
+                    seen.append(NodeEmptied(one.name, job.key, one.attempt))
+            run = self.cluster.runs.get((job.key, attempt))
+            seen += self._words_of(run) if run is not None and run.alive else []
+        for name, machine in self.cluster.machines.items():
+            if not machine.powered:
+                seen.append(NodeLost(name, "PowerLost", "found dead"))
+        return seen
+
+    def _words_of(self, run: Run) -> list[Event]:
+        """What a job says again to a driver that it did not know."""
+        words: list[Event] = [GangStarted(run.job, run.attempt)] if run.up else []
+        if run.saved_step is not None:
+            words.append(CheckpointReported(run.job, run.attempt, run.saved_step, run.saved_path))
+        words += [SuspendReceived(run.job, run.attempt)] if run.received else []
+        words += [Released(run.job, run.attempt)] if run.released else []
+        return words
+
+    def _to_start(self, status: FlyerJobStatus, attempt: int) -> bool:
+        """The Start of this attempt is told again: there is nothing to miss yet."""
+        return status.phase is Phase.STARTING and attempt == status.chain.attempt
+
+    def _miss(self, name: str) -> None:
+        """Somebody notices that the machine is dead, unless it is back."""
+        machine = self.cluster.machines[name]
+        if not machine.powered:
+            self._report_node(machine, NodeLost(name, "PowerLost", "no heartbeat for 1 s"))
+
+    def _observe(self, name: str) -> None:
+        machine = self.cluster.machines[name]
+        self._report_node(machine, NodeObserved(_seen(machine)))
+
+    def _report_node(self, machine: Machine, event: Event) -> None:
+        """What is told of one machine arrives in order."""
+        machine.heard_at = max(machine.heard_at, self.now + self._latency())
+        self._at(machine.heard_at, lambda: self._inbox.append(event), lasting=False)
+
+    # Time.
+
+    def _edit_suspend(self, job: str, *, suspend: bool) -> None:
+        stored = self.store[job]
+        self.store[job] = stored.replace(spec=stored.spec.replace(suspend=suspend))
+
+    def _latency(self) -> float:
+        return self._random.uniform(0.0, self._latency_seconds)
+
+    def _tell(self, event: Event) -> None:
+        self._inbox.append(event)
+
+    def _say(self, run: Run, event: Event) -> None:
+        """A job says something: its words arrive in order."""
+        run.heard_at = max(run.heard_at, self.now + self._latency())
+        self._at(run.heard_at, lambda: self._inbox.append(event), lasting=False)
+
+    def _send(self, event: Event) -> None:
+        self._after(self._latency(), lambda: self._inbox.append(event), lasting=False)
+
+    def _after(self, seconds: float, do: Callable[[], None], *, lasting: bool = True) -> None:
+        self._at(self.now + seconds, do, lasting=lasting)
+
+    def _at(self, time: float, do: Callable[[], None], *, lasting: bool) -> None:
+        """Call `do` then; what does not last is lost when the driver crashes before."""
+        generation = self._generation
+        self._sequence += 1
+
+        def due() -> None:
+            if lasting or generation == self._generation:
+                do()
+
+        entry: tuple[float, int, Any] = (quantize(max(time, self.now)), self._sequence, due)
+        heapq.heappush(self._timers, entry)
+
+
+def _seen(machine: Machine) -> Node:
+    node = machine.node
+    if machine.powered:
+        return node
+    return Node(node.name, node.zone, node.leaf, node.node_class, node.slots, False, "no power")
+
+
+__all__ = ["EPOCH_SECONDS", "World"]

@@ -1,0 +1,85 @@
+"""The CRD is what the models say, and what Kubernetes accepts as a structural schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flyer.api import FlyerJobSpec, FlyerJobStatus, crd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+CRDS = Path(__file__).parents[3] / "crds"
+
+
+def test_the_committed_files_are_the_generated_ones() -> None:
+    for name, text in crd.files().items():
+        assert (CRDS / name).read_text() == text, "run python -m flyer.api.crd"
+    assert {path.name for path in CRDS.glob("*.yaml")} == set(crd.files())
+
+
+def version() -> dict[str, Any]:
+    (one,) = crd.flyerjob_crd()["spec"]["versions"]
+    return one
+
+
+def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from schemas(part, f"{path}.{name}")
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from schemas(schema[name], f"{path}[]")
+
+
+def test_every_value_has_a_type_and_nothing_is_referenced() -> None:
+    for path, schema in schemas(version()["schema"]["openAPIV3Schema"]):
+        typed = "type" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
+        assert typed, path
+        assert schema.keys().isdisjoint({"$ref", "anyOf", "allOf", "oneOf", "const", "title"}), path
+        assert not {"properties", "additionalProperties"} <= schema.keys(), path
+
+
+def test_the_schema_names_what_the_models_name() -> None:
+    properties = version()["schema"]["openAPIV3Schema"]["properties"]
+    for name, model in (("spec", FlyerJobSpec), ("status", FlyerJobStatus)):
+        fields = {field.alias for field in model.model_fields.values()}
+        assert set(properties[name]["properties"]) == fields
+    assert properties["spec"]["required"] == ["nodes", "template"]
+    assert properties["spec"]["properties"]["preemption"]["default"] == {
+        "grace": "1m", "maxGrace": "10m", "minRuntime": "15m",
+    }  # fmt: skip
+
+
+def test_columns_read_scalars_that_exist() -> None:
+    properties = version()["schema"]["openAPIV3Schema"]["properties"]
+    names = []
+    for column in version()["additionalPrinterColumns"]:
+        names.append(column["name"])
+        schema: dict[str, Any] = {"properties": properties}
+        for part in column["jsonPath"].strip(".").split("."):
+            if part == "metadata":
+                break
+            schema = schema["properties"][part]
+        else:
+            assert schema["type"] in ("string", "integer"), column
+    assert names == [
+        "STATE", "REASON", "NODES", "ZONE", "PRIORITY", "PROGRESS", "RESTARTS", "AGE",
+        "ETA", "LAST-CKPT", "QUEUE",
+    ]  # fmt: skip
+
+
+def test_names() -> None:
+    spec = crd.flyerjob_crd()["spec"]
+    assert spec["names"]["shortNames"] == ["fj"]
+    assert version()["subresources"] == {"status": {}}
+
+
+def test_check_says_what_is_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert crd.main(["--folder", str(tmp_path), "--check"]) == 1
+    assert "flyerjobs.fireflyer.dev.yaml; run python -m flyer.api.crd" in capsys.readouterr().err
+    assert crd.main(["--folder", str(tmp_path)]) == 0
+    assert crd.main(["--folder", str(tmp_path), "--check"]) == 0

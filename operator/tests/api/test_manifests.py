@@ -1,0 +1,189 @@
+"""Manifests in; what is wrong with them is said with file, line, field, value and remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.api import ManifestError, Priority, load_manifest
+from flyer.api.manifest import BYTES_MAX
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD = """\
+apiVersion: fireflyer.dev/v1alpha1
+kind: FlyerJob
+metadata: {name: gpt}
+spec:
+  nodes: 4
+  ranksPerNode: 2
+  priority: high
+  group: a100#A
+  maxRuntime: 24h
+  template:
+    spec:
+      nodeSelector: {disk: fast}
+      containers:
+        - name: trainer
+          command: [python, train.py]
+          env: [{name: STEPS, value: "100"}]
+"""
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(text, name="job.yaml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_good_manifest_gets_its_defaults() -> None:
+    (job,) = load_manifest(GOOD)
+    assert (job.key, job.user) == ("default/gpt", "default")
+    assert (job.spec.node_class, job.spec.zone) == ("a100", "A")
+    assert job.spec.priority is Priority.HIGH
+    assert job.spec.max_runtime is not None
+    assert job.spec.max_runtime.seconds == 86_400
+    assert job.spec.preemption.grace.seconds == 60
+    assert job.spec.max_restarts == 10
+    assert job.spec.template.trainer.command == ["python", "train.py"]
+
+
+def test_what_kubernetes_alone_reads_is_kept() -> None:
+    (job,) = load_manifest(GOOD)
+    assert job.to_object()["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
+
+
+def test_what_is_written_is_read_again() -> None:
+    (job,) = load_manifest(GOOD)
+    assert type(job).model_validate(job.to_object()) == job
+
+
+def test_one_file_may_hold_several_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text(GOOD + "---\n" + GOOD.replace("gpt", "bert") + "---\n")
+    assert [job.key for job in load_manifest(path)] == ["default/gpt", "default/bert"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("nodes: 4", "nodes: 0", "job.yaml:5: spec.nodes: 0 is too small: give 1 or more"),
+        ("nodes: 4", "nodes: -3", "job.yaml:5: spec.nodes: -3 is too small: give 1 or more"),
+        (
+            "nodes: 4",
+            'nodes: "4"',
+            'job.yaml:5: spec.nodes: "4" is not a whole number: write a number without quotes',
+        ),
+        (
+            "nodes: 4",
+            "nodes: 1.5",
+            "job.yaml:5: spec.nodes: 1.5 is not a whole number: write a number without quotes",
+        ),
+        ("nodes: 4", "nodes:", "job.yaml:5: spec.nodes: nothing is not a whole number: "),
+        ("nodes: 4", "nodes: [4]", "job.yaml:5: spec.nodes: is not a whole number: "),
+        ("  nodes: 4\n", "", "job.yaml:4: spec.nodes: is missing: add it"),
+        (
+            "priority: high",
+            "priority: hihg",
+            'job.yaml:7: spec.priority: "hihg" is not known: did you mean high? give one of '
+            "extreme-high, very-high, high,",
+        ),
+        (
+            "24h",
+            "24",
+            "job.yaml:9: spec.maxRuntime: 24 is not a duration: write a text with a unit, such as",
+        ),
+        ("24h", "a day", 'job.yaml:9: spec.maxRuntime: "a day" is not a duration: write hours,'),
+        ("24h", "0s", 'job.yaml:9: spec.maxRuntime: "0s" would be over at once: leave the field'),
+        ("24h", "-1h", 'job.yaml:9: spec.maxRuntime: "-1h" is not a duration'),
+        ("kind: FlyerJob", "kind: Job", 'job.yaml:2: kind: "Job" is not known: give FlyerJob'),
+        ("v1alpha1", "v2", "job.yaml:1: apiVersion: "),
+        ("kind: FlyerJob\n", "", "job.yaml:1: kind: is missing: write kind: FlyerJob"),
+        ("a100#A", "a100#", 'job.yaml:8: spec.group: "a100#" is not allowed here: it must match'),
+        ("{name: gpt}", "{name: GPT}", 'job.yaml:3: metadata.name: "GPT" is not allowed here'),
+        ("{name: gpt}", "{}", "job.yaml:3: metadata.name: is missing: add it"),
+        (
+            'value: "100"',
+            "value: 100",
+            "job.yaml:16: spec.template.spec.containers[0].env[0].value: 100 is not a text: put it",
+        ),
+        (
+            "command: [python, train.py]",
+            "command: python train.py",
+            "job.yaml:15: spec.template.spec.containers[0].command: ",
+        ),
+        ("  nodes: 4\n", "  nodes: 4\n  nodes: 5\n", "job.yaml:6: is not YAML: found duplicate"),
+        ("{name: gpt}", "{name: gpt", "job.yaml:4: is not YAML: "),
+        ("  group:", "  suspend: yes please\n  group:", "job.yaml:8: spec.suspend: "),
+        (
+            "  group:",
+            "  preemption: {grace: 20m}\n  group:",
+            "job.yaml:8: spec.preemption: maxGrace 10m is shorter than grace 20m: set maxGrace to",
+        ),
+    ],
+)
+def test_each_mistake_names_line_field_value_and_remedy(
+    before: str, after: str, message: str
+) -> None:
+    assert before in GOOD
+    (found,) = problems(GOOD.replace(before, after))
+    assert found.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("field", "remedy"),
+    [
+        ("ranksPerNod", "did you mean ranksPerNode?"),
+        ("ranks_per_node", "did you mean ranksPerNode?"),
+        ("RanksPerNode", "did you mean ranksPerNode?"),
+        ("gpus", "remove it; the fields here are checkpoint, collectives, crossZone, group,"),
+    ],
+)
+def test_an_unknown_field_gets_the_closest_name(field: str, remedy: str) -> None:
+    (found,) = problems(GOOD.replace("ranksPerNode", field))
+    assert found.startswith(f"job.yaml:6: spec.{field}: is not a field of FlyerJob: {remedy}")
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    text = GOOD.replace("nodes: 4", "nodes: 0").replace("24h", "soon").replace("high", "top")
+    assert len(problems(text)) == 3
+
+
+def test_one_bad_job_spoils_the_file() -> None:
+    (found,) = problems(GOOD + "---\n" + GOOD.replace("nodes: 4", "nodes: 0"))
+    assert found.startswith("job.yaml:22: spec.nodes: 0")
+
+
+def test_two_jobs_of_one_name_are_refused() -> None:
+    assert "default/gpt appears twice" in problems(GOOD + "---\n" + GOOD)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "holds no object"),
+        ("# nothing\n---\n", "holds no object"),
+        ("3", "3 is not an object"),
+        ("- a\n- b\n", "is not an object"),
+        ("spec: [", "is not YAML"),
+        ("a: &x [*x, *x]\n", "apiVersion"),
+        ("\x00", "is not YAML"),
+        ("!!python/object/apply:os.system ['true']", "is not an object"),
+        ("[" * 3000, "is not YAML"),
+    ],
+)
+def test_what_is_no_manifest_at_all(text: str, why: str) -> None:
+    assert why in problems(text)[0]
+
+
+def test_files_that_are_not_text_or_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ManifestError, match="is not UTF-8"):
+        load_manifest(path)
+    path.write_bytes(b"#" * (BYTES_MAX + 1))
+    with pytest.raises(ManifestError, match="at most"):
+        load_manifest(path)
+    with pytest.raises(FileNotFoundError):
+        load_manifest(tmp_path / "none.yaml")

@@ -1,0 +1,110 @@
+"""A desk from which a test drives the engine by hand, one step after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.api import FlyerJob, FlyerJobStatus
+from flyer.engine import (
+    Action,
+    Commit,
+    Event,
+    GangStarted,
+    JobSubmitted,
+    Node,
+    NodeEmptied,
+    Policy,
+    Tick,
+    rebuild,
+    step,
+)
+from flyer.sim import sample_job, two_zones
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T0 = 1_800_000_000.0
+
+
+class Desk:
+    """The engine, its time, and everything it said."""
+
+    def __init__(self, nodes: list[Node], policy: Policy) -> None:
+        self.policy = policy
+        self.nodes = nodes
+        self.now = T0
+        self.state = rebuild(nodes, (), T0, 1, policy)
+        self.jobs: dict[str, FlyerJob] = {}
+        self.steps: list[tuple[float, tuple[Event, ...], tuple[Action, ...]]] = []
+
+    def tell(self, *events: Event) -> tuple[Action, ...]:
+        self.state, actions = step(self.state, events or (Tick(),), self.now)
+        self.steps.append((self.now, events or (Tick(),), actions))
+        return actions
+
+    def wait(self, seconds: float) -> tuple[Action, ...]:
+        self.now += seconds
+        return self.tell()
+
+    def submit(self, name: str, nodes: int = 1, **spec: Any) -> tuple[Action, ...]:
+        job = sample_job(name, nodes, **spec)
+        self.jobs[job.key] = job
+        return self.tell(JobSubmitted(job))
+
+    def run(self, name: str, nodes: int = 1, **spec: Any) -> FlyerJobStatus:
+        """Submit a job and bring it up."""
+        self.submit(name, nodes, **spec)
+        return self.up(name)
+
+    def up(self, name: str) -> FlyerJobStatus:
+        self.tell(GangStarted(f"default/{name}", self.status(name).chain.attempt))
+        return self.status(name)
+
+    def empty(self, name: str) -> tuple[Action, ...]:
+        """The driver saw every node empty that the job was told to leave."""
+        stops = self.state.jobs[f"default/{name}"].sent.stops
+        return self.tell(
+            *(
+                NodeEmptied(one.name, f"default/{name}", one.attempt)
+                for one in self.status(name).occupied
+                if one.name in stops
+            )
+        )
+
+    def status(self, name: str) -> FlyerJobStatus:
+        return self.state.jobs[f"default/{name}"].status
+
+    def names(self, name: str) -> tuple[str, ...]:
+        assignment = self.status(name).assignment
+        return assignment.names if assignment else ()
+
+    def restart(self) -> None:
+        """The engine is forgotten; the statuses are what its commits said."""
+        said: dict[str, FlyerJobStatus] = {}
+        for _, _, actions in self.steps:
+            for action in actions:
+                if isinstance(action, Commit):
+                    said[action.job] = FlyerJobStatus.model_validate(action.status.to_object())
+        stored = [job.replace(status=said.get(key)) for key, job in self.jobs.items()]
+        self.state = rebuild(self.nodes, stored, self.now, self.state.epoch + 1, self.policy)
+
+
+@pytest.fixture
+def desk() -> Callable[..., Desk]:
+    """`desk(nodes=None, **policy)`: two zones of three nodes unless told otherwise."""
+
+    def make(nodes: list[Node] | None = None, **policy: Any) -> Desk:
+        return Desk(two_zones() if nodes is None else nodes, Policy(**policy))
+
+    return make
+
+
+def pick(actions: tuple[Action, ...], *kinds: type) -> list[Any]:
+    return [action for action in actions if isinstance(action, kinds)]
+
+
+@pytest.fixture(name="pick")
+def pick_fixture() -> Callable[..., list[Any]]:
+    """The actions of these kinds."""
+    return pick

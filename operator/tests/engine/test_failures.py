@@ -1,0 +1,207 @@
+"""Whose fault an end is, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.api import Phase
+from flyer.engine import (
+    CheckpointReported,
+    Failed,
+    Finish,
+    Killed,
+    LogObserved,
+    NodeEmptied,
+    NodeLost,
+    NodeObserved,
+    PodExited,
+    ProgressReported,
+    Start,
+    Stop,
+    Succeeded,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+A = "default/a"
+
+
+def test_a_lost_node_is_replaced_at_its_place(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 4)
+    d.tell(CheckpointReported(A, 1, 30, "/ckpt/30"))
+    actions = d.tell(NodeLost("a1", "PowerLost", "no heartbeat"))
+    (stop,) = pick(actions, Stop)
+    assert stop.nodes == ("a0", "a1", "b0", "b1")
+    assert d.names("a") == ("a0", "a2", "b0", "b1")
+    assert d.status("a").phase is Phase.DRAINING  # its own survivors have to leave first
+    actions = d.tell(*(NodeEmptied(name, A, 1) for name in ("a0", "b0", "b1")))
+    (start,) = pick(actions, Start)
+    assert start.restore_from.step == 30
+    assert start.assignment.same_split is True
+    assert [node.first_rank for node in start.assignment.nodes] == [0, 1, 2, 3]
+    status = d.status("a")
+    assert (status.chain.restarts, status.eviction and status.eviction.reason) == (
+        1,
+        "NodeFailures",
+    )
+
+
+def test_a_lost_node_is_out_until_it_is_observed_ready(desk: Callable) -> None:
+    d = desk()
+    d.tell(NodeLost("a1", "PowerLost"))
+    d.submit("a", 3, group="default#A")
+    assert d.status("a").phase is Phase.QUEUED
+    assert "a1 is out" in d.status("a").pending.message
+    d.tell(NodeObserved(d.nodes[1]))
+    assert d.status("a").phase is Phase.STARTING
+
+
+def test_a_killed_pod_is_the_infrastructures_fault(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(PodExited(A, 1, "a0", Killed(9)))
+    assert d.status("a").eviction.reason == "PodKilled"
+    assert d.names("a")[0] != "a0"  # a spare in its place
+    assert d.names("a")[1] == "a1"
+
+
+def test_a_failed_rank_ends_the_job(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(PodExited(A, 1, "a1", Failed(3, "ValueError: boom")))
+    assert d.status("a").phase is Phase.RUNNING  # there may be a reason for it elsewhere
+    (stop,) = pick(d.wait(5), Stop)
+    status = d.status("a")
+    assert (status.phase, status.reason) == (Phase.FAILED, "RankFailed")
+    assert status.message == "a rank on node a1 exited with status 3: ValueError: boom"
+    assert not stop.kill  # its peers may write their last lines
+    assert pick(d.empty("a"), Finish)
+
+
+def test_all_ranks_out_need_no_window(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(PodExited(A, 1, "a0", Failed(1)), PodExited(A, 1, "a1", Failed(1)))
+    assert d.status("a").phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(
+    "evidence", [NodeLost("a0", "PowerLost"), PodExited(A, 1, "a0", Killed(9))]
+)
+def test_peers_that_fail_because_of_a_loss_are_not_blamed(desk: Callable, evidence: object) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(PodExited(A, 1, "a1", Failed(1, "peer lost")))
+    d.wait(2)
+    d.tell(evidence)
+    assert d.status("a").eviction is not None
+    assert d.status("a").phase is not Phase.FAILED
+
+
+def test_success_takes_every_node(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(PodExited(A, 1, "a0", Succeeded()))
+    assert d.status("a").phase is Phase.RUNNING
+    d.tell(PodExited(A, 1, "a1", Succeeded()))
+    assert d.status("a").phase is Phase.SUCCEEDED
+    assert pick(d.empty("a"), Finish)
+
+
+def test_a_node_lost_after_its_success_costs_nothing(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(PodExited(A, 1, "a0", Succeeded()), NodeLost("a0", "PowerLost"))
+    d.tell(PodExited(A, 1, "a1", Succeeded()))
+    assert d.status("a").phase is Phase.SUCCEEDED
+
+
+def test_a_node_empty_without_an_exit_lost_its_pod(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(NodeEmptied("a0", A, 1))
+    assert d.status("a").eviction.reason == "PodKilled"
+
+
+def test_exit_and_emptiness_may_come_in_either_order(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 1)
+    (name,) = d.names("a")
+    d.tell(NodeEmptied(name, A, 1), PodExited(A, 1, name, Succeeded()))
+    assert d.status("a").phase is Phase.SUCCEEDED
+
+
+def test_the_watchdog_hears_progress_and_log_lines(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2, watchdog="30s")
+    d.wait(29)
+    d.tell(LogObserved(A, 1))
+    d.wait(29)
+    d.tell(ProgressReported(A, 1, 1))
+    d.wait(29)
+    assert d.status("a").chain.attempt == 1
+    d.wait(1)
+    assert d.status("a").eviction.reason == "WatchdogExpired"
+    assert d.status("a").eviction.suspend_code == 0  # killed, not asked: it would not answer
+
+
+def test_pods_that_do_not_come_up_are_rolled_back(desk: Callable, pick: Callable) -> None:
+    d = desk(start_deadline_seconds=20.0)
+    d.submit("a", 2)
+    assert pick(d.wait(20), Stop)
+    assert d.status("a").eviction.reason == "PodsReadyTimeout"
+
+
+def test_restarts_without_a_newer_checkpoint_are_counted(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 1, maxRestarts=2)
+
+    def kill() -> None:
+        d.tell(PodExited(A, d.status("a").chain.attempt, d.names("a")[0], Killed(9)))
+        d.empty("a")
+        d.wait(60)
+        if d.status("a").phase is Phase.STARTING:
+            d.up("a")
+
+    kill()
+    kill()
+    assert d.status("a").phase is Phase.RUNNING
+    d.tell(CheckpointReported(A, d.status("a").chain.attempt, 10, "/ckpt/10"))
+    kill()
+    kill()
+    assert d.status("a").phase is Phase.RUNNING
+    kill()
+    status = d.status("a")
+    assert (status.phase, status.reason) == (Phase.FAILED, "MaxRestartsExceeded")
+    assert "step 10" in status.message
+    assert status.chain.restarts == 4
+
+
+def test_repeated_failures_pause_longer_and_longer(desk: Callable) -> None:
+    d = desk(backoff_seconds=4.0)
+    d.run("a", 1)
+    for pause in (0, 4, 8):
+        d.tell(PodExited(A, d.status("a").chain.attempt, d.names("a")[0], Killed(9)))
+        d.empty("a")
+        if pause:
+            assert d.status("a").pending.reason == "RestartBackoff"
+            d.wait(pause - 0.5)
+            assert d.status("a").phase is Phase.QUEUED
+            d.wait(0.5)
+        assert d.status("a").phase is Phase.STARTING
+        d.up("a")
+
+
+def test_steps_are_not_lost_twice(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 1)
+    d.tell(CheckpointReported(A, 1, 10, "/ckpt/10"), ProgressReported(A, 1, 14))
+    for attempt, lost in ((1, 4), (2, 0)):
+        d.tell(PodExited(A, attempt, d.names("a")[0], Killed(9)))
+        assert d.status("a").eviction.lost_steps == lost
+        d.empty("a")
+        d.wait(60)
+        d.up("a")

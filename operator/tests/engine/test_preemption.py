@@ -1,0 +1,271 @@
+"""Who gives way to whom, and that nothing starts before they have left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.api import Phase, SuspendCode
+from flyer.engine import (
+    CheckpointReported,
+    Commit,
+    HoldToken,
+    NodeEmptied,
+    NodeLost,
+    ProgressReported,
+    Released,
+    ReleaseToken,
+    Signal,
+    Start,
+    Stop,
+    StopRequested,
+    SuspendReceived,
+)
+from flyer.sim import two_zones
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def test_the_order_is_commit_signal_release_empty_start(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 4)
+    d.wait(10)
+    actions = d.submit("b", 3, priority="high")
+    assert [(one.job, one.status.phase) for one in pick(actions, Commit)] == [
+        ("default/a", Phase.SUSPENDING),  # given back in the store before it is given out
+        ("default/b", Phase.DRAINING),
+    ]
+    (signal,) = pick(actions, Signal)
+    assert (signal.job, signal.deadline, signal.reason) == ("default/a", d.now + 10, "Preempted")
+    assert not pick(actions, Start, Stop)
+
+    actions = d.tell(SuspendReceived("default/a", 1))
+    assert d.status("a").suspend_code is SuspendCode.RECEIVED
+    d.tell(CheckpointReported("default/a", 1, 9, "/ckpt/9"))
+    actions = d.tell(Released("default/a", 1))
+    (stop,) = pick(actions, Stop)
+    assert (stop.nodes, stop.kill) == (("a0", "a1", "b0", "b1"), True)
+    assert not pick(actions, Start)
+
+    actions = d.tell(NodeEmptied("a0", "default/a", 1))
+    assert not pick(actions, Start)
+    actions = d.tell(NodeEmptied("a1", "default/a", 1))  # b0 and b1 are not b's business
+    (start,) = pick(actions, Start)
+    assert (start.job, start.assignment.names) == ("default/b", ("a0", "a1", "a2"))
+    assert d.status("a").phase is Phase.SUSPENDING
+
+    d.tell(NodeEmptied("b0", "default/a", 1), NodeEmptied("b1", "default/a", 1))
+    status = d.status("a")
+    assert status.phase is Phase.QUEUED
+    assert status.eviction is not None
+    assert (status.eviction.reason, status.eviction.by) == ("Preempted", "default/b")
+    assert status.eviction.lost_steps in (None, 0)
+
+
+def test_the_victim_resumes_on_the_same_split(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 4)
+    d.tell(CheckpointReported("default/a", 1, 5, "/ckpt/5"))
+    d.wait(10)
+    d.submit("b", 2, priority="high", crossZone="never")
+    d.tell(Released("default/a", 1))
+    d.empty("a")
+    d.up("b")
+    # Four nodes are free, three of them in B: not as before, so it waits for a while.
+    pending = d.status("a").pending
+    assert pending is not None
+    assert pending.reason == "TopologyPlacementFailed"
+    assert "2+2" in pending.message
+    d.tell(StopRequested("default/b", kill=True))
+    actions = d.empty("b")
+    (start,) = [one for one in pick(actions, Start) if one.job == "default/a"]
+    assert start.assignment.names == ("a0", "a1", "b0", "b1")
+    assert start.assignment.same_split is True
+    assert start.restore_from.step == 5
+
+
+def test_after_its_patience_the_victim_takes_another_split(desk: Callable, pick: Callable) -> None:
+    d = desk(same_split_seconds=30.0)
+    d.run("a", 4)
+    d.tell(CheckpointReported("default/a", 1, 5, "/ckpt/5"))
+    d.wait(10)
+    d.submit("b", 2, priority="high", crossZone="never")
+    d.tell(Released("default/a", 1))
+    d.empty("a")
+    assert not pick(d.wait(29), Start)
+    (start,) = pick(d.wait(1), Start)
+    assert start.assignment.split == (1, 3)
+    assert start.assignment.same_split is False
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "preempts"),
+    [
+        ("normal", "high", True),
+        ("low", "normal", True),
+        ("auto", "above-normal", True),  # auto is normal while no quota says otherwise
+        ("auto", "normal", False),
+        ("normal", "normal", False),
+        ("high", "normal", False),
+    ],
+)
+def test_only_a_strictly_lower_priority_gives_way(
+    desk: Callable, first: str, second: str, preempts: bool
+) -> None:
+    d = desk()
+    d.run("a", 6, priority=first)
+    d.wait(100)
+    d.submit("b", 1, priority=second)
+    assert (d.status("a").phase is Phase.SUSPENDING) == preempts
+
+
+def test_nobody_is_preempted_within_the_minimum_runtime(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 6)
+    actions = d.submit("b", 1, priority="high")
+    assert d.status("a").phase is Phase.RUNNING
+    assert actions[-1].time == d.now + 5  # it wakes when the minimum is over
+    d.wait(5)
+    assert d.status("a").phase is Phase.SUSPENDING
+
+
+def test_the_victim_is_who_loses_least_work(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 3, group="default#A")
+    d.run("b", 3, group="default#B")
+    d.wait(1000)
+    d.tell(CheckpointReported("default/a", 1, 500, "/ckpt/500"))
+    d.submit("c", 2, priority="high")
+    assert d.status("a").phase is Phase.SUSPENDING  # it has just saved
+    assert d.status("b").phase is Phase.RUNNING
+
+
+def test_several_small_victims_lose_less_than_a_large_one(desk: Callable) -> None:
+    d = desk()
+    d.run("large", 3, group="default#A")
+    for name in ("x", "y", "z"):
+        d.run(name, 1, group="default#B")
+    d.wait(100)
+    d.submit("c", 2, priority="high")
+    phases = {name: d.status(name).phase for name in ("large", "x", "y", "z")}
+    assert list(phases.values()).count(Phase.SUSPENDING) == 2
+    assert phases["large"] is Phase.RUNNING
+
+
+def test_reserved_nodes_are_locked_while_victims_drain(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 6)
+    d.wait(10)
+    d.submit("b", 6, priority="high")
+    assert d.status("b").phase is Phase.DRAINING
+    d.submit("c", 6, priority="extreme-high")
+    d.tell(Released("default/a", 1))
+    d.empty("a")
+    assert d.status("b").phase is Phase.STARTING
+    assert d.status("c").phase is Phase.QUEUED
+
+
+def test_progress_extends_the_grace_up_to_its_limit(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 6)
+    d.wait(10)
+    d.submit("b", 1, priority="high")
+    d.tell(SuspendReceived("default/a", 1))
+    begun, deadlines = d.now, []
+    for _ in range(8):
+        d.now += 9
+        signals = pick(d.tell(ProgressReported("default/a", 1, 1)), Signal)
+        deadlines += [signal.deadline - begun for signal in signals]
+    assert deadlines[0] == 19
+    assert max(deadlines) == 60  # maxGrace
+    assert d.status("a").suspension is not None
+    assert d.status("a").suspension.expired
+
+
+def test_silence_is_killed_at_the_deadline(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 6)
+    d.wait(10)
+    d.submit("b", 1, priority="high")
+    d.now += 9.9
+    assert not pick(d.tell(ProgressReported("default/a", 1, 1)), Stop)  # works on, unasked
+    (stop,) = pick(d.wait(0.1), Stop)
+    assert stop.kill
+    d.empty("a")
+    assert d.status("a").phase is Phase.QUEUED
+    assert d.status("b").phase is Phase.STARTING
+
+
+def test_a_node_that_does_not_empty_is_not_waited_for(desk: Callable) -> None:
+    d = desk(stop_deadline_seconds=30.0)
+    d.run("a", 1, group="default#A")
+    d.run("other", 2, group="default#A")
+    d.wait(10)
+    d.submit("b", 1, priority="high", group="default#A")
+    assert d.names("b") == d.names("a")
+    stuck, others = d.names("a"), d.names("other")
+    d.wait(10)  # a's grace is over: killed
+    d.wait(29)
+    assert d.names("b") == stuck
+    d.wait(1)  # and its node does not empty
+    assert d.names("b")[0] in others
+    assert d.status("other").phase is Phase.SUSPENDING
+    assert d.names("a") != stuck
+
+
+def test_one_job_crosses_zones_at_a_time(desk: Callable, pick: Callable) -> None:
+    d = desk(two_zones(5))
+    d.submit("a", 6)
+    actions = d.submit("b", 4, crossZone="lastResort")
+    assert d.status("a").zones == "A+B"
+    assert d.status("b").phase is Phase.QUEUED
+    pending = d.status("b").pending
+    assert pending is not None
+    assert pending.reason == "TopologyPlacementFailed"
+    assert pending.blocked_by == ("default/a",)
+    assert not pick(actions, HoldToken)
+    d.up("a")
+    d.tell(StopRequested("default/a", kill=True))
+    assert d.status("b").phase is Phase.DRAINING  # in one zone now: it needs no token
+    actions = d.empty("a")
+    assert pick(actions, ReleaseToken) == [ReleaseToken("default/a")]
+    assert d.status("b").zones == "A"
+
+
+def test_the_token_moves_only_when_its_holder_has_left(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 4)
+    d.wait(10)
+    d.submit("b", 4, priority="high")
+    d.tell(Released("default/a", 1))
+    actions = d.tell(*(NodeEmptied(n, "default/a", 1) for n in ("a0", "a1", "b0", "b1")))
+    kinds = [type(one) for one in actions if isinstance(one, HoldToken | ReleaseToken | Start)]
+    assert kinds == [ReleaseToken, HoldToken, Start]
+
+
+def test_a_victim_that_is_leaving_keeps_its_place(desk: Callable, pick: Callable) -> None:
+    d = desk(two_zones(4))
+    d.run("a", 4, group="default#A")
+    d.run("x", 3, group="default#B")
+    d.wait(10)
+    d.submit("b", 1, priority="high", group="default#A")
+    # One node of B and three of A will be free: those of A are a's, who asked before c.
+    d.submit("c", 3, group="default#A")
+    assert d.status("c").phase is Phase.QUEUED
+    d.tell(Released("default/a", 1))
+    d.empty("a")
+    assert [d.status(name).phase for name in "ac"] == [Phase.QUEUED, Phase.QUEUED]
+    assert "default/a is ahead" in d.status("c").pending.message
+
+
+def test_a_reservation_with_a_dying_node_is_placed_anew(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 3, group="default#A")
+    d.wait(10)
+    d.submit("b", 2, priority="high", group="default#A")
+    before = d.names("b")
+    d.tell(NodeLost(before[0], "PowerLost"))
+    assert before[0] not in d.names("b")
+    assert len(d.names("b")) == 2
+    assert d.status("b").chain.attempt == 2

@@ -1,0 +1,197 @@
+"""The same events give the same decisions, from the log and after any restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.api import Phase
+from flyer.engine import (
+    CheckpointReported,
+    Killed,
+    NodeLost,
+    PodExited,
+    Policy,
+    Released,
+    ReplayError,
+    Signal,
+    Start,
+    Stop,
+    StopRequested,
+    SuspendRequested,
+)
+from flyer.engine.log import rebuild_line, replay, step_line
+from flyer.sim import Manner, Script, World, sample_job, two_zones
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def busy_world(seed: int = 3) -> World:
+    world = World(two_zones(), policy=Policy(), seed=seed)
+    world.submit(sample_job("a", 4), Script(steps=60))
+    world.run(15)
+    world.submit(sample_job("b", 3, priority="high"), Script(steps=20))
+    world.run(20)
+    world.submit(sample_job("c", 2, priority="low"), Script(manner=Manner.SILENT))
+    world.suspend("default/b")
+    world.run(5)
+    world.kill_pod("a1")
+    world.resume("default/b")
+    world.lose_node("b0")
+    world.run(10)
+    world.stop("default/c")
+    world.return_node("b0")
+    world.run(300)
+    return world
+
+
+def log_of(world: World) -> list[str]:
+    lines = [rebuild_line(two_zones(), [], 1_800_000_000.0, 1, Policy())]
+    return lines + [step_line(events, now, actions) for now, events, actions in world.history]
+
+
+def test_a_log_replays_to_identical_decisions() -> None:
+    lines = log_of(busy_world())
+    assert len(lines) > 100
+    assert list(replay(lines)) == []
+
+
+def test_one_seed_is_one_history() -> None:
+    assert log_of(busy_world()) == log_of(busy_world())
+
+
+def test_the_order_of_hashes_decides_nothing() -> None:
+    """Other processes hash strings otherwise; the bytes are the same."""
+    script = (
+        "import importlib.util, hashlib;"
+        f"spec = importlib.util.spec_from_file_location('t', {__file__!r});"
+        "t = importlib.util.module_from_spec(spec); spec.loader.exec_module(t);"
+        "print(hashlib.sha256(''.join(t.log_of(t.busy_world())).encode()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_a_decision_that_differs_is_found() -> None:
+    lines = log_of(busy_world())
+    changed = next(i for i, line in enumerate(lines) if '"type":"Start"' in line)
+    record = json.loads(lines[changed])
+    record["actions"] = [one for one in record["actions"] if one["type"] != "Start"]
+    lines[changed] = json.dumps(record)
+    (difference,) = replay(lines)
+    assert difference.line == changed + 1
+    assert '"Start"' in difference.decided
+    assert '"Start"' not in difference.recorded
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["{"], "line 1: cannot be read"),
+        (['{"now":1,"events":[],"actions":[]}'], "line 1: comes before a rebuild"),
+        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 1"),
+    ],
+)
+def test_a_log_that_cannot_be_read_says_where(lines: list[str], why: str) -> None:
+    with pytest.raises(ReplayError, match=why):
+        list(replay(lines))
+
+
+def test_a_restart_tells_again_what_is_not_done(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 4)
+    d.wait(10)
+    d.submit("b", 3, priority="high")
+    d.restart()
+    actions = d.tell()
+    assert [one.job for one in pick(actions, Signal)] == ["default/a"]
+    d.tell(Released("default/a", 1))
+    d.restart()
+    actions = d.tell()
+    assert [one.job for one in pick(actions, Stop)] == ["default/a"]
+    d.empty("a")
+    assert d.status("b").phase is Phase.STARTING
+    d.restart()
+    assert [one.job for one in pick(d.tell(), Start)] == ["default/b"]
+
+
+def test_a_running_job_goes_on_through_a_restart(desk: Callable) -> None:
+    d = desk()
+    before = d.run("a", 4)
+    d.restart()
+    d.tell()
+    assert d.status("a") == before
+
+
+def test_pods_that_died_with_the_driver_are_restarted(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 4)
+    d.tell(CheckpointReported("default/a", 1, 8, "/ckpt/8"))
+    d.restart()
+    d.tell(*(PodExited("default/a", 1, n, Killed(0)) for n in d.names("a")))
+    actions = d.empty("a")
+    (start,) = pick(actions, Start)
+    assert (start.attempt, start.restore_from.step) == (2, 8)
+    assert start.assignment.names == ("a0", "a1", "b0", "b1")  # nothing is held against them
+
+
+def test_every_moment_of_a_story_survives_a_restart(desk: Callable) -> None:
+    """Restart after each step: the committed statuses are those of an engine that stayed."""
+    story = [
+        (10.0, SuspendRequested("default/a", "anna")),
+        (1.0, CheckpointReported("default/a", 1, 9, "/ckpt/9")),
+        (0.0, Released("default/a", 1)),
+        (5.0, NodeLost("a2", "PowerLost")),
+        (1.0, StopRequested("default/b")),
+    ]
+
+    def tell(restarts: bool) -> dict:
+        d = desk()
+        d.run("a", 4)
+        d.submit("b", 2, priority="low")
+        for seconds, event in story:
+            d.now += seconds
+            d.tell(event)
+            if restarts:
+                d.restart()
+                d.tell()
+        return {key: _plain(job.status) for key, job in d.state.jobs.items()}
+
+    assert tell(restarts=True) == tell(restarts=False)
+
+
+def _plain(status: object) -> object:
+    """Without the epoch, which is the leader's."""
+    assignment = status.assignment  # type: ignore[attr-defined]
+    cleared = assignment.replace(epoch=0) if assignment else None
+    return status.replace(assignment=cleared)  # type: ignore[attr-defined]
+
+
+def test_a_clock_that_goes_back_stands_still(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 1)
+    d.now -= 1000
+    d.tell()
+    assert d.state.now == d.now + 1000
+
+
+def test_policies_are_part_of_the_log() -> None:
+    policy = replace(Policy(), failure_window_seconds=1.5)
+    line = json.loads(rebuild_line(two_zones(), [], 0.0, 1, policy))
+    assert line["rebuild"]["policy"]["failure_window_seconds"] == 1.5

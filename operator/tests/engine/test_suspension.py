@@ -1,0 +1,195 @@
+"""Suspend, resume and stop by people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.api import Phase, SuspendCode
+from flyer.engine import (
+    CheckpointReported,
+    Failed,
+    Finish,
+    GangStarted,
+    JobRemoved,
+    Killed,
+    LifeStateSet,
+    PodExited,
+    ProgressReported,
+    Released,
+    ResumeRequested,
+    Signal,
+    Start,
+    Stop,
+    StopRequested,
+    Succeeded,
+    SuspendReceived,
+    SuspendRequested,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+A = "default/a"
+
+
+def test_suspend_saves_and_resume_restores(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(ProgressReported(A, 1, 41))
+    actions = d.tell(SuspendRequested(A, "anna", "maintenance"))
+    assert pick(actions, Signal)[0].reason == "Suspended"
+    d.tell(SuspendReceived(A, 1))
+    d.tell(CheckpointReported(A, 1, 42, "/ckpt/42"), Released(A, 1))
+    d.empty("a")
+    status = d.status("a")
+    assert status.phase is Phase.SUSPENDED
+    assert status.message == "suspended by anna: maintenance"
+    assert not pick(d.wait(3600), Start)
+    (start,) = pick(d.tell(ResumeRequested(A)), Start)
+    assert (start.attempt, start.restore_from.step) == (2, 42)
+    assert d.status("a").suspend_code is SuspendCode.NONE
+
+
+def test_suspend_codes_only_grow(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(SuspendReceived(A, 1))  # nobody asked yet
+    assert d.status("a").suspend_code is SuspendCode.NONE
+    d.tell(SuspendRequested(A))
+    d.tell(Released(A, 1))
+    d.tell(SuspendReceived(A, 1))
+    assert d.status("a").suspend_code is SuspendCode.MAY_SUSPEND
+
+
+@pytest.mark.parametrize(
+    ("heard", "outcome", "phase"),
+    [
+        (False, Succeeded(), Phase.SUCCEEDED),  # it ended before it knew
+        (True, Succeeded(), Phase.SUSPENDED),  # it saved and left
+        (True, Failed(1, "peer gone"), Phase.SUSPENDED),  # not held against it
+        (False, Killed(15), Phase.SUSPENDED),
+    ],
+)
+def test_how_a_pod_may_leave_while_suspending(
+    desk: Callable, heard: bool, outcome: object, phase: Phase
+) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(SuspendRequested(A))
+    if heard:
+        d.tell(SuspendReceived(A, 1))
+    d.tell(*(PodExited(A, 1, name, outcome) for name in ("a0", "a1")))
+    d.empty("a")
+    assert d.status("a").phase is phase
+
+
+def test_a_job_that_is_starting_has_nothing_to_save(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.submit("a", 2)
+    actions = d.tell(SuspendRequested(A))
+    assert pick(actions, Stop)[0].kill
+    assert not pick(actions, Signal)
+    d.empty("a")
+    assert d.status("a").phase is Phase.SUSPENDED
+
+
+def test_a_job_submitted_suspended_waits_for_nobody(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    assert not pick(d.submit("a", 2, suspend=True), Start)
+    assert d.status("a").phase is Phase.SUSPENDED
+    assert pick(d.tell(ResumeRequested(A)), Start)
+
+
+def test_resumed_while_it_still_saves_it_queues_again(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(SuspendRequested(A))
+    d.tell(ResumeRequested(A))
+    assert d.status("a").phase is Phase.SUSPENDING  # a signal cannot be taken back
+    d.tell(CheckpointReported(A, 1, 7, "/ckpt/7"), Released(A, 1))
+    assert pick(d.empty("a"), Start)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_stop_is_final(desk: Callable, pick: Callable, kill: bool) -> None:
+    d = desk()
+    d.run("a", 2)
+    actions = d.tell(StopRequested(A, "anna", "enough", kill=kill))
+    assert bool(pick(actions, Stop)) == kill
+    assert bool(pick(actions, Signal)) != kill
+    if not kill:
+        d.tell(Released(A, 1))
+    actions = d.empty("a")
+    assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "Stopped")
+    assert d.status("a").message == "stopped by anna: enough"
+    assert pick(actions, Finish)
+    assert not pick(d.tell(ResumeRequested(A)), Start)
+
+
+def test_stop_ends_a_waiting_job_at_once(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("b", 6)
+    d.submit("a", 2)
+    assert pick(d.tell(StopRequested(A)), Finish)
+
+
+def test_stop_overrules_a_preemption(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 6)
+    d.wait(10)
+    d.submit("b", 6, priority="high")
+    d.tell(StopRequested(A))
+    d.tell(Released(A, 1))
+    d.empty("a")
+    assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "Stopped")
+
+
+def test_a_removed_job_is_forgotten_when_its_nodes_are_empty(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(JobRemoved(A))
+    assert A in d.state.jobs
+    d.empty("a")
+    assert A not in d.state.jobs
+
+
+def test_a_job_may_yield_unasked(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    assert pick(d.tell(Released(A, 1)), Stop)
+    d.empty("a")
+    assert d.status("a").chain.attempt == 2
+
+
+def test_late_words_of_an_earlier_attempt_change_nothing(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(Released(A, 1))
+    d.empty("a")
+    d.up("a")
+    before = d.status("a")
+    d.tell(
+        Released(A, 1), SuspendReceived(A, 1), GangStarted(A, 1), LifeStateSet(A, 1, 7),
+        CheckpointReported(A, 1, 999, "/ckpt/999"), PodExited(A, 1, "a0", Failed(1)),
+    )  # fmt: skip
+    assert d.status("a") == before
+
+
+def test_the_life_state_outlives_attempts(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    d.tell(LifeStateSet(A, 1, 2**32 - 1), LifeStateSet(A, 1, 2**32))
+    d.tell(Released(A, 1))
+    (start,) = pick(d.empty("a"), Start)
+    assert start.life_state == 2**32 - 1
+
+
+def test_max_runtime_saves_and_ends(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2, maxRuntime="1m")
+    (signal,) = pick(d.wait(60), Signal)
+    assert signal.reason == "DeadlineExceeded"
+    d.tell(Released(A, 1))
+    d.empty("a")
+    assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "DeadlineExceeded")

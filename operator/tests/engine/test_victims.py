@@ -1,0 +1,46 @@
+"""The cheapest set of jobs that frees enough nodes."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import hypothesis.strategies as st
+from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
+from hypothesis import given, settings
+
+CANDIDATES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), min_size=0, max_size=8).map(
+    lambda pairs: [Candidate(f"j{i}", cost, gain) for i, (cost, gain) in enumerate(pairs)]
+)
+
+
+def best_cost(candidates: list[Candidate], need: int) -> int | None:
+    costs = [
+        sum(one.cost_node_ms for one in chosen)
+        for size in range(len(candidates) + 1)
+        for chosen in combinations(candidates, size)
+        if sum(one.gain for one in chosen) >= need
+    ]
+    return min(costs, default=None)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(candidates=CANDIDATES, need=st.integers(0, 20))
+def test_no_set_that_frees_enough_is_cheaper(candidates: list[Candidate], need: int) -> None:
+    chosen = cheapest_cover(candidates, need)
+    wanted = best_cost(candidates, need)
+    assert (chosen is None) == (wanted is None)
+    if chosen is not None:
+        assert sum(one.gain for one in chosen) >= need
+        assert sum(one.cost_node_ms for one in chosen) == wanted
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(candidates=CANDIDATES, need=st.integers(0, 20))
+def test_the_greedy_set_has_no_superfluous_member(candidates: list[Candidate], need: int) -> None:
+    def enough(chosen: object) -> bool:
+        return sum(one.gain for one in chosen) >= need  # type: ignore[attr-defined]
+
+    chosen = cheapest_set(candidates, enough)
+    assert (chosen is None) == (best_cost(candidates, need) is None)
+    for one in chosen or ():
+        assert not enough([other for other in chosen or () if other is not one])

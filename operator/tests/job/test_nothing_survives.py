@@ -1,0 +1,174 @@
+"""Whoever dies, however: no process of a pod outlives it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from flyer.job.zygote import PodExit, ZygoteError
+
+# A rank with everything that tries to stay: a child, a grandchild, and one in a session of its own.
+STAYER = """
+    import json, os, pathlib, signal, subprocess, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sleep = ["sleep", "300"]
+    children = [
+        subprocess.Popen(sleep).pid,
+        subprocess.Popen(sleep, start_new_session=True).pid,
+        int(subprocess.run(["sh", "-c", "setsid sleep 300 >/dev/null & echo $!"],
+                           stdout=subprocess.PIPE, check=True).stdout),
+    ]
+    sign = pathlib.Path(os.environ["SIGN"] + os.environ["RANK"])
+    sign.with_suffix(".partial").write_text(json.dumps([os.getpid(), *children]))
+    sign.with_suffix(".partial").rename(sign)
+    time.sleep(300)
+"""
+
+
+async def stayers(zygote, make_pod, watch, tmp_path):
+    spec = make_pod(STAYER, ranks_per_node=2, env={"SIGN": str(tmp_path / "up")})
+    pod = await zygote.spawn(spec)
+    pids = [pod.pid]
+    for rank in range(2):
+        pids += json.loads(await watch.appears(Path(f"{tmp_path}/up{rank}")))
+    assert all(watch.alive(pid) for pid in pids)
+    return pod, pids
+
+
+async def test_when_the_pod_is_killed(zygote, make_pod, watch, tmp_path):
+    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+    pod.kill()
+    async with asyncio.timeout(10):
+        assert await pod.wait() == PodExit(signal=9)
+    assert not any(watch.alive(pid) for pid in pids)
+
+
+async def test_when_the_launcher_is_killed(zygote, make_pod, watch, tmp_path):
+    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+    os.kill(pod.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        assert await pod.wait() == PodExit(signal=9)
+    assert not any(watch.alive(pid) for pid in pids)
+
+
+async def test_when_the_ranks_are_killed(zygote, make_pod, watch, tmp_path):
+    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+    ranks = json.loads(Path(pod.spec.run_dir, "pids.json").read_text())["ranks"]
+    for pid in ranks.values():
+        os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        assert await pod.wait() == PodExit(signal=9)
+    assert not any(watch.alive(pid) for pid in pids)
+
+
+async def test_when_a_rank_ends_well_and_leaves_something(zygote, make_pod, watch, tmp_path):
+    script = STAYER.replace("time.sleep(300)", "pass")
+    pod = await zygote.spawn(make_pod(script, env={"SIGN": str(tmp_path / "up")}))
+    async with asyncio.timeout(10):
+        assert await pod.wait() == PodExit(0)
+    pids = json.loads((tmp_path / "up0").read_text())
+    assert not any(watch.alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_when_the_zygote_is_killed(zygote, make_pod, watch, tmp_path, number):
+    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+    os.kill(zygote.pid, number)
+    async with asyncio.timeout(10):
+        assert await pod.wait() == PodExit(signal=9)
+        await zygote.lost.wait()
+    assert watch.gone(pids)
+    with pytest.raises(ZygoteError, match="gone"):
+        await zygote.spawn(make_pod("pass"))
+
+
+async def test_when_a_stopped_launcher_loses_its_zygote(zygote, make_pod, watch, tmp_path):
+    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+    os.killpg(pod.pid, signal.SIGSTOP)
+    os.kill(zygote.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        await zygote.lost.wait()
+    group = [
+        pod.pid,
+        *json.loads(Path(pod.spec.run_dir, "pids.json").read_text())["ranks"].values(),
+    ]
+    assert watch.gone(group)
+    for pid in set(pids) - set(group):  # strays of a stopped launcher: the known limit
+        if watch.alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_when_the_driver_closes(zygote, make_pod, watch, tmp_path):
+    _, pids = await stayers(zygote, make_pod, watch, tmp_path)
+    await zygote.close()
+    assert not any(watch.alive(pid) for pid in [zygote.pid, *pids])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+async def test_when_the_driver_is_killed(make_pod, watch, tmp_path, number):
+    spec = make_pod(STAYER, ranks_per_node=2, env={"SIGN": str(tmp_path / "up")})
+    (tmp_path / "driver.py").write_text(
+        textwrap.dedent(
+            f"""
+            import asyncio, pathlib
+            from flyer.job.pod import PodSpec
+            from flyer.job.zygote import Zygote
+            async def main():
+                zygote = await Zygote.start()
+                pod = await zygote.spawn(PodSpec.from_json({spec.to_json()!r}))
+                pathlib.Path("{tmp_path}/pids").write_text(f"{{zygote.pid}} {{pod.pid}}")
+                await pod.wait()
+            asyncio.run(main())
+            """
+        )
+    )
+    driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")])
+    try:
+        pids = [int(word) for word in (await watch.appears(tmp_path / "pids")).split()]
+        for rank in range(2):
+            pids += json.loads(await watch.appears(Path(f"{tmp_path}/up{rank}")))
+    finally:
+        driver.send_signal(number)
+        driver.wait(10)
+    assert watch.gone(pids)
+
+
+async def test_when_the_driver_dies_while_the_zygote_still_imports(watch, tmp_path):
+    (tmp_path / "slow_module.py").write_text(
+        f"import os, pathlib, time\n"
+        f"pathlib.Path('{tmp_path}/pid').write_text(str(os.getpid()))\ntime.sleep(300)\n"
+    )
+    (tmp_path / "driver.py").write_text(
+        "import asyncio\nfrom flyer.job.zygote import Zygote\n"
+        "asyncio.run(Zygote.start(['slow_module']))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")], env=environment)
+    try:
+        pid = int(await watch.appears(tmp_path / "pid"))
+    finally:
+        driver.kill()
+        driver.wait(10)
+    assert watch.gone([pid])
+
+
+async def test_a_zygote_that_does_not_get_ready_is_given_up(tmp_path, watch):
+    from flyer.job.zygote import Zygote
+
+    (tmp_path / "slow_module.py").write_text(
+        f"import os, pathlib, time\n"
+        f"pathlib.Path('{tmp_path}/pid').write_text(str(os.getpid()))\ntime.sleep(300)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    start = asyncio.create_task(Zygote.start(["slow_module"], env=environment, timeout_seconds=60))
+    pid = int(await watch.appears(tmp_path / "pid"))
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert watch.gone([pid])

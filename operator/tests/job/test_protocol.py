@@ -1,0 +1,118 @@
+"""Every message survives the wire; nothing else passes for one."""
+
+import json
+
+import pytest
+from flyer.job.protocol import (
+    LINE_BYTES_MAX,
+    Change,
+    Checkpoint,
+    Done,
+    Fail,
+    Hello,
+    LifeState,
+    Progress,
+    ProtocolError,
+    Received,
+    Refusal,
+    Release,
+    SuspendCode,
+    Watch,
+    Welcome,
+    encode,
+    parse_reply,
+    parse_request,
+)
+
+REQUESTS = [
+    Hello(3),
+    Watch(7, 2.5),
+    Received(),
+    Progress(12, {"loss": 1.5, "tokens": 3.0}),
+    Progress(0),
+    Checkpoint(12, "/3fs/ckpt/gpt/step-12", durable=True),
+    Release(12),
+    Release(),
+    Fail("out of data: ü\n"),
+    LifeState(-(2**31)),
+    LifeState(2**32 - 1),
+]
+REPLIES = [
+    Welcome("default/gpt", "c1", 2, 5, 100, "/3fs/x"),
+    Welcome("default/gpt", "c1", 1),
+    Change(3, SuspendCode.RECEIVED, 12.5, "preempted by default/b"),
+    Change(1),
+    Done(),
+    Refusal("bad_field", "why"),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda message: message.op)
+def test_a_request_survives_the_wire(request_):
+    line = encode(request_)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert parse_request(line) == request_
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda message: message.kind)
+def test_a_reply_survives_the_wire(reply):
+    assert parse_reply(encode(reply)) == reply
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "named"),
+    [
+        (b"", "bad_line", "no JSON"),
+        (b"\xff\xfe\n", "bad_line", "no JSON"),
+        (b"[" * 60_000, "bad_line", "no JSON"),
+        (b"[1]\n", "bad_line", "no JSON"),
+        (b"1" * 5000, "bad_line", "no JSON"),
+        (b"{}", "bad_operation", "None"),
+        (b'{"op": "dance"}', "bad_operation", "dance"),
+        (b'{"op": ["hello"]}', "bad_operation", "hello"),
+        (b'{"op": "hello"}', "bad_field", "rank"),
+        (b'{"op": "hello", "rank": -1, "version": 1}', "bad_field", "-1"),
+        (b'{"op": "hello", "rank": true, "version": 1}', "bad_field", "True"),
+        (b'{"op": "progress", "step": 1.5}', "bad_field", "1.5"),
+        (b'{"op": "progress", "step": 1e999}', "bad_field", "inf"),
+        (b'{"op": "progress", "step": 99999999999999999999}', "bad_field", "999"),
+        (b'{"op": "progress", "step": 1, "metrics": {"loss": NaN}}', "bad_field", "loss"),
+        (b'{"op": "progress", "step": 1, "metrics": {"loss": "low"}}', "bad_field", "low"),
+        (b'{"op": "progress", "step": 1, "metrics": [1]}', "bad_field", "metrics"),
+        (b'{"op": "checkpoint", "step": 1, "path": "/x"}', "bad_field", "durable"),
+        (b'{"op": "checkpoint", "step": 1, "path": 5, "durable": true}', "bad_field", "path"),
+        (b'{"op": "life_state", "state": 4294967296}', "bad_field", "state"),
+        (b'{"op": "fail", "reason": "' + b"x" * 9000 + b'"}', "bad_field", "reason"),
+    ],
+)
+def test_what_is_no_request_is_refused_by_name(line, code, named):
+    with pytest.raises(ProtocolError, match=named) as caught:
+        parse_request(line)
+    assert caught.value.code == code
+
+
+def test_an_oversized_line_is_refused_before_it_is_parsed():
+    line = json.dumps({"op": "fail", "reason": "x" * LINE_BYTES_MAX}).encode()
+    with pytest.raises(ProtocolError, match="exceeds") as caught:
+        parse_request(line)
+    assert caught.value.code == "bad_line"
+
+
+def test_an_unknown_field_is_ignored_so_that_sides_may_grow():
+    assert parse_request(b'{"op": "release", "step": 3, "mood": "fine"}') == Release(3)
+
+
+def test_a_watch_waits_no_longer_than_a_server_grants():
+    assert parse_request(b'{"op": "watch", "revision": 0, "timeout_seconds": 1e9}') == Watch(0, 60)
+
+
+def test_a_number_that_json_lacks_is_refused_by_the_sender():
+    with pytest.raises(ProtocolError, match="finite"):
+        encode(Progress(1, {"loss": float("nan")}))
+
+
+@pytest.mark.parametrize("line", [b"{}", b"x", b'{"kind": "hug"}', b'{"kind": "change"}'])
+def test_what_is_no_reply_is_refused(line):
+    with pytest.raises(ProtocolError):
+        parse_reply(line)

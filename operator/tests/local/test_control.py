@@ -1,0 +1,155 @@
+"""The control socket under strangers: garbage, oversized lines, silence, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+
+import pytest
+from flyer.client.channel import Channel
+from flyer.local.control import REQUEST_BYTES_MAX, ControlServer, Subscription
+from flyer.local.errors import FlyerError
+
+
+class Echo:
+    """A handler that answers with its arguments."""
+
+    def __init__(self):
+        self.subscriptions = []
+
+    async def call(self, op, arguments):
+        if op == "missing":
+            raise FlyerError.not_found("there is no such thing", "look elsewhere")
+        if op == "broken":
+            raise KeyError("job")
+        return {"op": op, **arguments}
+
+    def subscribe(self, arguments):
+        subscription = Subscription()
+        self.subscriptions.append(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription):
+        self.subscriptions.remove(subscription)
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server in a thread of its own: the clients here are blocking ones."""
+    loop, handler = asyncio.new_event_loop(), Echo()
+    server = ControlServer(tmp_path / "c.sock", handler)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(5)
+    yield str(tmp_path / "c.sock"), handler, loop
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result(5)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+
+
+def raw(path, data):
+    """What a stranger gets for some bytes, until the server hangs up."""
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(5)
+        stranger.connect(path)
+        stranger.sendall(data)
+        answer = b""
+        while b"\n" not in answer:
+            more = stranger.recv(65536)
+            if not more:
+                break
+            answer += more
+        closed = stranger.recv(1) == b""
+    return json.loads(answer), closed
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"\x00\xff\xfe garbage\n", "not JSON"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not JSON"),
+        (b"[1, 2]\n", "not an object with an `op`"),
+        (b'{"version": 1}\n', "not an object with an `op`"),
+        (b'{"op": "jobs"}\n', "version None"),
+        (b'{"version": 99, "op": "jobs"}\n', "version 99"),
+        (b"[" * 100_000 + b"\n", "not JSON"),
+        (b"x" * (REQUEST_BYTES_MAX + 2) + b"\n", "longer than"),
+    ],
+)
+def test_a_line_that_is_no_request_is_refused_and_others_are_not_disturbed(served, line, words):
+    path, _, _ = served
+    with Channel(path) as other:
+        assert other.call("first") == {"op": "first"}
+        answer, closed = raw(path, line)
+        assert answer["ok"] is False
+        assert words in answer["error"]["message"]
+        assert closed
+        assert other.call("second", number=2) == {"op": "second", "number": 2}
+
+
+def test_errors_travel_with_their_status_and_hint(served):
+    with Channel(served[0]) as channel:
+        with pytest.raises(FlyerError) as caught:
+            channel.call("missing")
+        assert (caught.value.exit_status, caught.value.hint) == (102, "look elsewhere")
+        with pytest.raises(FlyerError, match="bad argument"):
+            channel.call("broken")
+
+
+def test_a_request_that_is_too_large_is_refused_before_it_is_sent(served):
+    with Channel(served[0]) as channel, pytest.raises(FlyerError, match="more than"):
+        channel.call("run", manifest="x" * REQUEST_BYTES_MAX)
+
+
+def test_a_silent_server_is_a_timeout_and_a_gone_one_unreachable(tmp_path):
+    path = str(tmp_path / "s.sock")
+    with pytest.raises(FlyerError, match="no driver answers"):
+        Channel(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        with Channel(path, timeout_seconds=0.05) as channel:
+            with pytest.raises(FlyerError) as caught:
+                channel.call("jobs")
+            assert caught.value.code == "Timeout"
+            accepted, _ = listener.accept()
+            accepted.close()
+            with pytest.raises(FlyerError) as caught:
+                channel.call("jobs")
+            assert caught.value.code == "Unreachable"
+
+
+def test_a_watcher_that_hangs_up_is_forgotten(served):
+    path, handler, _ = served
+    with Channel(path) as channel:
+        channel.send("watch")
+        channel.answer()
+        assert len(handler.subscriptions) == 1
+    deadline = threading.Event()
+    for _ in range(500):
+        if not handler.subscriptions:
+            break
+        deadline.wait(0.01)
+    assert handler.subscriptions == []
+
+
+def test_a_watcher_that_does_not_read_is_cut_off_with_a_word(served):
+    path, handler, loop = served
+    with Channel(path) as channel:
+        channel.send("watch")
+        channel.answer()
+        (subscription,) = handler.subscriptions
+
+        def flood():
+            for number in range(30_000):
+                subscription.offer({"kind": "event", "number": number})
+
+        loop.call_soon_threadsafe(flood)
+        last = None
+        while (item := channel.next(5)) is not None:
+            last = item
+            if item["kind"] == "lagged":
+                break
+        assert last == {"kind": "lagged"}

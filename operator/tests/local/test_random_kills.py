@@ -1,0 +1,57 @@
+"""Whatever is killed and whenever: the job ends with every step done, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from flyer.client import FlyerError
+
+KILLS = 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_kills(bench, seed):
+    print(f"repeat with: pytest {__file__} -k 'test_random_kills[{seed}]' -m slow")
+    choose = random.Random(seed)
+    manifest = bench.manifest(steps=60, pause=0.03, save_every=7, spec__nodes=4)
+    driver = bench.drive(manifest, nodeReturnSeconds=1)
+    for kill in range(KILLS):
+        if driver.poll() is not None:
+            break
+        # a moment after the job got a little further, so that the kills fall on different steps
+        with suppress(FlyerError, AssertionError):
+            bench.step("job", 6 * kill + choose.randrange(1, 6))
+        what = choose.choice(["driver", "driver", "term", "node", "rank", "zygote"])
+        if what in ("driver", "term"):
+            driver.send_signal(signal.SIGKILL if what == "driver" else signal.SIGTERM)
+            driver.wait(20)
+            bench.until("every process gone", lambda: not bench.survivors(), 5)
+            driver = bench.drive(manifest, nodeReturnSeconds=1)
+        else:
+            _kill_in_a_node(bench, what, choose)
+    assert bench.ended(driver) == 0, bench.err()
+    steps = {
+        line.text for line in bench.client_on_disk().logs("job", rank=0) if "step " in line.text
+    }
+    assert {f"step {number}" for number in range(1, 61)} <= steps
+
+
+def _kill_in_a_node(bench, what, choose):
+    with suppress(FlyerError, OSError):
+        busy = [node for node in bench.client().nodes() if node.pids]
+        if not busy:
+            return
+        node = choose.choice(busy)
+        pids = {"node": node.pids, "rank": node.pids[1:][:1], "zygote": []}[what]
+        if what == "zygote":
+            stat = Path(f"/proc/{node.supervisor_pid}/stat").read_text()
+            pids = [int(stat.rpartition(")")[2].split()[1])]
+        for pid in pids:
+            if pid > 1:
+                os.kill(pid, signal.SIGKILL)

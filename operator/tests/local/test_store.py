@@ -1,0 +1,156 @@
+"""What survives a crash on disk: whole objects, whole lines, one owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from flyer.client.logs import LogLine, LogReader
+from flyer.local.errors import FlyerError
+from flyer.local.statedir import StatePaths, driver_alive, find_state
+from flyer.local.store import Store, read_json_lines
+
+
+def document(name, queue="default"):
+    container = {"name": "trainer", "command": ["true"]}
+    spec = {"nodes": 1, "queue": queue, "template": {"spec": {"containers": [container]}}}
+    return {"metadata": {"namespace": "default", "name": name}, "spec": spec}
+
+
+def test_a_commit_replaces_the_whole_object(tmp_path):
+    store = Store.open(tmp_path)
+    store.commit("default/a", document("a", "q" * 60))
+    store.commit("default/a", document("a", "short"))
+    (job,) = store.jobs()
+    assert (job.key, job.spec.queue) == ("default/a", "short")
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["default.a.json"]
+    store.close()
+
+
+def test_a_torn_new_file_beside_a_job_changes_nothing(tmp_path):
+    store = Store.open(tmp_path)
+    store.commit("default/a", document("a"))
+    (tmp_path / "jobs" / ".default.a.json.new").write_text('{"metadata": {')
+    assert [job.key for job in store.jobs()] == ["default/a"]
+    store.close()
+
+
+def test_a_job_file_that_is_no_job_is_named(tmp_path):
+    store = Store.open(tmp_path)
+    (tmp_path / "jobs" / "default.b.json").write_text("{}")
+    with pytest.raises(FlyerError, match=r"default\.b\.json"):
+        store.jobs()
+    store.close()
+
+
+def test_a_torn_last_line_is_cut_off_by_the_next_append(tmp_path):
+    store = Store.open(tmp_path)
+    store.events.append({"sequence": 1})
+    store.close()
+    with store.paths.events.open("ab") as file:
+        file.write(b'{"sequence": 2, "mess')
+    assert [record["sequence"] for record in read_json_lines(store.paths.events)] == [1]
+    store = Store.open(tmp_path)
+    store.events.append({"sequence": 2})
+    store.close()
+    assert [record["sequence"] for record in read_json_lines(store.paths.events)] == [1, 2]
+
+
+def test_one_owner_at_a_time_and_the_lock_dies_with_it(tmp_path):
+    paths = StatePaths(tmp_path)
+    assert not driver_alive(paths)
+    code = (
+        "import sys, pathlib; from flyer.local.store import Store\n"
+        f"Store.open(pathlib.Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout.readline() == "held\n"
+        assert driver_alive(paths)
+        with pytest.raises(FlyerError, match=f"process {owner.pid} already drives"):
+            Store.open(tmp_path)
+        owner.kill()
+    assert not driver_alive(paths)
+    Store.open(tmp_path).close()
+
+
+def test_a_deep_state_directory_still_gets_its_sockets(tmp_path):
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    paths = StatePaths(deep)
+    assert len(os.fsencode(paths.control)) < 107
+    assert paths.run == StatePaths(deep).run
+    assert paths.run != StatePaths(tmp_path / "other" / ("d" * 100)).run
+
+
+def test_a_socket_folder_that_others_may_write_is_refused(tmp_path):
+    paths = StatePaths(tmp_path / "s")
+    paths.run.mkdir(parents=True)
+    paths.run.chmod(0o777)
+    with pytest.raises(FlyerError, match="others may write"):
+        Store.open(tmp_path / "s")
+
+
+def test_the_only_cluster_here_is_found_and_several_are_listed(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLYER_STATE", raising=False)
+    with pytest.raises(FlyerError) as caught:
+        find_state(start=tmp_path)
+    assert caught.value.exit_status == 107
+    Store.open(tmp_path / ".flyer" / "one").close()
+    assert find_state(start=tmp_path).root == tmp_path / ".flyer" / "one"
+    two = Store.open(tmp_path / ".flyer" / "two")
+    assert find_state(start=tmp_path).root == tmp_path / ".flyer" / "two", "the living one"
+    two.close()
+    with pytest.raises(FlyerError, match="2 clusters") as caught:
+        find_state(start=tmp_path)
+    assert caught.value.exit_status == 2
+
+
+def test_logs_give_every_line_once_and_a_last_line_without_end_at_the_end(tmp_path):
+    rank = tmp_path / "attempt-1" / "rank-0000.log"
+    rank.parent.mkdir()
+    rank.write_bytes(b"one\ntw")
+    reader = LogReader(tmp_path, rank=None, attempt=None)
+    assert list(reader.read(final=False)) == [LogLine(1, 0, "one")]
+    with rank.open("ab") as file:
+        file.write(b"o\n\nthree")
+    assert [line.text for line in reader.read(final=False)] == ["two", ""]
+    other = tmp_path / "attempt-2" / "rank-0001.log"
+    other.parent.mkdir()
+    other.write_bytes(b"\xff\xfe\r\n")
+    assert [line.text for line in reader.read(final=True)] == ["three", "��"]
+    assert list(reader.read(final=True)) == []
+    only = LogReader(tmp_path, rank=1, attempt=2)
+    assert len(list(only.read(final=True))) == 1
+
+
+def test_a_line_longer_than_a_read_is_not_lost(tmp_path):
+    rank = tmp_path / "attempt-1" / "rank-0000.log"
+    rank.parent.mkdir()
+    rank.write_bytes(b"x" * (3 << 20) + b"\nend\n")
+    reader = LogReader(tmp_path, rank=None, attempt=None)
+    lines = [line.text for line in reader.read(final=False)]
+    assert "".join(lines) == "x" * (3 << 20) + "end"
+    assert lines[-1] == "end"
+
+
+def test_events_keep_their_numbers_over_restarts(tmp_path):
+    from flyer.local.eventlog import EventLog
+
+    told = []
+    store = Store.open(tmp_path)
+    log = EventLog(store, told.append)
+    log.tell(1.0, "Queued", "waits", job="default/a", fields={"nodes": 4})
+    store.close()
+    store = Store.open(tmp_path)
+    log = EventLog(store, told.append)
+    log.tell(2.0, "Started", "runs", job="default/b")
+    assert [event.sequence for event in told] == [1, 2]
+    assert [event.reason for event in log.since(0)] == ["Queued", "Started"]
+    assert [event.reason for event in log.since(0, "default/b")] == ["Started"]
+    assert [event.reason for event in log.since(2)] == ["Started"]
+    assert json.loads(store.paths.events.read_text().splitlines()[0])["fields"] == {"nodes": 4}
+    store.close()

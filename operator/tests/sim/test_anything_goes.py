@@ -1,0 +1,172 @@
+"""Whatever users and fate do, in any order: no invariant breaks, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from flyer.api import FlyerJob, Phase
+from flyer.engine import Node, Policy
+from flyer.sim import Manner, Script, World
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+ENDED = (Phase.SUCCEEDED, Phase.FAILED)
+POLICY = Policy(
+    failure_window_seconds=2.0,
+    start_deadline_seconds=20.0,
+    stop_retry_seconds=2.0,
+    stop_deadline_seconds=10.0,
+    same_split_seconds=15.0,
+    restart_cost_seconds=5.0,
+)
+PRIORITIES = ["low", "normal", "high", "auto"]
+GROUPS = [None, "default", "default#A", "default#B"]
+
+
+def make_job(name: str, *, nodes: int, priority: str, group: str | None, cross: str) -> FlyerJob:
+    spec = {
+        "nodes": nodes,
+        "priority": priority,
+        "crossZone": cross,
+        "watchdog": "30s",
+        "maxRestarts": 1000,
+        "preemption": {"grace": "4s", "maxGrace": "12s", "minRuntime": "5s"},
+        "template": {"spec": {"containers": [{"name": "trainer"}]}},
+    }
+    if group is not None:
+        spec["group"] = group
+    return FlyerJob.model_validate(
+        {
+            "apiVersion": "fireflyer.dev/v1alpha1",
+            "kind": "FlyerJob",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+    )
+
+
+SCRIPTS = st.builds(
+    Script,
+    steps=st.sampled_from([5, 40, 90]),
+    checkpoint_steps=st.sampled_from([3, 10, 1000]),
+    save_seconds=st.sampled_from([0.2, 1.0, 8.0]),
+    manner=st.sampled_from(list(Manner)),
+    hangs_at_step=st.sampled_from([None, None, 7]),
+)
+
+
+class AnythingGoes(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 2**16), per_zone=st.integers(2, 4))
+    def begin(self, seed: int, per_zone: int) -> None:
+        nodes = [
+            Node(f"{zone.lower()}{index}", zone, leaf=f"{zone}{index // 2}", slots=2)
+            for zone in "AB"
+            for index in range(per_zone)
+        ]
+        self.world = World(nodes, policy=POLICY, seed=seed)
+        self.per_zone = per_zone
+        self.count = 0
+
+    def a_job(self, index: int) -> str | None:
+        keys = sorted(self.world.store)
+        return keys[index % len(keys)] if keys else None
+
+    def a_node(self, index: int) -> str:
+        names = sorted(self.world.cluster.machines)
+        return names[index % len(names)]
+
+    @rule(
+        nodes=st.integers(1, 6),
+        priority=st.sampled_from(PRIORITIES),
+        group=st.sampled_from(GROUPS),
+        cross=st.sampled_from(["never", "lastResort"]),
+        script=SCRIPTS,
+    )
+    def submit(
+        self, nodes: int, priority: str, group: str | None, cross: str, script: Script
+    ) -> None:
+        if len(self.world.store) < 8:
+            self.count += 1
+            name = f"job-{self.count}"
+            new = make_job(name, nodes=nodes, priority=priority, group=group, cross=cross)
+            self.world.submit(new, script)
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 4.0, 15.0, 60.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.world.run(seconds)
+
+    @rule(index=st.integers(0, 7))
+    def suspend(self, index: int) -> None:
+        if (key := self.a_job(index)) is not None:
+            self.world.suspend(key)
+
+    @rule(index=st.integers(0, 7))
+    def resume(self, index: int) -> None:
+        if (key := self.a_job(index)) is not None:
+            self.world.resume(key)
+
+    @rule(index=st.integers(0, 7))
+    def stop(self, index: int) -> None:
+        if (key := self.a_job(index)) is not None:
+            self.world.stop(key)
+
+    @rule(index=st.integers(0, 7))
+    def lose_node(self, index: int) -> None:
+        self.world.lose_node(self.a_node(index))
+
+    @rule(index=st.integers(0, 7))
+    def return_node(self, index: int) -> None:
+        self.world.return_node(self.a_node(index))
+
+    @rule(index=st.integers(0, 7))
+    def make_sticky(self, index: int) -> None:
+        self.world.cluster.machines[self.a_node(index)].sticky = True
+
+    @rule(index=st.integers(0, 7))
+    def kill_pod(self, index: int) -> None:
+        self.world.kill_pod(self.a_node(index))
+
+    @rule(with_pods=st.booleans())
+    def crash(self, with_pods: bool) -> None:
+        self.world.crash(with_pods=with_pods)
+
+    @rule(actions=st.integers(0, 6))
+    def crash_between_actions(self, actions: int) -> None:
+        self.world.crash_after_actions = actions
+
+    @invariant()
+    def engine_rests(self) -> None:
+        if hasattr(self, "world"):
+            self.world.run(0.0)
+
+    def teardown(self) -> None:
+        """Faults end; then every job that this cluster can run comes to its end."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.crash_after_actions = None
+        for name in world.cluster.machines:
+            world.return_node(name)
+        for key in sorted(world.store):
+            world.resume(key)
+        for _ in range(30):
+            world.run(200.0)
+            if all(self.at_rest(key) for key in world.store):
+                break
+        for key in world.store:
+            assert self.at_rest(key), f"{key} never ended: {world.status(key)}"
+        assert world.invariants.lost_steps == 0
+
+    def at_rest(self, key: str) -> bool:
+        status = self.world.status(key)
+        never = status.pending is not None and status.pending.verdict == "Never"
+        return (status.phase in ENDED or never) and not status.occupied
+
+
+AnythingGoes.TestCase.settings = settings(
+    max_examples=20,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestAnythingGoes = AnythingGoes.TestCase
