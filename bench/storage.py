@@ -1,0 +1,175 @@
+"""3FS beside fio on the same disk: durable batch writes and batch reads of three replicas.
+
+A round runs every measurement once, so that a slow minute of the machine hits all of them; a figure
+is the median over the rounds. Three replicas on one disk write every byte three times: the bound
+of a three-replica write is a third of what three writers reach together (`fio --numjobs=3`).
+
+    python bench/storage.py [--size 1G] [--rounds 3] [--output build/bench/storage.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import threefs
+from threefs.cli.output import bytes_of, describe_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+BATCH_BYTES = 64 << 20
+BLOCK_BYTES = 1 << 20
+PATH = "/bench"
+
+
+def fio(folder: Path, size: int, *, rw: str, jobs: int = 1) -> float:
+    """Bytes per second of all jobs together: 1 MiB blocks, O_DIRECT, fdatasync at the end."""
+    command = [
+        *("fio", "--name=bench", f"--directory={folder}", f"--rw={rw}", f"--size={size}"),
+        *(f"--bs={BLOCK_BYTES}", "--direct=1", "--ioengine=psync", f"--numjobs={jobs}"),
+        *("--fdatasync=0", "--end_fsync=1", "--group_reporting", "--output-format=json"),
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    job = json.loads(done.stdout)["jobs"][0]["write" if rw == "write" else "read"]
+    # With several jobs fio's own rate counts from the first start to the last end.
+    return float(job["bw_bytes"])
+
+
+def batch_write(client: threefs.Client, size: int, data: memoryview) -> float:
+    """Bytes per second; every batch is durable on three replicas when it returns."""
+    begun = time.monotonic()
+    for start in range(0, size, BATCH_BYTES):
+        client.batch_write([(PATH, start, data[: min(BATCH_BYTES, size - start)])])
+    return size / (time.monotonic() - begun)
+
+
+def batch_read(client: threefs.Client, size: int, into: memoryview) -> float:
+    """Bytes per second, into one buffer that is used again."""
+    begun = time.monotonic()
+    for start in range(0, size, BATCH_BYTES):
+        client.batch_read_into([(PATH, start, into[: min(BATCH_BYTES, size - start)])])
+    return size / (time.monotonic() - begun)
+
+
+def forget_cache() -> bool:
+    """Make the next read come from the disk; needs root."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[threefs.Client]:
+    """A cluster of three storage processes in `folder`, gone afterwards."""
+    command = [sys.executable, "-m", "threefs", "serve", "--data", str(folder / "cluster")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("ready"):
+            raise SystemExit("the cluster did not start; its message is above")
+        with threefs.connect(folder / "cluster", timeout_seconds=120) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
+    """Rates of every measurement, one list entry a round."""
+    rates: dict[str, list[float]] = {}
+    data = memoryview(os.urandom(BATCH_BYTES))
+    into = memoryview(bytearray(BATCH_BYTES))
+    raw = folder / "raw"
+    raw.mkdir()
+    with serving(folder) as client:
+        steps: dict[str, Callable[[], float]] = {
+            "fio write, 1 writer": lambda: fio(raw, size, rw="write"),
+            "fio write, 3 writers": lambda: fio(raw, size, rw="write", jobs=3),
+            "3FS write, 3 replicas": lambda: batch_write(client, size, data),
+            "3FS read, cached": lambda: batch_read(client, size, into),
+        }
+        if forget_cache():
+            steps["3FS read, cold"] = lambda: (forget_cache(), batch_read(client, size, into))[1]
+        steps["fio read, 1 reader"] = lambda: fio(raw, size, rw="read")
+        for number in range(rounds):
+            for name, step in steps.items():
+                rates.setdefault(name, []).append(step())
+                rate = describe_bytes(rates[name][-1])
+                print(f"round {number + 1}: {name}: {rate}/s", file=sys.stderr)
+    return rates
+
+
+def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
+    """Medians and the ratios that matter."""
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    write, read = median["3FS write, 3 replicas"], median["3FS read, cached"]
+    ratios = {
+        "write / (fio 3 writers / 3)": write / (median["fio write, 3 writers"] / 3),
+        "write / fio 1 writer": write / median["fio write, 1 writer"],
+        "cached read / fio read": read / median["fio read, 1 reader"],
+    }
+    if "3FS read, cold" in median:
+        ratios["cold read / fio read"] = median["3FS read, cold"] / median["fio read, 1 reader"]
+    return {
+        "config": {
+            "bytes": size,
+            "batch_bytes": BATCH_BYTES,
+            "replicas": 3,
+            "storage_processes": 3,
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+        },
+        "bytes_per_second": median,
+        "rounds": rates,
+        "ratios": ratios,
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", default="1G", help="bytes to write and read")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/storage-data")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/storage.json")
+    arguments = parser.parse_args()
+    size = bytes_of(arguments.size)
+    if shutil.which("fio") is None:
+        raise SystemExit(
+            "fio is missing; install it (`apt install fio`) or use `make bench-storage`"
+        )
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    arguments.folder.mkdir(parents=True)
+    try:
+        result = summary(measure(arguments.folder, size, arguments.rounds), size)
+    finally:
+        shutil.rmtree(arguments.folder, ignore_errors=True)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"# {describe_bytes(size)}, batches of {describe_bytes(BATCH_BYTES)}, median of rounds")
+    print(f"{'measurement':<28} {'MB/s':>10} {'spread':>8}")
+    for name, rate in result["bytes_per_second"].items():
+        values = result["rounds"][name]
+        spread = (max(values) - min(values)) / rate
+        print(f"{name:<28} {rate / 1e6:>10,.0f} {spread:>8.0%}")
+    for name, ratio in result["ratios"].items():
+        print(f"{name:<28} {ratio:>10.2f}")
+
+
+if __name__ == "__main__":
+    main()

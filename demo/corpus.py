@@ -1,0 +1,109 @@
+"""Puts the text into 3FS: the Python standard library's own source files, found on this machine.
+
+`python -m demo.corpus` does that for the cluster that THREEFS_CLUSTER names.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import threefs
+
+CORPUS_BYTES_MAX = 32 << 20
+BATCH_BYTES = 4 << 20
+"""How much goes into one batch call: keeps every chain busy, small enough to show progress."""
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """What was written, and whether it came back the same."""
+
+    files: int
+    bytes: int
+    identical: bool
+
+
+NOTHING = Uploaded(files=0, bytes=0, identical=False)
+
+
+def find_sources(limit_bytes: int) -> list[tuple[str, bytes]]:
+    """The standard library's `.py` files as (relative path, content), in a fixed order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    sources: list[tuple[str, bytes]] = []
+    total = 0
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if "site-packages" in relative.parts or "dist-packages" in relative.parts:
+            continue
+        content = path.read_bytes()
+        if content and total < limit_bytes:
+            sources.append((str(relative), content))
+            total += len(content)
+    return sources
+
+
+def upload(
+    files: threefs.Client,
+    folder: str,
+    sources: list[tuple[str, bytes]],
+    shown: Callable[[int], None],
+) -> Uploaded:
+    """Writes the sources and their index with the batch API, reads them back and compares.
+
+    `shown` is told the bytes done, first while writing and then while reading.
+    """
+    for parent in sorted({str((Path(folder) / name).parent) for name, _ in sources}):
+        files.mkdir(parent, parents=True)
+    for batch in _batches(sources):
+        files.batch_write([(f"{folder}/{name}", 0, content) for name, content in batch])
+        shown(sum(len(content) for _, content in batch))
+    identical = True
+    for batch in _batches(sources):
+        read = files.batch_read([(f"{folder}/{name}", 0, len(content)) for name, content in batch])
+        identical &= all(
+            bytes(got) == content for got, (_, content) in zip(read, batch, strict=True)
+        )
+        shown(sum(len(content) for _, content in batch))
+    index = [(name, len(content)) for name, content in sources]
+    files.write_file(f"{folder}/index.json", json.dumps(index).encode())
+    return Uploaded(len(sources), sum(length for _, length in index), identical)
+
+
+def _batches(sources: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for name, content in sources:
+        batch.append((name, content))
+        size += len(content)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def main() -> None:
+    """Uploads with a progress bar."""
+    import threefs
+    from rich.console import Console
+    from rich.progress import Progress
+
+    sources = find_sources(CORPUS_BYTES_MAX)
+    with threefs.connect() as files, Progress(console=Console(stderr=True)) as progress:
+        total = 2 * sum(len(content) for _, content in sources)
+        task = progress.add_task("corpus", total=total)
+        done = upload(files, "/corpus", sources, lambda more: progress.advance(task, more))
+    verdict = "identical" if done.identical else "DIFFERENT"
+    print(f"{done.files} files, {done.bytes} bytes in /corpus, read back {verdict}")
+    raise SystemExit(not done.identical)
+
+
+if __name__ == "__main__":
+    main()

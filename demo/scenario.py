@@ -1,0 +1,222 @@
+"""The story of the demo, in order. Each act waits for what it caused; nothing is timed by hope."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from demo import corpus
+from demo.stack import EXAMPLE, URGENT, Stack, kill_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from demo.observer import Observer
+
+STEP_SECONDS = 180.0
+JOB_SECONDS = 600.0
+RESYNC_SECONDS = 60.0
+RESTART_AFTER_SECONDS = 3.0
+STEPS_BEFORE_PREEMPTION = 30
+STEPS_AFTER_CHECKPOINT = 4
+
+
+@dataclass
+class Happened:
+    """What the scenario did itself, with the time (seconds since the epoch) of each."""
+
+    began: float = field(default_factory=time.time)
+    uploaded: corpus.Uploaded = corpus.NOTHING
+    storage_kills: list[tuple[float, str]] = field(default_factory=list)
+    storage_returns: list[tuple[float, str]] = field(default_factory=list)
+    node_kills: list[tuple[float, str]] = field(default_factory=list)
+    suspends: list[tuple[float, str]] = field(default_factory=list)
+
+
+class Scenario:
+    """Runs the acts. `say` is told what begins; `shown` how far the act in progress is."""
+
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], shown: Callable[[float], None]
+    ) -> None:
+        self.folder, self.say, self.shown = folder, say, shown
+        self.stack = Stack(folder, RESTART_AFTER_SECONDS)
+        self.happened = Happened()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.__exit__()
+
+    # --- the acts -----------------------------------------------------------------------------
+
+    def start_storage(self) -> None:
+        """One mgmtd, one meta, three storage services; chains of three replicas."""
+        self.say("3FS starts: mgmtd, meta, three storage services, chains of three replicas")
+        self.stack.start_storage()
+
+    def upload(self) -> None:
+        """Real text, over 10 MB, written with the batch API, read back and compared."""
+        sources = corpus.find_sources(corpus.CORPUS_BYTES_MAX)
+        total = 2 * sum(len(content) for _, content in sources)
+        self.say(f"{len(sources)} source files, {total / 2e6:.0f} MB of text, go into 3FS and back")
+        done = 0
+
+        def shown(more: int) -> None:
+            nonlocal done
+            done += more
+            self.shown(done / total)
+
+        self.happened.uploaded = corpus.upload(self.stack.files, "/corpus", sources, shown)
+
+    def start_driver(self) -> None:
+        """The first `flyer run` becomes the driver of the cluster."""
+        self.say("job gpt needs 4 nodes: no zone is big enough, so it takes both")
+        self.stack.start_driver(str(EXAMPLE))
+
+    def preempt(self) -> None:
+        """A job of high priority needs the nodes: gpt is asked, saves, reports, leaves."""
+        seen = self._seen
+        seen.wait(
+            f"step {STEPS_BEFORE_PREEMPTION} of gpt",
+            STEP_SECONDS,
+            lambda: seen.step("gpt") >= STEPS_BEFORE_PREEMPTION,
+        )
+        self.say("job urgent (high) arrives and needs gpt's nodes: gpt saves and makes room")
+        self.happened.suspends.append((time.time(), "urgent arrives"))
+        self.stack.client.run(URGENT)
+        seen.wait("urgent's end", JOB_SECONDS, lambda: self._state("urgent") == "Succeeded")
+        self.say("urgent is done: gpt resumes from its checkpoint")
+        before = seen.step("gpt")
+        seen.wait("gpt's next steps", STEP_SECONDS, lambda: seen.step("gpt") > before + 2)
+
+    def kill_storage(self) -> None:
+        """SIGKILL to a storage service in the middle of a checkpoint."""
+        name = self._wait_for_open_checkpoint()
+        service = "storage-2"
+        killed = self.stack.service_pid(service)
+        self.stack.kill_service(service)
+        self.happened.storage_kills.append((time.time(), service))
+        self.say(f"kill -9 {service} while {name} is being written")
+        threading.Thread(target=self._await_resync, args=(service, killed), daemon=True).start()
+        held = len(self._seen.seen.checkpoints)
+        self._seen.wait(
+            "a checkpoint after the storage kill",
+            STEP_SECONDS,
+            lambda: len(self._seen.seen.checkpoints) > held,
+        )
+
+    def kill_node(self) -> None:
+        """SIGKILL to every process of a node, some steps after a checkpoint."""
+        seen = self._seen
+
+        def steps_since_checkpoint() -> int:
+            job = seen.job("gpt")
+            saved = job.checkpoint.step if job and job.checkpoint else 0
+            return seen.step("gpt") - saved
+
+        seen.wait(
+            "steps after a checkpoint",
+            STEP_SECONDS,
+            lambda: steps_since_checkpoint() >= STEPS_AFTER_CHECKPOINT,
+        )
+        attempt = seen.seen.jobs["default/gpt"].attempt
+        victim = next(n for n in reversed(self.stack.client.nodes()) if n.job.endswith("gpt"))
+        self.say(f"node {victim.name} dies: a spare of zone {victim.zone} takes its place")
+        self.happened.node_kills.append((time.time(), victim.name))
+        kill_all(victim.pids)
+        seen.wait(
+            "gpt's restart",
+            STEP_SECONDS,
+            lambda: (
+                seen.seen.jobs["default/gpt"].attempt > attempt and self._state("gpt") == "Running"
+            ),
+        )
+
+    def finish(self) -> None:
+        """The end of gpt; then the same steps run again without any interruption."""
+        manifest = self.folder / "reference.yaml"
+        held_back = {"  nodes: 4": "  suspend: true\n  nodes: 4"}
+        manifest.write_text(variant(EXAMPLE, "gpt-reference", **held_back))
+        # Known to the driver before gpt ends, so that it has something to stay for; held back until
+        # every node is there again, so that the ranks are split over the zones as gpt's were.
+        self.stack.client.run(manifest)
+        self._seen.wait("gpt's end", JOB_SECONDS, lambda: self._state("gpt") == "Succeeded")
+        self._seen.wait("every node's return", RESYNC_SECONDS, self._all_nodes_free)
+        self.say("gpt is done; the same steps once more without any interruption")
+        self.stack.client.resume("gpt-reference")
+        self._seen.wait(
+            "gpt-reference's end", JOB_SECONDS, lambda: self._state("gpt-reference") == "Succeeded"
+        )
+
+    # --- what was left behind -----------------------------------------------------------------
+
+    def result(self, name: str) -> dict[str, object]:
+        """The `result.json` that a job left beside its checkpoints."""
+        document: dict[str, object] = json.loads(
+            self.stack.files.read_file(f"/ckpt/{name}/result.json")
+        )
+        return document
+
+    def steps_by_attempt(self, name: str) -> dict[int, list[tuple[int, float]]]:
+        """(step, loss) as rank 0 printed them, by attempt: the ground truth of what was done."""
+        steps: dict[int, list[tuple[int, float]]] = {}
+        for line in self.stack.client.logs(name, rank=0):
+            if match := re.match(r"step (\d+)/\d+ loss ([\d.]+)", line.text):
+                found = (int(match[1]), float(match[2]))
+                steps.setdefault(line.attempt, []).append(found)
+        return steps
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    @property
+    def _seen(self) -> Observer:
+        self.stack.check()
+        return self.stack.observer
+
+    def _state(self, name: str) -> str:
+        job = self._seen.job(name)
+        return job.state if job else ""
+
+    def _all_nodes_free(self) -> bool:
+        return all(node.state == "Ready" for node in self.stack.client.nodes())
+
+    def _wait_for_open_checkpoint(self) -> str:
+        """The name of a checkpoint folder that is being written right now."""
+        found: list[str] = []
+
+        def writing() -> bool:
+            found[:] = [name for name in self.stack.files.listdir("/ckpt/gpt") if ".tmp" in name]
+            return bool(found)
+
+        self._seen.wait("a checkpoint in the making", STEP_SECONDS, writing)
+        return found[0]
+
+    def _await_resync(self, service: str, killed: int | None) -> None:
+        deadline = time.monotonic() + RESYNC_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            back = self.stack.service_pid(service) not in (killed, None)
+            if back and self.stack.all_chains_whole():
+                self.happened.storage_returns.append((time.time(), service))
+                return
+
+
+def variant(manifest: Path, name: str, **replaced: str) -> str:
+    """The example's manifest under another name, with checkpoints of its own.
+
+    `replaced` maps words of the manifest to others. The copy lies elsewhere than its script, so
+    it says where that is.
+    """
+    text = manifest.read_text().replace("name: gpt", f"name: {name}")
+    text = text.replace("/ckpt/gpt", f"/ckpt/{name}")
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    command = "command: [python, train.py]"
+    return text.replace(command, f"workingDir: {manifest.parent}\n          {command}")
