@@ -38,7 +38,7 @@ def package(tmp_path):
 
 async def run(zygote, spec, watch):
     pod = await zygote.spawn(spec)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await pod.wait(), watch.log_of(spec, 0)
 
 
@@ -140,3 +140,27 @@ async def test_a_multiprocessing_pool_works_and_ends_in_a_rank(zygote, make_pod,
         """
     )
     assert await run(zygote, spec, watch) == (PodExit(0), "[0, 1, 4]\n[0, 1, 4]\n")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+async def test_a_worker_process_of_the_script_ends_on_sigterm(zygote, make_pod, watch, method):
+    spec = make_pod(
+        f"""
+        import multiprocessing, signal
+        import flyer.job
+        flyer.job.current()
+        def wait(running):
+            running.set()
+            signal.pause()
+        if __name__ == "__main__":
+            context = multiprocessing.get_context({method!r})
+            running = context.Event()
+            worker = context.Process(target=wait, args=(running,))
+            worker.start()
+            running.wait()
+            worker.terminate()
+            worker.join()
+            print(worker.exitcode)
+        """
+    )
+    assert await run(zygote, spec, watch) == (PodExit(0), "-15\n")

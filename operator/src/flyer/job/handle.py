@@ -295,7 +295,10 @@ def current() -> Job:
 def _is_helper() -> bool:
     """Whether this is a worker of the script's own: its pool ends it with SIGTERM, as it should."""
     module: Any = sys.modules.get("multiprocessing.process")
-    return module is not None and module.parent_process() is not None
+    if module is None:
+        return False
+    # A spawned worker runs the script before it knows its parent; its name it knows by then.
+    return bool(module.parent_process()) or module.current_process().name != "MainProcess"
 
 
 def _forget(sigterm_handler: signal.Handlers | Callable[..., object] | int | None) -> None:
