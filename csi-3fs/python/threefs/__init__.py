@@ -5,18 +5,21 @@ this machine.
 """
 
 from threefs._native import crc32c
-from threefs.client import Client, Entry, Stat, connect
+from threefs.client import Client, Entry, FileSystemSpace, Quota, Stat, connect
 from threefs.errors import (
     AlreadyServed,
     Corrupt,
+    CrossQuota,
     DirectoryNotEmpty,
     Exists,
     InvalidArgument,
     IsADirectory,
+    NoAttribute,
     NoSpace,
     NotADirectory,
     NotFound,
     PermissionDenied,
+    QuotaExceeded,
     ThreeFSError,
     Unavailable,
 )
@@ -25,15 +28,20 @@ __all__ = [
     "AlreadyServed",
     "Client",
     "Corrupt",
+    "CrossQuota",
     "DirectoryNotEmpty",
     "Entry",
     "Exists",
+    "FileSystemSpace",
     "InvalidArgument",
     "IsADirectory",
+    "NoAttribute",
     "NoSpace",
     "NotADirectory",
     "NotFound",
     "PermissionDenied",
+    "Quota",
+    "QuotaExceeded",
     "Stat",
     "ThreeFSError",
     "Unavailable",

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from threefs._native import RawStat
     from threefs.file import Buffer
 
-__all__ = ["TIMEOUT_SECONDS", "Client", "Entry", "Stat", "connect"]
+__all__ = [
+    "TIMEOUT_SECONDS",
+    "Client",
+    "Entry",
+    "FileSystemSpace",
+    "Quota",
+    "Stat",
+    "connect",
+]
 
 TIMEOUT_SECONDS = 30.0
 """How long a call waits for services that do not answer; covers any restart of one of them."""
@@ -62,6 +70,30 @@ class Entry:
 
     name: str
     stat: Stat
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Limits of a directory and what everything below it uses; a limit of None is none.
+
+    A file counts with its length (holes too) or with what its writers have reserved, if that is
+    more; every file, directory and symbolic link counts as one inode, the directory itself not.
+    """
+
+    bytes_max: int | None
+    bytes_used: int
+    inodes_max: int | None
+    inodes_used: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystemSpace:
+    """What `df` shows for a path: of the tightest quota above it, else of the whole cluster."""
+
+    bytes_total: int
+    bytes_free: int
+    inodes_total: int
+    inodes_free: int
 
 
 def connect(
@@ -163,6 +195,62 @@ class Client:
     def readlink(self, path: str) -> str:
         """Where a symbolic link points to."""
         return self._native.readlink(path)
+
+    # Volumes: directories with limits, attributes, removal of everything
+
+    def make_directory(self, path: str, mode: int = 0o755, exist_ok: bool = False) -> Stat:
+        """Make one directory with exactly these permission bits; its parent must exist."""
+        raise NotImplementedError
+
+    def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
+        """Remove a path with everything below it, as one change.
+
+        The names are gone when this returns and the quotas above are credited; chunks are given
+        back in the background, a bounded amount at a time, over restarts of the service.
+        """
+        raise NotImplementedError
+
+    def set_quota(
+        self, path: str, bytes_max: int | None = None, inodes_max: int | None = None
+    ) -> Quota:
+        """Set both limits of a directory; None lifts one.
+
+        Limits below what is in use are allowed: nothing new fits until something is removed. A
+        directory gets its first quota while it is still small (a thousand inodes below it).
+        """
+        raise NotImplementedError
+
+    def quota(self, path: str) -> Quota | None:
+        """The directory's own limits and its exact use; None if it was never given any."""
+        raise NotImplementedError
+
+    def statfs(self, path: str = "/") -> FileSystemSpace:
+        """What is free for new files at a path."""
+        raise NotImplementedError
+
+    def setxattr(self, path: str, attribute: str, value: bytes) -> None:
+        """Set an extended attribute; names begin with ``user.``; bounded as on ext4."""
+        raise NotImplementedError
+
+    def getxattr(self, path: str, attribute: str) -> bytes:
+        """An extended attribute's value; `NoAttribute` if it is not set."""
+        raise NotImplementedError
+
+    def listxattr(self, path: str) -> list[str]:
+        """Names of all extended attributes, sorted."""
+        raise NotImplementedError
+
+    def removexattr(self, path: str, attribute: str) -> None:
+        """Remove an extended attribute; `NoAttribute` if it is not set."""
+        raise NotImplementedError
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Set permission bits."""
+        raise NotImplementedError
+
+    def chown(self, path: str, uid: int, gid: int) -> None:
+        """Set owner and group."""
+        raise NotImplementedError
 
     # Whole files
 

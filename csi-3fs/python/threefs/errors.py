@@ -11,14 +11,17 @@ import errno
 __all__ = [
     "AlreadyServed",
     "Corrupt",
+    "CrossQuota",
     "DirectoryNotEmpty",
     "Exists",
     "InvalidArgument",
     "IsADirectory",
+    "NoAttribute",
     "NoSpace",
     "NotADirectory",
     "NotFound",
     "PermissionDenied",
+    "QuotaExceeded",
     "ThreeFSError",
     "Unavailable",
 ]
@@ -78,6 +81,24 @@ class NoSpace(ThreeFSError, OSError):
     """A storage target is full. What was acknowledged before stays; free space and try again."""
 
     code = errno.ENOSPC
+
+
+class QuotaExceeded(NoSpace):
+    """A directory's quota is used up. Remove something below it, or raise the limit."""
+
+    code = errno.EDQUOT
+
+
+class CrossQuota(ThreeFSError, OSError):
+    """A move or link between directories of different quotas that only a copy can do."""
+
+    code = errno.EXDEV
+
+
+class NoAttribute(ThreeFSError, OSError):
+    """The extended attribute is not set."""
+
+    code = errno.ENODATA
 
 
 class Corrupt(ThreeFSError, OSError):
