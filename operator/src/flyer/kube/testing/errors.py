@@ -1,0 +1,59 @@
+"""What the in-memory API server refuses, with the bodies that a real one sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiRefusal(Exception):  # noqa: N818 - an answer, not a failure of the server
+    """An answer other than success: HTTP status, reason word, message."""
+
+    def __init__(
+        self, code: int, reason: str, message: str, *, retry_after_seconds: int | None = None
+    ) -> None:
+        self.code = code
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message)
+
+    def body(self) -> dict[str, Any]:
+        """The Status object."""
+        details = (
+            {}
+            if self.retry_after_seconds is None
+            else {"details": {"retryAfterSeconds": self.retry_after_seconds}}
+        )
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": str(self),
+            "reason": self.reason,
+            "code": self.code,
+            **details,
+        }
+
+
+def not_found(plural: str, name: str) -> ApiRefusal:
+    """404."""
+    return ApiRefusal(404, "NotFound", f'{plural} "{name}" not found')
+
+
+def conflict(plural: str, name: str, why: str) -> ApiRefusal:
+    """409, of a write."""
+    message = f'Operation cannot be fulfilled on {plural} "{name}": {why}'
+    return ApiRefusal(409, "Conflict", message)
+
+
+def expired(why: str) -> ApiRefusal:
+    """410."""
+    return ApiRefusal(410, "Expired", why)
+
+
+def invalid(plural: str, name: str, why: str) -> ApiRefusal:
+    """422."""
+    return ApiRefusal(422, "Invalid", f'{plural} "{name}" is invalid: {why}')
+
+
+__all__ = ["ApiRefusal", "conflict", "expired", "invalid", "not_found"]
