@@ -198,7 +198,7 @@ class Client:
 
     # Volumes: directories with limits, attributes, removal of everything
 
-    def make_directory(self, path: str, mode: int = 0o755, exist_ok: bool = False) -> Stat:
+    def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
         """Make one directory with exactly these permission bits; its parent must exist."""
         raise NotImplementedError
 
