@@ -1,1 +1,1 @@
-"""What runs on each node: inventory, device plugin, health. Knows no other part of the suite."""
+"""The node's side of Fire-Flyer: inventory, device plugin and health of PCIe GPU nodes."""
