@@ -57,6 +57,20 @@ bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py
 
+.PHONY: cluster-tools cluster-up cluster-down e2e
+cluster-tools: install ## build what a test cluster needs: minutes once, then kept in ~/.cache
+	@scripts/bootstrap etcd-server=etcd
+	$(PYTHON) -m e2e.cluster build kube-apiserver kube-controller-manager kubectl
+
+cluster-up: cluster-tools ## a real Kubernetes in build/cluster/default (LIGHT=1: control plane alone)
+	$(PYTHON) -m e2e.cluster up $(if $(LIGHT),--light --controllers)
+
+cluster-down: ## remove it without a trace
+	$(PYTHON) -m e2e.cluster down
+
+e2e: cluster-tools ## the stories on a real Kubernetes; JUnit files in build/e2e
+	FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -q e2e/tests --junitxml=build/e2e/junit.xml
+
 .PHONY: clean
 clean: ## remove all that was built
 	rm -rf build target .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

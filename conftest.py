@@ -3,6 +3,8 @@
 import operator
 import signal
 
+pytest_plugins = ["e2e.fixtures"]  # a real Kubernetes, for any part's tests
+
 # pytest's importlib mode names a test module after its path and creates the missing parents:
 # `operator`, of the standard library, counts as missing as long as it has no `__path__`.
 operator.__path__ = []  # type: ignore[attr-defined]

@@ -1,0 +1,79 @@
+"""`python -m e2e.cluster`: start, look at and remove clusters for tests."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from e2e.cluster import binaries
+from e2e.cluster.down import down
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.state import DEFAULT, State
+from e2e.cluster.up import Options, up
+
+
+def main() -> int:
+    """Runs one command; 0 when it did what it says."""
+    arguments = _parser().parse_args()
+    try:
+        return int(arguments.run(arguments))
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument("--state", type=Path, default=DEFAULT, help="the cluster's folder")
+
+    command = commands.add_parser("up", parents=[folder], help="start a cluster, ready on return")
+    command.add_argument("--light", action="store_true", help="the control plane alone, no nodes")
+    command.add_argument(
+        "--controllers", action="store_true", help="with --light: the controller manager too"
+    )
+    command.set_defaults(run=_up)
+
+    command = commands.add_parser("down", parents=[folder], help="remove it without a trace")
+    command.set_defaults(run=_down)
+
+    command = commands.add_parser("env", parents=[folder], help="shell lines: KUBECONFIG and PATH")
+    command.set_defaults(run=_env)
+
+    command = commands.add_parser("build", help="build programs (all of them by default)")
+    command.add_argument("program", nargs="*")
+    command.set_defaults(run=_build)
+    return parser
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    state = up(arguments.state, Options(arguments.light, arguments.controllers))
+    print(f"KUBECONFIG={state.kubeconfig}")
+    return 0
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    down(arguments.state)
+    return 0
+
+
+def _env(arguments: argparse.Namespace) -> int:
+    state = State.load(arguments.state)
+    kubectl = binaries.require("kubectl")["kubectl"]
+    print(f"export KUBECONFIG={state.kubeconfig}")
+    print(f"export PATH={kubectl.parent}{os.pathsep}$PATH")
+    return 0
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    names = arguments.program or [name for m in binaries.MODULES for name in m.programs]
+    for name, path in binaries.require(*names).items():
+        print(f"{name}={path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""A running cluster in the hands of a test: kubectl, an API client, processes to break."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from e2e.cluster import binaries
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.processes import Process
+
+if TYPE_CHECKING:
+    from kubernetes.aio.client import ApiClient
+
+    from e2e.cluster.state import State
+
+__all__ = ["Cluster", "KubectlError", "wait_for"]
+
+T = TypeVar("T")
+Manifest = Mapping[str, Any]
+
+WAIT_S = 60.0
+
+
+class KubectlError(ClusterError):
+    """kubectl refused; `stderr` is what it said."""
+
+    def __init__(self, arguments: Sequence[str], stderr: str) -> None:
+        super().__init__(f"kubectl {' '.join(arguments)}: {stderr.strip()}")
+        self.stderr = stderr
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster, light or whole."""
+
+    state: State
+
+    @property
+    def kubeconfig(self) -> str:
+        """The path of the administrator's kubeconfig."""
+        return str(self.state.kubeconfig)
+
+    def kubectl(self, *arguments: str, stdin: str = "", deadline_s: float = WAIT_S) -> str:
+        """What kubectl prints; raises KubectlError when it fails."""
+        done = subprocess.run(
+            [str(binaries.find("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise KubectlError(arguments, done.stderr)
+        return done.stdout
+
+    def apply(self, *manifests: Manifest, namespace: str = "default") -> str:
+        """`kubectl apply` of these objects."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+        return self.kubectl("apply", f"--namespace={namespace}", "-f", "-", stdin=text)
+
+    def get(self, kind: str, name: str = "", namespace: str = "default") -> Any:
+        """An object, or without a name the list's items, as parsed JSON."""
+        names = [name] if name else []
+        found = json.loads(
+            self.kubectl("get", kind, *names, f"--namespace={namespace}", "--output=json")
+        )
+        return found if name else found["items"]
+
+    async def client(self) -> ApiClient:
+        """An asyncio API client as administrator: `async with await cluster.client() as api:`."""
+        from kubernetes.aio import config
+
+        made: ApiClient = await config.new_client_from_config(  # type: ignore[no-untyped-call]
+            self.kubeconfig, persist_config=False
+        )
+        return made
+
+    def process(self, name: str) -> Process:
+        """One of the cluster's processes, to be killed and started again."""
+        return Process.load(self.state, name)
+
+
+def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float = WAIT_S) -> T:
+    """Calls `probe` until it gives something true; an AssertionError names `what` and the last."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        found = probe()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {deadline_s:g} s: {what} (last: {found!r})")
+        time.sleep(0.1)

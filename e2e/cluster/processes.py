@@ -1,0 +1,170 @@
+"""The long-running processes of a cluster: started, found, restarted and killed by name.
+
+A process is recognised by two variables in its environment (its cluster's state folder and its
+name), never by a stored process id: nothing goes stale, and what a killed `up` left is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from e2e.cluster.errors import ClusterError, tail
+
+if TYPE_CHECKING:
+    from e2e.cluster.state import State
+
+__all__ = ["Process", "kill_all", "pids_of_cluster", "wait_gone"]
+
+STATE_VARIABLE = "FLYER_E2E_STATE"
+NAME_VARIABLE = "FLYER_E2E_PROCESS"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a cluster; `start` writes down how, so that others can restart it."""
+
+    state: State
+    name: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    node: str | None = None  # the node whose namespaces it runs in
+
+    @property
+    def log(self) -> Path:
+        """Where its standard output and error go."""
+        return self.state.log(self.name)
+
+    @classmethod
+    def load(cls, state: State, name: str) -> Process:
+        """A process that was started before, by its name."""
+        path = state.folder / "processes" / f"{name}.json"
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            known = sorted(file.stem for file in path.parent.glob("*.json"))
+            raise ClusterError(f"no process {name} in {state.folder}; there are {known}") from None
+        return cls(state, name, tuple(values["argv"]), values["environment"], values["node"])
+
+    def start(self) -> None:
+        """Starts it in the background, away from this process's terminal and signals."""
+        record = self.state.folder / "processes" / f"{self.name}.json"
+        record.parent.mkdir(exist_ok=True)
+        self.log.parent.mkdir(exist_ok=True)
+        values = asdict(self)
+        record.write_text(json.dumps({k: values[k] for k in ("argv", "environment", "node")}))
+        environment = _clean_environment() | self.environment
+        environment |= {STATE_VARIABLE: str(self.state.folder), NAME_VARIABLE: self.name}
+        with self.log.open("a") as log:
+            subprocess.Popen(
+                [*self._enter(), *self.argv],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def pids(self) -> list[int]:
+        """Its process ids on this machine (its helpers that run another program not counted)."""
+        program = Path(self.argv[0]).name
+        return [
+            pid
+            for pid in pids_of_cluster(self.state, self.name)
+            if _program(pid).removesuffix(" (deleted)") == program
+        ]
+
+    def kill(self, number: signal.Signals = signal.SIGKILL, deadline_s: float = 20) -> None:
+        """Signals it and waits until it is gone."""
+        pids = self.pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        left = wait_gone(pids, deadline_s)
+        if left:
+            raise ClusterError(
+                f"{self.name} (process {left}) still runs {deadline_s:g} s after {number.name}"
+            )
+
+    def restart(self) -> None:
+        """Kills it and starts it as it was."""
+        self.kill()
+        self.start()
+
+    def failure(self, what: str) -> ClusterError:
+        """An error about this process, with the end of its log."""
+        return ClusterError(f"{self.name}: {what}; {self.log} ends with:\n{tail(self.log)}")
+
+    def _enter(self) -> list[str]:
+        if self.node is None:
+            return []
+        inits = Process.load(self.state, f"{self.node}-init").pids()
+        if len(inits) != 1:
+            raise ClusterError(f"node {self.node} does not run (init processes: {inits})")
+        flags = ["--mount", "--net", "--uts", "--ipc", "--pid"]
+        return ["nsenter", "--target", str(inits[0]), *flags, "--"]
+
+
+def pids_of_cluster(state: State, name: str | None = None) -> list[int]:
+    """The live processes that carry this cluster's mark (and this name, where one is given)."""
+    marks = {f"{STATE_VARIABLE}={state.folder}".encode()}
+    if name is not None:
+        marks.add(f"{NAME_VARIABLE}={name}".encode())
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if marks <= set((folder / "environ").read_bytes().split(b"\0")):
+                found.append(int(folder.name))
+    return found
+
+
+def kill_all(state: State, deadline_s: float = 30) -> None:
+    """Kills every process of the cluster; on return none is left."""
+    deadline = time.monotonic() + deadline_s
+    while pids := pids_of_cluster(state):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if wait_gone(pids, deadline - time.monotonic()):
+            raise ClusterError(f"processes {pids} of {state.folder} do not die")
+
+
+def wait_gone(pids: list[int], deadline_s: float) -> list[int]:
+    """Waits for the end of these processes; returns those that are left at the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while left := [pid for pid in pids if _alive(pid)]:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+    return []
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # ours: take its exit status, or it stays a zombie
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:
+        return ""
+
+
+def _clean_environment() -> dict[str, str]:
+    """What every process needs and nothing of the caller's (proxies, credentials, Python)."""
+    return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}

@@ -1,0 +1,66 @@
+"""pytest fixtures: a control plane or a whole cluster, and a namespace for each test.
+
+Registered by the repository's conftest.py, so that every part's tests can ask for them. They do
+not build Kubernetes (minutes, the first time): `make cluster-tools` does, before the tests.
+Where it was not run, the tests that ask are skipped, or fail if FLYER_E2E_REQUIRED is set.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.cluster.handle import Cluster
+    from e2e.cluster.up import Options
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[Cluster]:
+    """etcd, the API server and the controller manager, without nodes, for the whole session."""
+    from e2e.cluster.up import Options
+
+    yield from _started(Options(light=True, controllers=True))
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own, in whichever cluster it asked for; deleted after it."""
+    name = "cluster" if "cluster" in request.fixturenames else "control_plane"
+    cluster: Cluster = request.getfixturevalue(name)
+    made = f"test-{os.urandom(4).hex()}"
+    cluster.kubectl("create", "namespace", made)
+    yield made
+    cluster.kubectl("delete", "namespace", made, "--wait=false")
+
+
+def _started(options: Options) -> Iterator[Cluster]:
+    from e2e.cluster import binaries
+    from e2e.cluster.down import down
+    from e2e.cluster.errors import ClusterError
+    from e2e.cluster.handle import Cluster
+    from e2e.cluster.up import programs, up
+
+    try:
+        for name in programs(options):
+            binaries.find(name)
+    except ClusterError as error:
+        _unavailable(str(error))
+    with tempfile.TemporaryDirectory(prefix="flyer-e2e-") as folder:
+        state = Path(folder) / "cluster"
+        try:
+            yield Cluster(up(state, options))
+        finally:
+            down(state)
+
+
+def _unavailable(why: str) -> NoReturn:
+    if os.environ.get("FLYER_E2E_REQUIRED"):
+        pytest.fail(why)
+    pytest.skip(why)
