@@ -1,0 +1,27 @@
+"""The end of every sidecar's stream inside the operator.
+
+`Gateway` is what the operator uses; `identities` is what it needs from the client layer,
+`certificates` what it serves with. The words on the wire are `flyer.sidecar.wire`.
+"""
+
+from flyer.kube.gateway.certificates import Certificates
+from flyer.kube.gateway.gateway import Gateway
+from flyer.kube.gateway.identities import (
+    Identities,
+    IdentityUnknownError,
+    PodIdentity,
+    TokenRefusedError,
+)
+from flyer.kube.gateway.outcome import outcome_of
+from flyer.kube.gateway.settings import GatewaySettings
+
+__all__ = [
+    "Certificates",
+    "Gateway",
+    "GatewaySettings",
+    "Identities",
+    "IdentityUnknownError",
+    "PodIdentity",
+    "TokenRefusedError",
+    "outcome_of",
+]

@@ -1,0 +1,50 @@
+"""The gateway's limits, each with the reason for its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyer.kube.pods.settings import GATEWAY_PORT
+
+__all__ = ["GatewaySettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Times in seconds. Tests shorten times; an installation may raise the numbers."""
+
+    host: str = "0.0.0.0"  # noqa: S104  pods of all nodes connect
+    port: int = GATEWAY_PORT
+    """0: any free one, which `Gateway.port` tells."""
+
+    hello_seconds: float = 10.0
+    """TLS handshake, and then the first line: each at most so long."""
+    review_seconds: float = 10.0
+    """What a token review may take before the sidecar is told to come again."""
+    reviews_max: int = 32
+    """Reviews under way at once: what a leader change of a large cluster asks of the API server."""
+    beat_seconds: float = 5.0
+    """Both sides say something at least so often."""
+    silence_seconds: float = 15.0
+    """Without one whole line for so long a stream is dropped: three missed beats."""
+    write_seconds: float = 5.0
+    """A sidecar that takes longer to read what it was sent is dropped; it comes again."""
+
+    connections_max: int = 20_000
+    """Open connections in all: twice the nodes of the largest cluster in mind."""
+    strangers_max: int = 1024
+    """Of them, those that have not proved who they are yet."""
+    strangers_per_address_max: int = 128
+    """And those of one address: a masqueraded node may hold many pods."""
+    lines_per_second: float = 20.0
+    """Reports of one stream, in the long run; a sidecar sends at most ten."""
+    lines_burst: int = 100
+
+    progress_seconds: float = 0.2
+    """Progress of one job is told to the engine at most so often; the newest step wins."""
+    output_seconds: float = 30.0
+    """Launchers tell that ranks wrote something so often, or four times within a watchdog."""
+    peer_lost_seconds: float = 3.0
+    """A pod that lost its peers waits so long for the peer's own account."""
+    account_seconds: float = 2.0
+    """After a pod's end its sidecar may still be talking: its account is waited for so long."""

@@ -1,0 +1,179 @@
+"""What Fire-Flyer adds to a training pod, and how: never in place of what the user wrote.
+
+Everything works on a pod's spec as JSON values, changes it in place, and may be applied twice:
+a name that is there already is left as it is. What is added passes Pod Security `restricted`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flyer.kube.pods.names import (
+    RESOURCE_RDMA_HFREDUCE,
+    RESOURCE_RDMA_NCCL,
+    RUN_FOLDER,
+    SIDECAR_CONTAINER,
+    TOOLS_CONTAINER,
+    TOOLS_FOLDER,
+)
+from flyer.kube.pods.settings import TOKEN_AUDIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flyer.kube.pods.settings import PodSettings
+
+__all__ = [
+    "LIBRARY_FOLDER",
+    "add_environment",
+    "add_mount",
+    "add_named",
+    "add_resource",
+    "add_shared_memory",
+    "add_sidecar",
+    "add_tools",
+    "add_traffic_classes",
+]
+
+LIBRARY_FOLDER = f"{TOOLS_FOLDER}/lib"
+TOKEN_FOLDER = "/var/run/secrets/fireflyer.dev"  # noqa: S105  a folder
+NOBODY = 65532  # the user of the images; any other without privileges would do
+PROBE_SECONDS = 10
+
+_TOOLS_VOLUME = "flyer-tools"
+_RUN_VOLUME = "flyer-run"
+_TOKEN_VOLUME = "flyer-token"  # noqa: S105  a name
+_SHARED_MEMORY_VOLUME = "flyer-shm"
+_SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108  the kernel's own
+
+
+def add_tools(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
+    """`flyer.job` and `hfreduce` at /flyer/lib, filled by an init container; read-only there."""
+    add_named(spec, "volumes", {"name": _TOOLS_VOLUME, "emptyDir": {}})
+    add_named(
+        spec,
+        "initContainers",
+        {
+            "name": TOOLS_CONTAINER,
+            "image": settings.collectives_image,
+            "imagePullPolicy": settings.image_pull_policy,
+            "command": ["flyer-install", TOOLS_FOLDER],
+            "resources": {"requests": {"cpu": "20m", "memory": "32Mi"}},
+            "securityContext": _restricted(),
+            "volumeMounts": [{"name": _TOOLS_VOLUME, "mountPath": TOOLS_FOLDER}],
+        },
+    )
+    add_mount(trainer, _TOOLS_VOLUME, TOOLS_FOLDER, read_only=True)
+    for name in settings.image_pull_secrets:
+        add_named(spec, "imagePullSecrets", {"name": name})
+
+
+def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
+    """The native sidecar, the folder that it shares with the trainer, and its token."""
+    add_named(spec, "volumes", {"name": _RUN_VOLUME, "emptyDir": {}})
+    token = {
+        "path": "token",
+        "audience": TOKEN_AUDIENCE,
+        "expirationSeconds": settings.token_seconds,
+    }
+    add_named(
+        spec,
+        "volumes",
+        {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+    )
+    probe = {"exec": {"command": ["flyer-sidecar", "probe"]}, "timeoutSeconds": PROBE_SECONDS + 2}
+    environment = {
+        "FLYER_GATEWAY": settings.gateway_endpoint,
+        "FLYER_GATEWAY_NAME": settings.gateway_name,
+        "FLYER_GATEWAY_CA": settings.gateway_ca,
+        "FLYER_GATEWAY_TOKEN_FILE": f"{TOKEN_FOLDER}/token",
+        "FLYER_RUN_FOLDER": RUN_FOLDER,
+    }
+    container = {
+        "name": SIDECAR_CONTAINER,
+        "image": settings.controller_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["flyer-sidecar"],
+        "restartPolicy": "Always",
+        "env": [{"name": name, "value": value} for name, value in environment.items() if value],
+        "resources": {
+            "requests": dict(settings.sidecar_requests),
+            "limits": dict(settings.sidecar_limits),
+        },
+        "securityContext": _restricted(),
+        # The probe itself waits for the socket, so one run of it is enough.
+        "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 6},
+        "volumeMounts": [
+            {"name": _RUN_VOLUME, "mountPath": RUN_FOLDER},
+            {"name": _TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True},
+        ],
+    }
+    add_named(spec, "initContainers", container)
+    add_mount(trainer, _RUN_VOLUME, RUN_FOLDER)
+
+
+def add_shared_memory(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
+    """A /dev/shm as large as the memory limit: ranks of one node exchange gradients through it."""
+    if any(one.get("mountPath") == _SHARED_MEMORY_FOLDER for one in _list(trainer, "volumeMounts")):
+        return
+    add_named(spec, "volumes", {"name": _SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
+    add_mount(trainer, _SHARED_MEMORY_VOLUME, _SHARED_MEMORY_FOLDER)
+
+
+def add_traffic_classes(trainer: dict[str, Any], allocatable: Mapping[str, str]) -> None:
+    """One unit of each collective's traffic class, where the node has any."""
+    for name in (RESOURCE_RDMA_HFREDUCE, RESOURCE_RDMA_NCCL):
+        if str(allocatable.get(name, "0")) != "0":
+            add_resource(trainer, name, "1")
+
+
+def add_environment(container: dict[str, Any], environment: Mapping[str, str]) -> None:
+    """Variables that the user did not set; ours come first, so that theirs may refer to them."""
+    own = _list(container, "env")
+    known = {one.get("name") for one in own}
+    added = [{"name": key, "value": value} for key, value in environment.items()]
+    container["env"] = [one for one in added if one["name"] not in known] + own
+
+
+def add_resource(container: dict[str, Any], name: str, amount: str) -> None:
+    """Request and limit of an extended resource, unless the container has either."""
+    resources = container.setdefault("resources", {})
+    kinds = [resources.setdefault(kind, {}) for kind in ("limits", "requests")]
+    if all(name not in kind for kind in kinds):
+        for kind in kinds:
+            kind[name] = amount
+
+
+def add_mount(
+    container: dict[str, Any], volume: str, path: str, *, read_only: bool = False
+) -> None:
+    """A volume mount, unless something is mounted there."""
+    mounts = _list(container, "volumeMounts")
+    if all(one.get("mountPath") != path for one in mounts):
+        mount: dict[str, Any] = {"name": volume, "mountPath": path}
+        if read_only:
+            mount["readOnly"] = True
+        container["volumeMounts"] = [*mounts, mount]
+
+
+def add_named(spec: dict[str, Any], field: str, item: dict[str, Any]) -> None:
+    """An item at the end of a list whose items have names, unless one has that name."""
+    items = _list(spec, field)
+    if all(one.get("name") != item["name"] for one in items):
+        spec[field] = [*items, item]
+
+
+def _list(body: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    return body.get(field) or []
+
+
+def _restricted() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsGroup": NOBODY,
+        "runAsNonRoot": True,
+        "runAsUser": NOBODY,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }

@@ -1,0 +1,195 @@
+"""The pods of one attempt: the job's template, and around it what a gang needs. Pure.
+
+What the user wrote stays as it is: their containers, volumes, security contexts, resources and
+environment win over ours. Three things are not theirs: `restartPolicy`, the trainer's command
+(wrapped by the launcher, with the same words), and on dedicated nodes the scheduler.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+from flyer.kube.pods import names
+from flyer.kube.pods.additions import (
+    LIBRARY_FOLDER,
+    add_environment,
+    add_named,
+    add_resource,
+    add_shared_memory,
+    add_sidecar,
+    add_tools,
+    add_traffic_classes,
+)
+from flyer.kube.pods.refusals import PodsRefusedError, refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Start
+    from flyer.kube.pods.settings import PlacedNode, PodSettings
+
+__all__ = ["LAUNCH_COMMAND", "build_pods"]
+
+LAUNCH_COMMAND = ["python3", f"{names.TOOLS_FOLDER}/bin/flyer-launch"]
+
+
+def build_pods(
+    job: FlyerJob, start: Start, nodes: Mapping[str, PlacedNode], settings: PodSettings
+) -> list[dict[str, Any]]:
+    """One manifest a node, in rank order. `nodes` has an entry for each node of the assignment.
+
+    Raises `PodsRefusedError` for a job that has `refusals`.
+    """
+    if reasons := list(refusals(job)):
+        raise PodsRefusedError(job.key, reasons)
+    return [
+        _pod(job, start, node_rank, nodes[assigned.name], settings)
+        for node_rank, assigned in enumerate(start.assignment.nodes)
+    ]
+
+
+def _pod(
+    job: FlyerJob, start: Start, node_rank: int, node: PlacedNode, settings: PodSettings
+) -> dict[str, Any]:
+    spec = _template_spec(job)
+    trainer = spec["containers"][job.spec.template.spec.containers.index(job.spec.template.trainer)]
+    _wrap(trainer)
+    add_tools(spec, trainer, settings)
+    add_sidecar(spec, trainer, settings)
+    add_environment(trainer, _environment(job, start, node_rank))
+    _fill_node(job, trainer, node)
+    if job.spec.collectives.inject:
+        add_shared_memory(spec, trainer)
+    spec["restartPolicy"] = "Never"
+    spec.setdefault(
+        "terminationGracePeriodSeconds", math.ceil(job.spec.preemption.max_grace.seconds)
+    )
+    spec.setdefault("hostname", names.host_name(job.metadata.name, start.attempt, node_rank))
+    spec.setdefault("subdomain", job.metadata.name)
+    _place(spec, node)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(job, start, node_rank, trainer["name"]),
+        "spec": spec,
+    }
+
+
+def _template_spec(job: FlyerJob) -> dict[str, Any]:
+    """As the user wrote it: without the empty lists that stand for what they did not write."""
+    spec: dict[str, Any] = copy.deepcopy(job.spec.template.to_object()["spec"])
+    for body in (spec, *spec["containers"]):
+        for field in [field for field, value in body.items() if value == []]:
+            del body[field]
+    return spec
+
+
+def _metadata(job: FlyerJob, start: Start, node_rank: int, trainer: str) -> dict[str, Any]:
+    theirs = job.spec.template.metadata.to_object()
+    return {
+        "name": names.pod_name(job.metadata.name, start.attempt, node_rank),
+        "namespace": job.metadata.namespace,
+        "labels": {
+            "app.kubernetes.io/managed-by": "fire-flyer",
+            **theirs.get("labels", {}),
+            names.LABEL_JOB: job.metadata.name,
+            names.LABEL_CHAIN: names.label_value(_chain(job)),
+            names.LABEL_ATTEMPT: str(start.attempt),
+            names.LABEL_NODE_RANK: str(node_rank),
+        },
+        "annotations": {
+            names.ANNOTATION_DEFAULT_CONTAINER: trainer,
+            **theirs.get("annotations", {}),
+        },
+        "ownerReferences": [
+            {
+                "apiVersion": job.api_version,
+                "kind": job.kind,
+                "name": job.metadata.name,
+                "uid": job.metadata.uid or "",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+
+
+def _wrap(trainer: dict[str, Any]) -> None:
+    """The launcher runs the command's words; Kubernetes still expands $(NAME) in them."""
+    words = [*trainer["command"], *trainer.get("args", [])]
+    trainer["command"] = list(LAUNCH_COMMAND)
+    trainer["args"] = ["--", *words]
+    # The launcher leaves the first failing rank's traceback there.
+    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _environment(job: FlyerJob, start: Start, node_rank: int) -> dict[str, str]:
+    """What is known before the start; the launcher adds what a rank needs beyond."""
+    nodes, ranks_per_node = len(start.assignment.nodes), job.spec.ranks_per_node
+    chain = _chain(job)
+    return {
+        "FLYER_JOB": job.key,
+        "FLYER_CHAIN": chain,
+        "FLYER_ATTEMPT": str(start.attempt),
+        "FLYER_NODE": start.assignment.nodes[node_rank].name,
+        "FLYER_ZONE": start.assignment.nodes[node_rank].zone,
+        "FLYER_TOPOLOGY": names.TOPOLOGY_PATH,
+        "FLYER_SOCKET": names.SOCKET_PATH,
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
+        "WORLD_SIZE": str(nodes * ranks_per_node),
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": str(ranks_per_node),
+        "PET_NODE_RANK": str(node_rank),
+        "PYTHONPATH": LIBRARY_FOLDER,
+        # All attempts are one run to whoever plots them.
+        "WANDB_RUN_ID": names.label_value(chain),
+        "WANDB_RESUME": "allow",
+    }
+
+
+def _chain(job: FlyerJob) -> str:
+    return (job.status.chain.id if job.status else "") or job.metadata.uid or ""
+
+
+def _fill_node(job: FlyerJob, trainer: dict[str, Any], node: PlacedNode) -> None:
+    """The whole node: every GPU of it, unless the user counts GPUs by themselves."""
+    asked = {
+        name
+        for kind in ("limits", "requests")
+        for name in trainer.get("resources", {}).get(kind, {})
+        if name.endswith("/gpu") or "/mig-" in name
+    }
+    gpus = str(node.allocatable.get(names.RESOURCE_GPU, "0"))
+    if not asked and gpus != "0":
+        add_resource(trainer, names.RESOURCE_GPU, gpus)
+    if job.spec.collectives.inject:
+        add_traffic_classes(trainer, node.allocatable)
+
+
+def _place(spec: dict[str, Any], node: PlacedNode) -> None:
+    """Ours alone: we bind. Shared: kube-scheduler binds there, once the gate is taken away."""
+    tolerations = spec.get("tolerations") or []
+    if all(one.get("key") != names.DEDICATED_KEY for one in tolerations):
+        ours = {"key": names.DEDICATED_KEY, "operator": "Exists", "effect": "NoSchedule"}
+        spec["tolerations"] = [*tolerations, ours]
+    if node.dedicated:
+        spec["schedulerName"] = names.SCHEDULER_NAME
+        return
+    add_named(spec, "schedulingGates", {"name": names.GATE})
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    # Terms are alternatives: each has to hold on this node.
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*term.get("matchFields", []), _is_node(node.name)]}
+        for term in terms
+    ]
+
+
+def _is_node(name: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": "In", "values": [name]}

@@ -1,0 +1,78 @@
+"""The names that pods, the operator and users share: labels, resources, volumes, paths."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+__all__ = [
+    "ANNOTATION_DEFAULT_CONTAINER",
+    "DEDICATED_KEY",
+    "GATE",
+    "LABEL_ATTEMPT",
+    "LABEL_CHAIN",
+    "LABEL_INJECT",
+    "LABEL_JOB",
+    "LABEL_NODE_RANK",
+    "RESOURCE_GPU",
+    "RESOURCE_RDMA_HFREDUCE",
+    "RESOURCE_RDMA_NCCL",
+    "RUN_FOLDER",
+    "SCHEDULER_NAME",
+    "SIDECAR_CONTAINER",
+    "SOCKET_PATH",
+    "TOOLS_CONTAINER",
+    "TOOLS_FOLDER",
+    "TOPOLOGY_PATH",
+    "host_name",
+    "label_value",
+    "pod_name",
+]
+
+LABEL_JOB: Final = "fireflyer.dev/job"
+LABEL_CHAIN: Final = "fireflyer.dev/chain"
+LABEL_ATTEMPT: Final = "fireflyer.dev/attempt"
+LABEL_NODE_RANK: Final = "fireflyer.dev/node-rank"
+LABEL_INJECT: Final = "fireflyer.dev/inject"
+ANNOTATION_DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
+
+DEDICATED_KEY: Final = "fireflyer.dev/dedicated"
+GATE: Final = "fireflyer.dev/gang"
+SCHEDULER_NAME: Final = "flyer"
+
+RESOURCE_GPU: Final = "fireflyer.dev/gpu"
+RESOURCE_RDMA_HFREDUCE: Final = "fireflyer.dev/rdma-hfreduce"
+RESOURCE_RDMA_NCCL: Final = "fireflyer.dev/rdma-nccl"
+
+TOOLS_CONTAINER: Final = "flyer-tools"
+SIDECAR_CONTAINER: Final = "flyer-sidecar"
+
+TOOLS_FOLDER: Final = "/flyer"
+RUN_FOLDER: Final = "/run/flyer"
+TOPOLOGY_PATH: Final = f"{RUN_FOLDER}/topology.json"
+SOCKET_PATH: Final = f"{RUN_FOLDER}/job.sock"
+
+LABEL_CHARACTERS_MAX: Final = 63
+
+
+def pod_name(job: str, attempt: int, node_rank: int) -> str:
+    """`{job}-{attempt}-{nodeRank}`; `job` is the object's name, without its namespace."""
+    return f"{job}-{attempt}-{node_rank}"
+
+
+def host_name(job: str, attempt: int, node_rank: int) -> str:
+    """The pod's name, shortened with a digest where it is no DNS label."""
+    name = pod_name(job, attempt, node_rank)
+    if len(name) <= LABEL_CHARACTERS_MAX:
+        return name
+    digest = hashlib.sha256(job.encode()).hexdigest()[:8]
+    tail = f"-{digest}-{attempt}-{node_rank}"
+    return job[: LABEL_CHARACTERS_MAX - len(tail)].rstrip("-") + tail
+
+
+def label_value(text: str) -> str:
+    """The text, as far as a label can hold it."""
+    kept = "".join(
+        one if one.isascii() and (one.isalnum() or one in "-_.") else "." for one in text
+    )
+    return kept[:LABEL_CHARACTERS_MAX].strip("-_.")

@@ -1,0 +1,75 @@
+"""Why a job's pods could not run on a cluster: what admission and the operator tell the user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.kube.pods.names import RUN_FOLDER, SIDECAR_CONTAINER, TOOLS_CONTAINER, TOOLS_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyer.api import FlyerJob
+
+__all__ = ["VOLUME_PREFIX", "PodsRefusedError", "refusals"]
+
+VOLUME_PREFIX: Final = "flyer-"
+_OUR_CONTAINERS: Final = (TOOLS_CONTAINER, SIDECAR_CONTAINER)
+_OUR_FOLDERS: Final = (TOOLS_FOLDER, RUN_FOLDER)
+
+
+class PodsRefusedError(ValueError):
+    """The job's template cannot become pods. `reasons`: field, value and remedy, one each."""
+
+    def __init__(self, job: str, reasons: list[str]) -> None:
+        super().__init__(f"{job}: {'; '.join(reasons)}")
+        self.job = job
+        self.reasons = reasons
+
+
+def refusals(job: FlyerJob) -> Iterator[str]:
+    """One line a reason, the field first. None: `build_pods` takes the job."""
+    template = job.spec.template
+    trainer = template.trainer
+    index = template.spec.containers.index(trainer)
+    place = f"spec.template.spec.containers[{index}]"
+    if not trainer.command:
+        yield (
+            f"{place}.command: is missing: the image's own entrypoint cannot be started once a "
+            "rank, so say what to run, such as [python, train.py]"
+        )
+    if not trainer.image:
+        yield f"{place}.image: is missing: name the image that has your script's libraries"
+    spec = template.to_object()["spec"]
+    yield from _restart_policy(spec)
+    yield from _taken_names(spec)
+
+
+def _restart_policy(spec: dict[str, Any]) -> Iterator[str]:
+    policy = spec.get("restartPolicy", "Never")
+    if policy != "Never":
+        yield (
+            f'spec.template.spec.restartPolicy: is "{policy}": a rank that ends is never restarted '
+            "in its place, the whole gang is; remove it, or write Never"
+        )
+
+
+def _taken_names(spec: dict[str, Any]) -> Iterator[str]:
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(spec.get(kind, [])):
+            place = f"spec.template.spec.{kind}[{index}]"
+            if container.get("name") in _OUR_CONTAINERS:
+                yield f'{place}.name: "{container["name"]}" is added by Fire-Flyer: choose another'
+            for mount in container.get("volumeMounts", []):
+                path = str(mount.get("mountPath", "")).rstrip("/")
+                if path in _OUR_FOLDERS:
+                    yield (
+                        f'{place}.volumeMounts: "{path}" is where Fire-Flyer keeps its own files: '
+                        "mount your volume elsewhere"
+                    )
+    for index, volume in enumerate(spec.get("volumes", [])):
+        if str(volume.get("name", "")).startswith(VOLUME_PREFIX):
+            yield (
+                f'spec.template.spec.volumes[{index}].name: "{volume["name"]}": names that start '
+                f'with "{VOLUME_PREFIX}" are Fire-Flyer\'s: choose another'
+            )

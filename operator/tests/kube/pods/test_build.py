@@ -1,0 +1,168 @@
+"""Golden files: a job goes in, the pods that come out are compared word by word.
+
+`GOLDEN=write` writes the files anew; the difference is then read by a person.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus, load_manifest
+from flyer.engine import Start
+from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods, refusals
+from flyer.kube.pods.names import host_name, label_value
+from ruamel.yaml import YAML
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GOLDEN = Path(__file__).parent / "golden"
+SETTINGS = PodSettings(
+    controller_image="fireflyer/controller:1",
+    collectives_image="fireflyer/collectives:1",
+    gateway_ca="-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n",
+    image_pull_secrets=("ours",),
+)
+WHOLE = {"fireflyer.dev/gpu": "8", "fireflyer.dev/rdma-hfreduce": "4", "cpu": "64"}
+
+
+def job_of(text: str) -> FlyerJob:
+    (job,) = load_manifest(text)
+    return job.replace(status=FlyerJobStatus(chain=Chain(id=job.metadata.uid or "")))
+
+
+def start_of(job: FlyerJob, zones: str = "AB", attempt: int = 3) -> Start:
+    nodes = tuple(
+        AssignedNode(name=f"{zone.lower()}{i}", zone=zone, first_rank=i * job.spec.ranks_per_node)
+        for i, zone in enumerate(zones[: job.spec.nodes])
+    )
+    assignment = Assignment(epoch=1, nodes=nodes, bridge=(), reserved_at=0.0)
+    return Start(job.key, attempt, assignment, None, 0)
+
+
+def build(job: FlyerJob, *, dedicated: bool = True) -> list[dict[str, Any]]:
+    start = start_of(job)
+    nodes = {
+        name: PlacedNode(name=name, dedicated=dedicated, allocatable=WHOLE)
+        for name in start.assignment.names
+    }
+    return build_pods(job, start, nodes, SETTINGS)
+
+
+def compare(pods: list[dict[str, Any]], path: Path) -> None:
+    yaml = YAML()
+    if os.environ.get("GOLDEN") == "write":
+        with path.open("w") as file:
+            yaml.dump_all(pods, file)
+    assert list(YAML(typ="safe").load_all(path.read_text())) == pods, path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "dedicated"), [("small", True), ("small", False), ("full", True), ("full", False)]
+)
+def test_the_pods_are_those_of_the_golden_file(name: str, dedicated: bool) -> None:
+    job = job_of((GOLDEN / f"{name}.job.yaml").read_text())
+    place = "dedicated" if dedicated else "shared"
+    compare(build(job, dedicated=dedicated), GOLDEN / f"{name}.{place}.yaml")
+
+
+def test_building_changes_nothing_and_is_the_same_twice() -> None:
+    job = job_of((GOLDEN / "full.job.yaml").read_text())
+    before = job.to_object()
+    assert build(job) == build(job)
+    assert job.to_object() == before
+
+
+def small() -> dict[str, Any]:
+    return YAML(typ="safe").load((GOLDEN / "small.job.yaml").read_text())
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> FlyerJob:
+    body = small()
+    change(body["spec"]["template"]["spec"])
+    return FlyerJob.model_validate(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda spec: spec["containers"][0].pop("command"),
+            "spec.template.spec.containers[0].command: is missing: the image's own entrypoint "
+            "cannot be started once a rank, so say what to run, such as [python, train.py]",
+        ),
+        (
+            lambda spec: spec["containers"][0].pop("image"),
+            "spec.template.spec.containers[0].image: is missing: ",
+        ),
+        (
+            lambda spec: spec.update(restartPolicy="Always"),
+            'spec.template.spec.restartPolicy: is "Always": ',
+        ),
+        (
+            lambda spec: spec.update(initContainers=[{"name": "flyer-tools"}]),
+            'spec.template.spec.initContainers[0].name: "flyer-tools" is added by Fire-Flyer',
+        ),
+        (
+            lambda spec: spec.update(volumes=[{"name": "flyer-run", "emptyDir": {}}]),
+            'spec.template.spec.volumes[0].name: "flyer-run": names that start with "flyer-"',
+        ),
+        (
+            lambda spec: spec["containers"][0].update(
+                volumeMounts=[{"name": "x", "mountPath": "/flyer/"}]
+            ),
+            'spec.template.spec.containers[0].volumeMounts: "/flyer" is where Fire-Flyer keeps',
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_field_value_and_remedy(
+    change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    job = changed(change)
+    (reason,) = refusals(job)
+    assert reason.startswith(said)
+    with pytest.raises(PodsRefusedError) as caught:
+        build(job)
+    assert caught.value.reasons == [reason]
+
+
+def test_a_node_without_the_resources_is_asked_for_none() -> None:
+    job = job_of((GOLDEN / "small.job.yaml").read_text())
+    start = start_of(job)
+    nodes = {name: PlacedNode(name=name) for name in start.assignment.names}
+    for pod in build_pods(job, start, nodes, SETTINGS):
+        assert "resources" not in pod["spec"]["containers"][0]
+
+
+def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
+    body = small()
+    body["spec"]["collectives"] = {"inject": False}
+    (pod, _) = build(FlyerJob.model_validate(body))
+    trainer = pod["spec"]["containers"][0]
+    assert trainer["resources"]["limits"] == {"fireflyer.dev/gpu": "8"}
+    assert all(one["mountPath"] != "/dev/shm" for one in trainer["volumeMounts"])
+
+
+def test_names_fit_where_they_are_used() -> None:
+    assert host_name("gpt", 2, 511) == "gpt-2-511"
+    long = host_name("x" * 63, 12, 511)
+    assert len(long) <= 63
+    assert long != host_name("x" * 62 + "y", 12, 511)
+    assert label_value("lab/gpt") == "lab.gpt"
+    assert len(label_value("x" * 100)) == 63
+
+
+def test_what_we_add_passes_pod_security_restricted() -> None:
+    job = job_of((GOLDEN / "small.job.yaml").read_text())
+    for pod in build(job):
+        spec = pod["spec"]
+        for container in spec["initContainers"]:
+            context = container["securityContext"]
+            assert context["runAsNonRoot"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert all({"emptyDir", "projected"} & one.keys() for one in spec["volumes"])
