@@ -1,64 +1,166 @@
-"""`python -m flyer.api.crd`: write `crds/` from the models.
-
-A CRD's schema is structural: every value has a type, nothing is referenced, nothing is null.
-"""
+"""`python -m flyer.api.crd`: write `crds/` from the models."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
-from flyer.api.flyerjob import FlyerJobSpec
-from flyer.api.names import GROUP, KIND_JOB, VERSION
-from flyer.api.status import FlyerJobStatus
+from flyer.api import names
+from flyer.api.flyerjob import JOB_RULES, FlyerJob
+from flyer.api.flyerquota import FlyerQuota
+from flyer.api.flyertopology import FlyerTopology
+from flyer.api.names import GROUP, VERSION
+from flyer.api.nodehealth import NodeHealth
+from flyer.api.policies import admission_policies
+from flyer.api.rules import Rule
+from flyer.api.schemas import structural_schema
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic import BaseModel
 
 _HEADER = "# Generated from the models in operator/src/flyer/api by `python -m flyer.api.crd`.\n"
-# What a structural schema may say of a value, apart from its parts.
-_KEPT = (
-    "type", "format", "description", "default", "enum", "pattern",
-    "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
+POLICIES_FILE = "policies/admission.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of object: its model, its names, what kubectl prints of it."""
+
+    model: type[BaseModel]
+    kind: str
+    plural: str
+    short: str
+    scope: str
+    # name, type, path, shown with -o wide alone
+    columns: tuple[tuple[str, str, str, bool], ...]
+    rules: tuple[Rule, ...] = ()
+    categories: tuple[str, ...] = ("fireflyer",)
+
+
+_AGE = ("Age", "date", ".metadata.creationTimestamp", False)
+KINDS = (
+    Kind(
+        FlyerJob, names.KIND_JOB, names.PLURAL_JOBS, "fj", "Namespaced",
+        (
+            ("State", "string", ".status.phase", False),
+            ("Reason", "string", ".status.reason", False),
+            ("Nodes", "integer", ".spec.nodes", False),
+            ("Zone", "string", ".status.zones", False),
+            ("Priority", "string", ".spec.priority", False),
+            ("Progress", "integer", ".status.progress.step", False),
+            ("Restarts", "integer", ".status.chain.restarts", False),
+            _AGE,
+            ("ETA", "string", ".status.pending.eta", True),
+            ("Last-Ckpt", "date", ".status.checkpoint.time", True),
+            ("Queue", "string", ".spec.queue", True),
+        ),
+        JOB_RULES,
+        ("all", "fireflyer"),
+    ),
+    Kind(
+        FlyerQuota, names.KIND_QUOTA, names.PLURAL_QUOTAS, "fq", "Cluster",
+        (
+            ("User", "string", ".spec.user", False),
+            ("Priority", "string", ".spec.priority", False),
+            ("Group", "string", ".spec.group", False),
+            ("Used", "integer", ".status.usedNodes", False),
+            ("Nodes", "integer", ".spec.nodes", False),
+            ("Expires", "string", ".spec.expiresAt", False),
+            _AGE,
+            ("Waiting", "integer", ".status.waitingJobs", True),
+        ),
+        (
+            Rule(
+                "self.spec.user == oldSelf.spec.user && self.spec.priority =="
+                " oldSelf.spec.priority && self.spec.group == oldSelf.spec.group",
+                "spec: user, priority and group are what the limit is about: create another one",
+                "'spec: ' + self.spec.user + '/' + self.spec.priority + '/' + self.spec.group"
+                " + ' cannot replace ' + oldSelf.spec.user + '/' + oldSelf.spec.priority + '/'"
+                " + oldSelf.spec.group"
+                " + ': user, priority and group are what the limit is about, create another one'",
+                ".spec",
+            ),
+        ),
+    ),
+    Kind(
+        FlyerTopology, names.KIND_TOPOLOGY, names.PLURAL_TOPOLOGIES, "ft", "Cluster",
+        (
+            ("Cross-Zone", "integer", ".spec.crossZoneJobs", False),
+            ("Holder", "string", ".status.holder.job", False),
+            ("Namespace", "string", ".status.holder.namespace", False),
+            ("Epoch", "integer", ".status.epoch", True),
+            _AGE,
+        ),
+        (
+            Rule(
+                f"self.metadata.name == '{names.TOPOLOGY_NAME}'",
+                f"metadata.name: there is one FlyerTopology: call it {names.TOPOLOGY_NAME}",
+                "'metadata.name: ' + self.metadata.name + ' is a second FlyerTopology: a cluster"
+                f" has one, call it {names.TOPOLOGY_NAME}'",
+            ),
+        ),
+    ),
+    Kind(
+        NodeHealth, names.KIND_HEALTH, names.PLURAL_HEALTHS, "nh", "Cluster",
+        (
+            ("State", "string", ".status.state", False),
+            ("Reason", "string", ".status.reason", False),
+            ("GPUs", "integer", ".status.inventory.gpus", False),
+            ("HCAs", "integer", ".status.inventory.hcas", False),
+            ("Validated", "string", ".status.validation.verdict", False),
+            ("Drained-By", "string", ".spec.drain.by", False),
+            _AGE,
+            ("Message", "string", ".status.message", True),
+            ("Since", "date", ".status.since", True),
+        ),
+    ),
 )  # fmt: skip
 
-_COLUMNS = (
-    # name, type, path, shown with -o wide alone
-    ("State", "string", ".status.phase", False),
-    ("Reason", "string", ".status.reason", False),
-    ("Nodes", "integer", ".spec.nodes", False),
-    ("Zone", "string", ".status.zones", False),
-    ("Priority", "string", ".spec.priority", False),
-    ("Progress", "integer", ".status.progress.step", False),
-    ("Restarts", "integer", ".status.chain.restarts", False),
-    ("Age", "date", ".metadata.creationTimestamp", False),
-    ("ETA", "string", ".status.pending.eta", True),
-    ("Last-Ckpt", "date", ".status.checkpoint.time", True),
-    ("Queue", "string", ".spec.queue", True),
-)
 
-
-def flyerjob_crd() -> dict[str, Any]:
-    """The CustomResourceDefinition of FlyerJob."""
+def crd(kind: Kind) -> dict[str, Any]:
+    """The CustomResourceDefinition of a kind."""
+    model = kind.model
+    fields = model.model_fields
+    spec, status = (_model_of(fields[name].annotation) for name in ("spec", "status"))
+    root: dict[str, Any] = {
+        "type": "object",
+        "description": " ".join((model.__doc__ or "").split("\n\n")[0].split()),
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural_schema(spec),
+            "status": structural_schema(status),
+        },
+    }
+    if fields["spec"].is_required():
+        root["required"] = ["spec"]
+    else:
+        root["properties"]["spec"]["default"] = {}
+    if kind.rules:
+        root["x-kubernetes-validations"] = [one.to_schema() for one in kind.rules]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"flyerjobs.{GROUP}"},
+        "metadata": {"name": f"{kind.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
+            "scope": kind.scope,
             "names": {
-                "kind": KIND_JOB,
-                "listKind": f"{KIND_JOB}List",
-                "plural": "flyerjobs",
-                "singular": "flyerjob",
-                "shortNames": ["fj"],
-                "categories": ["all"],
+                "kind": kind.kind,
+                "listKind": f"{kind.kind}List",
+                "plural": kind.plural,
+                "singular": kind.kind.lower(),
+                "shortNames": [kind.short],
+                "categories": list(kind.categories),
             },
             "versions": [
                 {
@@ -66,31 +168,24 @@ def flyerjob_crd() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": [_column(*one) for one in _COLUMNS],
-                    "schema": {
-                        "openAPIV3Schema": {
-                            "type": "object",
-                            "description": "Whole nodes, all or nothing, shared over time.",
-                            "required": ["spec"],
-                            "properties": {
-                                "apiVersion": {"type": "string"},
-                                "kind": {"type": "string"},
-                                "metadata": {"type": "object"},
-                                "spec": structural_schema(FlyerJobSpec, mode="validation"),
-                                "status": structural_schema(FlyerJobStatus, mode="validation"),
-                            },
-                        }
-                    },
+                    "additionalPrinterColumns": [_column(*one) for one in kind.columns],
+                    "schema": {"openAPIV3Schema": root},
                 }
             ],
         },
     }
 
 
-def structural_schema(model: type[BaseModel], *, mode: Any) -> dict[str, Any]:
-    """The schema of a model as Kubernetes takes it."""
-    schema = model.model_json_schema(by_alias=True, mode=mode)
-    return _structural(schema, schema.get("$defs", {}))
+def flyerjob_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition of FlyerJob."""
+    return crd(KINDS[0])
+
+
+def _model_of(annotation: Any) -> type[BaseModel]:
+    """The model of a field that may be optional."""
+    found = getattr(annotation, "__args__", (annotation,))[0]
+    assert hasattr(found, "model_fields"), annotation
+    return found  # type: ignore[no-any-return]
 
 
 def _column(name: str, kind: str, path: str, wide: bool) -> dict[str, Any]:  # noqa: FBT001
@@ -98,71 +193,24 @@ def _column(name: str, kind: str, path: str, wide: bool) -> dict[str, Any]:  # n
     return {**column, "priority": 1} if wide else column
 
 
-def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    if "$ref" in schema:
-        target = definitions[schema["$ref"].rsplit("/", 1)[1]]
-        return _structural(
-            {**target, **{k: v for k, v in schema.items() if k != "$ref"}}, definitions
-        )
-    if "anyOf" in schema:
-        # An optional value: absent is how an object says null.
-        options = [one for one in schema["anyOf"] if one.get("type") != "null"]
-        assert len(options) == 1, f"not a structural schema: {schema}"
-        rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
-        return _structural({**options[0], **rest}, definitions)
-    if "const" in schema:
-        return {"type": "string", "enum": [schema["const"]]}
-    kept = {key: schema[key] for key in _KEPT if schema.get(key) is not None}
-    if "description" in kept:
-        # The first sentence of a docstring: kubectl explain has no room for more.
-        kept["description"] = " ".join(kept["description"].split("\n\n")[0].split())
-    if "enum" in kept:
-        kept.setdefault("type", "integer" if isinstance(kept["enum"][0], int) else "string")
-    if kept.get("type") == "integer":
-        kept["format"] = "int64"
-    return {**kept, **_parts(schema, definitions)}
-
-
-def _parts(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The members of a list, a map or an object."""
-    parts: dict[str, Any] = {}
-    if "items" in schema:
-        parts["items"] = _structural(schema["items"], definitions)
-        item_names = parts["items"].get("properties", {})
-        if {"type", "lastTransitionTime"} <= item_names.keys():
-            parts["x-kubernetes-list-type"] = "map"
-            parts["x-kubernetes-list-map-keys"] = ["type"]
-    if "properties" in schema:
-        parts["properties"] = {
-            name: _structural(one, definitions) for name, one in schema["properties"].items()
-        }
-        if schema.get("required"):
-            parts["required"] = schema["required"]
-    extra = schema.get("additionalProperties")
-    if extra is True:
-        parts["x-kubernetes-preserve-unknown-fields"] = True
-    elif isinstance(extra, dict):
-        parts["additionalProperties"] = _structural(extra, definitions)
-    return parts
-
-
-def to_yaml(document: dict[str, Any]) -> str:
-    """The same text for the same document."""
+def to_yaml(*documents: dict[str, Any]) -> str:
+    """The same text for the same documents."""
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.width = 4096
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
-    yaml.dump(document, text)
+    yaml.dump_all(documents, text)
     return _HEADER + text.getvalue()
 
 
 def files() -> dict[str, str]:
-    """Every generated file by name."""
-    return {f"flyerjobs.{GROUP}.yaml": to_yaml(flyerjob_crd())}
+    """Every generated file by its path in the folder."""
+    found = {f"{kind.plural}.{GROUP}.yaml": to_yaml(crd(kind)) for kind in KINDS}
+    return {**found, POLICIES_FILE: to_yaml(*admission_policies())}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files, or with --check say which differ."""
     parser = argparse.ArgumentParser(prog="python -m flyer.api.crd", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("crds"))
@@ -175,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         stale.append(str(path))
         if not options.check:
-            options.folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     if options.check and stale:
         sys.stderr.write(f"not up to date: {', '.join(stale)}; run python -m flyer.api.crd\n")

@@ -10,15 +10,18 @@ import functools
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
+
+from flyer.api.rules import Rule, rules
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
 
 _UNIT_MS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-_PATTERN = r"^(0|([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?)$"
+# So many digits keep every sum inside 64 bits of nanoseconds, which is what CEL computes with.
+_PATTERN = r"^(0|([0-9]{1,5}h)?([0-9]{1,7}m)?([0-9]{1,9}s)?([0-9]{1,12}ms)?)$"
 _TERM = re.compile(r"([0-9]+)(ms|h|m|s)")
 # Longer is a mistake (an extra digit), and keeps every sum inside 64 bits of nanoseconds.
 _HOURS_MAX = 10 * 366 * 24
@@ -90,7 +93,7 @@ class Duration:
     def __get_pydantic_json_schema__(
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"type": "string", "pattern": _PATTERN, "maxLength": 32}
+        return {"type": "string", "pattern": _PATTERN, "minLength": 1, "maxLength": 40}
 
     @classmethod
     def _validate(cls, value: object) -> Duration:
@@ -124,6 +127,24 @@ def _positive(duration: Duration) -> Duration:
     return duration
 
 
-PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+PositiveDuration = Annotated[
+    Duration,
+    AfterValidator(_positive),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": _PATTERN,
+            "minLength": 1,
+            "maxLength": 40,
+            **rules(
+                Rule(
+                    "duration(self) > duration('0s')",
+                    "would be over at once: leave the field out for no limit",
+                    "self + ' would be over at once: leave the field out for no limit'",
+                )
+            ),
+        }
+    ),
+]
 
 __all__ = ["Duration", "PositiveDuration"]

@@ -1,24 +1,33 @@
 """FlyerJob v1alpha1: what a user writes."""
 
-# ruff: noqa: TC001, RUF012 - pydantic resolves the annotations, and copies the defaults
+# ruff: noqa: TC001 - pydantic resolves the annotations, and copies the defaults
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from flyer.api.base import OpenModel, StrictModel
+from flyer.api.base import StrictModel
 from flyer.api.durations import Duration, PositiveDuration
-from flyer.api.names import API_VERSION, KIND_JOB, USER_ANNOTATION
+from flyer.api.lifecycle import WAIT
+from flyer.api.metadata import LABEL, ObjectMeta
+from flyer.api.names import (
+    API_VERSION,
+    CHANGED_BY_ANNOTATION,
+    KIND_JOB,
+    REASON_ANNOTATION,
+    REQUEUE_ANNOTATION,
+    USER_ANNOTATION,
+)
 from flyer.api.podtemplate import PodTemplate
 from flyer.api.priorities import Priority
-from flyer.api.status import FlyerJobStatus
-from flyer.api.timestamps import Timestamp
+from flyer.api.rules import Rule, rules
+from flyer.api.status import NODES_MAX, FlyerJobStatus
 
-# A DNS label: it becomes part of host names and of folders.
-_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+# Pods are named NAME-ATTEMPT-RANK and a host name has 63 characters: room for a million attempts.
+NAME_CHARS_MAX = 51
 _GROUP = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(#[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 
 
@@ -29,8 +38,27 @@ class CrossZone(StrEnum):
     LAST_RESORT = "lastResort"
 
 
+class StopMode(StrEnum):
+    """How a job is ended for good."""
+
+    GRACEFUL = "graceful"
+    NOW = "now"
+
+
 class Preemption(StrictModel):
     """How a job is interrupted."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "duration(self.maxGrace) >= duration(self.grace)",
+                "spec.preemption.maxGrace: is shorter than grace: set it to grace or more",
+                "'spec.preemption.maxGrace: ' + self.maxGrace + ' is shorter than grace ' +"
+                " self.grace + ': set maxGrace to ' + self.grace + ' or more'",
+                ".maxGrace",
+            )
+        )
+    )
 
     grace: Duration = Field(default=Duration("60s"), description="To save in, after the signal")
     max_grace: Duration = Field(
@@ -53,34 +81,60 @@ class Preemption(StrictModel):
 class CheckpointPolicy(StrictModel):
     """Where the job saves and how often it means to."""
 
-    path: str = Field(min_length=1)
-    interval: Duration = Duration("5m")
+    path: str = Field(min_length=1, max_length=4096, description="A folder that all nodes see")
+    interval: Duration = Field(default=Duration("5m"), description="How often the job means to")
 
 
 class Collectives(StrictModel):
     """What the scheduler adds to the pods for collective communication."""
 
-    inject: bool = True
+    inject: bool = Field(
+        default=True, description="Add the hfreduce package and the topology file to the pods"
+    )
 
 
 class FlyerJobSpec(StrictModel):
     """What to run, on how many whole nodes, and how it may be interrupted."""
 
-    nodes: int = Field(ge=1, le=100_000, description="Whole nodes; the gang is all or nothing")
-    ranks_per_node: int = Field(default=1, ge=1, le=1024)
-    priority: Annotated[Priority, Field(strict=False)] = Priority.NORMAL
-    queue: str = Field(default="default", pattern=_NAME)
+    nodes: int = Field(ge=1, le=NODES_MAX, description="Whole nodes; the gang is all or nothing")
+    ranks_per_node: int = Field(
+        default=1, ge=1, le=1024, description="Processes on each node, commonly one a GPU"
+    )
+    priority: Annotated[Priority, Field(strict=False)] = Field(
+        default=Priority.NORMAL,
+        description="Higher goes first and may preempt lower; auto: the highest level that a "
+        "FlyerQuota names and that has room. May change at any time",
+    )
+    queue: str = Field(
+        default="default", pattern=LABEL, max_length=63, description="For people and reports"
+    )
     group: str | None = Field(
         default=None,
         pattern=_GROUP,
         max_length=253,
         description='Node class; "a100#A" pins a zone. Absent: any one class',
     )
-    cross_zone: Annotated[CrossZone, Field(strict=False)] = CrossZone.LAST_RESORT
-    suspend: bool = False
-    max_runtime: PositiveDuration | None = Field(default=None, description="Of one attempt")
+    cross_zone: Annotated[CrossZone, Field(strict=False)] = Field(
+        default=CrossZone.LAST_RESORT,
+        description="never: one zone or none; lastResort: two zones if no zone has the nodes and "
+        "no other job crosses zones",
+    )
+    suspend: bool = Field(
+        default=False,
+        description="true: save, leave the nodes and wait; false: queue again at the old place",
+    )
+    stop: Annotated[StopMode, Field(strict=False)] | None = Field(
+        default=None,
+        description="End the job for good: graceful lets it save first, now kills it. Its object, "
+        "checkpoints and logs stay; deleting the object stops it at once",
+    )
+    max_runtime: PositiveDuration | None = Field(
+        default=None, description="Of one attempt; then the job is suspended for good"
+    )
     watchdog: PositiveDuration | None = Field(
-        default=Duration("30m"), description="Neither progress nor a log line for so long = hung"
+        default=Duration("30m"),
+        description="Neither progress nor a log line for so long = hung: restarted from its "
+        "checkpoint. null: never",
     )
     max_restarts: int = Field(
         default=10,
@@ -88,10 +142,16 @@ class FlyerJobSpec(StrictModel):
         le=10_000,
         description="Consecutive restarts without a newer durable checkpoint",
     )
-    preemption: Preemption = Preemption()
-    checkpoint: CheckpointPolicy | None = None
-    collectives: Collectives = Collectives()
-    template: PodTemplate
+    preemption: Preemption = Field(default=Preemption(), description="How the job is interrupted")
+    checkpoint: CheckpointPolicy | None = Field(
+        default=None, description="Where the job saves and how often it means to"
+    )
+    collectives: Collectives = Field(
+        default=Collectives(), description="What is added to the pods for communication"
+    )
+    template: PodTemplate = Field(
+        description="The pod of one node, the same for all nodes of the gang"
+    )
 
     @property
     def node_class(self) -> str | None:
@@ -104,17 +164,77 @@ class FlyerJobSpec(StrictModel):
         return (self.group.partition("#")[2] or None) if self.group else None
 
 
-class ObjectMeta(OpenModel):
-    """The part of Kubernetes' metadata that we read."""
+# What decides where a job runs and what it runs: fixed while it has nodes, and once it has ended.
+FIXED_FIELDS = ("nodes", "ranksPerNode", "group", "crossZone", "template")
 
-    name: str = Field(pattern=_NAME)
-    namespace: str = Field(default="default", pattern=_NAME)
-    uid: str | None = None
-    generation: int | None = None
-    resource_version: str | None = None
-    creation_timestamp: Annotated[Timestamp, Field(strict=False)] | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+
+def _fixed(name: str) -> Rule:
+    waits = "[" + ", ".join(f"'{phase.value}'" for phase in WAIT) + "]"
+    optional = name == "group"
+    same = f"self.spec.{name} == oldSelf.spec.{name}"
+    if optional:
+        same = (
+            f"has(self.spec.{name}) == has(oldSelf.spec.{name})"
+            f" && (!has(self.spec.{name}) || {same})"
+        )
+    shown = f"self.spec.{name}"
+    shown = {
+        "template": "'this template'",
+        "group": "(has(self.spec.group) ? self.spec.group : 'nothing')",
+    }.get(name, f"string({shown})")
+    return Rule(
+        f"!has(self.status) || !has(self.status.phase) || self.status.phase in {waits} || ({same})",
+        f"spec.{name}: is fixed while the job has nodes: suspend it first, or create another job",
+        f"'spec.{name}: ' + {shown} + ' cannot replace what the job has while it is '"
+        " + self.status.phase + ': suspend it first (spec.suspend: true) and change it once it is "
+        "Suspended, or create another job'",
+        f".spec.{name}",
+    )
+
+
+JOB_RULES = (
+    *(_fixed(name) for name in FIXED_FIELDS),
+    Rule(
+        f"size(self.metadata.name) <= {NAME_CHARS_MAX}"
+        " && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+        f"metadata.name: is no name for pods: use at most {NAME_CHARS_MAX} lower-case letters, "
+        "digits and dashes",
+        "'metadata.name: ' + self.metadata.name + ' (' + string(size(self.metadata.name))"
+        " + ' characters) cannot begin the names of pods: use at most"
+        f" {NAME_CHARS_MAX} lower-case letters, digits and dashes'",
+    ),
+    Rule(
+        "!has(oldSelf.spec.stop) || (has(self.spec.stop)"
+        " && (self.spec.stop == oldSelf.spec.stop || self.spec.stop == 'now'))",
+        "spec.stop: cannot be taken back: create another job",
+        "'spec.stop: ' + (has(self.spec.stop) ? self.spec.stop : 'nothing') + ' cannot replace '"
+        " + oldSelf.spec.stop + ': a stop cannot be taken back, create another job'",
+        ".spec.stop",
+    ),
+    Rule(
+        "!has(oldSelf.status) || has(self.status)",
+        "status: cannot be removed: it is what the scheduler knows; delete the job instead",
+        field=".status",
+    ),
+    Rule(
+        "!has(self.status) || !has(self.status.assignment)"
+        " || size(self.status.assignment.nodes) == self.spec.nodes",
+        "status.assignment.nodes: is not the whole gang: name spec.nodes nodes or none",
+        "'status.assignment.nodes: names ' + string(size(self.status.assignment.nodes))"
+        " + ' nodes, spec.nodes is ' + string(self.spec.nodes)"
+        " + ': a gang is all or nothing, name all or none'",
+        ".status.assignment",
+    ),
+    Rule(
+        "!has(self.status) || !has(self.status.assignment)"
+        " || self.status.zones.contains('+') == (has(self.status.assignment.bridge)"
+        " && size(self.status.assignment.bridge) == 2)",
+        "status.assignment.bridge: a gang over two zones has one bridge pair, any other none",
+        "'status.assignment.bridge: does not fit zones ' + self.status.zones"
+        " + ': name the one pair of nodes that talks across, for two zones alone'",
+        ".status.assignment",
+    ),
+)
 
 
 class FlyerJob(StrictModel):
@@ -136,13 +256,32 @@ class FlyerJob(StrictModel):
         """Who submitted it."""
         return self.metadata.annotations.get(USER_ANNOTATION) or self.metadata.namespace
 
+    @property
+    def changed_by(self) -> str:
+        """Who asked last for what it is to do now."""
+        return self.metadata.annotations.get(CHANGED_BY_ANNOTATION) or "user"
+
+    @property
+    def change_reason(self) -> str:
+        """Why, in that person's words."""
+        return self.metadata.annotations.get(REASON_ANNOTATION, "")
+
+    @property
+    def requeue_attempt(self) -> int | None:
+        """The attempt that is to leave its nodes and queue again, if one is."""
+        text = self.metadata.annotations.get(REQUEUE_ANNOTATION, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
 
 __all__ = [
+    "FIXED_FIELDS",
+    "JOB_RULES",
+    "NAME_CHARS_MAX",
     "CheckpointPolicy",
     "Collectives",
     "CrossZone",
     "FlyerJob",
     "FlyerJobSpec",
-    "ObjectMeta",
     "Preemption",
+    "StopMode",
 ]

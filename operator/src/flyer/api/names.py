@@ -6,9 +6,44 @@ GROUP: Final = "fireflyer.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = "fireflyer.dev/v1alpha1"
 KIND_JOB: Final = "FlyerJob"
+KIND_QUOTA: Final = "FlyerQuota"
+KIND_TOPOLOGY: Final = "FlyerTopology"
+KIND_HEALTH: Final = "NodeHealth"
 
-# Who submitted a job. Kubernetes drivers set it from the authenticated caller; absent, a job's
+PLURAL_JOBS: Final = "flyerjobs"
+PLURAL_QUOTAS: Final = "flyerquotas"
+PLURAL_TOPOLOGIES: Final = "flyertopologies"
+PLURAL_HEALTHS: Final = "nodehealths"
+
+# The one FlyerTopology of a cluster.
+TOPOLOGY_NAME: Final = "cluster"
+
+# Who submitted a job. An admission policy stamps it from the authenticated caller; absent, a job's
 # user is its namespace.
 USER_ANNOTATION = "fireflyer.dev/user"
+# Who last changed what the job is asked to do (suspend, stop, priority, requeue): stamped likewise.
+CHANGED_BY_ANNOTATION = "fireflyer.dev/changed-by"
+# Why, in that person's own words.
+REASON_ANNOTATION = "fireflyer.dev/reason"
+# The attempt that is to save, to give its nodes back and to queue again at once. Any other
+# attempt's number asks for nothing.
+REQUEUE_ANNOTATION = "fireflyer.dev/requeue"
 
-__all__ = ["API_VERSION", "GROUP", "KIND_JOB", "USER_ANNOTATION", "VERSION"]
+__all__ = [
+    "API_VERSION",
+    "CHANGED_BY_ANNOTATION",
+    "GROUP",
+    "KIND_HEALTH",
+    "KIND_JOB",
+    "KIND_QUOTA",
+    "KIND_TOPOLOGY",
+    "PLURAL_HEALTHS",
+    "PLURAL_JOBS",
+    "PLURAL_QUOTAS",
+    "PLURAL_TOPOLOGIES",
+    "REASON_ANNOTATION",
+    "REQUEUE_ANNOTATION",
+    "TOPOLOGY_NAME",
+    "USER_ANNOTATION",
+    "VERSION",
+]

@@ -1,7 +1,5 @@
 """The part of a PodTemplateSpec that one machine needs; the rest is kept for Kubernetes."""
 
-# ruff: noqa: RUF012 - pydantic resolves the annotations, and copies the defaults
-
 from __future__ import annotations
 
 from typing import Any
@@ -9,45 +7,52 @@ from typing import Any
 from pydantic import Field
 
 from flyer.api.base import OpenModel, StrictModel
+from flyer.api.rules import list_map
 
 
 class EnvVar(OpenModel):
     """One environment variable; `valueFrom` works on Kubernetes alone."""
 
-    name: str = Field(min_length=1)
-    value: str | None = None
+    name: str = Field(min_length=1, description="Its name")
+    value: str | None = Field(default=None, description="Its value")
 
 
 class Container(OpenModel):
     """One container. The first of a pod (or the one named `trainer`) runs the ranks."""
 
-    name: str = Field(min_length=1)
-    image: str | None = None
-    command: list[str] = []
-    args: list[str] = []
-    env: list[EnvVar] = []
-    working_dir: str | None = None
+    name: str = Field(min_length=1, description="Its name in the pod")
+    image: str | None = Field(default=None, description="Needed on Kubernetes alone")
+    command: list[str] = Field(default=[], description="What every rank runs")
+    args: list[str] = Field(default=[], description="Its arguments")
+    env: list[EnvVar] = Field(default=[], description="Its environment, beside the rank's own")
+    working_dir: str | None = Field(default=None, description="Where it runs")
 
 
 class PodSpec(OpenModel):
     """What runs on each node."""
 
-    containers: list[Container] = Field(min_length=1)
-    volumes: list[dict[str, Any]] = []
+    containers: list[Container] = Field(
+        min_length=1,
+        description="The first one (or the one named trainer) runs the ranks",
+        json_schema_extra=list_map("name"),
+    )
+    volumes: list[dict[str, Any]] = Field(default=[], description="As in any pod")
 
 
 class TemplateMetadata(OpenModel):
     """Labels and annotations of the pods."""
 
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: dict[str, str] = Field(default={}, description="Labels of the pods")
+    annotations: dict[str, str] = Field(default={}, description="Annotations of the pods")
 
 
 class PodTemplate(StrictModel):
     """The pod of one node, the same for all nodes of the gang."""
 
-    metadata: TemplateMetadata = TemplateMetadata()
-    spec: PodSpec
+    metadata: TemplateMetadata = Field(
+        default=TemplateMetadata(), description="Labels and annotations of the pods"
+    )
+    spec: PodSpec = Field(description="As in any pod")
 
     @property
     def trainer(self) -> Container:

@@ -4,68 +4,81 @@ The scheduler writes it whole, in one compare-and-swap, before it acts; a schedu
 reads it and continues. A node is *reserved* for the job whose `assignment` names it (while the
 phase is Reserved, Draining, Starting, Running or Suspending) and *occupied* by the job whose
 `occupied` names it: processes of that job may still exist there, whatever its phase.
+
+Every commit carries the fencing epoch of the leader that made it in `epoch` (the Lease's
+`leaseTransitions` + 1; one machine's driver counts its starts). It is written with a change, never
+for its own sake: the API server refuses a lower one, so a leader that lost its lease cannot undo
+what the next one decided. `assignment.epoch` stays what it was when the nodes were given.
 """
 
 # ruff: noqa: TC001 - pydantic resolves the annotations, and copies the defaults
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from flyer.api.base import Model
+from flyer.api.conditions import MESSAGE_CHARS_MAX, Condition, Conditions
+from flyer.api.lifecycle import STATUS_RULES
+from flyer.api.phases import Phase, SuspendCode
+from flyer.api.priorities import Priority
+from flyer.api.rules import Rule, rules
 from flyer.api.timestamps import Timestamp
 
-
-class Phase(StrEnum):
-    """A summary of where the job is; conditions say why."""
-
-    QUEUED = "Queued"
-    RESERVED = "Reserved"  # has its nodes, all empty; starts in the same step
-    DRAINING = "Draining"  # has its nodes; those who were there are leaving
-    STARTING = "Starting"
-    RUNNING = "Running"
-    SUSPENDING = "Suspending"
-    SUSPENDED = "Suspended"  # by spec.suspend; a preempted job is Queued again
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-
-
-class SuspendCode(IntEnum):
-    """How far a suspension is; it only grows within an attempt."""
-
-    NONE = 0
-    SENT = 1
-    RECEIVED = 2
-    MAY_SUSPEND = 3  # the job has saved and gives its nodes back
+# Kubernetes supports so many nodes in a cluster; with all of them one gang's status stays within
+# what the store takes for an object.
+NODES_MAX = 5_000
+_NAME_CHARS_MAX = 253
+_ZONE_CHARS_MAX = 63
+REASON_CHARS_MAX = 1_024
 
 
 class AssignedNode(Model):
     """One node of a gang; the order of nodes is the order of ranks."""
 
-    name: str
-    zone: str
-    first_rank: int = Field(ge=0)
+    name: str = Field(max_length=_NAME_CHARS_MAX, description="The node")
+    zone: str = Field(max_length=_ZONE_CHARS_MAX, description="Its network zone")
+    first_rank: int = Field(ge=0, description="The lowest rank that runs there")
 
 
 class Assignment(Model):
     """The nodes that an attempt runs on, contiguous by zone."""
 
     epoch: int = Field(ge=0, description="Of the scheduler that decided it")
-    nodes: tuple[AssignedNode, ...]
+    nodes: tuple[AssignedNode, ...] = Field(
+        max_length=NODES_MAX, description="In rank order, contiguous by zone"
+    )
+    group: str = Field(default="", max_length=_NAME_CHARS_MAX, description="The class of the nodes")
     bridge: tuple[str, ...] = Field(
-        default=(), description="The one pair of nodes that talks across zones, if any"
+        default=(),
+        max_length=2,
+        description="The one pair of nodes that talks across zones, if any",
+        json_schema_extra={"items": {"type": "string", "maxLength": _NAME_CHARS_MAX}},
     )
     same_split: bool | None = Field(
         default=None,
         description="Whether the nodes per zone, in order, are those of the attempt before: "
         "then sums are taken in the same order and results are the same bits",
     )
-    reserved_at: Timestamp
-    started_at: Timestamp | None = None
-    running_at: Timestamp | None = None
+    reserved_at: Timestamp = Field(description="When the job got the nodes")
+    started_at: Timestamp | None = Field(
+        default=None, description="When all of them were empty and the pods were ordered"
+    )
+    running_at: Timestamp | None = Field(default=None, description="When all pods were up")
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "!has(self.bridge) || size(self.bridge) in [0, 2]",
+                "status.assignment.bridge: is one pair of nodes or none: write both or neither",
+                "'status.assignment.bridge: has ' + string(size(self.bridge))"
+                " + ' nodes: a gang crosses zones over one pair, write two names or none'",
+                ".bridge",
+            ),
+        )
+    )
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -87,10 +100,13 @@ class Assignment(Model):
 class Suspension(Model):
     """A suspension under way: who asked, why, and until when the job may save."""
 
-    reason: str = Field(description="Preempted, Suspended, Stopped or DeadlineExceeded")
-    by: str = Field(description="The user or the job that asked")
-    message: str = ""
-    since: Timestamp
+    reason: str = Field(
+        max_length=128,
+        description="Preempted, Suspended, Requeued, Yielded, Stopped or DeadlineExceeded",
+    )
+    by: str = Field(max_length=_NAME_CHARS_MAX, description="The user or the job that asked")
+    message: str = Field(default="", max_length=MESSAGE_CHARS_MAX, description="For people")
+    since: Timestamp = Field(description="When the job was asked")
     deadline: Timestamp = Field(description="Killed then; progress moves it")
     limit: Timestamp = Field(description="The deadline never moves past this")
     expired: bool = Field(default=False, description="Whether the deadline passed before a release")
@@ -99,14 +115,14 @@ class Suspension(Model):
 class PreviousNode(Model):
     """A node of the attempt before, at its place in rank order."""
 
-    name: str
-    zone: str
+    name: str = Field(max_length=_NAME_CHARS_MAX, description="The node")
+    zone: str = Field(max_length=_ZONE_CHARS_MAX, description="Its network zone")
 
 
 class Chain(Model):
     """What all attempts of one job share."""
 
-    id: str = ""
+    id: str = Field(default="", max_length=_NAME_CHARS_MAX, description="The first attempt's uid")
     attempt: int = Field(default=0, ge=0, description="0: never had nodes")
     restarts: int = Field(default=0, ge=0, description="After failures of the infrastructure")
     life_state: int = Field(default=0, ge=0, le=2**32 - 1, description="The user's own word")
@@ -120,41 +136,54 @@ class Chain(Model):
         default=None, description="Step of the durable checkpoint at the latest restart"
     )
     previous: tuple[PreviousNode, ...] = Field(
-        default=(), description="Nodes, in rank order, of the attempt that the checkpoint is of"
+        default=(),
+        max_length=NODES_MAX,
+        description="Nodes, in rank order, of the attempt that the checkpoint is of",
     )
     avoid: tuple[str, ...] = Field(
-        default=(), description="Nodes that failed this job, avoided where others are free"
+        default=(),
+        max_length=64,
+        description="Nodes that failed this job, avoided where others are free",
+        json_schema_extra={"items": {"type": "string", "maxLength": _NAME_CHARS_MAX}},
     )
 
 
 class OccupiedNode(Model):
     """A node on which processes of this job may still exist."""
 
-    name: str
-    zone: str
-    attempt: int
+    name: str = Field(max_length=_NAME_CHARS_MAX, description="The node")
+    zone: str = Field(max_length=_ZONE_CHARS_MAX, description="Its network zone")
+    attempt: int = Field(ge=0, description="Whose processes")
 
 
 class Exit(Model):
     """How the pod of one node ended, in the current attempt."""
 
-    node: str
-    outcome: Literal["Succeeded", "Failed", "Killed"]
-    exit_status: int | None = None
-    signal: int | None = None
-    reason: str = ""
-    time: Timestamp
+    node: str = Field(max_length=_NAME_CHARS_MAX, description="Which node's pod")
+    outcome: Literal["Succeeded", "Failed", "Killed"] = Field(
+        description="Failed: by its own code; Killed: by a signal, or it vanished"
+    )
+    exit_status: int | None = Field(default=None, description="Of the first rank that failed")
+    signal: int | None = Field(default=None, description="That ended it; 0: it vanished")
+    reason: str = Field(
+        default="", max_length=REASON_CHARS_MAX, description="The last line of its traceback"
+    )
+    time: Timestamp = Field(description="When it was seen")
 
 
 class Eviction(Model):
     """The latest time that the job lost its nodes without having ended."""
 
-    reason: str
-    by: str = ""
-    message: str = ""
-    time: Timestamp
-    attempt: int
-    suspend_code: SuspendCode = SuspendCode.NONE
+    reason: str = Field(max_length=128, description="Why, as one CamelCase word")
+    by: str = Field(
+        default="", max_length=_NAME_CHARS_MAX, description="The user or the job that asked"
+    )
+    message: str = Field(default="", max_length=MESSAGE_CHARS_MAX, description="For people")
+    time: Timestamp = Field(description="When it had left")
+    attempt: int = Field(ge=0, description="Which attempt ended so")
+    suspend_code: SuspendCode = Field(
+        default=SuspendCode.NONE, description="How far it had answered"
+    )
     lost_steps: int | None = Field(
         default=None, description="Steps reported after the last durable checkpoint"
     )
@@ -163,59 +192,93 @@ class Eviction(Model):
 class Checkpoint(Model):
     """The newest durable checkpoint: what a restart begins with."""
 
-    step: int
-    time: Timestamp
-    path: str
-    durable: bool = True
+    step: int = Field(description="The training step that it holds")
+    time: Timestamp = Field(description="When it was durable")
+    path: str = Field(max_length=4096, description="Where it is")
+    durable: bool = Field(default=True, description="Only such ones are written here")
 
 
 class Progress(Model):
     """The latest progress that the job reported; written at intervals."""
 
-    step: int
-    time: Timestamp
+    step: int = Field(description="The last step that was completed")
+    time: Timestamp = Field(description="When it was reported")
 
 
 class Pending(Model):
     """Why the job has no nodes."""
 
-    verdict: Literal["Pending", "Never"] = "Pending"
-    reason: str
-    message: str
-    eta: Timestamp | None = None
-    blocked_by: tuple[str, ...] = ()
-
-
-class Condition(Model):
-    """One fact about the job, in the sense and the words of Kueue and Trainer."""
-
-    type: str
-    status: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str = ""
-    last_transition_time: Timestamp
-    observed_generation: int | None = None
+    verdict: Literal["Pending", "Never"] = Field(
+        default="Pending", description="Never: not in this cluster, not with these quotas"
+    )
+    reason: str = Field(max_length=128, description="The deciding reason, as one CamelCase word")
+    message: str = Field(
+        max_length=MESSAGE_CHARS_MAX, description="Every reason, with names and numbers"
+    )
+    eta: Timestamp | None = Field(default=None, description="When it starts, if that is known")
+    blocked_by: tuple[str, ...] = Field(
+        default=(),
+        max_length=NODES_MAX,
+        description="The jobs in its way, as namespace/name",
+        json_schema_extra={"items": {"type": "string", "maxLength": 2 * _NAME_CHARS_MAX}},
+    )
 
 
 class FlyerJobStatus(Model):
-    """See the module's description."""
+    """Everything that the scheduler knows about the job; written by it alone."""
 
-    phase: Phase = Phase.QUEUED
-    reason: str = ""
-    message: str = ""
-    suspend_code: SuspendCode = SuspendCode.NONE
-    zones: str = Field(default="", description="Such as A or A+B")
-    assignment: Assignment | None = None
-    suspension: Suspension | None = None
-    chain: Chain = Chain()
-    occupied: tuple[OccupiedNode, ...] = ()
-    exits: tuple[Exit, ...] = ()
-    eviction: Eviction | None = None
-    progress: Progress | None = None
-    checkpoint: Checkpoint | None = None
-    pending: Pending | None = None
-    conditions: tuple[Condition, ...] = ()
-    observed_generation: int | None = None
+    epoch: int = Field(
+        default=0, ge=0, description="The fencing epoch of the leader that wrote this"
+    )
+    phase: Phase = Field(
+        default=Phase.QUEUED, description="A summary of where the job is; conditions say why"
+    )
+    reason: str = Field(default="", max_length=128, description="Why, as one CamelCase word")
+    message: str = Field(
+        default="", max_length=MESSAGE_CHARS_MAX, description="Why, with names and numbers"
+    )
+    suspend_code: SuspendCode = Field(
+        default=SuspendCode.NONE,
+        description="How far a suspension is: 0 none, 1 sent, 2 received, 3 may suspend (the job "
+        "has saved and gives its nodes back); only grows within an attempt",
+    )
+    priority: Priority | None = Field(
+        default=None,
+        description="The level that the job holds its nodes at: of spec.priority if its quota "
+        "has room there, and what auto came to",
+    )
+    zones: str = Field(default="", max_length=160, description="Such as A or A+B")
+    assignment: Assignment | None = Field(
+        default=None, description="The nodes that the job has, in rank order; committed before use"
+    )
+    suspension: Suspension | None = Field(
+        default=None, description="A suspension under way: who asked, why, and until when"
+    )
+    chain: Chain = Field(default=Chain(), description="What all attempts of the job share")
+    occupied: tuple[OccupiedNode, ...] = Field(
+        default=(),
+        max_length=2 * NODES_MAX,
+        description="Nodes on which processes of the job may still exist, whatever its phase",
+    )
+    exits: tuple[Exit, ...] = Field(
+        default=(), max_length=NODES_MAX, description="How the pods of this attempt ended"
+    )
+    eviction: Eviction | None = Field(
+        default=None, description="The latest time that it lost its nodes without having ended"
+    )
+    progress: Progress | None = Field(
+        default=None, description="The latest progress that it reported; written at intervals"
+    )
+    checkpoint: Checkpoint | None = Field(
+        default=None, description="The newest durable checkpoint: what a restart begins with"
+    )
+    pending: Pending | None = Field(default=None, description="Why it has no nodes")
+    conditions: Conditions = ()
+    observed_generation: int | None = Field(
+        default=None, ge=0, description="The metadata.generation that this status is about"
+    )
+
+    model_config = ConfigDict(json_schema_extra=rules(*STATUS_RULES))
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type, if it has been set."""

@@ -1,0 +1,162 @@
+"""FlyerTopology v1alpha1: the zones of the cluster, and who may cross them now.
+
+There is one object, named `cluster`. Its status holds the token: at most one job crosses zones.
+The token is taken in one compare-and-swap on `status.holder` before the job's pods start, and is
+taken back by a write that empties it, by the leader that gave it or by a later one; it never goes
+from one job to another in a single write. `status.epoch` is the fencing epoch of the leader that
+wrote last: the API server refuses a lower one.
+"""
+
+# ruff: noqa: TC001 - pydantic resolves the annotations
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from flyer.api.base import Model, StrictModel
+from flyer.api.conditions import Conditions
+from flyer.api.metadata import LABEL, ClusterMeta
+from flyer.api.names import API_VERSION, KIND_TOPOLOGY
+from flyer.api.rules import Rule, list_map, list_set, rules
+from flyer.api.timestamps import Timestamp
+
+_LABEL_VALUE = r"^[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
+
+
+class Zone(StrictModel):
+    """One network zone: a fat tree of its own."""
+
+    name: str = Field(
+        pattern=_LABEL_VALUE,
+        max_length=63,
+        description="As nodes say it in the label fireflyer.dev/zone",
+    )
+    leaves: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        max_length=1_000,
+        description="Its leaf switches, as nodes say them in fireflyer.dev/leaf; empty: any",
+        json_schema_extra={**list_set(), "items": {"type": "string", "maxLength": 63}},
+    )
+
+
+class FlyerTopologySpec(StrictModel):
+    """What the network looks like, and how many gangs may span it."""
+
+    zones: tuple[Zone, ...] = Field(
+        default=(),
+        strict=False,
+        max_length=64,
+        description="Zones that may be used: nodes of other zones get no gangs. Empty: every zone "
+        "that a node's label names",
+        json_schema_extra=list_map("name"),
+    )
+    cross_zone_jobs: int = Field(
+        default=1, ge=0, le=1, description="Jobs that may span two zones at once; 0: none"
+    )
+
+
+class TokenHolder(Model):
+    """The job that may cross zones."""
+
+    namespace: str = Field(pattern=LABEL, max_length=63, description="Its namespace")
+    job: str = Field(pattern=LABEL, max_length=63, description="Its name")
+    epoch: int = Field(ge=1, description="The fencing epoch of the leader that gave it the token")
+    since: Timestamp = Field(description="When it got the token")
+
+
+class ZoneCount(Model):
+    """What a zone has."""
+
+    name: str = Field(max_length=63, description="The zone")
+    nodes: int = Field(ge=0, description="Nodes with this label")
+    ready_nodes: int = Field(ge=0, description="Those that may get new work")
+
+
+class FlyerTopologyStatus(Model):
+    """Who holds the token; what the zones have."""
+
+    epoch: int = Field(
+        default=0, ge=0, description="The fencing epoch of the leader that wrote this"
+    )
+    holder: TokenHolder | None = Field(
+        default=None, description="The one job that may cross zones; absent: nobody"
+    )
+    zones: tuple[ZoneCount, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Nodes by zone",
+        json_schema_extra=list_map("name"),
+    )
+    conditions: Conditions = ()
+    observed_generation: int | None = Field(
+        default=None, ge=0, description="The metadata.generation that this status is about"
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "!has(oldSelf.epoch) || (has(self.epoch) && self.epoch >= oldSelf.epoch)",
+                "status.epoch: is lower than the one before: a newer leader exists, stop writing",
+                "'status.epoch: ' + (has(self.epoch) ? string(self.epoch) : 'absent')"
+                " + ' is lower than ' + string(oldSelf.epoch)"
+                " + ': a newer leader exists, stop writing and elect again'",
+                ".epoch",
+            ),
+            Rule(
+                "!has(oldSelf.holder) || !has(self.holder) ||"
+                " (self.holder.__namespace__ == oldSelf.holder.__namespace__"
+                " && self.holder.job == oldSelf.holder.job)",
+                "status.holder: another job holds the token: release it first (remove the holder "
+                "in a write of its own, once the job's nodes are empty)",
+                "'status.holder: ' + self.holder.__namespace__ + '/' + self.holder.job"
+                " + ' cannot cross zones while ' + oldSelf.holder.__namespace__ + '/'"
+                " + oldSelf.holder.job + ' does (epoch ' + string(oldSelf.holder.epoch)"
+                " + '): release it first, once its nodes are empty'",
+                ".holder",
+            ),
+            Rule(
+                "!has(oldSelf.holder) || (has(self.holder)"
+                " ? self.holder.epoch >= oldSelf.holder.epoch"
+                " : has(self.epoch) && self.epoch >= oldSelf.holder.epoch)",
+                "status.holder: only the leader that gave the token, or a later one, may change or "
+                "take it back: write with a status.epoch that is not lower",
+                "'status.holder: ' + oldSelf.holder.__namespace__ + '/' + oldSelf.holder.job"
+                " + ' got the token in epoch ' + string(oldSelf.holder.epoch) + ' and epoch '"
+                " + (has(self.holder) ? string(self.holder.epoch) : has(self.epoch) ?"
+                " string(self.epoch) : 'absent') + ' is earlier: elect again and write with an"
+                " epoch that is not lower'",
+                ".holder",
+            ),
+            Rule(
+                "!has(self.holder) || (has(self.epoch) && self.holder.epoch <= self.epoch)",
+                "status.holder.epoch: is above status.epoch: write both with your own epoch",
+                "'status.holder.epoch: ' + string(self.holder.epoch) + ' is above status.epoch '"
+                " + (has(self.epoch) ? string(self.epoch) : 'absent')"
+                " + ': write both with your own epoch'",
+                ".holder",
+            ),
+        )
+    )
+
+
+class FlyerTopology(StrictModel):
+    """The zones of the cluster, and the one job that may cross them now."""
+
+    api_version: Literal["fireflyer.dev/v1alpha1"] = API_VERSION
+    kind: Literal["FlyerTopology"] = KIND_TOPOLOGY
+    metadata: ClusterMeta
+    spec: FlyerTopologySpec = FlyerTopologySpec()
+    status: FlyerTopologyStatus | None = None
+
+
+__all__ = [
+    "FlyerTopology",
+    "FlyerTopologySpec",
+    "FlyerTopologyStatus",
+    "TokenHolder",
+    "Zone",
+    "ZoneCount",
+]

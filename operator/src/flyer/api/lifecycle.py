@@ -1,0 +1,166 @@
+"""Which changes of a FlyerJob's status are legal: one table for server, simulator and tests.
+
+A leader that is confused, or two that believe in themselves, can still not write what is not here:
+the table becomes CEL rules of the CRD. What it says, for one write of the status:
+
+1. `epoch` never falls: a leader that lost its lease is refused.
+2. `chain.attempt` grows by at most one, and a new attempt begins in Reserved, Draining or Starting.
+3. Inside an attempt the phase moves along `MOVES`; Succeeded and Failed are final.
+4. Inside an attempt `suspendCode` only grows, and the assignment's nodes do not change.
+5. `assignment` is there in the phases that have nodes, is not in those that wait, and names exactly
+   `spec.nodes` nodes, with one bridge if it crosses zones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api.phases import Phase
+from flyer.api.rules import Rule
+
+if TYPE_CHECKING:
+    from flyer.api.status import FlyerJobStatus
+
+# Where a job may go within one attempt. Several moves may meet in one write.
+MOVES: dict[Phase, tuple[Phase, ...]] = {
+    Phase.QUEUED: (Phase.SUSPENDED, Phase.FAILED),
+    Phase.RESERVED: (
+        Phase.DRAINING, Phase.STARTING, Phase.QUEUED, Phase.SUSPENDED, Phase.FAILED,
+    ),
+    Phase.DRAINING: (
+        Phase.RESERVED, Phase.STARTING, Phase.QUEUED, Phase.SUSPENDED, Phase.FAILED,
+    ),
+    Phase.STARTING: (
+        Phase.RUNNING, Phase.SUSPENDING, Phase.QUEUED, Phase.SUSPENDED, Phase.SUCCEEDED,
+        Phase.FAILED,
+    ),
+    Phase.RUNNING: (
+        Phase.SUSPENDING, Phase.QUEUED, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED,
+    ),
+    Phase.SUSPENDING: (Phase.QUEUED, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED),
+    Phase.SUSPENDED: (Phase.QUEUED, Phase.FAILED),
+    Phase.SUCCEEDED: (),
+    Phase.FAILED: (),
+}  # fmt: skip
+# Where an attempt begins, from any phase that is not final.
+BEGINNINGS = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING)
+HAVE_NODES = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
+WAIT = (Phase.QUEUED, Phase.SUSPENDED)
+FINAL = (Phase.SUCCEEDED, Phase.FAILED)
+
+
+def illegal(before: FlyerJobStatus, after: FlyerJobStatus) -> str:
+    """Why this write would be refused, in the words of the rule; empty: it is legal."""
+    if after.epoch < before.epoch:
+        return f"status.epoch: {after.epoch} is lower than {before.epoch}"
+    old, new = before.chain.attempt, after.chain.attempt
+    if new not in (old, old + 1):
+        return f"status.chain.attempt: {new} does not follow {old}"
+    begun = new > old
+    if begun and (before.phase in FINAL or after.phase not in BEGINNINGS):
+        return f"status.phase: attempt {new} cannot begin in {after.phase} after {before.phase}"
+    if not begun and after.phase not in (before.phase, *MOVES[before.phase]):
+        return f"status.phase: {before.phase} cannot become {after.phase}"
+    if not begun and after.suspend_code < before.suspend_code:
+        return f"status.suspendCode: {after.suspend_code} is lower than {before.suspend_code}"
+    held, holds = before.assignment, after.assignment
+    if not begun and held and holds and held.nodes != holds.nodes:
+        return "status.assignment.nodes: change within an attempt"
+    if (after.phase in HAVE_NODES and holds is None) or (after.phase in WAIT and holds is not None):
+        return f"status.assignment: does not fit {after.phase}"
+    return ""
+
+
+def _cel(phases: tuple[Phase, ...]) -> str:
+    return "[" + ", ".join(f"'{one.value}'" for one in phases) + "]"
+
+
+_TABLE = "{" + ", ".join(f"'{phase.value}': {_cel(to)}" for phase, to in MOVES.items()) + "}"
+_BEGUN = "self.chain.attempt > oldSelf.chain.attempt"
+
+STATUS_RULES = (
+    Rule(
+        "self.epoch >= oldSelf.epoch",
+        "status.epoch: is lower than the one before: a newer leader exists, stop writing and "
+        "elect again",
+        "'status.epoch: ' + string(self.epoch) + ' is lower than ' + string(oldSelf.epoch)"
+        " + ': a newer leader exists, stop writing and elect again'",
+        ".epoch",
+    ),
+    Rule(
+        "self.chain.attempt == oldSelf.chain.attempt"
+        " || self.chain.attempt == oldSelf.chain.attempt + 1",
+        "status.chain.attempt: attempts are counted one by one: read the job again",
+        "'status.chain.attempt: ' + string(self.chain.attempt) + ' does not follow '"
+        " + string(oldSelf.chain.attempt)"
+        " + ': attempts are counted one by one, read the job again'",
+        ".chain",
+    ),
+    Rule(
+        f"{_BEGUN}"
+        f" ? self.phase in {_cel(BEGINNINGS)} && !(oldSelf.phase in {_cel(FINAL)})"
+        f" : self.phase == oldSelf.phase || self.phase in {_TABLE}[oldSelf.phase]",
+        "status.phase: is not a legal move: read the job again and decide from where it is",
+        f"'status.phase: ' + oldSelf.phase + ' cannot become ' + self.phase + ({_BEGUN} ?"
+        " ' in a new attempt (those begin in Reserved, Draining or Starting)' :"
+        " ' within attempt ' + string(self.chain.attempt))"
+        " + ': read the job again and decide from where it is'",
+        ".phase",
+    ),
+    Rule(
+        "self.chain.attempt != oldSelf.chain.attempt || self.suspendCode >= oldSelf.suspendCode",
+        "status.suspendCode: only grows within an attempt: read the job again",
+        "'status.suspendCode: ' + string(self.suspendCode) + ' is lower than '"
+        " + string(oldSelf.suspendCode) + ' within attempt ' + string(self.chain.attempt)"
+        " + ': it only grows, read the job again'",
+        ".suspendCode",
+    ),
+    Rule(
+        "self.chain.attempt != oldSelf.chain.attempt || !has(self.assignment)"
+        " || !has(oldSelf.assignment) || self.assignment.nodes == oldSelf.assignment.nodes",
+        "status.assignment.nodes: do not change within an attempt: begin a new one",
+        "'status.assignment.nodes: cannot change within attempt ' + string(self.chain.attempt)"
+        " + ': give the nodes back and begin a new attempt'",
+        ".assignment",
+    ),
+    Rule(
+        f"!(self.phase in {_cel(HAVE_NODES)}) || has(self.assignment)",
+        "status.assignment: is missing: commit the nodes together with the phase",
+        "'status.assignment: is missing in phase ' + self.phase"
+        " + ': commit the nodes together with the phase'",
+        ".phase",
+    ),
+    Rule(
+        f"!(self.phase in {_cel(WAIT)}) || !has(self.assignment)",
+        "status.assignment: is kept by a job that waits: remove it",
+        "'status.assignment: is kept in phase ' + self.phase + ': a job that waits has no nodes,"
+        " remove it'",
+        ".phase",
+    ),
+    Rule(
+        "!has(oldSelf.chain.id) || oldSelf.chain.id == '' || (has(self.chain.id)"
+        " && self.chain.id == oldSelf.chain.id)",
+        "status.chain.id: never changes: all attempts of a job are one chain",
+        "'status.chain.id: ' + (has(self.chain.id) ? self.chain.id : 'nothing')"
+        " + ' cannot replace ' + oldSelf.chain.id"
+        " + ': all attempts of a job are one chain, keep the id'",
+        ".chain",
+    ),
+    Rule(
+        "self.chain.restarts >= oldSelf.chain.restarts",
+        "status.chain.restarts: only grows: read the job again",
+        "'status.chain.restarts: ' + string(self.chain.restarts) + ' is lower than '"
+        " + string(oldSelf.chain.restarts) + ': it only grows, read the job again'",
+        ".chain",
+    ),
+)
+
+__all__ = [
+    "BEGINNINGS",
+    "FINAL",
+    "HAVE_NODES",
+    "MOVES",
+    "STATUS_RULES",
+    "WAIT",
+    "illegal",
+]

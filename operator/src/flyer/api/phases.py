@@ -1,0 +1,31 @@
+"""Where a job is: the words of `status.phase` and the numbers of `status.suspendCode`."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class Phase(StrEnum):
+    """A summary of where the job is; conditions say why."""
+
+    QUEUED = "Queued"
+    RESERVED = "Reserved"  # has its nodes, all empty; starts in the same step
+    DRAINING = "Draining"  # has its nodes; those who were there are leaving
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"  # by spec.suspend; a preempted job is Queued again
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class SuspendCode(IntEnum):
+    """How far a suspension is; it only grows within an attempt."""
+
+    NONE = 0
+    SENT = 1
+    RECEIVED = 2
+    MAY_SUSPEND = 3  # the job has saved and gives its nodes back
+
+
+__all__ = ["Phase", "SuspendCode"]

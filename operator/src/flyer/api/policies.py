@@ -1,0 +1,252 @@
+"""Admission policies: what the CRDs' own rules cannot know, because it depends on who asks.
+
+Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OPERATOR_ACCOUNT` and
+`NODE_ACCOUNT`. All of it is CEL inside the API server: nothing of ours has to be up for it.
+
+- `flyerjob-status`: only the operator writes the status of FlyerJobs, FlyerQuotas and the topology.
+- `flyerjob-user` (mutating): stamps `fireflyer.dev/user` when a job is created, and
+  `fireflyer.dev/changed-by` when somebody changes what it is asked to do.
+- `flyerjob-identity`: what was stamped is not changed by anybody afterwards.
+- `flyerjob-priority`: a level above normal needs the verb `use` on the resource
+  `flyerpriorities` with that name, which RBAC gives to groups or users. FlyerQuotas bound the rest.
+- `nodehealth-own-node`: an agent writes the NodeHealth of the node that it runs on, no other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flyer.api import names
+from flyer.api.priorities import Priority
+
+SYSTEM_NAMESPACE = "fireflyer-system"
+OPERATOR_ACCOUNT = "flyer-operator"
+NODE_ACCOUNT = "flyer-node"
+
+_API = "admissionregistration.k8s.io/v1"
+_PRIORITIES = "flyerpriorities"
+
+
+def admission_policies() -> list[dict[str, Any]]:
+    """Every policy, each followed by its binding."""
+    found: list[dict[str, Any]] = []
+    for policy, action in (
+        (_status_writers(), ["Deny"]),
+        (_stamps(), None),
+        (_identity(), ["Deny"]),
+        (_priority(), ["Deny"]),
+        (_own_node(), ["Deny"]),
+    ):
+        found += [policy, _binding(policy, action)]
+    return found
+
+
+def _account(name: str) -> str:
+    return f"'system:serviceaccount:{SYSTEM_NAMESPACE}:{name}'"
+
+
+def _binding(policy: dict[str, Any], actions: list[str] | None) -> dict[str, Any]:
+    name = policy["metadata"]["name"]
+    spec: dict[str, Any] = {"policyName": name}
+    if actions is not None:
+        spec["validationActions"] = actions
+    kind = f"{policy['kind']}Binding"
+    return {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def _matches(operations: list[str], *resources: str) -> dict[str, Any]:
+    return {
+        "resourceRules": [
+            {
+                "apiGroups": [names.GROUP],
+                "apiVersions": ["*"],
+                "operations": operations,
+                "resources": list(resources),
+            }
+        ]
+    }
+
+
+def _validating(name: str, match: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": _API,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": f"{name}.{names.GROUP}"},
+        "spec": {"failurePolicy": "Fail", "matchConstraints": match, **spec},
+    }
+
+
+def _status_writers() -> dict[str, Any]:
+    return _validating(
+        "flyerjob-status",
+        _matches(
+            ["UPDATE"],
+            f"{names.PLURAL_JOBS}/status",
+            f"{names.PLURAL_QUOTAS}/status",
+            f"{names.PLURAL_TOPOLOGIES}/status",
+        ),
+        variables=[{"name": "operator", "expression": _account(OPERATOR_ACCOUNT)}],
+        validations=[
+            {
+                "expression": "request.userInfo.username == variables.operator",
+                "messageExpression": "'status: ' + request.userInfo.username + ' may not write it:"
+                " only ' + variables.operator + ' does; change spec instead (suspend, stop,"
+                " priority)'",
+                "reason": "Forbidden",
+            }
+        ],
+    )
+
+
+_ASKED = (
+    "object.spec.?suspend.orValue(false) != oldObject.spec.?suspend.orValue(false)"
+    " || object.spec.?stop.orValue('') != oldObject.spec.?stop.orValue('')"
+    " || object.spec.?priority.orValue('') != oldObject.spec.?priority.orValue('')"
+    f" || object.metadata.?annotations[?'{names.REQUEUE_ANNOTATION}'].orValue('')"
+    f" != oldObject.metadata.?annotations[?'{names.REQUEUE_ANNOTATION}'].orValue('')"
+)
+
+
+def _stamp(condition: str, key: str) -> str:
+    return (
+        f"{condition} ? Object{{metadata: Object.metadata{{annotations: {{"
+        f"'{key}': request.userInfo.username}}}}}} : Object{{}}"
+    )
+
+
+def _stamps() -> dict[str, Any]:
+    return {
+        "apiVersion": _API,
+        "kind": "MutatingAdmissionPolicy",
+        "metadata": {"name": f"flyerjob-user.{names.GROUP}"},
+        "spec": {
+            "failurePolicy": "Fail",
+            "reinvocationPolicy": "Never",
+            "matchConstraints": _matches(["CREATE", "UPDATE"], names.PLURAL_JOBS),
+            "mutations": [
+                {
+                    "patchType": "ApplyConfiguration",
+                    "applyConfiguration": {
+                        "expression": _stamp("request.operation == 'CREATE'", names.USER_ANNOTATION)
+                    },
+                },
+                {
+                    "patchType": "ApplyConfiguration",
+                    "applyConfiguration": {
+                        "expression": _stamp(
+                            f"request.operation == 'UPDATE' && ({_ASKED})",
+                            names.CHANGED_BY_ANNOTATION,
+                        )
+                    },
+                },
+            ],
+        },
+    }
+
+
+def _annotation(thing: str, key: str) -> str:
+    return f"{thing}.metadata.?annotations[?'{key}'].orValue('')"
+
+
+def _identity() -> dict[str, Any]:
+    old, new = (_annotation(one, names.USER_ANNOTATION) for one in ("oldObject", "object"))
+    changed_old, changed_new = (
+        _annotation(one, names.CHANGED_BY_ANNOTATION) for one in ("oldObject", "object")
+    )
+    return _validating(
+        "flyerjob-identity",
+        _matches(["UPDATE"], names.PLURAL_JOBS),
+        validations=[
+            {
+                "expression": f"{new} == {old}",
+                "messageExpression": f"'metadata.annotations[{names.USER_ANNOTATION}]: ' + {new}"
+                f" + ' cannot replace ' + {old} + ': it says who created the job, leave it as it"
+                " is'",
+            },
+            {
+                "expression": f"{changed_new} == {changed_old}"
+                f" || {changed_new} == request.userInfo.username",
+                "messageExpression": f"'metadata.annotations[{names.CHANGED_BY_ANNOTATION}]: ' +"
+                f" {changed_new} + ' is not you, ' + request.userInfo.username"
+                " + ': leave it out, it is set for you'",
+            },
+        ],
+    )
+
+
+def _priority() -> dict[str, Any]:
+    free = [one.value for one in Priority if one.level <= Priority.NORMAL.level]
+    listed = "[" + ", ".join(f"'{one}'" for one in free) + "]"
+    wanted = f"object.spec.?priority.orValue('{Priority.NORMAL.value}')"
+    before = f"oldObject.spec.?priority.orValue('{Priority.NORMAL.value}')"
+    return _validating(
+        "flyerjob-priority",
+        _matches(["CREATE", "UPDATE"], names.PLURAL_JOBS),
+        variables=[
+            {"name": "priority", "expression": wanted},
+            {
+                "name": "asked",
+                "expression": f"request.operation == 'CREATE' || {wanted} != {before}",
+            },
+        ],
+        validations=[
+            {
+                "expression": f"!variables.asked || variables.priority in {listed}"
+                f" || authorizer.group('{names.GROUP}').resource('{_PRIORITIES}')"
+                ".namespace(request.namespace).name(variables.priority).check('use').allowed()",
+                "messageExpression": "'spec.priority: ' + variables.priority + ' is not yours to"
+                " use, ' + request.userInfo.username + ': choose normal, lower or auto, or ask for"
+                f" the verb use on {_PRIORITIES}.{names.GROUP}/' + variables.priority",
+                "reason": "Forbidden",
+            }
+        ],
+    )
+
+
+def _own_node() -> dict[str, Any]:
+    return _validating(
+        "nodehealth-own-node",
+        _matches(
+            ["CREATE", "UPDATE", "DELETE"],
+            names.PLURAL_HEALTHS,
+            f"{names.PLURAL_HEALTHS}/status",
+        ),
+        variables=[
+            {"name": "agent", "expression": _account(NODE_ACCOUNT)},
+            {
+                "name": "node",
+                "expression": "request.userInfo.?extra"
+                "[?'authentication.kubernetes.io/node-name'][?0].orValue('')",
+            },
+            {
+                "name": "own",
+                "expression": "request.userInfo.username == variables.agent"
+                " && variables.node == request.name",
+            },
+        ],
+        validations=[
+            {
+                "expression": "request.subResource != 'status' || variables.own",
+                "messageExpression": "'status of NodeHealth ' + request.name + ': '"
+                " + request.userInfo.username + (variables.node == '' ? '' : ' on node ' +"
+                " variables.node) + ' may not write it: only the agent on that node does; to keep"
+                " work away set spec.drain'",
+                "reason": "Forbidden",
+            },
+            {
+                "expression": "request.userInfo.username != variables.agent || variables.own",
+                "messageExpression": "'NodeHealth ' + request.name + ': the agent on node '"
+                " + (variables.node == '' ? 'unknown' : variables.node)"
+                " + ' may not write it: an agent writes the object of its own node'",
+                "reason": "Forbidden",
+            },
+        ],
+    )
+
+
+__all__ = [
+    "NODE_ACCOUNT",
+    "OPERATOR_ACCOUNT",
+    "SYSTEM_NAMESPACE",
+    "admission_policies",
+]

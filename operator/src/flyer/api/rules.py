@@ -1,0 +1,47 @@
+"""CEL rules beside the models: what the API server refuses, and what it says then.
+
+A rule's message names field, value and remedy. `message` is the text without the value, for servers
+that could not compute `says`, the CEL expression of the whole text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One entry of x-kubernetes-validations."""
+
+    rule: str
+    message: str
+    says: str = ""  # a CEL expression that yields the message with its values
+    field: str = ""  # the field the error points at, relative to the object the rule is on
+
+    def to_schema(self) -> dict[str, Any]:
+        """The form in which a CRD has it."""
+        entry: dict[str, Any] = {"rule": self.rule, "message": self.message}
+        if self.says:
+            entry["messageExpression"] = self.says
+        if self.field:
+            entry["fieldPath"] = self.field
+        return entry
+
+
+def rules(*found: Rule) -> dict[str, Any]:
+    """What to give as json_schema_extra of a model or of a field."""
+    return {"x-kubernetes-validations": [one.to_schema() for one in found]}
+
+
+def list_map(*keys: str) -> dict[str, Any]:
+    """A list whose items server-side apply merges by these keys."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def list_set() -> dict[str, Any]:
+    """A list of scalars without duplicates, merged item by item."""
+    return {"x-kubernetes-list-type": "set"}
+
+
+__all__ = ["Rule", "list_map", "list_set", "rules"]
