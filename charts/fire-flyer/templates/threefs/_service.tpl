@@ -1,0 +1,127 @@
+{{/*
+One service of 3FS: a headless Service and a StatefulSet.
+dict root kind (mgmtd, meta, storage) values replicas required args env
+*/}}
+{{- define "fire-flyer.threefs" }}
+{{- $name := printf "threefs-%s" .kind }}
+{{- $component := dict "root" .root "component" $name "name" $name "required" .required }}
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "fire-flyer.metadata" $component | nindent 2 }}
+spec:
+  clusterIP: None
+  # A service must find its peers before it can be ready.
+  publishNotReadyAddresses: true
+  selector:
+    {{- include "fire-flyer.selector" $component | nindent 4 }}
+  ports:
+    - {name: {{ .kind }}, port: {{ .values.port }}, targetPort: {{ .kind }}, protocol: TCP}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  {{- include "fire-flyer.metadata" $component | nindent 2 }}
+spec:
+  serviceName: {{ $name }}
+  replicas: {{ .replicas }}
+  revisionHistoryLimit: 3
+  podManagementPolicy: Parallel
+  # One after the other: a chain keeps its other replicas while one restarts.
+  updateStrategy: {type: RollingUpdate}
+  persistentVolumeClaimRetentionPolicy: {whenDeleted: Retain, whenScaled: Retain}
+  selector:
+    matchLabels:
+      {{- include "fire-flyer.selector" $component | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- include "fire-flyer.labels" $component | nindent 8 }}
+    spec:
+      serviceAccountName: threefs
+      automountServiceAccountToken: false
+      terminationGracePeriodSeconds: 30
+      {{- $apart := include "fire-flyer.apart" $component | fromYaml }}
+      {{- include "fire-flyer.placement" (dict "root" .root "values" .values "priorityClass" .root.Values.priorityClasses.storage "affinity" $apart) | nindent 6 }}
+      {{- if .values.volume.hostPath }}
+      # The node's folder belongs to root: for tests and for disks that an administrator prepares.
+      securityContext:
+        runAsUser: 0
+        seccompProfile:
+          type: RuntimeDefault
+      {{- else }}
+      {{- include "fire-flyer.restricted-pod" . | nindent 6 }}
+      {{- end }}
+      containers:
+        - name: {{ .kind }}
+          {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
+          command: [threefs-service, {{ .kind }}]
+          env:
+            - name: THREEFS_POD_NAME
+              valueFrom: {fieldRef: {fieldPath: metadata.name}}
+            - name: THREEFS_POD_IP
+              valueFrom: {fieldRef: {fieldPath: status.podIP}}
+            - name: THREEFS_LOG_LEVEL
+              value: {{ .root.Values.threefs.logLevel | quote }}
+            - name: THREEFS_LISTEN
+              value: 0.0.0.0:{{ .values.port }}
+            - name: THREEFS_DATA
+              value: /data
+            - name: THREEFS_KEY_FILE
+              value: /etc/threefs/key
+            - name: THREEFS_METRICS_PORT
+              value: {{ .root.Values.monitoring.port | quote }}
+            {{- range $name, $value := .env }}
+            - name: {{ $name }}
+              value: {{ $value | quote }}
+            {{- end }}
+          ports:
+            - {name: {{ .kind }}, containerPort: {{ .values.port }}}
+            - {name: metrics, containerPort: {{ .root.Values.monitoring.port }}}
+          livenessProbe:
+            httpGet: {path: /healthz, port: metrics}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 6
+          readinessProbe:
+            httpGet: {path: /readyz, port: metrics}
+            periodSeconds: 2
+            timeoutSeconds: 2
+          startupProbe:
+            httpGet: {path: /healthz, port: metrics}
+            periodSeconds: 1
+            failureThreshold: 300
+          resources:
+            {{- toYaml .values.resources | nindent 12 }}
+          {{- include "fire-flyer.restricted-container" . | nindent 10 }}
+          volumeMounts:
+            - {name: data, mountPath: /data}
+            - {name: key, mountPath: /etc/threefs, readOnly: true}
+            - {name: tmp, mountPath: /tmp}
+      volumes:
+        - name: key
+          secret:
+            secretName: {{ include "fire-flyer.key-secret" .root }}
+            # Readable by the group of the pod, nobody else.
+            defaultMode: 0440
+            items: [{key: key, path: key}]
+        - name: tmp
+          emptyDir: {sizeLimit: 64Mi}
+        {{- with .values.volume.hostPath }}
+        - name: data
+          hostPath: {path: {{ . }}/{{ $name }}, type: DirectoryOrCreate}
+        {{- end }}
+  {{- if not .values.volume.hostPath }}
+  volumeClaimTemplates:
+    - metadata:
+        name: data
+      spec:
+        accessModes: [ReadWriteOnce]
+        {{- with .values.volume.storageClass }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources:
+          requests:
+            storage: {{ .values.volume.size }}
+  {{- end }}
+{{- end }}

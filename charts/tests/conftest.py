@@ -1,0 +1,100 @@
+"""Rendering of the chart, once for each set of values."""
+
+import functools
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from charts import helm
+
+CHART = Path(__file__).resolve().parents[1] / "fire-flyer"
+NAMESPACE = "fireflyer-system"
+KUBERNETES = "1.36.3"
+RENDER_SECONDS = 120
+BUILD_SECONDS = 1500
+
+Object = dict[str, Any]
+Render = Callable[..., "Rendered"]
+
+
+class Rendered(list[Object]):
+    """The objects of one rendering."""
+
+    def of(self, *kinds: str) -> list[Object]:
+        return [one for one in self if one["kind"] in kinds]
+
+    def named(self, kind: str, name: str) -> Object:
+        [found] = [one for one in self.of(kind) if one["metadata"]["name"] == name]
+        return found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
+            # The first test may have to build Helm.
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
+
+
+def run_helm(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [helm.find(), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=RENDER_SECONDS,
+        check=False,
+    )
+
+
+def template(values: dict[str, Any], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    sets = [
+        word
+        for key, value in values.items()
+        for word in ("--set-json", f"{key}={json.dumps(value)}")
+    ]
+    return run_helm(
+        "template", "fire-flyer", str(CHART), "--namespace", NAMESPACE,
+        "--kube-version", KUBERNETES, *sets, *arguments,
+    )  # fmt: skip
+
+
+@functools.cache
+def _rendered(values: str) -> Rendered:
+    done = template(json.loads(values))
+    assert done.returncode == 0, done.stderr
+    return Rendered(one for one in YAML(typ="safe").load_all(done.stdout) if one)
+
+
+@pytest.fixture
+def render() -> Render:
+    """Render with some values set, keys with dots: `render(**{"csi.enabled": False})`."""
+    return lambda **values: _rendered(json.dumps(values, sort_keys=True))
+
+
+@pytest.fixture(scope="session")
+def everything() -> Rendered:
+    """All that the chart can render."""
+    return _rendered(json.dumps(ALL))
+
+
+ALL = {
+    "monitoring.podMonitors": True,
+    "monitoring.rules": True,
+    "monitoring.dashboards": True,
+}
+"""Values that switch on what is off by default."""
+
+
+def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
+    """Every pod template with the name of its owner."""
+    for one in objects:
+        if one["kind"] in {"Deployment", "DaemonSet", "StatefulSet", "Job"}:
+            yield f"{one['kind']}/{one['metadata']['name']}", one["spec"]["template"]
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]

@@ -1,0 +1,186 @@
+"""What one object says of another is true: selectors, volumes, accounts, images, ports."""
+
+import re
+from collections.abc import Iterator
+
+from charts.tests.conftest import (
+    CHART,
+    NAMESPACE,
+    Object,
+    Render,
+    Rendered,
+    containers,
+    pods,
+)
+
+
+def workloads(objects: Rendered) -> list[Object]:
+    return objects.of("Deployment", "DaemonSet", "StatefulSet")
+
+
+def test_names_are_unique(everything: Rendered) -> None:
+    keys = [(one["apiVersion"], one["kind"], one["metadata"]["name"]) for one in everything]
+    assert len(keys) == len(set(keys))
+
+
+def test_objects_lie_in_the_release_namespace_or_in_none(everything: Rendered) -> None:
+    for one in everything:
+        assert one["metadata"].get("namespace", NAMESPACE) == NAMESPACE
+
+
+def test_every_object_says_whose_it_is(everything: Rendered) -> None:
+    for one in everything:
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "fire-flyer", one["metadata"]["name"]
+        assert labels["app.kubernetes.io/component"]
+        assert labels["app.kubernetes.io/instance"] == "fire-flyer"
+
+
+def test_a_workload_selects_its_own_pods_alone(everything: Rendered) -> None:
+    for one in workloads(everything):
+        selector = one["spec"]["selector"]["matchLabels"]
+        chosen = [
+            other["metadata"]["name"]
+            for other in workloads(everything)
+            if selector.items() <= other["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        assert chosen == [one["metadata"]["name"]]
+        # What changes with a version must not be in a selector: it is immutable.
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & selector.keys()
+
+
+def test_services_monitors_and_budgets_select_pods_that_exist(everything: Rendered) -> None:
+    labels = [pod["metadata"]["labels"] for _, pod in pods(everything)]
+    ours = {"fireflyer.dev/leader": "true"}  # set by the operator on the pod that leads
+    for one in everything.of("Service", "PodDisruptionBudget", "PodMonitor"):
+        selector = one["spec"]["selector"]
+        selector = selector.get("matchLabels", selector)
+        wanted = {key: value for key, value in selector.items() if ours.get(key) != value}
+        assert [found for found in labels if wanted.items() <= found.items()], one["metadata"]
+
+
+def test_ports_have_the_names_by_which_others_call_them(everything: Rendered) -> None:
+    for one in everything.of("Service"):
+        selector = {
+            key: value
+            for key, value in one["spec"]["selector"].items()
+            if key != "fireflyer.dev/leader"
+        }
+        for _, pod in pods(everything):
+            if selector.items() <= pod["metadata"]["labels"].items():
+                names = {port["name"] for part in containers(pod) for port in part.get("ports", [])}
+                assert {port["targetPort"] for port in one["spec"]["ports"]} <= names
+    for _, pod in pods(everything):
+        for container in containers(pod):
+            names = {port["name"] for port in container.get("ports", [])}
+            for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+                if probe in container:
+                    assert container[probe]["httpGet"]["port"] in names
+
+
+def test_a_port_is_given_once_in_a_pod(everything: Rendered) -> None:
+    for name, pod in pods(everything):
+        ports = [port["containerPort"] for one in containers(pod) for port in one.get("ports", [])]
+        assert len(ports) == len(set(ports)), name
+
+
+def test_mounted_volumes_exist_and_volumes_are_mounted(everything: Rendered) -> None:
+    for one in workloads(everything):
+        pod = one["spec"]["template"]
+        claims = [
+            claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])
+        ]
+        volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | set(claims)
+        mounted = {
+            mount["name"] for part in containers(pod) for mount in part.get("volumeMounts", [])
+        }
+        assert mounted == volumes, one["metadata"]["name"]
+
+
+def referred(pod: Object) -> Iterator[tuple[str, str]]:
+    for volume in pod["spec"].get("volumes", []):
+        sources = [volume, *volume.get("projected", {}).get("sources", [])]
+        for source in sources:
+            if "secret" in source:
+                yield "Secret", source["secret"].get("secretName") or source["secret"]["name"]
+            if "configMap" in source:
+                yield "ConfigMap", source["configMap"]["name"]
+    yield "ServiceAccount", pod["spec"]["serviceAccountName"]
+    if (priority := pod["spec"]["priorityClassName"]) != "system-node-critical":
+        yield "PriorityClass", priority
+
+
+def test_what_a_pod_refers_to_is_installed_with_it(everything: Rendered) -> None:
+    present = {(one["kind"], one["metadata"]["name"]) for one in everything}
+    for name, pod in pods(everything):
+        assert not [one for one in referred(pod) if one not in present], name
+
+
+def test_bindings_join_roles_and_accounts_that_exist(everything: Rendered) -> None:
+    present = {(one["kind"], one["metadata"]["name"]) for one in everything}
+    for binding in everything.of("RoleBinding", "ClusterRoleBinding"):
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in present
+        for subject in binding["subjects"]:
+            assert (subject["kind"], subject["name"]) in present
+
+
+def test_names_of_rights_are_those_of_objects(everything: Rendered) -> None:
+    kinds = {"secrets": "Secret", "mutatingwebhookconfigurations": "MutatingWebhookConfiguration"}
+    present = {(one["kind"], one["metadata"]["name"]) for one in everything}
+    for role in everything.of("Role", "ClusterRole"):
+        for rule in role["rules"]:
+            for resource in rule["resources"]:
+                if resource in kinds:
+                    for name in rule["resourceNames"]:
+                        assert (kinds[resource], name) in present
+
+
+def test_images_are_named_once(render: Render) -> None:
+    """No template writes an image: a mirror and a digest reach every container."""
+    for path in (CHART / "templates").rglob("*.yaml"):
+        for line in re.findall(r"^\s*image:.*$", path.read_text(), re.MULTILINE):
+            assert "fire-flyer.image" in line, f"{path.name}: {line}"
+    digest = "sha256:" + "a" * 64
+    mirrored = render(**{
+        "global.imageRegistry": "mirror.example:5000",
+        "global.imagePullSecrets": [{"name": "pull"}],
+        "images.storage.digest": digest,
+        "images.controller.tag": "7",
+    })  # fmt: skip
+    for name, pod in pods(mirrored):
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}], name
+        for container in containers(pod):
+            image = container["image"]
+            assert image.startswith("mirror.example:5000/"), image
+            if "fireflyer/storage" in image:
+                assert image == f"mirror.example:5000/fireflyer/storage@{digest}"
+    operator = mirrored.named("Deployment", "flyer-operator")
+    [container] = containers(operator["spec"]["template"])
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert container["image"] == "mirror.example:5000/fireflyer/controller:7"
+    assert variables["FLYER_SIDECAR_IMAGE"] == container["image"]
+    assert variables["FLYER_COLLECTIVES_IMAGE"].startswith("mirror.example:5000/")
+
+
+def test_one_address_of_the_cluster_manager(everything: Rendered) -> None:
+    address = f"threefs-mgmtd.{NAMESPACE}.svc.cluster.local:9000"
+    file = everything.named("ConfigMap", "threefs-cluster")["data"]["cluster.json"]
+    assert address in file
+    for name in ("threefs-meta", "threefs-storage"):
+        [container] = containers(everything.named("StatefulSet", name)["spec"]["template"])
+        variables = {one["name"]: one.get("value") for one in container["env"]}
+        assert variables["THREEFS_MGMTD"] == address
+
+
+def test_folders_of_nodes_instead_of_claims(render: Render) -> None:
+    values = {
+        f"threefs.{kind}.volume.hostPath": "/srv/3fs" for kind in ("mgmtd", "meta", "storage")
+    }
+    for one in render(**values).of("StatefulSet"):
+        assert "volumeClaimTemplates" not in one["spec"]
+        paths = [
+            volume["hostPath"]["path"]
+            for volume in one["spec"]["template"]["spec"]["volumes"]
+            if "hostPath" in volume
+        ]
+        assert paths == [f"/srv/3fs/{one['metadata']['name']}"]

@@ -1,0 +1,144 @@
+"""The chart renders for every choice of components, and only what was chosen."""
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from charts.tests.conftest import ALL, CHART, KUBERNETES, Render, Rendered, pods, run_helm, template
+
+COMPONENTS = ["operator", "nodeAgent", "threefs", "csi"]
+
+
+def test_lint_finds_nothing() -> None:
+    done = run_helm("lint", "--strict", str(CHART), "--kube-version", KUBERNETES)
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "chosen", list(itertools.product([True, False], repeat=len(COMPONENTS))), ids=str
+)
+def test_any_choice_of_components_renders(chosen: tuple[bool, ...], render: Render) -> None:
+    values: dict[str, Any] = {
+        f"{name}.enabled": on for name, on in zip(COMPONENTS, chosen, strict=True)
+    }
+    if not values["threefs.enabled"] and values["csi.enabled"]:
+        values["csi.existingClusterSecret"] = "elsewhere"
+    owners = {name for name, _ in pods(render(**values, **ALL))}
+    assert ("Deployment/flyer-operator" in owners) == values["operator.enabled"]
+    assert ("DaemonSet/flyer-node" in owners) == values["nodeAgent.enabled"]
+    assert ("StatefulSet/threefs-storage" in owners) == values["threefs.enabled"]
+    assert ("DaemonSet/threefs-csi-node" in owners) == values["csi.enabled"]
+
+
+@pytest.mark.parametrize(
+    ("values", "gone"),
+    [
+        ({"injection.enabled": False}, "MutatingWebhookConfiguration"),
+        ({"networkPolicies.enabled": False}, "NetworkPolicy"),
+        ({"priorityClasses.create": False}, "PriorityClass"),
+        ({"csi.storageClass.create": False}, "StorageClass"),
+        ({"crds.install": False}, "CustomResourceDefinition"),
+        ({"admissionPolicies.enabled": False}, "ValidatingAdmissionPolicy"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_is_switched_off_is_not_there(
+    values: dict[str, Any], gone: str, render: Render
+) -> None:
+    assert not render(**values).of(gone)
+
+
+def test_definitions_outlive_the_release_unless_told_otherwise(render: Render) -> None:
+    def policies(objects: Rendered) -> set[str | None]:
+        definitions = objects.of("CustomResourceDefinition")
+        assert definitions
+        return {
+            one["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
+            for one in definitions
+        }
+
+    assert policies(render()) == {"keep"}
+    assert policies(render(**{"crds.keep": False})) == {None}
+
+
+def test_definitions_are_those_of_the_models(render: Render) -> None:
+    rendered = {one["metadata"]["name"] for one in render().of("CustomResourceDefinition")}
+    assert rendered == {path.stem for path in (CHART.parents[1] / "crds").glob("*.yaml")}
+
+
+def test_the_key_is_as_long_as_the_services_want_it(render: Render) -> None:
+    import base64
+
+    data = render().named("Secret", "threefs-key")["data"]["key"]
+    key = base64.b64decode(data)
+    assert len(key) == 64
+    assert int(key, 16)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"threefs.replicas": 3, "threefs.storage.nodes": 2},
+            ["threefs.replicas is 3", "only 2 storage services", "Raise threefs.storage.nodes"],
+        ),
+        (
+            {"threefs.enabled": False},
+            ["there is no 3FS", "threefs.enabled", "csi.existingClusterSecret"],
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_together_is_refused(values: dict[str, Any], words: list[str]) -> None:
+    done = template(values)
+    assert done.returncode != 0
+    for word in words:
+        assert word in done.stderr
+
+
+def test_an_old_kubernetes_is_refused() -> None:
+    done = run_helm("template", "x", str(CHART), "--kube-version", "1.29.0")
+    assert done.returncode != 0
+    assert "requires kubeVersion" in done.stderr
+
+
+def test_notes_tell_three_commands_that_fit_the_values(tmp_path: Path) -> None:
+    """Helm prints notes when it talks to a cluster; here they become an object instead."""
+    chart = tmp_path / "fire-flyer"
+    shutil.copytree(CHART, chart)
+    (chart / "templates" / "NOTES.txt").rename(chart / "NOTES.txt")
+    (chart / "templates" / "notes.yaml").write_text(
+        'kind: Notes\ntext: {{ tpl (.Files.Get "NOTES.txt") . | quote }}\n'
+    )
+    done = run_helm(
+        "template", "fire-flyer", str(chart), "-n", "elsewhere", "--kube-version", KUBERNETES,
+        "--set", "csi.enabled=false", "--show-only", "templates/notes.yaml",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    notes = YAML(typ="safe").load(done.stdout)["text"]
+    assert [f"{number}. " in notes for number in (1, 2, 3, 4)] == [True, True, True, False]
+    assert "-n elsewhere" in notes
+    assert "CSI" not in notes
+
+
+def test_policies_speak_of_the_accounts_of_the_release() -> None:
+    done = template({}, "--namespace", "training", "--show-only", "templates/admission.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "system:serviceaccount:training:flyer-operator" in done.stdout
+    assert "fireflyer-system" not in done.stdout
+
+
+def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> None:
+    def kinds(version: str) -> set[str]:
+        done = run_helm("template", "x", str(CHART), "--kube-version", version)
+        assert done.returncode == 0, done.stderr
+        return {one["kind"] for one in YAML(typ="safe").load_all(done.stdout) if one}
+
+    assert "MutatingAdmissionPolicy" in kinds("1.36.0")
+    assert not {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"} & kinds("1.35.2")
+    assert "ValidatingAdmissionPolicy" in kinds("1.35.2")

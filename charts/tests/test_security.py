@@ -1,0 +1,141 @@
+"""Least rights: of the components in the API, and of their containers on the node."""
+
+from typing import Any
+
+import pytest
+
+from charts.tests.conftest import Rendered, containers, pods
+
+PRIVILEGED = {("DaemonSet/threefs-csi-node", "driver")}
+"""mount(2) and mounts that reach the kubelet are for privileged containers alone."""
+NODE_PARTS = {"DaemonSet/threefs-csi-node", "DaemonSet/flyer-node"}
+HOST_PATHS = {
+    "DaemonSet/flyer-node": {
+        "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources", "/sys", "/dev",
+    },
+    "DaemonSet/threefs-csi-node": {
+        "/var/lib/kubelet/plugins/3fs.csi.fireflyer.dev", "/var/lib/kubelet/plugins_registry",
+        "/var/lib/kubelet/pods", "/var/lib/kubelet/plugins/kubernetes.io/csi", "/dev/fuse",
+    },
+}  # fmt: skip
+
+
+def test_no_rule_has_a_wildcard(everything: Rendered) -> None:
+    for role in everything.of("ClusterRole", "Role"):
+        for rule in role["rules"]:
+            for part in ("apiGroups", "resources", "verbs", "nonResourceURLs"):
+                assert not [word for word in rule.get(part, []) if "*" in word], role["metadata"]
+
+
+def test_nobody_may_read_secrets_of_others(everything: Rendered) -> None:
+    for role in everything.of("ClusterRole", "Role"):
+        for rule in role["rules"]:
+            if "secrets" in rule["resources"]:
+                assert role["kind"] == "Role"
+                assert rule["resourceNames"]
+                assert not {"list", "watch"} & set(rule["verbs"])
+
+
+def test_nobody_may_raise_their_own_rights(everything: Rendered) -> None:
+    dangerous = {"escalate", "bind", "impersonate"}
+    for role in everything.of("ClusterRole", "Role"):
+        for rule in role["rules"]:
+            assert not dangerous & set(rule["verbs"])
+            assert "rbac.authorization.k8s.io" not in rule["apiGroups"]
+
+
+def test_a_component_that_asks_the_api_for_nothing_gets_no_token(everything: Rendered) -> None:
+    bound = {
+        subject["name"]
+        for binding in everything.of("ClusterRoleBinding", "RoleBinding")
+        for subject in binding["subjects"]
+    }
+    for name, pod in pods(everything):
+        if pod["spec"]["serviceAccountName"] not in bound:
+            assert pod["spec"]["automountServiceAccountToken"] is False, name
+
+
+def test_controllers_run_under_pod_security_restricted(everything: Rendered) -> None:
+    for name, pod in pods(everything):
+        if name in NODE_PARTS:
+            continue
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        for container in containers(pod):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_only_what_mounts_is_privileged(everything: Rendered) -> None:
+    privileged = {
+        (name, container["name"])
+        for name, pod in pods(everything)
+        for container in containers(pod)
+        if container["securityContext"].get("privileged")
+    }
+    assert privileged == PRIVILEGED
+
+
+def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rendered) -> None:
+    found = {
+        name: {
+            volume["hostPath"]["path"] for volume in pod["spec"]["volumes"] if "hostPath" in volume
+        }
+        for name, pod in pods(everything)
+    }
+    assert {name: paths for name, paths in found.items() if paths} == HOST_PATHS
+
+
+def test_the_node_agent_writes_into_the_plugin_folder_alone(everything: Rendered) -> None:
+    [agent] = [pod for name, pod in pods(everything) if name == "DaemonSet/flyer-node"]
+    [container] = containers(agent)
+    writable = {
+        mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly", False)
+    }
+    assert writable == {"device-plugins", "tmp"}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("field", ["resources", "securityContext", "livenessProbe"])
+def test_every_container_has(field: str, everything: Rendered) -> None:
+    # The liveness probe's own container answers for the driver; it has no health of its own.
+    for name, pod in pods(everything):
+        for container in containers(pod):
+            if field == "livenessProbe" and container["name"] == "liveness-probe":
+                continue
+            assert container.get(field), f"{name}: {container['name']} has no {field}"
+
+
+def test_every_container_says_what_it_needs_and_what_it_may_take(everything: Rendered) -> None:
+    for name, pod in pods(everything):
+        for container in containers(pod):
+            resources: dict[str, Any] = container["resources"]
+            assert resources["requests"].keys() >= {"cpu", "memory"}, name
+            assert "memory" in resources["limits"], name
+
+
+def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: Rendered) -> None:
+    [configuration] = everything.of("MutatingWebhookConfiguration")
+    for webhook in configuration["webhooks"]:
+        assert webhook["failurePolicy"] == "Ignore"
+        assert webhook["timeoutSeconds"] <= 5
+        assert webhook["objectSelector"]["matchLabels"] == {"fireflyer.dev/inject": "true"}
+        [names] = webhook["namespaceSelector"]["matchExpressions"]
+        assert names["operator"] == "NotIn"
+        assert names["values"] == ["fireflyer-system", "kube-system"]
+
+
+def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
+    policies = [
+        policy["spec"]["podSelector"]["matchLabels"] for policy in everything.of("NetworkPolicy")
+    ]
+    for name, pod in pods(everything):
+        labels = pod["metadata"]["labels"]
+        assert [one for one in policies if one.items() <= labels.items()], name
