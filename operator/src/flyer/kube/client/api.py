@@ -1,0 +1,372 @@
+"""Calls to an API server: bounded in number and in time, retried, counted, with typed errors.
+
+Plain aiohttp on purpose: the official client builds a class for every kind of the API and takes
+seconds to import, and what we need is a few verbs on JSON values.
+
+A call that had no answer may have been performed. So a retried create may find its own object
+(AlreadyExistsError), a retried delete nothing (NotFoundError), and a retried compare-and-swap its
+own write (ConflictError): the callers know what these mean to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import aiohttp
+
+from flyer.kube.client.errors import ApiError, UnreachableError, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from flyer.kube.client.access import Access
+    from flyer.kube.client.resources import Resource
+
+__all__ = ["Api", "Limits", "Object", "Page"]
+
+Object = dict[str, Any]
+
+MERGE_PATCH: Final = "application/merge-patch+json"
+APPLY_PATCH: Final = "application/apply-patch+yaml"
+_JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What calls may cost. Times in seconds."""
+
+    concurrency_max: int = 64
+    """Calls under way at once. The API server's own fairness queues what comes beyond its share."""
+    connect_seconds: float = 5.0
+    answer_seconds: float = 10.0
+    """One try of one call."""
+    call_seconds: float = 30.0
+    """A call with its retries."""
+    backoff_seconds: float = 0.05
+    backoff_seconds_max: float = 2.0
+    page_objects: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a list, and the version of the whole list."""
+
+    version: str
+    items: list[Object]
+
+
+def _observe_nothing(_verb: str, _resource: str, _code: int, _seconds: float) -> None:
+    pass
+
+
+class Api:
+    """One API server.
+
+    `observe(verb, resource, code, seconds)` is told of every try (code 0: no answer).
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        agent: str,
+        limits: Limits = Limits(),
+        observe: Callable[[str, str, int, float], None] = _observe_nothing,
+    ) -> None:
+        self.limits = limits
+        self._access = access
+        self._agent = agent
+        self._observe = observe
+        self._slots = asyncio.Semaphore(limits.concurrency_max)
+        self._session: aiohttp.ClientSession | None = None
+        self._fence: Callable[[], float] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def fenced(self, fence: Callable[[], float]) -> Api:
+        """The same server and connections for a writer that may lose its right to write.
+
+        `fence` says how many seconds it still has, or raises; no try of a call outlasts them.
+        """
+        copy = Api(self._access, agent=self._agent, limits=self.limits, observe=self._observe)
+        copy._slots = self._slots
+        copy._session = self._opened()
+        copy._fence = fence
+        return copy
+
+    # -- verbs ---------------------------------------------------------------------------------
+
+    async def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
+        """One object."""
+        return await self._call("get", "GET", resource, namespace, name)
+
+    async def pages(
+        self, resource: Resource, namespace: str = "", **selectors: str
+    ) -> AsyncIterator[Page]:
+        """All objects, page by page. GoneError: the list got too old in between, begin again."""
+        query: dict[str, str] = {"limit": str(self.limits.page_objects), **selectors}
+        while True:
+            answer = await self._call("list", "GET", resource, namespace, query=query)
+            metadata = answer["metadata"]
+            yield Page(metadata.get("resourceVersion", ""), answer.get("items") or [])
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
+
+    async def list(self, resource: Resource, namespace: str = "", **selectors: str) -> list[Object]:
+        """All objects, when they are few."""
+        found: list[Object] = []
+        async for page in self.pages(resource, namespace, **selectors):
+            found += page.items
+        return found
+
+    async def create(self, resource: Resource, value: Object, namespace: str = "") -> Object:
+        """A new object; AlreadyExistsError may mean that a try before was performed."""
+        return await self._call("create", "POST", resource, namespace, body=value)
+
+    async def replace(self, resource: Resource, value: Object, subresource: str = "") -> Object:
+        """Another version of the object; with a resourceVersion in it, if it is unchanged."""
+        metadata = value["metadata"]
+        return await self._call(
+            "update", "PUT", resource, metadata.get("namespace", ""), metadata["name"],
+            subresource, body=value,
+        )  # fmt: skip
+
+    async def merge(
+        self,
+        resource: Resource,
+        name: str,
+        patch: Object,
+        namespace: str = "",
+        subresource: str = "",
+    ) -> Object:
+        """JSON merge patch; with metadata.resourceVersion in it, a compare-and-swap."""
+        return await self._call(
+            "patch", "PATCH", resource, namespace, name, subresource, body=patch,
+            content_type=MERGE_PATCH,
+        )  # fmt: skip
+
+    async def apply(
+        self,
+        resource: Resource,
+        value: Object,
+        *,
+        manager: str,
+        subresource: str = "",
+    ) -> Object:
+        """Server-side apply: the object has these fields, and we own them."""
+        metadata = value["metadata"]
+        return await self._call(
+            "patch", "PATCH", resource, metadata.get("namespace", ""), metadata["name"],
+            subresource, body=value, content_type=APPLY_PATCH,
+            query={"fieldManager": manager, "force": "true"},
+        )  # fmt: skip
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        grace_seconds: int | None = None,
+    ) -> None:
+        """Delete this very object; NotFoundError may mean that a try before was performed."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        await self._call("delete", "DELETE", resource, namespace, name, body=options)
+
+    async def post(
+        self, resource: Resource, name: str, namespace: str, subresource: str, value: Object
+    ) -> Object:
+        """Create a subresource, such as a pod's binding."""
+        return await self._call(
+            "create", "POST", resource, namespace, name, subresource, body=value
+        )
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        version: str,
+        silence_seconds: float,
+        timeout_seconds: int,
+        **selectors: str,
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """Events (type, object) after a version, bookmarks too, until the server ends the stream.
+
+        GoneError: the version is too old. UnreachableError: nothing came for `silence_seconds`.
+        """
+        label = f"watch {resource.plural}"
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(timeout_seconds),
+            **selectors,
+        }
+        timeout = aiohttp.ClientTimeout(
+            sock_connect=self.limits.connect_seconds, sock_read=silence_seconds
+        )
+        begun = time.monotonic()
+        try:
+            async with self._opened().get(
+                self._access.url + resource.path(namespace),
+                params=query,
+                headers=await self._headers(),
+                timeout=timeout,
+                ssl=self._ssl,
+            ) as response:
+                self._observe("watch", resource.plural, response.status, time.monotonic() - begun)
+                if response.status != 200:
+                    raise _refusal(label, response, await response.read())
+                async for line in _lines(response.content):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise error_of(
+                            label, int(status.get("code", 500)), status.get("reason", ""),
+                            status.get("message", "the watch failed"),
+                        )  # fmt: skip
+                    yield event["type"], event["object"]
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise UnreachableError(label, _words(error)) from error
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def _ssl(self) -> Any:
+        return self._access.context if self._access.context is not None else True
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers={"User-Agent": self._agent}
+            )
+        return self._session
+
+    async def _headers(self, content_type: str = "") -> dict[str, str]:
+        headers = {"Accept": _JSON, **await self._access.headers()}
+        if content_type:
+            headers["Content-Type"] = content_type
+        return headers
+
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        resource: Resource,
+        namespace: str = "",
+        name: str = "",
+        subresource: str = "",
+        *,
+        body: Object | None = None,
+        content_type: str = _JSON,
+        query: dict[str, str] | None = None,
+    ) -> Object:
+        kind = f"{resource.plural}/{subresource}" if subresource else resource.plural
+        place = "/".join(part for part in (namespace, name) if part)
+        label = f"{verb} {kind}" + (f" {place}" if place else "")
+        url = self._access.url + resource.path(namespace, name, subresource)
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        ends_at = time.monotonic() + self.limits.call_seconds
+        pause_seconds = self.limits.backoff_seconds
+        while True:
+            try:
+                return await self._try(verb, method, kind, label, url, data, content_type, query)
+            except ApiError as error:
+                if not error.retryable:
+                    raise
+                wait_seconds = error.retry_after_seconds
+                if wait_seconds is None:
+                    wait_seconds = pause_seconds * random.uniform(0.5, 1.5)  # noqa: S311 - spreads
+                if time.monotonic() + wait_seconds >= ends_at:
+                    raise
+                await asyncio.sleep(wait_seconds)
+                pause_seconds = min(2 * pause_seconds, self.limits.backoff_seconds_max)
+
+    async def _try(
+        self,
+        verb: str,
+        method: str,
+        kind: str,
+        label: str,
+        url: str,
+        data: bytes | None,
+        content_type: str,
+        query: dict[str, str] | None,
+    ) -> Object:
+        headers = await self._headers(content_type if data is not None else "")
+        async with self._slots:
+            answer_seconds = self.limits.answer_seconds
+            if self._fence is not None and method != "GET":
+                answer_seconds = min(answer_seconds, self._fence())
+            timeout = aiohttp.ClientTimeout(
+                total=answer_seconds, sock_connect=self.limits.connect_seconds
+            )
+            begun, status = time.monotonic(), 0
+            try:
+                async with self._opened().request(
+                    method, url, params=query, data=data, headers=headers, timeout=timeout,
+                    ssl=self._ssl,
+                ) as response:  # fmt: skip
+                    status = response.status
+                    content = await response.read()
+                    if status >= 400:
+                        raise _refusal(label, response, content)
+                    found = json.loads(content)
+                    assert isinstance(found, dict), label
+                    return found
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                status = 0
+                raise UnreachableError(label, _words(error)) from error
+            finally:
+                self._observe(verb, kind, status, time.monotonic() - begun)
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines, however long. A torn last one is left out: the watch begins again before it."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+
+
+def _refusal(label: str, response: aiohttp.ClientResponse, content: bytes) -> ApiError:
+    reason, message = "", content[:200].decode(errors="replace")
+    try:
+        status = json.loads(content)
+        reason, message = str(status.get("reason", "")), str(status.get("message", message))
+    except (ValueError, AttributeError):
+        pass
+    wait = response.headers.get("Retry-After", "")
+    retry_after = float(wait) if wait.isdigit() else None
+    return error_of(label, response.status, reason, message, retry_after)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,228 @@
+"""A copy of all objects of one kind, kept by list and watch.
+
+Owns one task. What was seen twice, late or out of order changes nothing: an object is replaced by
+a newer version of itself alone. What was missed (a stream that fell silent, a history that is
+gone) is found by listing again. Between losing the server and hearing it again the copy is old,
+which `age_seconds` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from flyer.kube.client.errors import ApiError, GoneError, NotFoundError, UnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from flyer.kube.client.api import Api
+    from flyer.kube.client.resources import Resource
+
+__all__ = ["Cache", "Key", "WatchSettings"]
+
+T = TypeVar("T")
+Key = tuple[str, str]  # namespace ("" for cluster-wide kinds), name
+
+_DELETIONS_KEPT: Final = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """Times in seconds."""
+
+    silence_seconds: float = 75.0
+    """A healthy server sends a bookmark a minute; a stream that is silent for longer is dead."""
+    stream_seconds: int = 290
+    """Streams end by themselves after so long, so that load balances over API servers."""
+    backoff_seconds: float = 0.1
+    backoff_seconds_max: float = 5.0
+
+
+@dataclass(slots=True)
+class _Held(Generic[T]):
+    version: int
+    value: T
+
+
+class Cache(Generic[T]):
+    """Objects as `shape` makes them from JSON.
+
+    `changed(key, before, after)` is told of each change, with None for what is not there.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        resource: Resource,
+        shape: Callable[[dict[str, Any]], T],
+        changed: Callable[[Key, T | None, T | None], None],
+        *,
+        settings: WatchSettings = WatchSettings(),
+        optional: bool = False,
+        **selectors: str,
+    ) -> None:
+        self.resource = resource
+        self.synced = asyncio.Event()
+        self.relists = 0
+        self._api = api
+        self._shape = shape
+        self._changed = changed
+        self._settings = settings
+        self._optional = optional  # the kind may not be installed: then there is none of it
+        self._selectors = selectors
+        self._held: dict[Key, _Held[T]] = {}
+        self._deleted: OrderedDict[Key, int] = OrderedDict()
+        self._heard_at = time.monotonic()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get(self, namespace: str, name: str) -> T | None:
+        """The object as last seen."""
+        held = self._held.get((namespace, name))
+        return held.value if held else None
+
+    def values(self) -> Iterator[T]:
+        """All objects."""
+        return (held.value for held in self._held.values())
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the server was last heard: an event, a bookmark, or a whole list."""
+        return time.monotonic() - self._heard_at
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def offer(self, value: dict[str, Any]) -> None:
+        """Take in what a write of ours answered, before the watch tells it."""
+        key, version = _key(value), _version(value)
+        if version > self._deleted.get(key, 0):
+            self._put(key, version, value)
+
+    def put(self, key: Key, version: int, shaped: T) -> None:
+        """As `offer`, for what the caller has shaped; `changed` is not told."""
+        held = self._held.get(key)
+        if version > max(held.version if held else 0, self._deleted.get(key, 0)):
+            self._held[key] = _Held(version, shaped)
+
+    async def refresh(self) -> None:
+        """List now: when this returns, all that was written before the call has been seen."""
+        await self._list()
+
+    async def run(self) -> None:
+        """Keep the copy until cancelled."""
+        version, pause_seconds = "", self._settings.backoff_seconds
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                version = await self._watch(version)
+                pause_seconds = self._settings.backoff_seconds
+                continue
+            except GoneError:
+                version = ""
+                self.relists += 1
+            except NotFoundError:
+                if not self._optional:
+                    log.warning("%s: this kind is not installed", self.resource.plural)
+                self._replace({})
+                self._heard()
+                version, pause_seconds = "", self._settings.backoff_seconds_max
+            except ApiError as error:
+                if isinstance(error, UnreachableError) and self._silent:
+                    version = ""
+                    self.relists += 1
+                log.warning("%s: %s", self.resource.plural, error)
+            await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads
+            pause_seconds = min(2 * pause_seconds, self._settings.backoff_seconds_max)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def _silent(self) -> bool:
+        return self.age_seconds >= self._settings.silence_seconds
+
+    def _heard(self) -> None:
+        self._heard_at = time.monotonic()
+        self.synced.set()
+
+    async def _list(self) -> str:
+        found: dict[Key, dict[str, Any]] = {}
+        version = ""
+        async for page in self._api.pages(self.resource, **self._selectors):
+            version = version or page.version
+            for item in page.items:
+                found[_key(item)] = item
+        self._replace(found)
+        self._heard()
+        return version
+
+    def _replace(self, found: dict[Key, dict[str, Any]]) -> None:
+        for key in [key for key in self._held if key not in found]:
+            self._drop(key, self._held[key].version)
+        for key, value in found.items():
+            self._put(key, _version(value), value)
+
+    async def _watch(self, version: str) -> str:
+        seconds = int(self._settings.stream_seconds * random.uniform(0.8, 1.0))  # noqa: S311
+        stream = self._api.watch(
+            self.resource,
+            version=version,
+            silence_seconds=self._settings.silence_seconds,
+            timeout_seconds=seconds,
+            **self._selectors,
+        )
+        try:
+            async for kind, value in stream:
+                self._heard()
+                version = value["metadata"]["resourceVersion"]
+                if kind == "DELETED":
+                    self._drop(_key(value), _version(value))
+                elif kind != "BOOKMARK":
+                    self._put(_key(value), _version(value), value)
+        except UnreachableError as error:
+            if self._silent:
+                raise
+            # Cut, not silent: what was seen stays seen, and the stream goes on behind it.
+            log.info("%s: the watch broke and goes on: %s", self.resource.plural, error)
+            await asyncio.sleep(self._settings.backoff_seconds)
+        return version
+
+    def _put(self, key: Key, version: int, value: dict[str, Any]) -> None:
+        held = self._held.get(key)
+        if held is not None and version <= held.version:
+            return
+        shaped = self._shape(value)
+        before = held.value if held else None
+        self._held[key] = _Held(version, shaped)
+        self._changed(key, before, shaped)
+
+    def _drop(self, key: Key, version: int) -> None:
+        held = self._held.get(key)
+        if held is None or version < held.version:
+            return
+        del self._held[key]
+        self._deleted[key] = version
+        if len(self._deleted) > _DELETIONS_KEPT:
+            self._deleted.popitem(last=False)
+        self._changed(key, held.value, None)
+
+
+def _key(value: dict[str, Any]) -> Key:
+    metadata = value["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def _version(value: dict[str, Any]) -> int:
+    """Versions are numbers that grow, which the API guarantees since 1.35 and etcd always did."""
+    return int(value["metadata"].get("resourceVersion") or 0)

@@ -1,0 +1,201 @@
+"""Who leads: a Lease, a term's epoch, and a fence that falls before anybody else may lead.
+
+A term begins with a compare-and-swap on the Lease that counts `leaseTransitions` up, also when we
+take our own old Lease: so each term has an epoch of its own (`leaseTransitions` + 1), which every
+commit carries. Clocks of different machines are never compared: others wait until the Lease has
+not changed for its duration by their own clock, and we stop `renew_seconds` after the *beginning*
+of the last renewal that succeeded, which is sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.kube.client.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
+from flyer.kube.client.resources import LEASES
+
+if TYPE_CHECKING:
+    from flyer.kube.client.api import Api
+
+__all__ = ["Election", "LeadershipLostError", "LeaseSettings"]
+
+log = logging.getLogger(__name__)
+
+_RELEASE_SECONDS: Final = 2.0
+
+
+class LeadershipLostError(Exception):
+    """We may not write any more: the Lease was not renewed in time, or it is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """Times in seconds."""
+
+    namespace: str
+    name: str = "flyer-operator"
+    duration_seconds: int = 3
+    """Others take the Lease after so long without a renewal: what a leader's death costs."""
+    renew_seconds: float = 2.0
+    """We stop after so long without a renewal: the rest is for what is under way to arrive."""
+    retry_seconds: float = 0.5
+    """Between renewals, and between looks at somebody else's Lease."""
+
+
+class Election:
+    """One candidate. `identity` is this process's own, never used again by another."""
+
+    def __init__(self, api: Api, identity: str, settings: LeaseSettings) -> None:
+        assert settings.renew_seconds < settings.duration_seconds, settings
+        self.identity = identity
+        self.epoch = 0  # of our term; 0: none
+        self.holder = ""
+        self._api = api
+        self._settings = settings
+        self._lease: dict[str, Any] | None = None
+        self._seen: tuple[str, float] = ("", 0.0)  # version, when by our clock
+        self._valid_until = 0.0
+
+    # -- the fence -----------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether we may act now."""
+        return self.epoch > 0 and time.monotonic() < self._valid_until
+
+    def fence(self) -> float:
+        """How long a write may take that begins now; raises LeadershipLostError if none may."""
+        if not self.leads:
+            raise LeadershipLostError(
+                f"{self.identity} leads no more: the Lease {self._settings.namespace}/"
+                f"{self._settings.name} was not renewed within {self._settings.renew_seconds:g} s"
+            )
+        margin = self._settings.duration_seconds - self._settings.renew_seconds
+        return self._valid_until - time.monotonic() + margin / 2
+
+    # -- a term --------------------------------------------------------------------------------
+
+    async def acquire(self) -> int:
+        """Wait until we lead; the epoch of the new term."""
+        self.epoch = 0
+        while True:
+            with contextlib.suppress(ApiError):
+                if await self._try_acquire():
+                    log.info("%s leads, epoch %d", self.identity, self.epoch)
+                    return self.epoch
+            await asyncio.sleep(self._settings.retry_seconds)
+
+    async def hold(self) -> None:
+        """Renew until that fails for too long, or the Lease is somebody else's; then return."""
+        while self.leads:
+            await asyncio.sleep(self._settings.retry_seconds)
+            begun = time.monotonic()
+            if begun >= self._valid_until:
+                break
+            try:
+                async with asyncio.timeout(self._valid_until - begun):
+                    await self._renew(begun)
+            except (ApiError, TimeoutError) as error:
+                log.warning("cannot renew the Lease: %s", error)
+                if isinstance(error, ConflictError) and not await self._still_ours():
+                    break
+        self.epoch = 0
+        log.warning("%s leads no more", self.identity)
+
+    async def raise_epoch(self, least: int) -> int:
+        """Count up to at least this epoch: whoever deletes the Lease deletes the count too."""
+        if self.epoch < least:
+            await self._write(time.monotonic(), least - 1)
+        return self.epoch
+
+    async def release(self) -> None:
+        """Give the Lease back, so that the next leader need not wait."""
+        if not self.leads or self._lease is None:
+            self.epoch = 0
+            return
+        self.epoch = 0
+        self._valid_until = 0.0
+        spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+        with contextlib.suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._api.replace(LEASES, {**self._lease, "spec": spec})
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _try_acquire(self) -> bool:
+        settings = self._settings
+        try:
+            lease = await self._api.get(LEASES, settings.name, settings.namespace)
+        except NotFoundError:
+            lease = None
+        begun = time.monotonic()
+        if lease is None:
+            with contextlib.suppress(AlreadyExistsError):
+                self._lease = None
+                await self._write(begun, 0)
+                return True
+            return False
+        spec, version = lease.get("spec") or {}, lease["metadata"]["resourceVersion"]
+        if version != self._seen[0]:
+            self._seen = (version, begun)
+        self.holder = spec.get("holderIdentity") or ""
+        duration = spec.get("leaseDurationSeconds") or settings.duration_seconds
+        ours = self.holder == self.identity  # the answer to our own write was lost
+        if self.holder and not ours and begun < self._seen[1] + duration:
+            return False
+        self._lease = lease
+        with contextlib.suppress(ConflictError):
+            await self._write(begun, int(spec.get("leaseTransitions") or 0) + 1)
+            return True
+        return False
+
+    async def _renew(self, begun: float) -> None:
+        assert self._lease is not None, "renews what it never had"
+        await self._write(begun, int(self._lease["spec"]["leaseTransitions"]))
+
+    async def _still_ours(self) -> bool:
+        """After a conflict: whether it was our own write, whose answer was lost."""
+        settings = self._settings
+        with contextlib.suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(max(0.0, self._valid_until - time.monotonic())):
+                lease = await self._api.get(LEASES, settings.name, settings.namespace)
+                spec = lease.get("spec") or {}
+                if (spec.get("holderIdentity"), spec.get("leaseTransitions")) == (
+                    self.identity,
+                    self.epoch - 1,
+                ):
+                    self._lease = lease
+                    return True
+                self.holder = spec.get("holderIdentity") or ""
+                return False
+        return True  # not known: the fence decides
+
+    async def _write(self, begun: float, transitions: int) -> None:
+        settings, before = self._settings, self._lease
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        term = before is not None and transitions == before["spec"].get("leaseTransitions")
+        acquired = before["spec"].get("acquireTime", now) if before and term else now
+        spec = {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": settings.duration_seconds,
+            "acquireTime": acquired,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+        if before is None:
+            metadata = {"name": settings.name, "namespace": settings.namespace}
+            value = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+            self._lease = await self._api.create(
+                LEASES, {**value, "spec": spec}, settings.namespace
+            )
+        else:
+            self._lease = await self._api.replace(LEASES, {**before, "spec": spec})
+        self._valid_until = begun + settings.renew_seconds
+        self.epoch = transitions + 1
+        self.holder = self.identity

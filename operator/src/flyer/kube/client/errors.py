@@ -1,0 +1,104 @@
+"""What an API server can answer, as types: by what the caller can do about it."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyExistsError",
+    "ApiError",
+    "ConflictError",
+    "ForbiddenError",
+    "GoneError",
+    "InvalidError",
+    "NotFoundError",
+    "OverloadedError",
+    "UnreachableError",
+    "error_of",
+]
+
+_MESSAGE_CHARS_MAX = 500
+
+
+class ApiError(Exception):
+    """A call that failed. `retryable`: the same call may succeed later without any change."""
+
+    retryable = False
+
+    def __init__(
+        self,
+        call: str,
+        message: str,
+        *,
+        code: int = 0,
+        reason: str = "",
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        self.call = call
+        self.code = code
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+        status = f" ({code} {reason})" if code else ""
+        super().__init__(f"{call}{status}: {message[:_MESSAGE_CHARS_MAX]}")
+
+
+class NotFoundError(ApiError):
+    """404: the object, its namespace or its kind does not exist."""
+
+
+class ConflictError(ApiError):
+    """409: somebody else wrote in between, or a precondition does not hold."""
+
+
+class AlreadyExistsError(ConflictError):
+    """409 to a create: an object of this name is there."""
+
+
+class GoneError(ApiError):
+    """410: the version asked for is out of the server's history. List again."""
+
+
+class InvalidError(ApiError):
+    """400 or 422: the object breaks a rule. The message names field, value and remedy."""
+
+
+class ForbiddenError(ApiError):
+    """401 or 403: our credentials do not allow it, or the namespace is being deleted."""
+
+    @property
+    def namespace_ends(self) -> bool:
+        """Whether the namespace takes no new objects because it is being deleted."""
+        return "being terminated" in str(self)
+
+
+class OverloadedError(ApiError):
+    """429, 500, 503, 504: the server had no time or no luck; waits `retry_after_seconds`."""
+
+    retryable = True
+
+
+class UnreachableError(ApiError):
+    """No answer: refused, cut, or late. The call may have been performed."""
+
+    retryable = True
+
+
+def error_of(
+    call: str, code: int, reason: str, message: str, retry_after_seconds: float | None = None
+) -> ApiError:
+    """The error for an HTTP status; `reason` is the API's word, such as AlreadyExists."""
+    kind: type[ApiError]
+    match code:
+        case 404:
+            kind = NotFoundError
+        case 409:
+            kind = AlreadyExistsError if reason == "AlreadyExists" else ConflictError
+        case 410:
+            kind = GoneError
+        case 400 | 413 | 415 | 422:
+            kind = InvalidError
+        case 401 | 403:
+            kind = ForbiddenError
+        case _ if code == 429 or code >= 500:
+            kind = OverloadedError
+        case _:
+            kind = ApiError
+    return kind(call, message, code=code, reason=reason, retry_after_seconds=retry_after_seconds)

@@ -1,0 +1,54 @@
+"""The kinds of objects that we read or write, and where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flyer.api import GROUP, VERSION
+
+__all__ = [
+    "EVENTS",
+    "FLYERJOBS",
+    "FLYERQUOTAS",
+    "FLYERTOPOLOGIES",
+    "LEASES",
+    "NAMESPACES",
+    "NODEHEALTHS",
+    "NODES",
+    "PODS",
+    "SECRETS",
+    "TOKENREVIEWS",
+    "Resource",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One resource of the API."""
+
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The URL's path of a collection, an object or a subresource; "": all namespaces."""
+        parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
+        if namespace and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/".join(parts)
+
+
+PODS: Final = Resource("", "v1", "pods")
+NODES: Final = Resource("", "v1", "nodes", namespaced=False)
+NAMESPACES: Final = Resource("", "v1", "namespaces", namespaced=False)
+SECRETS: Final = Resource("", "v1", "secrets")
+EVENTS: Final = Resource("", "v1", "events")
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
+TOKENREVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+FLYERJOBS: Final = Resource(GROUP, VERSION, "flyerjobs")
+FLYERQUOTAS: Final = Resource(GROUP, VERSION, "flyerquotas", namespaced=False)
+FLYERTOPOLOGIES: Final = Resource(GROUP, VERSION, "flyertopologies", namespaced=False)
+NODEHEALTHS: Final = Resource(GROUP, VERSION, "nodehealths", namespaced=False)

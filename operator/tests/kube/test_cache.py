@@ -1,0 +1,157 @@
+"""A cache is right in the end, whatever happens to its watch."""
+
+import asyncio
+import contextlib
+
+import pytest
+from flyer.kube.client import Cache, WatchSettings
+from flyer.kube.client.resources import FLYERJOBS, NODEHEALTHS
+from flyer.kube.testing import Fault
+
+
+@pytest.fixture
+async def watched(api_server, connect):
+    """`watched(**settings)`: a running cache of FlyerJobs as their spec.n, and what it told."""
+    tasks = []
+
+    async def start(resource=FLYERJOBS, **settings):
+        told = []
+        cache = Cache(
+            connect(page_objects=3),
+            resource,
+            lambda one: one["spec"]["n"],
+            lambda key, before, after: told.append((key[1], before, after)),
+            settings=WatchSettings(backoff_seconds=0.01, **settings),
+        )
+        tasks.append(asyncio.create_task(cache.run()))
+        async with asyncio.timeout(60):
+            await cache.synced.wait()
+        return cache, told
+
+    yield start
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def put(api_server, name, n):
+    store = api_server.store
+    if store.find("flyerjobs", name, "default"):
+        store.patch("flyerjobs", name, {"spec": {"n": n}}, "default")
+    else:
+        store.create("flyerjobs", {"metadata": {"name": name}, "spec": {"n": n}}, "default")
+
+
+def stored(api_server):
+    return {one["metadata"]["name"]: one["spec"]["n"] for one in api_server.store.all("flyerjobs")}
+
+
+def held(cache, api_server):
+    names = [one["metadata"]["name"] for one in api_server.store.all("flyerjobs")]
+    found = {name: cache.get("default", name) for name in names}
+    return found if len(found) == len(cache) else None
+
+
+async def test_it_lists_and_follows(api_server, watched, until):
+    for index in range(8):
+        put(api_server, f"j{index}", index)
+    cache, told = await watched()
+    assert len(told) == 8
+    put(api_server, "j0", 100)
+    api_server.store.delete("flyerjobs", "j1", "default")
+    await until(lambda: held(cache, api_server) == stored(api_server))
+    assert told[8:] == [("j0", 0, 100), ("j1", 1, None)]
+
+
+async def test_doubled_and_late_events_change_nothing(api_server, watched, until):
+    cache, told = await watched()
+    api_server.faults.watches.double = True
+    api_server.faults.watches.delay_seconds = 0.02
+    for n in range(5):
+        put(api_server, "a", n)
+    await until(lambda: cache.get("default", "a") == 4)
+    assert [after for _, _, after in told] == [0, 1, 2, 3, 4]
+    api_server.store.delete("flyerjobs", "a", "default")
+    await until(lambda: len(cache) == 0)
+
+
+async def test_an_answer_to_a_write_is_seen_before_the_watch_tells_it(api_server, watched):
+    cache, told = await watched()
+    api_server.faults.watches.delay_seconds = 0.05
+    put(api_server, "a", 1)
+    old = api_server.store.get("flyerjobs", "a", "default")
+    cache.offer(old)
+    assert cache.get("default", "a") == 1
+    put(api_server, "a", 2)
+    cache.offer(api_server.store.get("flyerjobs", "a", "default"))
+    cache.offer(old)
+    assert cache.get("default", "a") == 2
+    assert len(told) == 2
+
+
+async def test_a_deleted_object_does_not_come_back(api_server, watched, until):
+    cache, _ = await watched()
+    put(api_server, "a", 1)
+    old = api_server.store.get("flyerjobs", "a", "default")
+    await until(lambda: len(cache) == 1)
+    api_server.store.delete("flyerjobs", "a", "default")
+    await until(lambda: len(cache) == 0)
+    cache.offer(old)
+    assert len(cache) == 0
+
+
+async def test_broken_streams_go_on_where_they_were(api_server, watched, until):
+    cache, told = await watched()
+    for n in range(5):
+        put(api_server, "a", n)
+        await until(lambda n=n: cache.get("default", "a") == n)
+        api_server.cut_watches()
+    assert cache.relists == 0
+    assert [after for _, _, after in told] == [0, 1, 2, 3, 4]
+
+
+async def test_a_history_that_is_gone_is_listed_again(api_server, watched, until):
+    put(api_server, "gone", 1)
+    put(api_server, "stays", 1)
+    cache, told = await watched()
+    api_server.faults.watches.frozen = True
+    put(api_server, "new", 1)
+    api_server.store.delete("flyerjobs", "gone", "default")
+    api_server.faults.watches.frozen = False
+    api_server.expire_watches()
+    await until(lambda: held(cache, api_server) == stored(api_server))
+    assert cache.relists >= 1
+    assert ("gone", 1, None) in told
+
+
+async def test_a_silent_stream_is_dead(api_server, watched, until):
+    cache, _ = await watched(silence_seconds=0.5)
+    api_server.faults.watches.frozen = True
+    put(api_server, "a", 1)
+    await until(lambda: held(cache, api_server) == stored(api_server))
+    assert cache.relists >= 1
+
+
+async def test_bookmarks_say_that_a_stream_lives(api_server, watched):
+    cache, _ = await watched(silence_seconds=5.0)
+    await asyncio.sleep(0.5)
+    assert cache.age_seconds < 0.5
+    assert cache.relists == 0
+
+
+async def test_the_server_restarts_and_refuses_for_a_while(api_server, watched, until):
+    cache, _ = await watched()
+    port = int(api_server.url.rpartition(":")[2])
+    await api_server.close()
+    put(api_server, "a", 1)
+    await asyncio.sleep(0.1)
+    api_server.faults.add(Fault("refuse", code=500, times=5))
+    await api_server.start(port)
+    await until(lambda: held(cache, api_server) == stored(api_server))
+
+
+async def test_a_kind_that_is_not_installed_is_empty(api_server, watched, until):
+    del api_server.store.tables[("fireflyer.dev", "nodehealths")]
+    cache, _ = await watched(NODEHEALTHS)
+    assert len(cache) == 0

@@ -1,0 +1,118 @@
+"""Calls: what is tried again, what is told as which error, what is bounded."""
+
+import asyncio
+
+import pytest
+from flyer.kube.client.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    OverloadedError,
+    UnreachableError,
+)
+from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
+from flyer.kube.testing import Fault
+
+
+def job(name):
+    return {"metadata": {"name": name}, "spec": {"nodes": 1}}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("refuse", code=429, reason="TooManyRequests", retry_after_seconds=0, times=2),
+        Fault("refuse", code=500, times=3),
+        Fault("refuse", code=503, reason="ServiceUnavailable"),
+        Fault("drop", times=2),
+        Fault("hang"),
+    ],
+)
+async def test_what_may_pass_is_tried_again(api_server, connect, fault):
+    api = connect(answer_seconds=0.3)
+    api_server.faults.add(fault)
+    made = await api.create(FLYERJOBS, job("a"), "default")
+    assert made["metadata"]["uid"]
+    assert fault.times == 0
+
+
+async def test_a_call_that_never_succeeds_ends(api_server, connect):
+    api = connect(answer_seconds=0.1, call_seconds=0.5)
+    api_server.faults.add(Fault("refuse", code=500, times=1000, verb="get"))
+    with pytest.raises(OverloadedError, match=r"get nodes n \(500"):
+        await api.get(NODES, "n")
+    api_server.faults.add(Fault("hang", times=1000, verb="list"))
+    with pytest.raises(UnreachableError, match="no answer in time"):
+        await api.list(NODES)
+
+
+async def test_retry_after_is_obeyed(api_server, connect):
+    api = connect(call_seconds=0.5)
+    api_server.faults.add(Fault("refuse", code=429, retry_after_seconds=3600))
+    with pytest.raises(OverloadedError) as raised:
+        await api.list(NODES)
+    assert raised.value.retry_after_seconds == 3600
+
+
+async def test_a_lost_answer_shows_as_what_the_call_itself_did(api_server, connect):
+    api = connect()
+    api_server.faults.add(Fault("lose", verb="create"))
+    with pytest.raises(AlreadyExistsError):
+        await api.create(FLYERJOBS, job("a"), "default")
+    version = api_server.store.get("flyerjobs", "a", "default")["metadata"]["resourceVersion"]
+    patch = {"metadata": {"resourceVersion": version}, "status": {"phase": "Queued"}}
+    api_server.faults.add(Fault("lose", verb="patch"))
+    with pytest.raises(ConflictError):
+        await api.merge(FLYERJOBS, "a", patch, "default", "status")
+    api_server.faults.add(Fault("lose", verb="delete"))
+    with pytest.raises(NotFoundError):
+        await api.delete(FLYERJOBS, "a", "default")
+
+
+async def test_what_will_never_pass_is_told_at_once(api_server, connect):
+    api = connect()
+    with pytest.raises(NotFoundError, match="flyerjobs default/a"):
+        await api.get(FLYERJOBS, "a", "default")
+    api_server.store.table("flyerjobs").checks.append(lambda _before, _after: "spec.nodes: is odd")
+    with pytest.raises(InvalidError, match=r"spec\.nodes: is odd"):
+        await api.create(FLYERJOBS, job("a"), "default")
+    api_server.store.create("namespaces", {"metadata": {"name": "ends"}})
+    api_server.store.delete("namespaces", "ends")
+    with pytest.raises(ForbiddenError) as raised:
+        await api.create(PODS, {"metadata": {"name": "p"}, "spec": {}}, "ends")
+    assert raised.value.namespace_ends
+
+
+async def test_no_more_calls_at_once_than_allowed(api_server, connect):
+    api = connect(concurrency_max=3)
+    under_way = most = 0
+    real = api_server._perform
+
+    def perform(*arguments):
+        nonlocal most
+        most = max(most, under_way)
+        return real(*arguments)
+
+    api_server._perform = perform
+    api_server.faults.add(Fault("delay", seconds=0.02, times=12))
+    slots = api._slots
+
+    async def one(index):
+        nonlocal under_way
+        await api.create(FLYERJOBS, job(f"j{index}"), "default")
+
+    tasks = [asyncio.create_task(one(index)) for index in range(12)]
+    await asyncio.sleep(0.01)
+    assert slots.locked()
+    await asyncio.gather(*tasks)
+    assert len(api_server.store.all("flyerjobs")) == 12
+
+
+async def test_lists_are_read_in_pages(api_server, connect):
+    for index in range(7):
+        api_server.store.create("flyerjobs", job(f"j{index}"), "default")
+    found = await connect(page_objects=3).list(FLYERJOBS)
+    assert [one["metadata"]["name"] for one in found] == [f"j{index}" for index in range(7)]
+    assert sum(call.verb == "list" for call in api_server.faults.calls) == 3

@@ -1,0 +1,112 @@
+"""One leader at a time, each with an epoch of its own, and a fence that falls in time."""
+
+import asyncio
+import contextlib
+
+import pytest
+from flyer.kube.client import Election, LeadershipLostError, LeaseSettings
+from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.testing import Fault
+
+SETTINGS = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=1, renew_seconds=0.6, retry_seconds=0.05
+)
+
+
+@pytest.fixture
+def candidate(connect):
+    def make(name):
+        return Election(connect(name, call_seconds=0.5, answer_seconds=0.3), name, SETTINGS)
+
+    return make
+
+
+def lease(api_server):
+    return api_server.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
+
+
+async def test_the_second_waits_until_the_first_gives_back(api_server, candidate):
+    first, second = candidate("a"), candidate("b")
+    assert await first.acquire() == 1
+    hold = asyncio.create_task(first.hold())
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.sleep(1.5)
+    assert first.leads
+    assert not waiting.done()
+    hold.cancel()
+    await first.release()
+    assert not first.leads
+    async with asyncio.timeout(60):
+        assert await waiting > 1
+    assert lease(api_server)["holderIdentity"] == "b"
+
+
+async def test_a_leader_that_cannot_renew_stops_before_the_next_begins(api_server, candidate):
+    first, second = candidate("a"), candidate("b")
+    await first.acquire()
+    hold = asyncio.create_task(first.hold())
+    waiting = asyncio.create_task(second.acquire())
+    api_server.faults.add(Fault("hang", agent="a", times=1000))
+    both = False
+    async with asyncio.timeout(60):
+        while not waiting.done():
+            both = both or (first.leads and second.leads)
+            await asyncio.sleep(0.002)
+        await hold
+    assert not both
+    assert (first.epoch, await waiting) == (0, 2)
+    with pytest.raises(LeadershipLostError, match="was not renewed"):
+        first.fence()
+
+
+async def test_each_term_has_an_epoch_of_its_own(candidate):
+    one = candidate("a")
+    assert await one.acquire() == 1
+    await one.release()
+    second = await one.acquire()
+    assert second == 2
+    assert await one.acquire() == 3  # its own old Lease, without having given it back
+
+
+async def test_whoever_deletes_the_lease_does_not_turn_back_the_count(api_server, candidate):
+    one = candidate("a")
+    await one.acquire()
+    assert await one.raise_epoch(41) == 41
+    assert lease(api_server)["leaseTransitions"] == 40
+    assert await one.raise_epoch(7) == 41
+
+
+async def test_a_lease_that_somebody_else_took_ends_the_term(api_server, candidate):
+    one = candidate("a")
+    await one.acquire()
+    hold = asyncio.create_task(one.hold())
+    patch = {"spec": {"holderIdentity": "b", "leaseTransitions": 9}}
+    api_server.store.patch("leases", "flyer-operator", patch, "fireflyer-system")
+    async with asyncio.timeout(60):
+        await hold
+    assert not one.leads
+
+
+async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, candidate):
+    one = candidate("a")
+    epoch = await one.acquire()
+    hold = asyncio.create_task(one.hold())
+    for _ in range(3):
+        api_server.faults.add(Fault("lose", verb="update", agent="a"))
+        await asyncio.sleep(0.1)
+    assert one.leads
+    assert one.epoch == epoch
+    hold.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await hold
+
+
+async def test_a_fenced_client_writes_no_more(api_server, connect, candidate):
+    one = candidate("a")
+    await one.acquire()
+    api = connect("writer").fenced(one.fence)
+    await api.create(FLYERJOBS, {"metadata": {"name": "x"}, "spec": {}}, "default")
+    await one.release()
+    with pytest.raises(LeadershipLostError):
+        await api.delete(FLYERJOBS, "x", "default")
+    assert await api.get(FLYERJOBS, "x", "default")
