@@ -105,7 +105,7 @@ def test_a_decision_that_differs_is_found() -> None:
     [
         (["{"], "line 1: cannot be read"),
         (['{"now":1,"events":[],"actions":[]}'], "line 1: comes before a rebuild"),
-        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 1"),
+        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 2"),
     ],
 )
 def test_a_log_that_cannot_be_read_says_where(lines: list[str], why: str) -> None:
@@ -180,7 +180,7 @@ def _plain(status: object) -> object:
     """Without the epoch, which is the leader's."""
     assignment = status.assignment  # type: ignore[attr-defined]
     cleared = assignment.replace(epoch=0) if assignment else None
-    return status.replace(assignment=cleared)  # type: ignore[attr-defined]
+    return status.replace(assignment=cleared, epoch=0)  # type: ignore[attr-defined]
 
 
 def test_a_clock_that_goes_back_stands_still(desk: Callable) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-from flyer.api import FlyerJob, Phase
-from flyer.engine import Node, Policy
+from flyer.api import FlyerJob, Phase, Priority
+from flyer.engine import Node, Policy, Quota
 from flyer.sim import Manner, Script, World
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -132,6 +132,29 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule(actions=st.integers(0, 6))
     def crash_between_actions(self, actions: int) -> None:
         self.world.crash_after_actions = actions
+
+    @rule(
+        name=st.sampled_from(["q1", "q2", "q3"]),
+        user=st.sampled_from(["*", "default"]),
+        priority=st.sampled_from(["*", "high", "low"]),
+        group=st.sampled_from(["*", "default"]),
+        nodes=st.integers(0, 6),
+        seconds=st.sampled_from([None, 20.0]),
+    )
+    def limit(
+        self, name: str, user: str, priority: str, group: str, nodes: int, seconds: float | None
+    ) -> None:
+        expires = None if seconds is None else self.world.now + seconds
+        self.world.limit(Quota(name, user, priority, group, nodes, expires))
+
+    @rule(name=st.sampled_from(["q1", "q2", "q3"]))
+    def unlimit(self, name: str) -> None:
+        self.world.unlimit(name)
+
+    @rule(index=st.integers(0, 7), priority=st.sampled_from(PRIORITIES))
+    def prioritize(self, index: int, priority: str) -> None:
+        if (key := self.a_job(index)) is not None:
+            self.world.prioritize(key, Priority(priority))
 
     @invariant()
     def engine_rests(self) -> None:

@@ -109,7 +109,7 @@ def test_a_suspend_code_that_shrinks_is_caught(monkeypatch: pytest.MonkeyPatch) 
                 draft.update(key, suspend_code=SuspendCode.SENT)
 
     monkeypatch.setattr("flyer.engine.engine.settle", forgetful)
-    with pytest.raises(Violation, match="suspend code"):
+    with pytest.raises(Violation, match="suspendCode"):
         preempt_in(World(two_zones(), policy=Policy(), seed=1))
 
 

@@ -43,7 +43,10 @@ from flyer.engine.events import (
     Outcome,
     PodExited,
     ProgressReported,
+    QuotaObserved,
+    QuotaRemoved,
     Released,
+    RequeueRequested,
     ResumeRequested,
     StopRequested,
     Succeeded,
@@ -54,6 +57,7 @@ from flyer.engine.events import (
 from flyer.engine.explanation import Blocker, Explanation, Remedy
 from flyer.engine.nodes import Node
 from flyer.engine.policy import Policy
+from flyer.engine.quotas import Quota
 from flyer.engine.state import EngineState, JobState, NodeState
 from flyer.engine.topology import topology_document
 
@@ -85,10 +89,14 @@ __all__ = [
     "PodExited",
     "Policy",
     "ProgressReported",
+    "Quota",
+    "QuotaObserved",
+    "QuotaRemoved",
     "ReleaseToken",
     "Released",
     "Remedy",
     "ReplayError",
+    "RequeueRequested",
     "ResumeRequested",
     "Signal",
     "Start",

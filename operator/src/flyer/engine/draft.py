@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.api import Phase, Priority, quantize
 from flyer.engine.nodes import natural_order
-from flyer.engine.state import EngineState
+from flyer.engine.state import HOLDING, EngineState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from flyer.engine.explanation import Blocker
     from flyer.engine.nodes import Node
+    from flyer.engine.quotas import Quota
     from flyer.engine.state import JobState, NodeState
 
 # Phases in which an assignment keeps others away. A job that is suspending is leaving its nodes:
@@ -31,11 +33,15 @@ class Draft:
         self.now = max(state.now, quantize(now))
         self.nodes: dict[str, NodeState] = dict(state.nodes)
         self.jobs: dict[str, JobState] = dict(state.jobs)
+        self.quotas: dict[str, Quota] = dict(state.quotas)
+        # What `auto` came to in this step, and what waits for a quota and why.
+        self.auto: dict[str, Priority] = {}
+        self.quota_blockers: dict[str, list[Blocker]] = {}
         self._wake: float | None = None
 
     def freeze(self) -> EngineState:
         """The state after the step."""
-        return EngineState(self.epoch, self.policy, self.now, self.nodes, self.jobs)
+        return EngineState(self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas)
 
     def put(self, job: JobState) -> JobState:
         """Replace a job by a changed copy."""
@@ -58,9 +64,16 @@ class Draft:
         return self._wake
 
     def level(self, job: JobState) -> int:
-        """The priority's number. A quota, once there is one, decides `auto` here."""
-        priority = job.spec.priority
-        return (self.policy.auto_priority if priority is Priority.AUTO else priority).level
+        """The number of the priority that counts now."""
+        return self.priority(job).level
+
+    def priority(self, job: JobState) -> Priority:
+        """At which the job has its nodes; else what it asks for, `auto` as the quotas have it."""
+        if job.status.phase in HOLDING and job.status.priority is not None:
+            return job.status.priority
+        if job.spec.priority is not Priority.AUTO:
+            return job.spec.priority
+        return self.auto.get(job.key, self.policy.auto_priority)
 
     def reserved_by(self) -> dict[str, str]:
         """Which job keeps which node."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flyer.engine.actions import Action
     from flyer.engine.events import Event
     from flyer.engine.nodes import Node
+    from flyer.engine.quotas import Quota
 
 
 def step(
@@ -62,6 +63,7 @@ def rebuild(
     now: float,
     epoch: int,
     policy: Policy = Policy(),  # noqa: B008 - frozen
+    quotas: Iterable[Quota] = (),
 ) -> EngineState:
     """The state that the jobs' statuses describe. `epoch` is the new leader's, above all before.
 
@@ -71,7 +73,8 @@ def rebuild(
     now = quantize(now)
     known = {node.name: NodeState(node) for node in nodes}
     states = [new_job(job, now) for job in jobs]
-    return EngineState(epoch, policy, now, known, {job.key: job for job in states})
+    limits = {quota.name: quota for quota in quotas}
+    return EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits)
 
 
 def _commits(
@@ -89,9 +92,11 @@ def _commits(
         if shrinking_only and not shrinks:
             continue
         status = summarized(job, draft.now)
-        draft.put(replace(job, status=status))
-        if status == before:
+        if before is not None and status == before:
+            draft.put(replace(job, status=before))
             continue
+        status = status.replace(epoch=draft.epoch)
+        draft.put(replace(job, status=status))
         committed[key] = status
         (then if grows else first).append(Commit(key, status))
     return first + then

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from flyer.api import FlyerJob
 from flyer.engine.nodes import Node
+from flyer.engine.quotas import Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,27 @@ class NodeEmptied:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaObserved:
+    """A FlyerQuota exists and is so. Jobs that run keep their nodes, whatever it says now."""
+
+    quota: Quota
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRemoved:
+    """The FlyerQuota with this name was deleted."""
+
+    quota: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A job exists with this spec. Submitted again, its changed spec is taken over."""
+    """A job exists with this spec. Submitted again, its changed spec is taken over.
+
+    What the spec asks for is done: suspend and resume, `stop`, another priority; and so is the
+    requeue of the present attempt that its annotation asks for. The events of the same names below
+    are for drivers whose users do not write objects.
+    """
 
     job: FlyerJob
 
@@ -71,6 +91,16 @@ class ResumeRequested:
     """spec.suspend became false."""
 
     job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueRequested:
+    """This attempt is to save, to leave its nodes and to queue again at once."""
+
+    job: str
+    attempt: int
+    by: str = "user"
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +214,10 @@ class Tick:
 
 
 Event = (
-    NodeObserved | NodeLost | NodeEmptied | JobSubmitted | JobRemoved | SuspendRequested
-    | ResumeRequested | StopRequested | SuspendReceived | Released | ProgressReported
-    | LogObserved | CheckpointReported | LifeStateSet | GangStarted | PodExited | Tick
+    NodeObserved | NodeLost | NodeEmptied | QuotaObserved | QuotaRemoved | JobSubmitted
+    | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested | StopRequested
+    | SuspendReceived | Released | ProgressReported | LogObserved | CheckpointReported
+    | LifeStateSet | GangStarted | PodExited | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -205,7 +236,10 @@ __all__ = [
     "Outcome",
     "PodExited",
     "ProgressReported",
+    "QuotaObserved",
+    "QuotaRemoved",
     "Released",
+    "RequeueRequested",
     "ResumeRequested",
     "StopRequested",
     "Succeeded",

@@ -78,6 +78,8 @@ def _waiting(draft: Draft, job: JobState, position: int | None) -> Explanation:
     by = eviction.by if eviction is not None and preempted else ""
     at = eviction.time if eviction is not None and preempted else None
     never = reasons.never(draft, job)
+    if never is None and pending is not None and pending.verdict == "Never":
+        never = pending  # by quota
     if never is not None:
         return Explanation(
             job.key, job.status.phase, "never", f"can never run here: {never.message}", position,
@@ -86,12 +88,26 @@ def _waiting(draft: Draft, job: JobState, position: int | None) -> Explanation:
     market = Market(draft)
     claims = _claims_ahead(market, job)
     found = reasons.blockers(market, job, claims)
+    if job.key in draft.quota_blockers:
+        # The quota decides: that nodes are free or not is second.
+        found = draft.quota_blockers[job.key] + [one for one in found if one.node]
     if pending is not None and pending.reason == "RestartBackoff":
         found.insert(0, Blocker(pending.reason, pending.message, until=pending.eta))
     return Explanation(
         job.key, job.status.phase, "cannot", f"cannot start now: {found[0].message}", position,
-        tuple(found), by, at, pending.eta if pending else None, _remedies(market, job),
+        tuple(found), by, at, pending.eta if pending else None,
+        _quota_remedies(draft, job) or _remedies(market, job),
     )  # fmt: skip
+
+
+def _quota_remedies(draft: Draft, job: JobState) -> tuple[Remedy, ...]:
+    """A larger quota, or one of the user's own jobs less."""
+    found = draft.quota_blockers.get(job.key, [])
+    running = [one.job for one in found[1:] if one.job and draft.jobs[one.job].holding]
+    return tuple(
+        Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")
+        for key in dict.fromkeys(running)
+    )
 
 
 def _claims_ahead(market: Market, job: JobState) -> list[Claim]:

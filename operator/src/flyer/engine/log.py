@@ -24,6 +24,7 @@ from flyer.engine.engine import rebuild, step
 from flyer.engine.errors import ReplayError
 from flyer.engine.nodes import Node
 from flyer.engine.policy import Policy
+from flyer.engine.quotas import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from flyer.engine.events import Event
     from flyer.engine.state import EngineState
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,12 @@ class Difference:
 
 
 def rebuild_line(
-    nodes: Sequence[Node], jobs: Sequence[FlyerJob], now: float, epoch: int, policy: Policy
+    nodes: Sequence[Node],
+    jobs: Sequence[FlyerJob],
+    now: float,
+    epoch: int,
+    policy: Policy,
+    quotas: Sequence[Quota] = (),
 ) -> str:
     """The line of a rebuild."""
     record = {
@@ -56,6 +62,7 @@ def rebuild_line(
             "now": now,
             "epoch": epoch,
             "policy": _encode(policy),
+            "quotas": [_encode(quota) for quota in quotas],
         },
     }
     return _line(record)
@@ -101,7 +108,8 @@ def _rebuild(record: dict[str, Any]) -> EngineState:
     nodes = [_decode(one, {"Node": Node}) for one in given["nodes"]]
     jobs = [_decode(one, {"FlyerJob": FlyerJob}) for one in given["jobs"]]
     policy = _decode(given["policy"], {"Policy": Policy})
-    return rebuild(nodes, jobs, given["now"], given["epoch"], policy)
+    quotas = [_decode(one, {"Quota": Quota}) for one in given["quotas"]]
+    return rebuild(nodes, jobs, given["now"], given["epoch"], policy, quotas)
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -151,6 +159,7 @@ _TYPES: dict[str, type] = {
     **{one.__name__: one for one in typing.get_args(events_module.Outcome)},
     "Node": Node,
     "Policy": Policy,
+    "Quota": Quota,
 }
 
 __all__ = ["VERSION", "Difference", "rebuild_line", "replay", "step_line"]

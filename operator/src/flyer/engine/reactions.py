@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flyer.api import Checkpoint, Exit, Phase, SuspendCode
+from flyer.api.status import REASON_CHARS_MAX
 from flyer.engine import events as happened
 from flyer.engine import transitions
 from flyer.engine.draft import ACTIVE
@@ -82,6 +83,16 @@ def _(event: happened.NodeEmptied, draft: Draft) -> None:
     draft.update(event.job, occupied=left)
 
 
+@react.register(happened.QuotaObserved)
+def _(event: happened.QuotaObserved, draft: Draft) -> None:
+    draft.quotas[event.quota.name] = event.quota
+
+
+@react.register(happened.QuotaRemoved)
+def _(event: happened.QuotaRemoved, draft: Draft) -> None:
+    draft.quotas.pop(event.quota, None)
+
+
 @react.register(happened.JobSubmitted)
 def _(event: happened.JobSubmitted, draft: Draft) -> None:
     job = draft.jobs.get(event.job.key)
@@ -101,10 +112,19 @@ def _(event: happened.JobSubmitted, draft: Draft) -> None:
             max_restarts=spec.max_restarts,
             preemption=spec.preemption,
             suspend=spec.suspend,
+            stop=spec.stop,
         )
-    draft.put(
-        replace(job, spec=spec, suspend=spec.suspend, generation=event.job.metadata.generation)
+    job = replace(
+        job,
+        spec=spec,
+        suspend=spec.suspend,
+        requeue=event.job.requeue_attempt,
+        generation=event.job.metadata.generation,
     )
+    if spec.suspend or spec.stop or job.requeue is not None:
+        by, why = event.job.changed_by, event.job.change_reason
+        job = replace(job, suspend_by=by, suspend_reason=why)
+    draft.put(job)
 
 
 @react.register(happened.JobRemoved)
@@ -131,23 +151,19 @@ def _(event: happened.ResumeRequested, draft: Draft) -> None:
         draft.put(replace(job, suspend=False))
 
 
+@react.register(happened.RequeueRequested)
+def _(event: happened.RequeueRequested, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is not None:
+        draft.put(
+            replace(job, requeue=event.attempt, suspend_by=event.by, suspend_reason=event.reason)
+        )
+
+
 @react.register(happened.StopRequested)
 def _(event: happened.StopRequested, draft: Draft) -> None:
-    job = draft.jobs.get(event.job)
-    if job is None or job.ended:
-        return
-    message = f"stopped by {event.by}" + (f": {event.reason}" if event.reason else "")
-    if job.status.phase is Phase.SUSPENDING and job.status.suspension is not None:
-        asked = job.status.suspension.replace(reason="Stopped", by=event.by, message=message)
-        if event.kill:
-            asked = asked.replace(deadline=draft.now, expired=True)
-        draft.update(event.job, suspension=asked)
-    elif job.status.phase in (Phase.STARTING, Phase.RUNNING):
-        transitions.begin_suspension(
-            draft, event.job, reason="Stopped", by=event.by, message=message, kill=event.kill
-        )
-    else:
-        transitions.end(draft, event.job, Phase.FAILED, "Stopped", message)
+    if event.job in draft.jobs:
+        transitions.stop(draft, event.job, by=event.by, reason=event.reason, kill=event.kill)
 
 
 @react.register(happened.SuspendReceived)
@@ -242,7 +258,7 @@ def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -
         outcome=_OUTCOMES[type(outcome)],  # type: ignore[arg-type]
         exit_status=getattr(outcome, "exit_status", None),
         signal=getattr(outcome, "signal", None),
-        reason=getattr(outcome, "reason", ""),
+        reason=getattr(outcome, "reason", "")[:REASON_CHARS_MAX],
         time=draft.now,
     )
     draft.update(key, exits=(*draft.jobs[key].status.exits, recorded))

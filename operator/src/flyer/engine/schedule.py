@@ -7,6 +7,7 @@ on nodes that it does not wait for, or if they are certain to be back in time.
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from flyer.engine.market import (
     options,
     waits_for_split,
 )
+from flyer.engine.quotagate import QuotaGate
 from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 
 if TYPE_CHECKING:
@@ -40,10 +42,13 @@ _CLAIMS_MAX = 16
 def schedule(draft: Draft) -> None:
     """Give nodes to every waiting job that may have them now."""
     market = Market(draft)
+    gate = QuotaGate(market)
     claims: list[Claim] = []
     blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
     verdicts: dict[tuple[object, ...], Pending | None] = {}
-    for key in _contenders(draft):
+    contenders = _contenders(draft, gate)
+    while contenders:
+        _, key = heapq.heappop(contenders)
         job = draft.jobs[key]
         if job.status.phase is Phase.SUSPENDING:
             claims += _claim(market, job, claims)
@@ -53,18 +58,28 @@ def schedule(draft: Draft) -> None:
         shape = _shape(job.spec)
         if shape not in verdicts:
             verdicts[shape] = blockers.never(draft, job)
-        never = verdicts[shape]
+        never = verdicts[shape] or gate.never(job)
         if never is not None:
             _set_pending(draft, job, never)
             continue
+        if gate.lower(job):  # `auto`: no room at this level, perhaps at the next
+            heapq.heappush(contenders, (queue_order(draft, job), key))
+            continue
+        out = gate.refusal(job)
+        if out is not None:
+            _set_pending(draft, job, out)
+            continue
         ahead = blocked.get(_needs(draft, job))
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
+            gate.fill(job)
             _set_pending(draft, job, blockers.behind(ahead))
             continue
-        if _place(market, job, claims):
+        if _place(market, job, claims, gate):
             market.refresh()
             blocked.clear()
+            gate.fill(job)
             continue
+        gate.fill(job)
         blocked[_needs(draft, job)] = job
         own = _claim(market, job, claims)
         claims += own
@@ -80,8 +95,11 @@ def queue(draft: Draft) -> list[str]:
     return [job.key for job in sorted(waiting, key=lambda job: queue_order(draft, job))]
 
 
-def _contenders(draft: Draft) -> list[str]:
-    """The waiting jobs, and those preempted ones that are still leaving: they keep their place."""
+def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, str], str]]:
+    """The waiting jobs, and those preempted ones that are still leaving: they keep their place.
+
+    A heap by place in the queue: an `auto` job begins at its highest level.
+    """
     leaving = [
         job
         for job in draft.jobs.values()
@@ -90,7 +108,11 @@ def _contenders(draft: Draft) -> list[str]:
         and not job.suspend
     ]
     waiting = [draft.jobs[key] for key in queue(draft)]
-    return [job.key for job in sorted(waiting + leaving, key=lambda job: queue_order(draft, job))]
+    for job in waiting:
+        gate.enter(job)
+    heap = [(queue_order(draft, job), job.key) for job in waiting + leaving]
+    heapq.heapify(heap)
+    return heap
 
 
 def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
@@ -164,13 +186,14 @@ def _set_pending(draft: Draft, job: JobState, pending: Pending) -> None:
         draft.update(job.key, pending=pending)
 
 
-def _place(market: Market, job: JobState, claims: Sequence[Claim]) -> bool:
+def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGate) -> bool:
     """Reserve nodes for the job, if need be by preempting; False if it cannot have any now."""
     draft = market.draft
+    classes = [nodes for nodes in market.classes(job) if gate.admits(job, nodes[0].node_class)]
     patience = waits_for_split(draft, job)
     if patience is not None:
         draft.wake(patience)
-    for nodes in market.classes(job):
+    for nodes in classes:
         zones = {node.zone for node in nodes}
         kinds = options(job, zones, same_split=patience is not None)
         for kind in kinds:
@@ -178,7 +201,7 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim]) -> bool:
             if found is not None:
                 transitions.reserve(draft, job.key, found)
                 return True
-    for nodes in market.classes(job):
+    for nodes in classes:
         zones = {node.zone for node in nodes}
         for kind in options(job, zones, same_split=patience is not None):
             plan = preemption_plan(market, job, nodes, kind, claims)

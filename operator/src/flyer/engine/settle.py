@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flyer.api import Phase, SuspendCode, quantize
+from flyer.api import Phase, StopMode, SuspendCode, quantize
 from flyer.engine import transitions
 from flyer.engine.draft import WAITING
 
@@ -39,12 +39,25 @@ def settle(draft: Draft) -> None:
     _confirm_reservations(draft, occupied_by)
 
 
+def _stopped(draft: Draft, job: JobState) -> bool:
+    """Do what spec.stop says, if it says so."""
+    if job.spec.stop is None:
+        return False
+    kill = job.spec.stop is StopMode.NOW
+    transitions.stop(draft, job.key, by=job.suspend_by, reason=job.suspend_reason, kill=kill)
+    return True
+
+
 def _queued(draft: Draft, job: JobState) -> None:
+    if _stopped(draft, job):
+        return
     if job.suspend:
         draft.update(job.key, phase=Phase.SUSPENDED, pending=None)
 
 
 def _suspended(draft: Draft, job: JobState) -> None:
+    if _stopped(draft, job):
+        return
     if not job.suspend:
         chain = job.status.chain.replace(queued_at=draft.now, not_before=None)
         draft.update(job.key, phase=Phase.QUEUED, chain=chain)
@@ -53,6 +66,8 @@ def _suspended(draft: Draft, job: JobState) -> None:
 def _waiting(draft: Draft, job: JobState) -> None:
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: reserved without nodes"
+    if _stopped(draft, job):
+        return
     unfit = [name for name in assignment.names if not _fit(draft, name)]
     if job.suspend or unfit:
         transitions.drop_reservation(draft, job.key)
@@ -125,14 +140,16 @@ def _ended(draft: Draft, job: JobState) -> bool:
 
 
 def _asked(draft: Draft, job: JobState) -> bool:
-    if not job.suspend:
+    if _stopped(draft, job):
+        return True
+    requeue = job.requeue == job.status.chain.attempt
+    if not job.suspend and not requeue:
         return False
-    message = f"suspended by {job.suspend_by}"
+    reason = "Suspended" if job.suspend else "Requeued"
+    message = f"{reason.lower()} by {job.suspend_by}"
     if job.suspend_reason:
         message += f": {job.suspend_reason}"
-    transitions.begin_suspension(
-        draft, job.key, reason="Suspended", by=job.suspend_by, message=message
-    )
+    transitions.begin_suspension(draft, job.key, reason=reason, by=job.suspend_by, message=message)
     return True
 
 
@@ -186,6 +203,10 @@ def _suspending(draft: Draft, job: JobState) -> None:
     if all(draft.gone_from(job, one.name) for one in job.status.occupied):
         transitions.end_suspension(draft, job.key)
         return
+    if _stopped(draft, job):
+        job = draft.jobs[job.key]
+        suspension = job.status.suspension
+        assert suspension is not None, f"{job.key}: suspending without a suspension"
     released = job.status.suspend_code is SuspendCode.MAY_SUSPEND
     if not released and not suspension.expired and _passed(draft, suspension.deadline):
         draft.update(job.key, suspension=suspension.replace(expired=True))

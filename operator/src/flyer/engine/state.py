@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from flyer.engine.nodes import Node
     from flyer.engine.policy import Policy
+    from flyer.engine.quotas import Quota
 
 # Phases in which `assignment` reserves nodes.
 HOLDING = frozenset(
@@ -71,6 +72,7 @@ class JobState:
     suspend: bool  # spec.suspend, which changes while the job runs
     suspend_by: str = "user"
     suspend_reason: str = ""
+    requeue: int | None = None  # the attempt that is to queue again
     removed: bool = False
     seen: Seen = Seen()
     sent: Sent = Sent()
@@ -95,6 +97,7 @@ class EngineState:
     now: float
     nodes: Mapping[str, NodeState]
     jobs: Mapping[str, JobState]
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
 
 __all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]

@@ -20,6 +20,7 @@ from flyer.api import (
     Pending,
     Phase,
     PreviousNode,
+    Priority,
     Progress,
     SuspendCode,
     Suspension,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 # Reasons for which a suspension ends the job instead of queueing it again.
 FINAL_REASONS = frozenset({"Stopped", "DeadlineExceeded"})
+# The API server takes 32768; nobody reads more than this.
+_MESSAGE_CHARS_MAX = 8_192
 
 
 def new_job(job: FlyerJob, now: float) -> JobState:
@@ -56,6 +59,9 @@ def new_job(job: FlyerJob, now: float) -> JobState:
         spec=job.spec,
         status=status,
         suspend=job.spec.suspend,
+        suspend_by=job.changed_by,
+        suspend_reason=job.change_reason,
+        requeue=job.requeue_attempt,
         seen=Seen(activity_at=now, step=step, progress_committed_at=now),
         sent=Sent(),
     )
@@ -64,6 +70,7 @@ def new_job(job: FlyerJob, now: float) -> JobState:
 def reserve(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
     """Give the job its nodes, in rank order; the attempt begins."""
     job = draft.jobs[key]
+    priority = draft.priority(job)
     chain = job.status.chain
     zones = [node.zone for node in nodes]
     crossings = [index for index in range(1, len(zones)) if zones[index - 1] != zones[index]]
@@ -75,6 +82,7 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
             for index, node in enumerate(nodes)
         ),
         bridge=tuple(nodes[index].name for at in crossings for index in (at - 1, at)),
+        group=nodes[0].node_class,
         reserved_at=draft.now,
     )
     if chain.previous:
@@ -85,6 +93,7 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
         key,
         phase=Phase.RESERVED,
         suspend_code=SuspendCode.NONE,
+        priority=priority,
         assignment=assignment,
         exits=(),
         pending=None,
@@ -99,8 +108,14 @@ def drop_reservation(draft: Draft, key: str) -> None:
         key,
         phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
         assignment=None,
+        priority=_still_held(job),
         pending=None,
     )
+
+
+def _still_held(job: JobState) -> Priority | None:
+    """The priority that counts while processes of the job may still exist somewhere."""
+    return job.status.priority if job.status.occupied else None
 
 
 def start(draft: Draft, key: str) -> None:
@@ -153,13 +168,33 @@ def begin_suspension(
         suspension=Suspension(
             reason=reason,
             by=by,
-            message=message,
+            message=clipped(message),
             since=draft.now,
             deadline=quantize(draft.now + grace),
             limit=quantize(draft.now + limit),
             expired=kill,
         ),
     )
+
+
+def stop(draft: Draft, key: str, *, by: str, reason: str, kill: bool) -> None:
+    """End the job for good, once it has saved or at once. Asked again, it changes nothing."""
+    job = draft.jobs[key]
+    if job.ended:
+        return
+    message = clipped(f"stopped by {by}" + (f": {reason}" if reason else ""))
+    told = job.status.suspension
+    if job.status.phase is Phase.SUSPENDING and told is not None:
+        if told.reason == "Stopped" and (told.expired or not kill):
+            return
+        asked = told.replace(reason="Stopped", by=by, message=message)
+        if kill:
+            asked = asked.replace(deadline=draft.now, expired=True)
+        draft.update(key, suspension=asked)
+    elif job.status.phase in (Phase.STARTING, Phase.RUNNING):
+        begin_suspension(draft, key, reason="Stopped", by=by, message=message, kill=kill)
+    else:
+        end(draft, key, Phase.FAILED, "Stopped", message)
 
 
 def extend_grace(draft: Draft, key: str) -> None:
@@ -227,7 +262,14 @@ def restart(draft: Draft, key: str, *, reason: str, message: str, avoid: Sequenc
 def end(draft: Draft, key: str, phase: Phase, reason: str, message: str) -> None:
     """The job is over. Its assignment stays as the record of where it ran."""
     flush_progress(draft, key)
-    draft.update(key, phase=phase, reason=reason, message=message, suspension=None, pending=None)
+    draft.update(
+        key, phase=phase, reason=reason, message=clipped(message), suspension=None, pending=None
+    )
+
+
+def clipped(message: str) -> str:
+    """What fits into a status; words from outside may be of any length."""
+    return message if len(message) <= _MESSAGE_CHARS_MAX else f"{message[:_MESSAGE_CHARS_MAX]}…"
 
 
 def flush_progress(draft: Draft, key: str) -> JobState:
@@ -251,12 +293,13 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
         key,
         phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
         assignment=None,
+        priority=_still_held(job),
         suspension=None,
         pending=None,
         eviction=Eviction(
             reason=reason,
             by=by,
-            message=message,
+            message=clipped(message),
             time=draft.now,
             attempt=status.chain.attempt,
             suspend_code=status.suspend_code,
@@ -279,4 +322,5 @@ __all__ = [
     "reserve",
     "restart",
     "start",
+    "stop",
 ]

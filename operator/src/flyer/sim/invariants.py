@@ -8,12 +8,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from flyer.api import FlyerJobStatus, Phase, SuspendCode
+from flyer.api import FlyerJobStatus, Phase, SuspendCode, illegal
 from flyer.engine import Commit, HoldToken, ReleaseToken, Signal, Start
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flyer.api import FlyerJob
-    from flyer.engine import Action, EngineState
+    from flyer.engine import Action, EngineState, JobState, Quota
     from flyer.sim.pods import Cluster, Run
 
 _RESERVING = frozenset({Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING})
@@ -64,6 +66,32 @@ class Invariants:
     def released(self, run: Run) -> None:
         """A job says that it has saved this step and may be killed."""
         self._released_at[run.job] = (run.attempt, run.step)
+
+    def within_quotas(self, state: EngineState, actions: Sequence[Action]) -> None:
+        """Whoever was given nodes in this step, or another priority, has room in every limit.
+
+        A limit that shrank or a node that was lost takes nodes from nobody: those who held them
+        before may be above it.
+        """
+        holders = {key: job for key, job in state.jobs.items() if _held_nodes(job)}
+        for key in sorted({action.job for action in actions if isinstance(action, Commit)}):
+            job, before = state.jobs.get(key), self._before.get(key)
+            if job is None or key not in holders or not job.holding:
+                continue
+            rank = (job.status.chain.attempt, job.status.priority)
+            if before is not None and rank == (before.chain.attempt, before.priority):
+                continue
+            for quota in _limits(state, job):
+                used = sum(
+                    _held_nodes(other)
+                    for other in holders.values()
+                    if other.user == job.user and quota in _limits(state, other)
+                )
+                _check(
+                    used <= quota.nodes,
+                    f"{key} runs at {job.status.priority} with {used} nodes of {job.user} in use, "
+                    f"{quota.name} has {quota.nodes}",
+                )
 
     def same_as_stored(self, state: EngineState) -> None:
         """The engine knows nothing of a job that is not stored."""
@@ -135,6 +163,8 @@ class Invariants:
         self._before[key] = status
         if before is None:
             return
+        refusal = illegal(before, status)
+        _check(not refusal, f"{key}: the API server would refuse this commit: {refusal}")
         old, new = before.chain, status.chain
         _check(new.attempt in (old.attempt, old.attempt + 1), f"{key}: attempt {new.attempt}")
         _check((new.id, new.submitted_at) == (old.id, old.submitted_at), f"{key}: another chain")
@@ -154,6 +184,28 @@ class Invariants:
                 expired or out or code is SuspendCode.MAY_SUSPEND or bool(status.eviction),
                 f"{key} was evicted without a release, an exit or a deadline",
             )
+
+
+def _held_nodes(job: JobState) -> int:
+    """Nodes that the job was given and has not left, lost ones aside."""
+    return len(job.status.assignment.nodes) if job.holding and job.status.assignment else 0
+
+
+def _limits(state: EngineState, job: JobState) -> list[Quota]:
+    """The limits that apply to a job that holds nodes, by the words of FlyerQuota."""
+    assignment, priority = job.status.assignment, job.status.priority
+    if assignment is None or priority is None:
+        return []
+    found = [
+        quota
+        for quota in state.quotas.values()
+        if (quota.expires_at is None or quota.expires_at > state.now)
+        and quota.user in ("*", job.user)
+        and quota.priority in ("*", priority.value)
+        and quota.group in ("*", assignment.group)
+    ]
+    named = {(one.priority, one.group) for one in found if one.user != "*"}
+    return [one for one in found if one.user != "*" or (one.priority, one.group) not in named]
 
 
 def _check(holds: bool, what: str) -> None:  # noqa: FBT001 - as assert

@@ -12,7 +12,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flyer.api import FlyerJob, FlyerJobStatus, Phase, quantize
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, Priority, quantize
 from flyer.engine import (
     CheckpointReported,
     Commit,
@@ -28,6 +28,9 @@ from flyer.engine import (
     PodExited,
     Policy,
     ProgressReported,
+    Quota,
+    QuotaObserved,
+    QuotaRemoved,
     Released,
     ResumeRequested,
     Signal,
@@ -65,6 +68,7 @@ class World:
         self.policy = policy
         self.cluster = Cluster({node.name: Machine(node) for node in nodes})
         self.store: dict[str, FlyerJob] = {}  # what survives a crash
+        self.quotas: dict[str, Quota] = {}  # likewise
         self.scripts: dict[str, Script] = {}
         self.invariants = Invariants(self.cluster, self.store)
         self.leader_epoch = 0
@@ -100,6 +104,22 @@ class World:
     def stop(self, job: str) -> None:
         """A user stops the job for good."""
         self._tell(StopRequested(job, "anna"))
+
+    def prioritize(self, job: str, priority: Priority) -> None:
+        """A user changes spec.priority."""
+        stored = self.store[job]
+        self.store[job] = stored.replace(spec=stored.spec.replace(priority=priority))
+        self._tell(JobSubmitted(self.store[job]))
+
+    def limit(self, quota: Quota) -> None:
+        """An administrator creates or changes a FlyerQuota."""
+        self.quotas[quota.name] = quota
+        self._tell(QuotaObserved(quota))
+
+    def unlimit(self, name: str) -> None:
+        """An administrator deletes a FlyerQuota."""
+        self.quotas.pop(name, None)
+        self._tell(QuotaRemoved(name))
 
     def lose_node(self, name: str) -> None:
         """The power of a machine fails; its peers notice before anybody else does."""
@@ -148,7 +168,9 @@ class World:
         self.leader_epoch += 1
         jobs = [FlyerJob.model_validate(job.to_object()) for job in self.store.values()]
         nodes = [_seen(machine) for machine in self.cluster.machines.values()]
-        self.state = rebuild(nodes, jobs, self.now, self.leader_epoch, self.policy)
+        self.state = rebuild(
+            nodes, jobs, self.now, self.leader_epoch, self.policy, self.quotas.values()
+        )
         self._inbox.extend(self._sight())
         self._inbox.append(Tick())
 
@@ -179,6 +201,7 @@ class World:
                 return
             events, self._inbox = tuple(self._inbox), []
             self.state, actions = step(self.state, events, self.now)
+            self.invariants.within_quotas(self.state, actions)
             self.history.append((self.now, events, actions))
             for index, action in enumerate(actions):
                 if self.crash_after_actions is not None and index == self.crash_after_actions:
