@@ -168,7 +168,7 @@ def test_one_gpu_comes_from_a_half_used_pair_and_two_are_a_pair() -> None:
 
 
 def test_a_broken_bridge_makes_its_gpus_single() -> None:
-    board = board_of(PAPER, {"GPU-6+GPU-7"})
+    board = board_of(PAPER, {"pair-GPU-6"})
     assert choose(board, board.gpus, (), 1) == ("GPU-6",)
     assert choose(board, board.gpus, (), 2) == ("GPU-4", "GPU-5")
 

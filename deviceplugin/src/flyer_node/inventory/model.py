@@ -119,8 +119,8 @@ class Bridge:
 
     @property
     def id(self) -> str:
-        """Names the pair; stable as long as the bridge connects the same cards."""
-        return f"{self.first}+{self.second}"
+        """Names the pair in at most 63 characters; a GPU has one bridge, so one of them does."""
+        return f"pair-{min(self.first, self.second)}"
 
 
 class LinkLayer(enum.StrEnum):

@@ -1,0 +1,81 @@
+"""What we ask of a GPU driver, and the answers' types; `nvml` implements it, tests may fake it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from flyer_node.inventory.assemble import DriverFacts
+
+__all__ = ["DriverEvent", "EventKind", "GpuDriver", "GpuStatus", "RecoveryAction"]
+
+
+class RecoveryAction(enum.IntEnum):
+    """NVML's field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: what the driver wants done to the GPU."""
+
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX_DOMAIN = 5
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
+
+    @classmethod
+    def name_of(cls, value: int) -> str:
+        """The name, also of a number that newer drivers may bring."""
+        return cls(value).name if value in set(cls) else f"ACTION_{value}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """One look at one GPU."""
+
+    uuid: str
+    answers: bool
+    """False: lost, fallen off the bus, or refused."""
+    error: str = ""
+    recovery_action: int | None = None
+    """None where the driver has no such field."""
+    remap_pending: bool = False
+    remap_failed: bool = False
+    uncorrectable_errors: int | None = None
+    """Volatile uncorrected ECC errors since the driver was loaded."""
+    links_active: int | None = None
+    """NVLink links to another GPU that are up; None if the GPU has none."""
+
+
+class EventKind(enum.StrEnum):
+    """What a driver event says."""
+
+    XID = "xid"
+    ECC = "ecc"
+    UNAVAILABLE = "unavailable"
+    RECOVERY_ACTION = "recovery-action"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverEvent:
+    """An event of the driver; `data` is the Xid for that kind."""
+
+    uuid: str
+    kind: EventKind
+    data: int = 0
+
+
+class GpuDriver(Protocol):
+    """A driver's library. Every call blocks, and may block for ever: ask from a worker process."""
+
+    def facts(self) -> DriverFacts:
+        """All GPUs and what connects them."""
+
+    def status(self, gpus: Sequence[str]) -> tuple[GpuStatus, ...]:
+        """One look at each of these GPUs."""
+
+    def events(self, gpus: Sequence[str], wait_seconds: float) -> Iterator[DriverEvent | None]:
+        """Events for ever; None whenever nothing happened for `wait_seconds`."""

@@ -1,0 +1,148 @@
+"""Two halves make one inventory: what sysfs shows and what the driver says.
+
+They may disagree; then the device is kept as far as both vouch for it and the rest is a finding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flyer_node.inventory.hca import read_hcas
+from flyer_node.inventory.model import (
+    Bridge,
+    Finding,
+    FindingKind,
+    Gpu,
+    Hca,
+    Inventory,
+    NumaNode,
+    PciDevice,
+)
+from flyer_node.inventory.pci import is_gpu, read_numa, read_pci
+from flyer_node.inventory.tree import SysfsTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+__all__ = ["DriverFacts", "DriverGpu", "SysfsFacts", "assemble", "read_sysfs"]
+
+DEVICE_ID_MAX = 63
+"""Characters of a device's id, by the kubelet's interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class SysfsFacts:
+    """What the kernel shows."""
+
+    numa_nodes: tuple[NumaNode, ...] = ()
+    pci: tuple[PciDevice, ...] = ()
+    hcas: tuple[Hca, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DriverGpu:
+    """A GPU as the driver describes it, with the PCI addresses at its NVLink links' far ends."""
+
+    gpu: Gpu
+    link_peers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """What the driver says."""
+
+    driver_version: str = ""
+    gpus: tuple[DriverGpu, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+def read_sysfs(root: Path) -> SysfsFacts:
+    """Reads the whole tree below `root`; blocks as long as the firmware does."""
+    tree = SysfsTree(root)
+    numa, pci, hcas = read_numa(tree), read_pci(tree), read_hcas(tree)
+    return SysfsFacts(numa, pci, hcas, tuple(tree.findings))
+
+
+def assemble(
+    node: str,
+    sysfs: SysfsFacts,
+    driver: DriverFacts,
+    *,
+    boot_id: str = "",
+    known_bridges: Sequence[Bridge] = (),
+) -> Inventory:
+    """One inventory; a bridge in `known_bridges` is kept though its links may be down now."""
+    findings = [*sysfs.findings, *driver.findings]
+    gpus = _sound_gpus(driver.gpus, findings)
+    seen = {one.gpu.address for one in driver.gpus}
+    in_tree = {device.address for device in sysfs.pci}
+    findings += [
+        Finding(FindingKind.DRIVER, device.address, "a GPU that the driver does not list")
+        for device in sysfs.pci
+        if is_gpu(device) and device.address not in seen
+    ]
+    findings += [
+        Finding(FindingKind.CONFLICT, one.gpu.address, f"{one.gpu.uuid} is not on the PCIe tree")
+        for one in gpus
+        if one.gpu.address not in in_tree
+    ]
+    bridges = _bridges(gpus, findings)
+    present = {one.gpu.uuid for one in gpus}
+    bridged = {uuid for bridge in bridges for uuid in (bridge.first, bridge.second)}
+    bridges += [
+        bridge
+        for bridge in known_bridges
+        if {bridge.first, bridge.second} <= present and not {bridge.first, bridge.second} & bridged
+    ]
+    return Inventory(
+        node=node,
+        boot_id=boot_id,
+        driver_version=driver.driver_version,
+        numa_nodes=sysfs.numa_nodes,
+        pci=sysfs.pci,
+        gpus=tuple(one.gpu for one in gpus),
+        bridges=tuple(bridges),
+        hcas=sysfs.hcas,
+        findings=tuple(dict.fromkeys(findings)),
+    )
+
+
+def _sound_gpus(reported: Iterable[DriverGpu], findings: list[Finding]) -> list[DriverGpu]:
+    """Those with ids that a kubelet accepts, each id once, in NVML's order."""
+    sound: dict[str, DriverGpu] = {}
+    for one in sorted(reported, key=lambda item: item.gpu.index):
+        uuid = one.gpu.uuid
+        if not 0 < len(uuid) <= DEVICE_ID_MAX or not uuid.isprintable():
+            findings.append(Finding(FindingKind.MALFORMED, one.gpu.address, f"UUID {uuid[:80]!r}"))
+        elif uuid in sound:
+            findings.append(Finding(FindingKind.CONFLICT, uuid, "two GPUs have this UUID"))
+        else:
+            sound[uuid] = one
+    return list(sound.values())
+
+
+def _bridges(gpus: Sequence[DriverGpu], findings: list[Finding]) -> list[Bridge]:
+    """Pairs of GPUs whose links all lead to each other."""
+    by_address = {one.gpu.address: one for one in gpus}
+    bridges = []
+    for one in gpus:
+        peers = {peer for peer in one.link_peers if peer in by_address}
+        if len(peers) != 1:
+            if peers:
+                text = f"NVLink to {len(peers)} GPUs: not a bridged pair, taken as single"
+                findings.append(Finding(FindingKind.CONFLICT, one.gpu.uuid, text))
+            continue
+        other = by_address[peers.pop()]
+        back = {peer for peer in other.link_peers if peer in by_address}
+        if back != {one.gpu.address} or other is one:
+            text = f"NVLink to {other.gpu.uuid}, which does not lead back"
+            findings.append(Finding(FindingKind.CONFLICT, one.gpu.uuid, text))
+        elif one.gpu.index < other.gpu.index:
+            links = min(
+                one.link_peers.count(other.gpu.address), other.link_peers.count(one.gpu.address)
+            )
+            bridges.append(Bridge(one.gpu.uuid, other.gpu.uuid, links))
+    return bridges
