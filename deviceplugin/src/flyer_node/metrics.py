@@ -1,0 +1,188 @@
+"""Metrics of the agent: one registry, base units, every series there from the start.
+
+A node has at most 1,500 series; labels are devices, resources, methods and codes, never pods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from flyer_node.health.machine import State
+from flyer_node.inventory import FindingKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from flyer_node.health.ledger import Change, Subject
+    from flyer_node.health.machine import Health
+    from flyer_node.health.policy import Policy
+    from flyer_node.inventory import Inventory
+    from flyer_node.inventory.hca import PortStatus
+
+__all__ = ["Metrics"]
+
+CODES = (
+    "OK",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "FAILED_PRECONDITION",
+    "RESOURCE_EXHAUSTED",
+    "INTERNAL",
+)
+CALLS = ("ListAndWatch", "GetPreferredAllocation", "Allocate")
+"""The methods whose series are there from the start; the other two never fail."""
+FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+
+
+class Metrics:
+    """All of them; `text` is the page."""
+
+    def __init__(self, resources: Iterable[str] = ()) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "flyer_node_requests",
+            "Calls of the kubelet by resource, method and gRPC code",
+            ["resource", "method", "code"],
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "flyer_node_request_seconds",
+            "Time to answer a call of the kubelet",
+            ["resource", "method"],
+            buckets=FAST,
+            registry=registry,
+        )
+        self.registrations = Counter(
+            "flyer_node_registrations",
+            "Registrations with the kubelet",
+            ["resource", "outcome"],
+            registry=registry,
+        )
+        self.kubelet_restarts = Counter(
+            "flyer_node_kubelet_restarts", "Kubelet restarts that were seen", registry=registry
+        )
+        self.devices = Gauge(
+            "flyer_node_devices",
+            "Devices that are offered, by resource and health",
+            ["resource", "health"],
+            registry=registry,
+        )
+        self.state = Gauge(
+            "flyer_node_device_state",
+            "1 for the state that a device is in",
+            ["kind", "device", "state"],
+            registry=registry,
+        )
+        self.transitions = Counter(
+            "flyer_node_device_transitions",
+            "Changes of state",
+            ["kind", "before", "after"],
+            registry=registry,
+        )
+        self.xids = Counter(
+            "flyer_node_gpu_xid", "Xids of a GPU", ["gpu", "xid", "class"], registry=registry
+        )
+        self.port_errors = Counter(
+            "flyer_node_port_errors",
+            "Growth of a port's error counters since the agent started",
+            ["hca", "port", "counter"],
+            registry=registry,
+        )
+        self.findings = Gauge(
+            "flyer_node_findings",
+            "What is wrong with the node's description",
+            ["kind"],
+            registry=registry,
+        )
+        self.worker_kills = Counter(
+            "flyer_node_hardware_worker_kills",
+            "Workers that were killed because the hardware did not answer, or that died",
+            registry=registry,
+        )
+        self.observed = Gauge(
+            "flyer_node_last_observation_timestamp_seconds",
+            "When a source last told something (0: never)",
+            ["source"],
+            registry=registry,
+        )
+        self.reports = Counter(
+            "flyer_node_report_writes",
+            "Writes of the NodeHealth object",
+            ["outcome"],
+            registry=registry,
+        )
+        self.kernel_log_lost = Counter(
+            "flyer_node_kernel_log_lost",
+            "Records of the kernel's log that were overwritten before they were read",
+            registry=registry,
+        )
+        self._port_last: dict[tuple[str, int], Mapping[str, int]] = {}
+        self._zero(resources)
+
+    def text(self) -> bytes:
+        """The page in Prometheus' format."""
+        return generate_latest(self._registry)
+
+    def _zero(self, resources: Iterable[str]) -> None:
+        for resource in resources:
+            for method in CALLS:
+                for code in CODES:
+                    self.requests.labels(resource, method, code)
+            for outcome in ("ok", "failed"):
+                self.registrations.labels(resource, outcome)
+            for health in ("healthy", "unhealthy"):
+                self.devices.labels(resource, health)
+        for kind in ("gpu", "pair", "hca"):
+            for before in State:
+                for after in State:
+                    if before is not after:
+                        self.transitions.labels(kind, before.value, after.value)
+        for source in ("driver", "events", "ports", "kernel-log", "inventory"):
+            self.observed.labels(source)
+        for outcome in ("ok", "failed"):
+            self.reports.labels(outcome)
+
+    def know(self, inventory: Inventory, policy: Policy) -> None:
+        """Opens the series of the node's devices and of every Xid that the policy names."""
+        for gpu in inventory.gpus:
+            for rule in policy.xids.values():
+                self.xids.labels(gpu.uuid, str(rule.code), rule.klass)
+        counts = {kind.value: 0 for kind in FindingKind}
+        for finding in inventory.findings:
+            counts[finding.kind.value] += 1
+        for kind, count in counts.items():
+            self.findings.labels(kind).set(count)
+
+    def request(self, resource: str, method: str, code: str, seconds: float | None = None) -> None:
+        """One call of the kubelet."""
+        self.requests.labels(resource, method, code).inc()
+        if seconds is not None:
+            self.request_seconds.labels(resource, method).observe(seconds)
+
+    def registration(self, resource: str, *, ok: bool) -> None:
+        """One try to register."""
+        self.registrations.labels(resource, "ok" if ok else "failed").inc()
+
+    def changed(self, change: Change) -> None:
+        """A device changed its state."""
+        after = change.after.state.value
+        self.transitions.labels(change.subject.kind, change.before.value, after).inc()
+
+    def states(self, health: Mapping[Subject, Health]) -> None:
+        """All devices' states."""
+        for subject, page in health.items():
+            for state in State:
+                value = 1 if page.state is state else 0
+                self.state.labels(subject.kind, subject.id, state.value).set(value)
+
+    def ports(self, statuses: Iterable[PortStatus]) -> None:
+        """Growth of the error counters; one that fell was reset and starts anew."""
+        for status in statuses:
+            key = (status.hca, status.port)
+            before = self._port_last.get(key, status.counters)
+            for name, value in status.counters.items():
+                grown = max(0, value - before.get(name, value))
+                self.port_errors.labels(status.hca, str(status.port), name).inc(grown)
+            self._port_last[key] = status.counters

@@ -1,0 +1,181 @@
+"""Keeps every resource registered with the kubelet, whatever happens to the sockets.
+
+A kubelet that starts deletes all sockets in its folder and makes its own anew; it forgets who was
+registered. So we look at three things, at once when the folder changes and every second anyway:
+is our socket still ours, is the kubelet's socket still the one that we registered at, does the
+kubelet still listen to our list. What is wrong is mended, one resource at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from flyer_node.plugin.server import ResourceServer
+from flyer_node.plugin.watch import FolderWatch
+from flyer_node.proto import deviceplugin_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from flyer_node.metrics import Metrics
+    from flyer_node.plugin.offers import Offers
+
+__all__ = ["Registrar"]
+
+VERSION = "v1beta1"
+LOOK_SECONDS = 1.0
+REGISTER_SECONDS = 5.0
+"""Deadline of one registration; the kubelet dials back within it."""
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
+DEAF_SECONDS, DEAF_SECONDS_MAX = 3.0, 60.0
+"""A kubelet that registered us and then has no stream open for so long gets us again."""
+
+log = structlog.get_logger()
+
+
+@dataclass
+class _Standing:
+    """Where one resource stands with the kubelet."""
+
+    server: ResourceServer
+    kubelet: tuple[int, int, int] | None = None
+    """The kubelet's socket at which it is registered."""
+    next_try: float = 0.0
+    retry: float = RETRY_SECONDS
+    deaf_since: float | None = None
+    patience: float = DEAF_SECONDS
+
+
+class Registrar:
+    """Owns the servers of all resources."""
+
+    def __init__(
+        self, folder: Path, resources: Sequence[str], offers: Offers, metrics: Metrics
+    ) -> None:
+        self._folder = folder
+        self._kubelet_socket = folder / "kubelet.sock"
+        self._metrics = metrics
+        self._wake = asyncio.Event()
+        self._seen: tuple[int, int, int] | None = None
+        self._standings = [
+            _Standing(ResourceServer(name, folder, offers, metrics)) for name in resources
+        ]
+
+    @property
+    def registered(self) -> bool:
+        """Whether all resources are registered at the kubelet that is there now."""
+        kubelet = self._kubelet()
+        return kubelet is not None and all(one.kubelet == kubelet for one in self._standings)
+
+    async def run(self) -> None:
+        """Until cancelled; then the sockets are removed, which tells the kubelet at once."""
+        watch = FolderWatch(self._folder, self._wake.set)
+        try:
+            while True:
+                watch.renew()
+                self._wake.clear()
+                pause = await self._mend()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause)
+        finally:
+            watch.close()
+            stops = (one.server.stop() for one in self._standings)
+            await asyncio.gather(*stops, return_exceptions=True)
+
+    async def _mend(self) -> float:
+        """One look at everything; how long to wait for the next."""
+        if not self._folder.is_dir():
+            return LOOK_SECONDS
+        kubelet = self._kubelet()
+        if kubelet is not None and self._seen is not None and kubelet != self._seen:
+            self._metrics.kubelet_restarts.inc()
+            log.info("kubelet restarted", socket=str(self._kubelet_socket))
+        self._seen = kubelet or self._seen
+        await asyncio.gather(*(self._mend_one(one, kubelet) for one in self._standings))
+        now = time.monotonic()
+        waits = [one.next_try - now for one in self._standings if one.kubelet != kubelet]
+        return max(0.01, min(LOOK_SECONDS, *waits)) if waits and kubelet else LOOK_SECONDS
+
+    async def _mend_one(self, one: _Standing, kubelet: tuple[int, int, int] | None) -> None:
+        if not one.server.intact:
+            if one.kubelet is not None:
+                log.info("socket was deleted; serving again", resource=one.server.name)
+            one.kubelet = None
+            one.next_try = 0.0
+            try:
+                await one.server.start()
+            except OSError as error:
+                log.warning("cannot serve", resource=one.server.name, error=str(error))
+                return
+        if kubelet is None:
+            one.kubelet = None
+            return
+        self._check_stream(one)
+        if one.kubelet == kubelet or time.monotonic() < one.next_try:
+            return
+        await self._register(one, kubelet)
+
+    def _check_stream(self, one: _Standing) -> None:
+        """A registration without a listener is none."""
+        now = time.monotonic()
+        if one.kubelet is None or one.server.streams:
+            one.deaf_since = None
+            if one.server.streams:
+                one.patience = DEAF_SECONDS
+            return
+        one.deaf_since = one.deaf_since or now
+        if now - one.deaf_since >= one.patience:
+            log.info("kubelet does not listen; registering again", resource=one.server.name)
+            one.kubelet, one.deaf_since = None, None
+            one.patience = min(DEAF_SECONDS_MAX, one.patience * 2)
+
+    async def _register(self, one: _Standing, kubelet: tuple[int, int, int]) -> None:
+        request = pb.RegisterRequest(
+            version=VERSION,
+            endpoint=one.server.endpoint,
+            resource_name=one.server.name,
+            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+        )
+        started = time.monotonic()
+        try:
+            # A channel of its own for each try: one that failed waits before it dials again.
+            async with grpc.aio.insecure_channel(
+                f"unix:{self._kubelet_socket}", options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as channel:
+                register = channel.unary_unary(
+                    "/v1beta1.Registration/Register",
+                    request_serializer=pb.RegisterRequest.SerializeToString,
+                    response_deserializer=pb.Empty.FromString,
+                )
+                await register(request, timeout=REGISTER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            one.next_try = time.monotonic() + one.retry
+            one.retry = min(RETRY_SECONDS_MAX, one.retry * 2)
+            self._metrics.registration(one.server.name, ok=False)
+            log.warning(
+                "registration failed",
+                resource=one.server.name,
+                code=error.code().name,
+                detail=error.details(),
+            )
+            return
+        one.kubelet, one.retry, one.deaf_since = kubelet, RETRY_SECONDS, None
+        self._metrics.registration(one.server.name, ok=True)
+        seconds = round(time.monotonic() - started, 4)
+        log.info("registered", resource=one.server.name, seconds=seconds)
+
+    def _kubelet(self) -> tuple[int, int, int] | None:
+        """Which kubelet's socket is there; inode numbers come back, so its time counts too."""
+        try:
+            found = self._kubelet_socket.lstat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -1,0 +1,262 @@
+"""What each resource offers and what a container that asks for it gets. Pure.
+
+One snapshot (`Offer`) is made of inventory and health whenever one of them changes; all answers to
+the kubelet come from the newest snapshot, so no question ever touches the hardware.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from flyer_node import traffic
+from flyer_node.allocate import Board, board_of, choose
+from flyer_node.errors import RequestError
+from flyer_node.health.ledger import port_id
+from flyer_node.traffic import TrafficClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from flyer_node.inventory import Inventory, LinkLayer
+
+__all__ = [
+    "RESOURCES",
+    "Device",
+    "GpuResource",
+    "Grant",
+    "NodeView",
+    "RdmaResource",
+    "Resource",
+    "resources_of",
+]
+
+GPU = "fireflyer.dev/gpu"
+RDMA = {
+    "fireflyer.dev/rdma-hfreduce": (TrafficClass.HFREDUCE, "FLYER_HFREDUCE"),
+    "fireflyer.dev/rdma-nccl": (TrafficClass.NCCL, "FLYER_NCCL"),
+    "fireflyer.dev/rdma-storage": (TrafficClass.STORAGE, "FLYER_STORAGE"),
+    "rdma/hca": (TrafficClass.OTHER, "FLYER_HCA"),
+}
+RESOURCES = (GPU, *RDMA)
+"""Every resource; each is registered on every node, with no devices where there are none."""
+
+TOPOLOGY_IN_CONTAINER = "/etc/fireflyer/nccl-topology.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One line of a resource's list."""
+
+    id: str
+    healthy: bool
+    numa_node: int | None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a container gets."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    device_nodes: tuple[tuple[str, str], ...] = ()
+    """(path in the container, path on the host)."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """Read-only, likewise."""
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """Inventory and health as the resources see them."""
+
+    inventory: Inventory
+    bad_gpus: frozenset[str] = frozenset()
+    bad_pairs: frozenset[str] = frozenset()
+    bad_ports: frozenset[str] = frozenset()
+    device_mode: str = "nodes"
+    """`nodes`: character devices; `cdi`: names for the runtime's CDI. Never both."""
+    device_root: str = "/dev"
+    slots: int = 64
+    """Containers that may share one port, a traffic class each counts for itself."""
+    topology_file: str = ""
+    """NCCL's topology file on the host; empty if it could not be written."""
+    exists: Callable[[str], bool] = field(default=lambda _: True, compare=False)
+    """Whether a device node is there."""
+
+
+class Resource(Protocol):
+    """One resource of the kubelet."""
+
+    name: str
+
+    def devices(self) -> tuple[Device, ...]:
+        """The whole list."""
+
+    def prefer(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        """The best choice; raises RequestError for a question that has no answer."""
+
+    def grant(self, ids: Sequence[str]) -> Grant:
+        """What a container with these devices gets; raises RequestError."""
+
+
+def resources_of(view: NodeView) -> dict[str, Resource]:
+    """All resources of a node."""
+    rdma = {name: RdmaResource(name, view, *row) for name, row in RDMA.items()}
+    return {GPU: GpuResource(view), **rdma}
+
+
+def _known(resource: str, ids: Sequence[str], devices: dict[str, Device]) -> None:
+    """Refuses what no container may get: nothing, twice the same, unknown, out of service."""
+    if not ids:
+        raise RequestError("INVALID_ARGUMENT", f"{resource}: no device ids; ask for at least one")
+    if len(set(ids)) != len(ids):
+        raise RequestError("INVALID_ARGUMENT", f"{resource}: a device id is named twice")
+    for one in ids:
+        device = devices.get(one)
+        if device is None:
+            text = f"{resource}: device {one[:80]!r} is not on this node"
+            raise RequestError("NOT_FOUND", text)
+        if not device.healthy:
+            text = f"{resource}: device {one} is out of service; see `kubectl describe nodehealth`"
+            raise RequestError("FAILED_PRECONDITION", text)
+
+
+class GpuResource:
+    """Whole GPUs; pairs are kept by the preferred allocation."""
+
+    name = GPU
+
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
+        self._board: Board = board_of(view.inventory, view.bad_pairs)
+        self._devices = {
+            gpu.uuid: Device(
+                gpu.uuid, gpu.uuid not in view.bad_gpus, view.inventory.numa_of_gpu(gpu.uuid)
+            )
+            for gpu in sorted(view.inventory.gpus, key=lambda gpu: gpu.index)
+        }
+
+    def devices(self) -> tuple[Device, ...]:
+        """One a GPU."""
+        return tuple(self._devices.values())
+
+    def prefer(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        """Exact over all subsets."""
+        return choose(self._board, available, must_include, size)
+
+    def grant(self, ids: Sequence[str]) -> Grant:
+        """GPUs in NVML's order, with their pairs and NUMA nodes told to the job."""
+        _known(self.name, ids, self._devices)
+        view = self._view
+        chosen = [uuid for uuid in self._devices if uuid in set(ids)]
+        pairs = [
+            f"{bridge.first}+{bridge.second}"
+            for bridge in view.inventory.bridges
+            if {bridge.first, bridge.second} <= set(chosen) and bridge.id not in view.bad_pairs
+        ]
+        numa = [self._devices[uuid].numa_node for uuid in chosen]
+        environment = {
+            "FLYER_GPUS": ",".join(chosen),
+            "FLYER_GPU_PAIRS": ",".join(pairs),
+            "FLYER_GPU_NUMA": ",".join("" if node is None else str(node) for node in numa),
+        }
+        if view.device_mode == "cdi":
+            environment["NVIDIA_VISIBLE_DEVICES"] = "void"
+            return Grant(environment, cdi_devices=tuple(f"nvidia.com/gpu={one}" for one in chosen))
+        environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(chosen)
+        return Grant(environment, device_nodes=self._nodes(chosen))
+
+    def _nodes(self, chosen: Collection[str]) -> tuple[tuple[str, str], ...]:
+        view = self._view
+        names = []
+        for uuid in chosen:
+            minor = view.inventory.gpus_by_uuid[uuid].minor
+            name = f"nvidia{minor}"
+            if minor is None or not view.exists(f"{view.device_root}/{name}"):
+                text = f"{self.name}: {uuid} has no device node {view.device_root}/{name}"
+                raise RequestError("FAILED_PRECONDITION", f"{text}: is the driver loaded?")
+            names.append(name)
+        common = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+        names += [name for name in common if view.exists(f"{view.device_root}/{name}")]
+        return tuple((f"/dev/{name}", f"{view.device_root}/{name}") for name in names)
+
+
+class RdmaResource:
+    """A share of a port for one traffic class."""
+
+    def __init__(self, name: str, view: NodeView, traffic_class: TrafficClass, prefix: str) -> None:
+        self.name = name
+        self._view = view
+        self._class = traffic_class
+        self._prefix = prefix
+        self._devices: dict[str, Device] = {}
+        self._place: dict[str, tuple[str, int, LinkLayer]] = {}
+        for hca in view.inventory.hcas:
+            for port in hca.ports if hca.verbs_device else ():
+                own = port_id(hca.name, port.number)
+                for slot in range(view.slots):
+                    device = Device(f"{own}-{slot:03d}", own not in view.bad_ports, hca.numa_node)
+                    self._devices[device.id] = device
+                    self._place[device.id] = (hca.name, port.number, port.link_layer)
+
+    def devices(self) -> tuple[Device, ...]:
+        """`slots` a port."""
+        return tuple(self._devices.values())
+
+    def prefer(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        """As many different ports as possible, those with the most free slots first."""
+        unknown = [one for one in (*available, *must_include) if one not in self._devices]
+        if unknown:
+            text = f"{self.name}: device {unknown[0][:80]!r} is not on this node"
+            raise RequestError("NOT_FOUND", text)
+        chosen = list(dict.fromkeys(must_include))
+        if not len(chosen) <= size <= len(set(available)) or set(chosen) - set(available):
+            text = f"{self.name}: allocation_size {size} does not fit available and must_include"
+            raise RequestError("INVALID_ARGUMENT", text)
+        free: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for one in sorted(set(available) - set(chosen), reverse=True):
+            free[self._place[one][:2]].append(one)
+        used = dict.fromkeys(free, 0)
+        for one in chosen:
+            used[self._place[one][:2]] = used.get(self._place[one][:2], 0) + 1
+        while len(chosen) < size:
+            port = min(
+                (port for port in free if free[port]),
+                key=lambda port: (used[port], -len(free[port]), port),
+            )
+            used[port] += 1
+            chosen.append(free[port].pop())
+        return chosen
+
+    def grant(self, ids: Sequence[str]) -> Grant:
+        """The verbs devices of the ports, the class's fields, and for NCCL its topology file."""
+        _known(self.name, ids, self._devices)
+        view = self._view
+        ports = sorted({self._place[one] for one in ids})
+        adapters = {name for name, _, _ in ports}
+        names = [
+            f"infiniband/{hca.verbs_device}"
+            for hca in view.inventory.hcas
+            if hca.name in adapters and hca.verbs_device
+        ]
+        for name in names:
+            if not view.exists(f"{view.device_root}/{name}"):
+                text = f"{self.name}: no device node {view.device_root}/{name}"
+                raise RequestError("FAILED_PRECONDITION", f"{text}: is ib_uverbs loaded?")
+        manager = "infiniband/rdma_cm"
+        if view.exists(f"{view.device_root}/{manager}"):
+            names.append(manager)
+        environment = traffic.environment(self._class, ports, prefix=self._prefix)
+        mounts: tuple[tuple[str, str], ...] = ()
+        if self._class is TrafficClass.NCCL and view.topology_file:
+            environment["NCCL_TOPO_FILE"] = TOPOLOGY_IN_CONTAINER
+            mounts = ((TOPOLOGY_IN_CONTAINER, view.topology_file),)
+        nodes = tuple((f"/dev/{name}", f"{view.device_root}/{name}") for name in names)
+        return Grant(environment, device_nodes=nodes, mounts=mounts)

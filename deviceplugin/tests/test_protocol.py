@@ -1,0 +1,375 @@
+"""The servers and the registration dance, against a kubelet's device manager."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from flyer_node.inventory import Gpu, Inventory
+from flyer_node.inventory.assemble import DriverFacts, DriverGpu, assemble, read_sysfs
+from flyer_node.metrics import Metrics
+from flyer_node.plugin.offers import Offers
+from flyer_node.plugin.registrar import Registrar
+from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
+from flyer_node.proto import deviceplugin_pb2 as pb
+from flyer_node.testing.kubelet import FakeKubelet, call
+from flyer_node.testing.sysfs import FakeNode, paper_node, write_sysfs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def inventory_of(node: FakeNode, folder: Path) -> Inventory:
+    gpus = tuple(
+        DriverGpu(
+            Gpu(gpu.uuid, index, index, gpu.address),
+            () if gpu.peer is None else (node.gpus[gpu.peer].address,) * 12,
+        )
+        for index, gpu in enumerate(node.gpus)
+    )
+    return assemble("node", read_sysfs(write_sysfs(node, folder)), DriverFacts("550", gpus))
+
+
+@dataclass
+class Stage:
+    kubelet: FakeKubelet
+    offers: Offers
+    metrics: Metrics
+    registrar: Registrar
+    view: NodeView
+
+    def count(self, name: str, **labels: str) -> float:
+        value = self.metrics._registry.get_sample_value(name, labels)
+        assert value is not None, f"{name}{labels} is not there"
+        return value
+
+    async def ready(self) -> float:
+        return await self.kubelet.until(
+            lambda: (
+                len(self.kubelet.plugins) == len(RESOURCES)
+                and all(one.connected and one.messages for one in self.kubelet.plugins.values())
+            ),
+            what="all resources registered and listed",
+        )
+
+
+@contextlib.asynccontextmanager
+async def staged(view: NodeView | None = None) -> AsyncIterator[Stage]:
+    # Sockets' paths are at most 107 bytes: pytest's own folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="fn") as short:
+        folder = Path(short) / "p"
+        folder.mkdir()
+        if view is None:
+            view = NodeView(inventory_of(paper_node(), Path(short) / "sys"))
+        metrics = Metrics(RESOURCES)
+        offers = Offers(view)
+        registrar = Registrar(folder, RESOURCES, offers, metrics)
+        kubelet = FakeKubelet(folder)
+        await kubelet.start()
+        running = asyncio.create_task(registrar.run())
+        try:
+            yield Stage(kubelet, offers, metrics, registrar, view)
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            await kubelet.stop()
+            assert not [one for one in folder.iterdir() if one.name.startswith("flyer-")]
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with staged() as one:
+        yield one
+
+
+async def test_every_resource_is_offered_with_numa_hints(stage: Stage) -> None:
+    await stage.ready()
+    gpus = stage.kubelet.plugins[GPU].devices
+    assert [one.topology.nodes[0].ID for one in gpus.values()] == [0, 0, 0, 0, 1, 1, 1, 1]
+    for name in RESOURCES[1:]:
+        devices = stage.kubelet.plugins[name].devices
+        assert len(devices) == 64
+        assert {one.topology.nodes[0].ID for one in devices.values()} == {1}
+        assert all(len(one) <= 63 for one in devices)
+
+
+async def test_unknown_numa_nodes_give_no_hint() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        inventory = inventory_of(paper_node(), Path(folder) / "sys")
+    lost = replace(inventory, pci=tuple(replace(one, numa_node=None) for one in inventory.pci))
+    async with staged(NodeView(lost)) as stage:
+        await stage.ready()
+        devices = stage.kubelet.plugins[GPU].devices.values()
+        assert all(not one.HasField("topology") for one in devices)
+
+
+async def test_no_devices_are_no_capacity() -> None:
+    async with staged(NodeView(Inventory("empty"))) as stage:
+        await stage.ready()
+        assert all(not one.devices for one in stage.kubelet.plugins.values())
+
+
+async def test_a_container_gets_whole_pairs_nodes_and_environment(stage: Stage) -> None:
+    await stage.ready()
+    got = await stage.kubelet.admit(GPU, "a", 4)
+    pairs = [set(pair.split("+")) for pair in got.envs["FLYER_GPU_PAIRS"].split(",")]
+    assert len(pairs) == 2
+    assert set().union(*pairs) == set(got.envs["FLYER_GPUS"].split(","))
+    nodes = [(one.container_path, one.host_path, one.permissions) for one in got.devices]
+    assert ("/dev/nvidiactl", "/dev/nvidiactl", "rw") in nodes
+    assert sum(path.removeprefix("/dev/nvidia").isdecimal() for path, _, _ in nodes) == 4
+    assert not got.cdi_devices
+
+
+async def test_cdi_names_or_device_nodes_but_never_both(tmp_path: Path) -> None:
+    view = NodeView(inventory_of(paper_node(), tmp_path / "sys"), device_mode="cdi")
+    async with staged(view) as stage:
+        await stage.ready()
+        got = await stage.kubelet.admit(GPU, "a", 2)
+        assert not got.devices
+        assert [one.name.split("=")[0] for one in got.cdi_devices] == ["nvidia.com/gpu"] * 2
+        assert got.envs["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+@pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
+async def test_classes_have_their_own_fields_and_keys(layer: str, tmp_path: Path) -> None:
+    inventory = inventory_of(paper_node().with_layer(layer), tmp_path / "sys")
+    async with staged(NodeView(inventory, topology_file="/var/lib/x/nccl.xml")) as stage:
+        await stage.ready()
+        grants = {name: await stage.kubelet.admit(name, "a", 1) for name in RESOURCES}
+    keys = [key for grant in grants.values() for key in grant.envs]
+    assert len(keys) == len(set(keys)), "one container may ask for all of them at once"
+    nccl = grants["fireflyer.dev/rdma-nccl"]
+    assert nccl.envs["NCCL_IB_HCA"] == "=mlx5_0:1"
+    assert nccl.envs["NCCL_TOPO_FILE"] == nccl.mounts[0].container_path
+    assert nccl.mounts[0].read_only
+    hfreduce = grants["fireflyer.dev/rdma-hfreduce"]
+    if layer == "InfiniBand":
+        assert nccl.envs["NCCL_IB_SL"] == nccl.envs["UCX_IB_SL"] == "1"
+        assert "NCCL_IB_TC" not in nccl.envs
+        assert hfreduce.envs["FLYER_HFREDUCE_SERVICE_LEVEL"] == "2"
+    else:
+        assert nccl.envs["NCCL_IB_TC"] == nccl.envs["UCX_IB_TRAFFIC_CLASS"] == "104"
+        assert "NCCL_IB_SL" not in nccl.envs
+        assert hfreduce.envs["FLYER_HFREDUCE_ROCE_TRAFFIC_CLASS"] == "136"
+    assert hfreduce.envs["FLYER_HFREDUCE_DSCP"] == "34"
+    assert grants["fireflyer.dev/rdma-storage"].envs["FLYER_STORAGE_DSCP"] == "18"
+    paths = {one.container_path for one in hfreduce.devices}
+    assert paths == {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}
+
+
+async def test_a_bad_gpu_leaves_and_returns_without_a_new_registration(stage: Stage) -> None:
+    await stage.ready()
+    before = len(stage.kubelet.registrations)
+    bad = sorted(stage.kubelet.healthy(GPU))[3]
+    stage.offers.publish(replace(stage.view, bad_gpus=frozenset({bad})))
+    await stage.kubelet.until(lambda: bad not in stage.kubelet.healthy(GPU))
+    assert len(stage.kubelet.plugins[GPU].devices) == 8, "the list is always whole"
+    stage.offers.publish(stage.view)
+    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == 8)
+    assert len(stage.kubelet.registrations) == before
+
+
+async def test_kubelet_restarts_are_survived_with_the_same_ids(stage: Stage) -> None:
+    await stage.ready()
+    ids = {name: set(one.devices) for name, one in stage.kubelet.plugins.items()}
+    slowest = 0.0
+    for _ in range(25):
+        await stage.kubelet.restart()
+        slowest = max(slowest, await stage.ready())
+        assert {name: set(one.devices) for name, one in stage.kubelet.plugins.items()} == ids
+    assert stage.count("flyer_node_kubelet_restarts_total") == 25
+    assert slowest < 30, "seconds; the figure on an idle machine is in the benchmarks' table"
+
+
+async def test_a_kubelet_that_refuses_at_first_is_asked_again(stage: Stage) -> None:
+    await stage.ready()
+    await stage.kubelet.stop()
+    stage.kubelet.refuse_next = 12
+    await stage.kubelet.start()
+    await stage.ready()
+    assert stage.count("flyer_node_registrations_total", resource=GPU, outcome="failed") >= 1
+
+
+async def test_a_deleted_socket_is_made_anew(stage: Stage) -> None:
+    await stage.ready()
+    plugin = stage.kubelet.plugins[GPU]
+    (stage.kubelet.folder / plugin.endpoint).unlink()
+    await stage.kubelet.until(lambda: stage.kubelet.plugins[GPU] is not plugin)
+    await stage.ready()
+    await stage.kubelet.admit(GPU, "a", 2)
+
+
+async def test_a_wiped_folder_with_the_old_kubelet_is_served_again(stage: Stage) -> None:
+    await stage.ready()
+    old = dict(stage.kubelet.plugins)
+    for plugin in old.values():
+        (stage.kubelet.folder / plugin.endpoint).unlink()
+    await stage.kubelet.until(
+        lambda: all(stage.kubelet.plugins[name] is not one for name, one in old.items())
+    )
+    await stage.ready()
+
+
+async def test_a_kubelet_that_stopped_listening_is_registered_again(stage: Stage) -> None:
+    await stage.ready()
+    await stage.kubelet.cut_stream(GPU)
+    assert not stage.kubelet.healthy(GPU)
+    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == 8)
+
+
+async def test_it_waits_for_a_kubelet_that_is_not_there_yet() -> None:
+    async with staged() as stage:
+        await stage.ready()
+        await stage.kubelet.stop()
+        stage.kubelet.socket.unlink()
+        await stage.kubelet.until(lambda: not stage.registrar.registered)
+        await stage.kubelet.start()
+        await stage.ready()
+
+
+def preferred(available: list[str], must: list[str], size: int) -> pb.PreferredAllocationRequest:
+    request = pb.PreferredAllocationRequest()
+    request.container_requests.add(
+        available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+    )
+    return request
+
+
+def allocate(*containers: list[str]) -> pb.AllocateRequest:
+    request = pb.AllocateRequest()
+    for ids in containers:
+        request.container_requests.add(devices_ids=ids)
+    return request
+
+
+UUID = paper_node().gpus[0].uuid
+HOSTILE = {
+    "no container": ("Allocate", allocate(), "INVALID_ARGUMENT"),
+    "no ids": ("Allocate", allocate([]), "INVALID_ARGUMENT"),
+    "an empty id": ("Allocate", allocate([""]), "NOT_FOUND"),
+    "an unknown id": ("Allocate", allocate(["GPU-none"]), "NOT_FOUND"),
+    "a path": ("Allocate", allocate(["../../../etc/passwd"]), "NOT_FOUND"),
+    "the same id twice": ("Allocate", allocate([UUID, UUID]), "INVALID_ARGUMENT"),
+    "one good container and one bad": ("Allocate", allocate([UUID], ["x"]), "NOT_FOUND"),
+    "too many containers": ("Allocate", allocate(*[[UUID]] * 65), "INVALID_ARGUMENT"),
+    "too many ids": ("Allocate", allocate(["x"] * 8193), "RESOURCE_EXHAUSTED"),
+    "an enormous id": ("Allocate", allocate(["x" * (2 << 20)]), "RESOURCE_EXHAUSTED"),
+    "not a message": ("Allocate", b"\xff" * 100, "INVALID_ARGUMENT"),
+    "a message of another kind": ("Allocate", b"\x0a\x02\x0a\x00", "NOT_FOUND"),
+    "a cut message": ("Allocate", allocate([UUID]).SerializeToString()[:-3], "INVALID_ARGUMENT"),
+    "a negative size": ("GetPreferredAllocation", preferred([UUID], [], -5), "INVALID_ARGUMENT"),
+    "a huge size": ("GetPreferredAllocation", preferred([UUID], [], 2**31 - 1), "INVALID_ARGUMENT"),
+    "must without available": (
+        "GetPreferredAllocation",
+        preferred([], [UUID], 1),
+        "INVALID_ARGUMENT",
+    ),
+    "unknown available": ("GetPreferredAllocation", preferred(["x"], [], 1), "NOT_FOUND"),
+    "no question": (
+        "GetPreferredAllocation",
+        pb.PreferredAllocationRequest(),
+        "INVALID_ARGUMENT",
+    ),
+    "noise to list": ("PreStartContainer", b"\x0a\xff", "INVALID_ARGUMENT"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_hostile_requests_get_their_code_and_are_counted(stage: Stage, case: str) -> None:
+    await stage.ready()
+    method, request, code = HOSTILE[case]
+    channel = stage.kubelet.plugins[GPU].channel
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(channel, method, request)
+    assert caught.value.code().name == code
+    details = {"resource": GPU, "method": method, "code": code}
+    assert stage.count("flyer_node_requests_total", **details) == 1
+    assert len(stage.kubelet.healthy(GPU)) == 8
+    await stage.kubelet.admit(GPU, "after", 2)
+
+
+async def test_a_message_past_grpcs_own_bound_is_refused(stage: Stage) -> None:
+    await stage.ready()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(stage.kubelet.plugins[GPU].channel, "Allocate", b"\x0a" * (9 << 20))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await stage.kubelet.admit(GPU, "after", 2)
+
+
+async def test_an_unhealthy_gpu_is_not_given_out(stage: Stage) -> None:
+    await stage.ready()
+    channel = stage.kubelet.plugins[GPU].channel
+    stage.offers.publish(replace(stage.view, bad_gpus=frozenset({UUID})))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(channel, "Allocate", allocate([UUID]))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "out of service" in (caught.value.details() or "")
+
+
+async def test_a_missing_device_node_is_told_before_the_runtime_stumbles(tmp_path: Path) -> None:
+    view = NodeView(inventory_of(paper_node(), tmp_path / "sys"), exists=lambda _: False)
+    async with staged(view) as stage:
+        await stage.ready()
+        with pytest.raises(grpc.aio.AioRpcError, match="driver loaded"):
+            await call(stage.kubelet.plugins[GPU].channel, "Allocate", allocate([UUID]))
+
+
+async def test_repeated_and_concurrent_calls_all_get_the_same_answer(stage: Stage) -> None:
+    await stage.ready()
+    channel = stage.kubelet.plugins[GPU].channel
+    free = sorted(stage.kubelet.healthy(GPU))
+    questions = [call(channel, "GetPreferredAllocation", preferred(free, [], 4)) for _ in range(48)]
+    answers = await asyncio.gather(*questions)
+    assert len({tuple(one.container_responses[0].deviceIDs) for one in answers}) == 1
+    ids = list(answers[0].container_responses[0].deviceIDs)
+    given = await asyncio.gather(*(call(channel, "Allocate", allocate(ids)) for _ in range(48)))
+    assert len({one.SerializeToString(deterministic=True) for one in given}) == 1
+
+
+async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(stage: Stage) -> None:
+    await stage.ready()
+    endpoint = stage.kubelet.folder / stage.kubelet.plugins[GPU].endpoint
+    async with grpc.aio.insecure_channel(f"unix:{endpoint}") as channel:
+        method = channel.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            request_serializer=pb.Empty.SerializeToString,
+            response_deserializer=pb.ListAndWatchResponse.FromString,
+        )
+        streams = [method(pb.Empty()) for _ in range(7)]
+        for stream in streams:
+            assert len((await stream.read()).devices) == 8
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(pb.Empty()).read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for stream in streams:
+            stream.cancel()
+    stage.offers.publish(replace(stage.view, bad_gpus=frozenset({UUID})))
+    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == 7)
+
+
+async def test_an_unknown_method_is_unimplemented(stage: Stage) -> None:
+    await stage.ready()
+    channel = stage.kubelet.plugins[GPU].channel
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary("/v1beta1.DevicePlugin/Deallocate")(b"", timeout=30)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_folder_with_a_path_that_is_too_long_is_told() -> None:
+    from flyer_node.errors import SettingError
+
+    with tempfile.TemporaryDirectory() as short:
+        deep = Path(short) / ("d" * 100)
+        deep.mkdir()
+        offers = Offers(NodeView(Inventory("n")))
+        registrar = Registrar(deep, RESOURCES, offers, Metrics(RESOURCES))
+        with pytest.raises(SettingError, match="--plugin-folder"):
+            await registrar.run()
