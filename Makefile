@@ -57,10 +57,14 @@ bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py
 
+# Debian packages and a command of each.
+CLUSTER_PACKAGES := etcd-server=etcd containerd=containerd runc=runc iptables=iptables \
+	containernetworking-plugins=/usr/lib/cni/bridge conntrack=conntrack mmdebstrap=mmdebstrap
+
 .PHONY: cluster-tools cluster-up cluster-down e2e
 cluster-tools: install ## build what a test cluster needs: minutes once, then kept in ~/.cache
-	@scripts/bootstrap etcd-server=etcd
-	$(PYTHON) -m e2e.cluster build kube-apiserver kube-controller-manager kubectl
+	@scripts/bootstrap $(CLUSTER_PACKAGES)
+	@$(PYTHON) -m e2e.cluster build --quiet
 
 cluster-up: cluster-tools ## a real Kubernetes in build/cluster/default (LIGHT=1: control plane alone)
 	$(PYTHON) -m e2e.cluster up $(if $(LIGHT),--light --controllers)

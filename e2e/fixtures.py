@@ -29,6 +29,24 @@ def control_plane() -> Iterator[Cluster]:
     yield from _started(Options(light=True, controllers=True))
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A whole cluster for the session: nodes in two zones, networks, DNS.
+
+    With FLYER_E2E_CLUSTER=FOLDER it is the cluster that runs in that folder, which then stays.
+    """
+    from e2e.cluster.handle import Cluster
+    from e2e.cluster.state import State
+    from e2e.cluster.up import Options
+
+    if running := os.environ.get("FLYER_E2E_CLUSTER"):
+        yield Cluster(State.load(Path(running)))
+    elif os.geteuid() != 0:
+        _unavailable("a cluster with nodes needs root (namespaces, mounts)")
+    else:
+        yield from _started(Options())
+
+
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the test's own, in whichever cluster it asked for; deleted after it."""

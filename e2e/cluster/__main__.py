@@ -11,7 +11,7 @@ from e2e.cluster import binaries
 from e2e.cluster.down import down
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.state import DEFAULT, State
-from e2e.cluster.up import Options, up
+from e2e.cluster.up import Options, programs, up
 
 
 def main() -> int:
@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_env)
 
     command = commands.add_parser("build", help="build programs (all of them by default)")
-    command.add_argument("program", nargs="*")
+    command.add_argument("program", nargs="*", help="e.g. kubelet; default: what `up` needs")
+    command.add_argument("--all", action="store_true", help="every program of every module")
+    command.add_argument("--quiet", action="store_true", help="do not list where they are")
     command.set_defaults(run=_build)
     return parser
 
@@ -69,9 +71,11 @@ def _env(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    names = arguments.program or [name for m in binaries.MODULES for name in m.programs]
+    everything = tuple(name for module in binaries.MODULES for name in module.programs)
+    names = everything if arguments.all else tuple(arguments.program) or programs(Options())
     for name, path in binaries.require(*names).items():
-        print(f"{name}={path}")
+        if not arguments.quiet:
+            print(f"{name}={path}")
     return 0
 
 

@@ -59,6 +59,7 @@ MODULES = (
         },
         link_flags=_version_flags(KUBERNETES_VERSION),
     ),
+    Module("coredns", {"coredns": "."}),
 )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
 
+from e2e.cluster import network
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.node import cgroup
 from e2e.cluster.processes import kill_all
 from e2e.cluster.state import State, locked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["down", "remove"]
 
@@ -29,5 +29,23 @@ def remove(folder: Path) -> None:
         raise ClusterError(
             f"{folder} holds no cluster (no state.json) and is not empty; not removed"
         )
-    kill_all(State(folder))
-    shutil.rmtree(folder, ignore_errors=True)
+    state = State(folder)
+    kill_all(state)
+    network.remove(state)
+    _remove_cgroups(state)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _remove_cgroups(state: State, deadline_s: float = 20) -> None:
+    """Removes the cluster's control groups, once the kernel has buried what ran in them."""
+    deadline = time.monotonic() + deadline_s
+    tops = list(Path("/sys/fs/cgroup").glob(f"*{cgroup(state)}"))
+    for folder in (f for top in tops for f in [*sorted(top.rglob("*/"), reverse=True), top]):
+        while folder.exists():
+            try:
+                folder.rmdir()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"control group {folder} stays: {error}") from None
+                time.sleep(0.05)

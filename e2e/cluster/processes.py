@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from e2e.cluster.errors import ClusterError, tail
 if TYPE_CHECKING:
     from e2e.cluster.state import State
 
-__all__ = ["Process", "kill_all", "pids_of_cluster", "wait_gone"]
+__all__ = ["Process", "enter", "kill_all", "pids_of_cluster", "wait_gone"]
 
 STATE_VARIABLE = "FLYER_E2E_STATE"
 NAME_VARIABLE = "FLYER_E2E_PROCESS"
@@ -36,6 +36,7 @@ class Process:
     argv: tuple[str, ...]
     environment: dict[str, str]
     node: str | None = None  # the node whose namespaces it runs in
+    unshare: tuple[str, ...] = ()  # the new namespaces that it runs in, as flags of unshare(1)
 
     @property
     def log(self) -> Path:
@@ -51,20 +52,27 @@ class Process:
         except FileNotFoundError:
             known = sorted(file.stem for file in path.parent.glob("*.json"))
             raise ClusterError(f"no process {name} in {state.folder}; there are {known}") from None
-        return cls(state, name, tuple(values["argv"]), values["environment"], values["node"])
+        return cls(
+            state,
+            name,
+            tuple(values["argv"]),
+            values["environment"],
+            values["node"],
+            tuple(values["unshare"]),
+        )
 
     def start(self) -> None:
         """Starts it in the background, away from this process's terminal and signals."""
         record = self.state.folder / "processes" / f"{self.name}.json"
         record.parent.mkdir(exist_ok=True)
         self.log.parent.mkdir(exist_ok=True)
-        values = asdict(self)
-        record.write_text(json.dumps({k: values[k] for k in ("argv", "environment", "node")}))
+        fields = ("argv", "environment", "node", "unshare")
+        record.write_text(json.dumps({name: getattr(self, name) for name in fields}))
         environment = _clean_environment() | self.environment
         environment |= {STATE_VARIABLE: str(self.state.folder), NAME_VARIABLE: self.name}
         with self.log.open("a") as log:
             subprocess.Popen(
-                [*self._enter(), *self.argv],
+                [*self._wrapper(), *self.argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -102,14 +110,19 @@ class Process:
         """An error about this process, with the end of its log."""
         return ClusterError(f"{self.name}: {what}; {self.log} ends with:\n{tail(self.log)}")
 
-    def _enter(self) -> list[str]:
-        if self.node is None:
-            return []
-        inits = Process.load(self.state, f"{self.node}-init").pids()
-        if len(inits) != 1:
-            raise ClusterError(f"node {self.node} does not run (init processes: {inits})")
-        flags = ["--mount", "--net", "--uts", "--ipc", "--pid"]
-        return ["nsenter", "--target", str(inits[0]), *flags, "--"]
+    def _wrapper(self) -> list[str]:
+        if self.unshare:
+            return ["unshare", *self.unshare, "--"]
+        return [] if self.node is None else enter(self.state, self.node)
+
+
+def enter(state: State, node: str) -> list[str]:
+    """What to put before a command so that it runs in a node's namespaces."""
+    inits = Process.load(state, f"{node}-init").pids()
+    if not inits:
+        raise ClusterError(f"node {node} does not run; its log is {state.log(f'{node}-init')}")
+    flags = ["--mount", "--net", "--uts", "--ipc", "--pid"]
+    return ["nsenter", "--target", str(min(inits)), *flags, "--"]
 
 
 def pids_of_cluster(state: State, name: str | None = None) -> list[int]:

@@ -56,6 +56,11 @@ class State:
         """The API server's address on this machine."""
         return f"https://127.0.0.1:{self.ports['kube-apiserver']}"
 
+    @property
+    def server_for_nodes(self) -> str:
+        """The API server's address on the cluster's bridge."""
+        return f"https://{self.gateway}:{self.ports['kube-apiserver']}"
+
     def log(self, process: str) -> Path:
         """The log file of a process."""
         return self.folder / "logs" / f"{process}.log"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from e2e.cluster import binaries, control_plane
+from e2e.cluster import binaries, control_plane, dns, network, pki
 from e2e.cluster.down import remove
+from e2e.cluster.handle import Cluster, wait_for
+from e2e.cluster.node import Node
+from e2e.cluster.nodes import NODES, NodeSpec
 from e2e.cluster.state import State, free_ports, locked
+from images.pause import PAUSE_IMAGE, pause_archive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +27,7 @@ PORTS = (
     control_plane.CONTROLLER_MANAGER,
     control_plane.SCHEDULER,
 )
+READY_DEADLINE_S = 180.0  # a loaded machine; usually 15 s
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Options:
 
     light: bool = False  # the control plane alone
     controllers: bool = False  # in a light cluster: the controller manager too
+    nodes: tuple[NodeSpec, ...] = NODES  # in a whole cluster
 
 
 def programs(options: Options) -> tuple[str, ...]:
@@ -37,6 +44,8 @@ def programs(options: Options) -> tuple[str, ...]:
     names = [control_plane.API_SERVER, "kubectl"]
     if options.controllers or not options.light:
         names.append(control_plane.CONTROLLER_MANAGER)
+    if not options.light:
+        names += [control_plane.SCHEDULER, "kubelet", "kube-proxy", dns.DNS]
     return tuple(names)
 
 
@@ -48,9 +57,45 @@ def up(folder: Path, options: Options) -> State:
         remove(folder)
         started = time.monotonic()
         state = State(folder, light=options.light, ports=free_ports(PORTS))
-        state.save()
-        control_plane.start(
-            state, controllers=options.controllers or not options.light, scheduler=False
-        )
-        print(f"cluster: control plane ready in {time.monotonic() - started:.1f} s", flush=True)
+        if options.light:
+            state.save()
+            control_plane.start(state, controllers=options.controllers, scheduler=False)
+        else:
+            state.nodes = [node.name for node in options.nodes]
+            _start_whole(state, options)
+        print(f"cluster: ready in {time.monotonic() - started:.1f} s", flush=True)
     return state
+
+
+def _start_whole(state: State, options: Options) -> None:
+    network.create(state)
+    pause = pause_archive(binaries.cache() / "images")
+    nodes = [Node(state, spec, index, PAUSE_IMAGE) for index, spec in enumerate(options.nodes)]
+
+    def start_machine(node: Node) -> None:
+        node.start_machine()
+        node.load_image(pause)
+
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        machines = [threads.submit(start_machine, node) for node in nodes]
+        control_plane.start(state, controllers=True, scheduler=True)
+        authority = pki.Authority(state.folder / "pki")
+        dns.start(state, authority)
+        for node, machine in zip(nodes, machines, strict=True):
+            machine.result()
+            node.start_kubelet(authority)
+
+    cluster = Cluster(state)
+    cluster.apply(*dns.objects(state), namespace="kube-system")
+    wait_for(
+        f"registration of all {len(nodes)} nodes",
+        lambda: len(cluster.get("nodes")) == len(nodes),
+        READY_DEADLINE_S,
+    )
+    cluster.kubectl(
+        "wait",
+        "--for=condition=Ready",
+        *(f"node/{name}" for name in state.nodes),
+        f"--timeout={READY_DEADLINE_S:g}s",
+        deadline_s=READY_DEADLINE_S + 10,
+    )
