@@ -18,7 +18,7 @@ from flyer.api.flyertopology import FlyerTopology
 from flyer.api.names import GROUP, VERSION
 from flyer.api.nodehealth import NodeHealth
 from flyer.api.policies import admission_policies
-from flyer.api.rules import Rule
+from flyer.api.rules import Rule, says
 from flyer.api.schemas import structural_schema
 
 if TYPE_CHECKING:
@@ -82,10 +82,16 @@ KINDS = (
                 "self.spec.user == oldSelf.spec.user && self.spec.priority =="
                 " oldSelf.spec.priority && self.spec.group == oldSelf.spec.group",
                 "spec: user, priority and group are what the limit is about: create another one",
-                "'spec: ' + self.spec.user + '/' + self.spec.priority + '/' + self.spec.group"
-                " + ' cannot replace ' + oldSelf.spec.user + '/' + oldSelf.spec.priority + '/'"
-                " + oldSelf.spec.group"
-                " + ': user, priority and group are what the limit is about, create another one'",
+                says(
+"spec: %s/%s/%s cannot replace %s/%s/%s: user, priority and group are what the "
+"limit is about, create another one",
+"self.spec.user",
+"self.spec.priority",
+"self.spec.group",
+"oldSelf.spec.user",
+"oldSelf.spec.priority",
+"oldSelf.spec.group",
+),
                 ".spec",
             ),
         ),
@@ -103,8 +109,11 @@ KINDS = (
             Rule(
                 f"self.metadata.name == '{names.TOPOLOGY_NAME}'",
                 f"metadata.name: there is one FlyerTopology: call it {names.TOPOLOGY_NAME}",
-                "'metadata.name: ' + self.metadata.name + ' is a second FlyerTopology: a cluster"
-                f" has one, call it {names.TOPOLOGY_NAME}'",
+                says(
+                    "metadata.name: %s is a second FlyerTopology: a cluster has one, call it "
+                    f"{names.TOPOLOGY_NAME}",
+                    "self.metadata.name",
+                ),
             ),
         ),
     ),

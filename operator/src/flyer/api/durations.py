@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
-from flyer.api.rules import Rule, rules
+from flyer.api.rules import Rule, rules, says
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -140,7 +140,10 @@ PositiveDuration = Annotated[
                 Rule(
                     "duration(self) > duration('0s')",
                     "would be over at once: leave the field out for no limit",
-                    "self + ' would be over at once: leave the field out for no limit'",
+                    says(
+                        "%s would be over at once: leave the field out for no limit",
+                        "self",
+                    ),
                 )
             ),
         }

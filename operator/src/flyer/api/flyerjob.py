@@ -23,7 +23,7 @@ from flyer.api.names import (
 )
 from flyer.api.podtemplate import PodTemplate
 from flyer.api.priorities import Priority
-from flyer.api.rules import Rule, rules
+from flyer.api.rules import Rule, rules, says
 from flyer.api.status import NODES_MAX, FlyerJobStatus
 
 # Pods are named NAME-ATTEMPT-RANK and a host name has 63 characters: room for a million attempts.
@@ -53,8 +53,13 @@ class Preemption(StrictModel):
             Rule(
                 "duration(self.maxGrace) >= duration(self.grace)",
                 "spec.preemption.maxGrace: is shorter than grace: set it to grace or more",
-                "'spec.preemption.maxGrace: ' + self.maxGrace + ' is shorter than grace ' +"
-                " self.grace + ': set maxGrace to ' + self.grace + ' or more'",
+                says(
+                    "spec.preemption.maxGrace: %s is shorter than grace %s: set maxGrace to %s or "
+                    "more",
+                    "self.maxGrace",
+                    "self.grace",
+                    "self.grace",
+                ),
                 ".maxGrace",
             )
         )
@@ -177,17 +182,21 @@ def _fixed(name: str) -> Rule:
             f"has(self.spec.{name}) == has(oldSelf.spec.{name})"
             f" && (!has(self.spec.{name}) || {same})"
         )
-    shown = f"self.spec.{name}"
     shown = {
         "template": "'this template'",
-        "group": "(has(self.spec.group) ? self.spec.group : 'nothing')",
-    }.get(name, f"string({shown})")
+        "group": "has(self.spec.group) ? self.spec.group : 'nothing'",
+    }.get(name, f"self.spec.{name}")
+    number = name in ("nodes", "ranksPerNode")
     return Rule(
         f"!has(self.status) || !has(self.status.phase) || self.status.phase in {waits} || ({same})",
         f"spec.{name}: is fixed while the job has nodes: suspend it first, or create another job",
-        f"'spec.{name}: ' + {shown} + ' cannot replace what the job has while it is '"
-        " + self.status.phase + ': suspend it first (spec.suspend: true) and change it once it is "
-        "Suspended, or create another job'",
+        says(
+            f"spec.{name}: {'%d' if number else '%s'} cannot replace what the job has while it is "
+            "%s: suspend it first (spec.suspend: true) and change it once it is Suspended, or "
+            "create another job",
+            shown,
+            "self.status.phase",
+        ),
         f".spec.{name}",
     )
 
@@ -199,16 +208,22 @@ JOB_RULES = (
         " && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
         f"metadata.name: is no name for pods: use at most {NAME_CHARS_MAX} lower-case letters, "
         "digits and dashes",
-        "'metadata.name: ' + self.metadata.name + ' (' + string(size(self.metadata.name))"
-        " + ' characters) cannot begin the names of pods: use at most"
-        f" {NAME_CHARS_MAX} lower-case letters, digits and dashes'",
+        says(
+            "metadata.name: %s (%d characters) cannot begin the names of pods: use at most "
+            f"{NAME_CHARS_MAX} lower-case letters, digits and dashes",
+            "self.metadata.name",
+            "size(self.metadata.name)",
+        ),
     ),
     Rule(
         "!has(oldSelf.spec.stop) || (has(self.spec.stop)"
         " && (self.spec.stop == oldSelf.spec.stop || self.spec.stop == 'now'))",
         "spec.stop: cannot be taken back: create another job",
-        "'spec.stop: ' + (has(self.spec.stop) ? self.spec.stop : 'nothing') + ' cannot replace '"
-        " + oldSelf.spec.stop + ': a stop cannot be taken back, create another job'",
+        says(
+            "spec.stop: %s cannot replace %s: a stop cannot be taken back, create another job",
+            "has(self.spec.stop) ? self.spec.stop : 'nothing'",
+            "oldSelf.spec.stop",
+        ),
         ".spec.stop",
     ),
     Rule(
@@ -220,9 +235,12 @@ JOB_RULES = (
         "!has(self.status) || !has(self.status.assignment)"
         " || size(self.status.assignment.nodes) == self.spec.nodes",
         "status.assignment.nodes: is not the whole gang: name spec.nodes nodes or none",
-        "'status.assignment.nodes: names ' + string(size(self.status.assignment.nodes))"
-        " + ' nodes, spec.nodes is ' + string(self.spec.nodes)"
-        " + ': a gang is all or nothing, name all or none'",
+        says(
+            "status.assignment.nodes: names %d nodes, spec.nodes is %d: a gang is all or "
+            "nothing, name all or none",
+            "size(self.status.assignment.nodes)",
+            "self.spec.nodes",
+        ),
         ".status.assignment",
     ),
     Rule(
@@ -230,8 +248,11 @@ JOB_RULES = (
         " || self.status.zones.contains('+') == (has(self.status.assignment.bridge)"
         " && size(self.status.assignment.bridge) == 2)",
         "status.assignment.bridge: a gang over two zones has one bridge pair, any other none",
-        "'status.assignment.bridge: does not fit zones ' + self.status.zones"
-        " + ': name the one pair of nodes that talks across, for two zones alone'",
+        says(
+            "status.assignment.bridge: does not fit zones %s: name the one pair of nodes "
+            "that talks across, for two zones alone",
+            "self.status.zones",
+        ),
         ".status.assignment",
     ),
 )

@@ -19,7 +19,7 @@ from flyer.api.base import Model, StrictModel
 from flyer.api.conditions import Conditions
 from flyer.api.metadata import LABEL, ClusterMeta
 from flyer.api.names import API_VERSION, KIND_TOPOLOGY
-from flyer.api.rules import Rule, list_map, list_set, rules
+from flyer.api.rules import Rule, list_map, list_set, rules, says
 from flyer.api.timestamps import Timestamp
 
 _LABEL_VALUE = r"^[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
@@ -100,9 +100,12 @@ class FlyerTopologyStatus(Model):
             Rule(
                 "!has(oldSelf.epoch) || (has(self.epoch) && self.epoch >= oldSelf.epoch)",
                 "status.epoch: is lower than the one before: a newer leader exists, stop writing",
-                "'status.epoch: ' + (has(self.epoch) ? string(self.epoch) : 'absent')"
-                " + ' is lower than ' + string(oldSelf.epoch)"
-                " + ': a newer leader exists, stop writing and elect again'",
+                says(
+                    "status.epoch: %s is lower than %d: a newer leader exists, stop writing and "
+                    "elect again",
+                    "has(self.epoch) ? string(self.epoch) : 'absent'",
+                    "oldSelf.epoch",
+                ),
                 ".epoch",
             ),
             Rule(
@@ -111,10 +114,15 @@ class FlyerTopologyStatus(Model):
                 " && self.holder.job == oldSelf.holder.job)",
                 "status.holder: another job holds the token: release it first (remove the holder "
                 "in a write of its own, once the job's nodes are empty)",
-                "'status.holder: ' + self.holder.__namespace__ + '/' + self.holder.job"
-                " + ' cannot cross zones while ' + oldSelf.holder.__namespace__ + '/'"
-                " + oldSelf.holder.job + ' does (epoch ' + string(oldSelf.holder.epoch)"
-                " + '): release it first, once its nodes are empty'",
+                says(
+                    "status.holder: %s/%s cannot cross zones while %s/%s does (epoch %d): release "
+                    "it first, once its nodes are empty",
+                    "self.holder.__namespace__",
+                    "self.holder.job",
+                    "oldSelf.holder.__namespace__",
+                    "oldSelf.holder.job",
+                    "oldSelf.holder.epoch",
+                ),
                 ".holder",
             ),
             Rule(
@@ -123,19 +131,26 @@ class FlyerTopologyStatus(Model):
                 " : has(self.epoch) && self.epoch >= oldSelf.holder.epoch)",
                 "status.holder: only the leader that gave the token, or a later one, may change or "
                 "take it back: write with a status.epoch that is not lower",
-                "'status.holder: ' + oldSelf.holder.__namespace__ + '/' + oldSelf.holder.job"
-                " + ' got the token in epoch ' + string(oldSelf.holder.epoch) + ' and epoch '"
-                " + (has(self.holder) ? string(self.holder.epoch) : has(self.epoch) ?"
-                " string(self.epoch) : 'absent') + ' is earlier: elect again and write with an"
-                " epoch that is not lower'",
+                says(
+                    "status.holder: %s/%s got the token in epoch %d and epoch %s is earlier: elect "
+                    "again and write with an epoch that is not lower",
+                    "oldSelf.holder.__namespace__",
+                    "oldSelf.holder.job",
+                    "oldSelf.holder.epoch",
+                    "has(self.holder) ? string(self.holder.epoch) : has(self.epoch) ? "
+                    "string(self.epoch) : 'absent'",
+                ),
                 ".holder",
             ),
             Rule(
                 "!has(self.holder) || (has(self.epoch) && self.holder.epoch <= self.epoch)",
                 "status.holder.epoch: is above status.epoch: write both with your own epoch",
-                "'status.holder.epoch: ' + string(self.holder.epoch) + ' is above status.epoch '"
-                " + (has(self.epoch) ? string(self.epoch) : 'absent')"
-                " + ': write both with your own epoch'",
+                says(
+                    "status.holder.epoch: %d is above status.epoch %s: write both with your "
+                    "own epoch",
+                    "self.holder.epoch",
+                    "has(self.epoch) ? string(self.epoch) : 'absent'",
+                ),
                 ".holder",
             ),
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api.phases import Phase
-from flyer.api.rules import Rule
+from flyer.api.rules import Rule, says
 
 if TYPE_CHECKING:
     from flyer.api.status import FlyerJobStatus
@@ -83,17 +83,24 @@ STATUS_RULES = (
         "self.epoch >= oldSelf.epoch",
         "status.epoch: is lower than the one before: a newer leader exists, stop writing and "
         "elect again",
-        "'status.epoch: ' + string(self.epoch) + ' is lower than ' + string(oldSelf.epoch)"
-        " + ': a newer leader exists, stop writing and elect again'",
+        says(
+            "status.epoch: %d is lower than %d: a newer leader exists, stop writing and "
+            "elect again",
+            "self.epoch",
+            "oldSelf.epoch",
+        ),
         ".epoch",
     ),
     Rule(
         "self.chain.attempt == oldSelf.chain.attempt"
         " || self.chain.attempt == oldSelf.chain.attempt + 1",
         "status.chain.attempt: attempts are counted one by one: read the job again",
-        "'status.chain.attempt: ' + string(self.chain.attempt) + ' does not follow '"
-        " + string(oldSelf.chain.attempt)"
-        " + ': attempts are counted one by one, read the job again'",
+        says(
+            "status.chain.attempt: %d does not follow %d: attempts are counted one by one, "
+            "read the job again",
+            "self.chain.attempt",
+            "oldSelf.chain.attempt",
+        ),
         ".chain",
     ),
     Rule(
@@ -101,56 +108,77 @@ STATUS_RULES = (
         f" ? self.phase in {_cel(BEGINNINGS)} && !(oldSelf.phase in {_cel(FINAL)})"
         f" : self.phase == oldSelf.phase || self.phase in {_TABLE}[oldSelf.phase]",
         "status.phase: is not a legal move: read the job again and decide from where it is",
-        f"'status.phase: ' + oldSelf.phase + ' cannot become ' + self.phase + ({_BEGUN} ?"
-        " ' in a new attempt (those begin in Reserved, Draining or Starting)' :"
-        " ' within attempt ' + string(self.chain.attempt))"
-        " + ': read the job again and decide from where it is'",
+        says(
+            "status.phase: %s cannot become %s in attempt %d%s: read the job again and decide from "
+            "where it is",
+            "oldSelf.phase",
+            "self.phase",
+            "self.chain.attempt",
+            f"{_BEGUN} ? ' (an attempt begins in {', '.join(BEGINNINGS)})' : ''",
+        ),
         ".phase",
     ),
     Rule(
         "self.chain.attempt != oldSelf.chain.attempt || self.suspendCode >= oldSelf.suspendCode",
         "status.suspendCode: only grows within an attempt: read the job again",
-        "'status.suspendCode: ' + string(self.suspendCode) + ' is lower than '"
-        " + string(oldSelf.suspendCode) + ' within attempt ' + string(self.chain.attempt)"
-        " + ': it only grows, read the job again'",
+        says(
+            "status.suspendCode: %d is lower than %d within attempt %d: it only grows, read "
+            "the job again",
+            "self.suspendCode",
+            "oldSelf.suspendCode",
+            "self.chain.attempt",
+        ),
         ".suspendCode",
     ),
     Rule(
         "self.chain.attempt != oldSelf.chain.attempt || !has(self.assignment)"
         " || !has(oldSelf.assignment) || self.assignment.nodes == oldSelf.assignment.nodes",
         "status.assignment.nodes: do not change within an attempt: begin a new one",
-        "'status.assignment.nodes: cannot change within attempt ' + string(self.chain.attempt)"
-        " + ': give the nodes back and begin a new attempt'",
+        says(
+            "status.assignment.nodes: cannot change within attempt %d: give the nodes back "
+            "and begin a new attempt",
+            "self.chain.attempt",
+        ),
         ".assignment",
     ),
     Rule(
         f"!(self.phase in {_cel(HAVE_NODES)}) || has(self.assignment)",
         "status.assignment: is missing: commit the nodes together with the phase",
-        "'status.assignment: is missing in phase ' + self.phase"
-        " + ': commit the nodes together with the phase'",
+        says(
+            "status.assignment: is missing in phase %s: commit the nodes together with the phase",
+            "self.phase",
+        ),
         ".phase",
     ),
     Rule(
         f"!(self.phase in {_cel(WAIT)}) || !has(self.assignment)",
         "status.assignment: is kept by a job that waits: remove it",
-        "'status.assignment: is kept in phase ' + self.phase + ': a job that waits has no nodes,"
-        " remove it'",
+        says(
+            "status.assignment: is kept in phase %s: a job that waits has no nodes, remove it",
+            "self.phase",
+        ),
         ".phase",
     ),
     Rule(
         "!has(oldSelf.chain.id) || oldSelf.chain.id == '' || (has(self.chain.id)"
         " && self.chain.id == oldSelf.chain.id)",
         "status.chain.id: never changes: all attempts of a job are one chain",
-        "'status.chain.id: ' + (has(self.chain.id) ? self.chain.id : 'nothing')"
-        " + ' cannot replace ' + oldSelf.chain.id"
-        " + ': all attempts of a job are one chain, keep the id'",
+        says(
+            "status.chain.id: %s cannot replace %s: all attempts of a job are one chain, "
+            "keep the id",
+            "has(self.chain.id) ? self.chain.id : 'nothing'",
+            "oldSelf.chain.id",
+        ),
         ".chain",
     ),
     Rule(
         "self.chain.restarts >= oldSelf.chain.restarts",
         "status.chain.restarts: only grows: read the job again",
-        "'status.chain.restarts: ' + string(self.chain.restarts) + ' is lower than '"
-        " + string(oldSelf.chain.restarts) + ': it only grows, read the job again'",
+        says(
+            "status.chain.restarts: %d is lower than %d: it only grows, read the job again",
+            "self.chain.restarts",
+            "oldSelf.chain.restarts",
+        ),
         ".chain",
     ),
 )

@@ -19,7 +19,7 @@ from flyer.api.base import Model, StrictModel
 from flyer.api.conditions import Conditions
 from flyer.api.metadata import ClusterMeta
 from flyer.api.names import API_VERSION, KIND_HEALTH
-from flyer.api.rules import Rule, list_map, rules
+from flyer.api.rules import Rule, list_map, rules, says
 from flyer.api.timestamps import Timestamp
 
 
@@ -81,15 +81,23 @@ class DeviceHealth(Model):
             Rule(
                 "self.state in ['Healthy', 'Unknown'] || (has(self.reason) && self.reason != '')",
                 "reason: is missing: a device that is not healthy needs a cause, such as Xid79",
-                "'reason: is missing for device ' + self.id + ' in state ' + self.state"
-                " + ': name the cause as one word, such as Xid79'",
+                says(
+                    "reason: is missing for device %s in state %s: name the cause as one word, "
+                    "such as Xid79",
+                    "self.id",
+                    "self.state",
+                ),
                 ".reason",
             ),
             Rule(
                 "self.state != 'Unhealthy' || (has(self.recovery) && self.recovery != '')",
                 "recovery: is missing: nothing is taken out without a way back; say what ends it",
-                "'recovery: is missing for device ' + self.id + ' (' + self.state"
-                " + '): nothing is taken out without a way back, say what ends it'",
+                says(
+                    "recovery: is missing for device %s (%s): nothing is taken out without a way "
+                    "back, say what ends it",
+                    "self.id",
+                    "self.state",
+                ),
                 ".recovery",
             ),
         )
@@ -158,8 +166,11 @@ class NodeHealthStatus(Model):
             Rule(
                 "self.state == 'Healthy' || (has(self.reason) && self.reason != '')",
                 "status.reason: is missing: a node that is not healthy needs a cause",
-                "'status.reason: is missing in state ' + self.state"
-                " + ': name the cause as one word, such as Xid79'",
+                says(
+                    "status.reason: is missing in state %s: name the cause as one word, such "
+                    "as Xid79",
+                    "self.state",
+                ),
                 ".reason",
             ),
             Rule(
@@ -168,8 +179,11 @@ class NodeHealthStatus(Model):
                 " || (has(self.validation) && self.validation.verdict == 'FAIL')",
                 "status.state: Unhealthy needs evidence: an unhealthy device in status.devices, or "
                 "a status.validation that failed",
-                "'status.state: ' + self.state + ' needs evidence: name an unhealthy device in"
-                " status.devices, or a status.validation that failed'",
+                says(
+                    "status.state: %s needs evidence: name an unhealthy device in status.devices, "
+                    "or a status.validation that failed",
+                    "self.state",
+                ),
                 ".state",
             ),
         )

@@ -29,6 +29,16 @@ class Rule:
         return entry
 
 
+def says(template: str, *values: str) -> str:
+    """The expression of a message: `%d` and `%s` stand for what the CEL expressions yield.
+
+    A format costs the same whatever it is given; joined strings cost by the longest that could be,
+    which the API server refuses when a number is among them.
+    """
+    text = template.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'.format([{', '.join(f'dyn({one})' for one in values)}])"
+
+
 def rules(*found: Rule) -> dict[str, Any]:
     """What to give as json_schema_extra of a model or of a field."""
     return {"x-kubernetes-validations": [one.to_schema() for one in found]}
@@ -44,4 +54,4 @@ def list_set() -> dict[str, Any]:
     return {"x-kubernetes-list-type": "set"}
 
 
-__all__ = ["Rule", "list_map", "list_set", "rules"]
+__all__ = ["Rule", "list_map", "list_set", "rules", "says"]

@@ -24,7 +24,7 @@ from flyer.api.conditions import MESSAGE_CHARS_MAX, Condition, Conditions
 from flyer.api.lifecycle import STATUS_RULES
 from flyer.api.phases import Phase, SuspendCode
 from flyer.api.priorities import Priority
-from flyer.api.rules import Rule, rules
+from flyer.api.rules import Rule, rules, says
 from flyer.api.timestamps import Timestamp
 
 # Kubernetes supports so many nodes in a cluster; with all of them one gang's status stays within
@@ -73,8 +73,11 @@ class Assignment(Model):
             Rule(
                 "!has(self.bridge) || size(self.bridge) in [0, 2]",
                 "status.assignment.bridge: is one pair of nodes or none: write both or neither",
-                "'status.assignment.bridge: has ' + string(size(self.bridge))"
-                " + ' nodes: a gang crosses zones over one pair, write two names or none'",
+                says(
+                    "status.assignment.bridge: has %d nodes: a gang crosses zones over one pair, "
+                    "write two names or none",
+                    "size(self.bridge)",
+                ),
                 ".bridge",
             ),
         )
