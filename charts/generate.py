@@ -1,8 +1,11 @@
-"""`python charts/generate.py`: write what the chart derives from its sources; `--check` compares.
+"""`python -m charts.generate`: write what is derived from the chart's sources; `--check` compares.
 
-One source says what may be set, `values.schema.yaml`. From it come `values.yaml` (defaults with
-the descriptions as comments), `values.schema.json` (what Helm checks) and
-`docs/reference/values.md`.
+| source | what comes from it |
+|---|---|
+| `fire-flyer/values.schema.yaml` | `values.yaml`, `.schema.json`, `docs/reference/values.md` |
+| `alerts.py` | `fire-flyer/files/alerts.yaml` |
+| `dashboards.py` | `fire-flyer/files/dashboards/*.json` |
+| `metrics.yaml` | `docs/reference/metrics.md` |
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
+from charts import alerts, dashboards
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -24,7 +29,8 @@ __all__ = ["generated", "main", "rows"]
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "fire-flyer"
 SOURCE = CHART / "values.schema.yaml"
-NOTICE = "Generated from charts/fire-flyer/values.schema.yaml by `python charts/generate.py`."
+METRICS = ROOT / "charts" / "metrics.yaml"
+NOTICE = "Generated from charts/fire-flyer/values.schema.yaml by `python -m charts.generate`."
 
 
 def generated() -> dict[Path, str]:
@@ -35,6 +41,15 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(_schema(source), indent=1, ensure_ascii=False)
         + "\n",
         ROOT / "docs" / "reference" / "values.md": _page(source),
+        CHART / "files" / "alerts.yaml": _yaml(alerts.rules()),
+        **{
+            CHART / "files" / "dashboards" / f"{page.name}.json": json.dumps(
+                dashboards.dashboard(page), indent=1
+            )
+            + "\n"
+            for page in dashboards.DASHBOARDS
+        },
+        ROOT / "docs" / "reference" / "metrics.md": _metrics(YAML(typ="safe").load(METRICS)),
     }
 
 
@@ -110,6 +125,44 @@ def _page(source: Mapping[str, Any]) -> str:
             lines.append(f"| `{path}` | `{shown}` | {description.replace('|', '&#124;')} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _metrics(components: Mapping[str, Any]) -> str:
+    lines = [
+        "<!-- Generated from charts/metrics.yaml by `python -m charts.generate`. -->",
+        "# Metrics",
+        "",
+        "Read by Prometheus; `monitoring.podMonitors=true` makes the PodMonitors. Units are base "
+        "units. No label holds the name of a job, a pod or a user, so that series stay few. The "
+        "PodMonitors add `node`.",
+        "",
+    ]
+    for component in components.values():
+        lines += [
+            f"## {component['title']}",
+            "",
+            "| metric | type | labels | what |",
+            "|---|---|---|---|",
+        ]
+        for name, metric in component["metrics"].items():
+            labels = ", ".join(f"`{label}`" for label in metric.get("labels", ()))
+            lines.append(f"| `{name}` | {metric['type']} | {labels} | {metric['help']} |")
+        lines.append("")
+    lines += [
+        "## Alerts",
+        "",
+        "`monitoring.rules=true` makes them. Each has a page that tells what to do.",
+        "",
+        "| alert | severity | after | says |",
+        "|---|---|---|---|",
+    ]
+    for group in alerts.GROUPS.values():
+        lines += [
+            f"| [{alert.name}](../operations/runbooks/{alert.name}.md) | {alert.severity} "
+            f"| {alert.hold} | {alert.summary.replace('|', '&#124;')} |"
+            for alert in group
+        ]
+    return "\n".join([*lines, ""])
 
 
 def main(arguments: list[str]) -> int:

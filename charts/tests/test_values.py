@@ -20,7 +20,7 @@ KEYWORDS = {
 
 @pytest.mark.parametrize("path", generate.generated(), ids=lambda path: path.name)
 def test_generated_files_are_fresh(path: Any) -> None:
-    assert path.read_text() == generate.generated()[path], "run `python charts/generate.py`"
+    assert path.read_text() == generate.generated()[path], "run `python -m charts.generate`"
 
 
 def test_every_value_is_described() -> None:

@@ -1,0 +1,235 @@
+"""The Grafana dashboards, as data: `charts/generate.py` writes them to the chart as JSON.
+
+Four pages: the fleet and its queue, what jobs gain and lose, storage, devices. Two columns of
+graphs under one row of figures; every graph names its unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DASHBOARDS", "Dashboard", "Panel", "dashboard"]
+
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+STAT_WIDTH, STAT_HEIGHT = 4, 4
+GRAPH_WIDTH, GRAPH_HEIGHT = 12, 8
+GRID_WIDTH = 24
+SCHEMA_VERSION = 39
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A figure or a graph. `queries` are pairs of expression and legend."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    why: str = ""
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One page."""
+
+    name: str
+    title: str
+    figures: tuple[Panel, ...]
+    graphs: tuple[Panel, ...]
+
+
+def quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
+    """The median and the 99th percentile of a histogram."""
+    labels = f"le, {by}" if by else "le"
+    legend = f"{{{{{by}}}}} " if by else ""
+    return tuple(
+        (
+            f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket[$__rate_interval])))",
+            f"{legend}{name}",
+        )
+        for share, name in ((0.5, "median"), (0.99, "p99"))
+    )
+
+
+def rate(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
+    """A counter's rate, by a label."""
+    if not by:
+        return ((f"sum(rate({metric}[$__rate_interval]))", "all"),)
+    return ((f"sum by ({by}) (rate({metric}[$__rate_interval]))", f"{{{{{by}}}}}"),)
+
+
+def gauge(metric: str, by: str) -> tuple[tuple[str, str], ...]:
+    """A gauge, summed by a label."""
+    return ((f"sum by ({by}) ({metric})", f"{{{{{by}}}}}"),)
+
+
+DASHBOARDS = (
+    Dashboard(
+        "fleet",
+        "Fire-Flyer: fleet and queue",
+        (
+            Panel("Occupancy", "percentunit", (("max(flyer_occupancy_ratio)", ""),), "Nodes with a job, of those that could have one"),
+            Panel("Goodput", "percentunit", (("max(flyer_goodput_ratio)", ""),), "Node time that was kept"),
+            Panel("Queued", "short", (('sum(flyer_jobs{phase="Queued"})', ""),)),
+            Panel("Running", "short", (('sum(flyer_jobs{phase="Running"})', ""),)),
+            Panel("Idle nodes", "short", (('sum(flyer_nodes{state="idle"})', ""),)),
+            Panel("Cross-zone token", "short", (("max(flyer_cross_zone_token_held)", ""),), "1 while a job spans zones"),
+        ),
+        (
+            Panel("Nodes by state", "short", gauge("flyer_nodes", "state"), stacked=True),
+            Panel("Jobs by phase", "short", gauge("flyer_jobs", "phase"), stacked=True),
+            Panel("Nodes by zone, busy", "short", (('sum by (zone) (flyer_nodes{state="busy"})', "{{zone}}"),)),
+            Panel("Jobs by queue, waiting", "short", (('sum by (queue) (flyer_jobs{phase="Queued"})', "{{queue}}"),)),
+            Panel("Wait until assigned", "s", quantiles("flyer_queue_wait_seconds", "priority")),
+            Panel("Scheduling step", "s", quantiles("flyer_decision_seconds"), "Events in, decisions out"),
+            Panel("Decisions", "ops", rate("flyer_decisions_total", "action")),
+            Panel("Requests to the API server", "ops", rate("flyer_api_requests_total", "verb")),
+            Panel("Silence of watches", "s", (("max by (resource) (flyer_watch_age_seconds)", "{{resource}}"),), "Beyond a minute or two the picture is old"),
+            Panel("Sidecars connected", "short", (("sum(flyer_gateway_connections)", "streams"),)),
+        ),
+    ),
+    Dashboard(
+        "jobs",
+        "Fire-Flyer: jobs, interrupts and losses",
+        (
+            Panel("Gangs started, 1 h", "short", (('sum(increase(flyer_gang_starts_total{result="started"}[1h]))', ""),)),
+            Panel("Rolled back, 1 h", "short", (('sum(increase(flyer_gang_starts_total{result="rolled_back"}[1h]))', ""),)),
+            Panel("Made room, 1 h", "short", (("sum(increase(flyer_preemptions_total[1h]))", ""),)),
+            Panel("Killed at the deadline, 1 h", "short", (('sum(increase(flyer_suspends_total{result="killed"}[1h]))', ""),)),
+            Panel("Failed, 1 h", "short", (("sum(increase(flyer_job_failures_total[1h]))", ""),)),
+            Panel("Lost work, 1 h", "s", (("sum(increase(flyer_lost_node_seconds_total[1h]))", ""),), "Node seconds"),
+        ),
+        (
+            Panel("Node time by use", "percentunit", (("sum by (use) (rate(flyer_node_seconds_total[$__rate_interval])) / ignoring(use) group_left sum(rate(flyer_node_seconds_total[$__rate_interval]))", "{{use}}"),), stacked=True),
+            Panel("Lost work by reason", "s", rate("flyer_lost_node_seconds_total", "reason"), "Node seconds each second"),
+            Panel("Gang start", "s", quantiles("flyer_gang_start_seconds"), "Assignment to all ranks running"),
+            Panel("Suspend: until the job knows", "s", quantiles("flyer_suspend_notice_seconds")),
+            Panel("Suspend: until the nodes are empty", "s", quantiles("flyer_suspend_seconds")),
+            Panel("Who made room, and why", "ops", rate("flyer_preemptions_total", "reason")),
+            Panel("Restarts by reason", "ops", rate("flyer_restarts_total", "reason")),
+            Panel("Replaced nodes by reason", "ops", rate("flyer_node_replacements_total", "reason")),
+        ),
+    ),
+    Dashboard(
+        "storage",
+        "Fire-Flyer: 3FS and volumes",
+        (
+            Panel("Chains whole", "percentunit", (('sum(threefs_chains{state="whole"}) / sum(threefs_chains)', ""),)),
+            Panel("Chains unavailable", "short", (('sum(threefs_chains{state="unavailable"})', ""),)),
+            Panel("Services alive", "short", (('sum(threefs_nodes{state="alive"})', ""),)),
+            Panel("Used", "bytes", (("sum(threefs_used_bytes)", ""),)),
+            Panel("Full", "percentunit", (("sum(threefs_used_bytes) / sum(threefs_capacity_bytes > 0)", ""),)),
+            Panel("Mounts without a daemon", "short", (('sum(threefs_csi_mounts{state=~"lost|down|ended"})', ""),)),
+        ),
+        (
+            Panel("Copies by state", "short", gauge("threefs_targets", "state"), stacked=True),
+            Panel("Chains by state", "short", gauge("threefs_chains", "state"), stacked=True),
+            Panel("Since the last heartbeat", "s", (("max by (node) (threefs_heartbeat_age_seconds)", "{{node}}"),)),
+            Panel("Used by service", "bytes", gauge("threefs_used_bytes", "node")),
+            Panel("Mounts by state of their daemon", "short", gauge("threefs_csi_mounts", "state"), stacked=True),
+            Panel("Replaced daemons", "ops", rate("threefs_csi_daemon_restarts_total", "node")),
+            Panel("Driver: calls", "ops", rate("threefs_csi_calls_total", "call")),
+            Panel("Driver: failures", "ops", (('sum by (call, code) (rate(threefs_csi_calls_total{code!="OK"}[$__rate_interval]))', "{{call}} {{code}}"),)),
+            Panel("Driver: duration", "s", quantiles("threefs_csi_call_seconds", "call")),
+            Panel("Fullest volumes", "percentunit", (("topk(10, kubelet_volume_stats_used_bytes / kubelet_volume_stats_capacity_bytes)", "{{namespace}}/{{persistentvolumeclaim}}"),)),
+        ),
+    ),
+    Dashboard(
+        "devices",
+        "Fire-Flyer: devices",
+        (
+            Panel("Agents", "short", (("count(flyer_node_build_info)", ""),)),
+            Panel("Healthy", "short", (('sum(flyer_node_devices{health="healthy"})', ""),)),
+            Panel("Unhealthy", "short", (('sum(flyer_node_devices{health="unhealthy"})', ""),)),
+            Panel("Recovering", "short", (('sum(flyer_node_devices{health="recovering"})', ""),)),
+            Panel("Xid events, 24 h", "short", (("sum(increase(flyer_node_xid_total[24h]))", ""),)),
+            Panel("Link cuts, 24 h", "short", (("sum(increase(flyer_node_link_down_total[24h]))", ""),)),
+        ),
+        (
+            Panel("Devices by health", "short", gauge("flyer_node_devices", "health"), stacked=True),
+            Panel("Unhealthy by node", "short", (('sum by (node, resource) (flyer_node_devices{health="unhealthy"}) > 0', "{{node}} {{resource}}"),)),
+            Panel("Xid by number", "short", (("sum by (xid) (increase(flyer_node_xid_total[$__rate_interval]))", "Xid {{xid}}"),), stacked=True),
+            Panel("Link cuts by node", "short", (("sum by (node, hca) (increase(flyer_node_link_down_total[$__rate_interval]))", "{{node}} {{hca}}"),)),
+            Panel("Changes of health by reason", "ops", rate("flyer_node_device_transitions_total", "reason")),
+            Panel("Answers to Allocate", "s", quantiles("flyer_node_allocate_seconds")),
+            Panel("Registrations", "ops", rate("flyer_node_registrations_total", "result")),
+            Panel("Driver calls that hung", "ops", rate("flyer_node_hardware_timeouts_total", "source")),
+        ),
+    ),
+)  # fmt: skip
+
+
+def dashboard(page: Dashboard) -> dict[str, Any]:
+    """A page as Grafana imports it."""
+    panels = [
+        _panel(
+            number,
+            figure,
+            "stat",
+            {"w": STAT_WIDTH, "h": STAT_HEIGHT, "x": number * STAT_WIDTH, "y": 0},
+        )
+        for number, figure in enumerate(page.figures)
+    ]
+    for number, graph in enumerate(page.graphs):
+        across = GRID_WIDTH // GRAPH_WIDTH
+        place = {
+            "w": GRAPH_WIDTH,
+            "h": GRAPH_HEIGHT,
+            "x": number % across * GRAPH_WIDTH,
+            "y": STAT_HEIGHT + number // across * GRAPH_HEIGHT,
+        }
+        panels.append(_panel(len(page.figures) + number, graph, "timeseries", place))
+    return {
+        "uid": f"fire-flyer-{page.name}",
+        "title": page.title,
+        "tags": ["fire-flyer"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {
+            "list": [
+                {
+                    "name": "source",
+                    "label": "Data source",
+                    "type": "datasource",
+                    "query": "prometheus",
+                }
+            ]
+        },
+        "links": [
+            {
+                "type": "dashboards",
+                "title": "Fire-Flyer",
+                "tags": ["fire-flyer"],
+                "asDropdown": True,
+            }
+        ],
+        "panels": panels,
+    }
+
+
+def _panel(number: int, panel: Panel, kind: str, place: dict[str, int]) -> dict[str, Any]:
+    custom = {"stacking": {"mode": "normal"}, "fillOpacity": 30} if panel.stacked else {}
+    return {
+        "id": number + 1,
+        "type": kind,
+        "title": panel.title,
+        "description": panel.why,
+        "datasource": SOURCE,
+        "gridPos": place,
+        "fieldConfig": {
+            "defaults": {"unit": panel.unit, "min": 0, "custom": custom},
+            "overrides": [],
+        },
+        "targets": [
+            {
+                "refId": chr(ord("A") + index),
+                "expr": expression,
+                "legendFormat": legend,
+                "datasource": SOURCE,
+            }
+            for index, (expression, legend) in enumerate(panel.queries)
+        ],
+    }

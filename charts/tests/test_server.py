@@ -1,0 +1,182 @@
+"""A real API server takes what the chart renders: installs, upgrades and gives it back.
+
+No nodes: what the server validates, defaults and refuses, and what Helm's three-way merge leaves.
+"""
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from charts import helm
+from charts.tests.conftest import CHART, Rendered
+from e2e.cluster.handle import Cluster, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("control-plane")]
+
+RELEASE = "fire-flyer"
+HELM_SECONDS = 300
+OTHERS = {"PodMonitor", "PrometheusRule"}
+"""Kinds of the Prometheus operator, which the test's cluster lacks."""
+
+
+class Installation:
+    """A release in a namespace of its own."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+
+    def helm(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [helm.find(), "--namespace", self.namespace, *arguments],
+            env={**os.environ, "KUBECONFIG": self.cluster.kubeconfig},
+            capture_output=True,
+            text=True,
+            timeout=HELM_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def upgrade(self, **values: Any) -> None:
+        sets = [
+            word
+            for key, value in values.items()
+            for word in ("--set-json", f"{key}={json.dumps(value)}")
+        ]
+        self.helm("upgrade", "--install", RELEASE, str(CHART), *sets)
+
+    def get(self, kind: str, name: str) -> Any:
+        return self.cluster.get(kind, name, namespace=self.namespace)
+
+    def names(self, kinds: str, *arguments: str) -> set[str]:
+        out = self.cluster.kubectl(
+            "get", kinds, "--all-namespaces", "--output=name", "--ignore-not-found",
+            "--selector=app.kubernetes.io/name=fire-flyer", *arguments,
+        )  # fmt: skip
+        return set(out.split())
+
+
+@pytest.fixture
+def installation(control_plane: Cluster, namespace: str) -> Iterator[Installation]:
+    made = Installation(control_plane, namespace)
+    made.upgrade()
+    yield made
+    made.helm("uninstall", RELEASE, "--ignore-not-found")
+    for kind in ("customresourcedefinitions", "secrets"):
+        control_plane.kubectl(
+            "delete", kind, "--namespace", namespace, "--wait=false",
+            "--selector=app.kubernetes.io/name=fire-flyer",
+        )  # fmt: skip
+
+
+def test_the_server_takes_every_object(
+    everything: Rendered, control_plane: Cluster, namespace: str
+) -> None:
+    """Strict: a field that the server does not know is refused, not dropped."""
+    ours = [one for one in everything if one["kind"] not in OTHERS]
+    for one in ours:
+        if "namespace" in one["metadata"]:
+            one["metadata"]["namespace"] = namespace
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": ours})
+    taken = control_plane.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
+    )
+    assert taken.count("created (server dry run)") == len(ours)
+
+
+def test_pod_security_restricted_admits_the_controllers(
+    control_plane: Cluster, namespace: str, everything: Rendered
+) -> None:
+    """All but the node parts, which say by their volumes why they cannot."""
+    control_plane.kubectl(
+        "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"
+    )
+    wait_for(
+        "the namespace's default account",
+        lambda: control_plane.get("serviceaccounts", namespace=namespace),
+    )
+    for one in everything.of("Deployment", "StatefulSet", "DaemonSet"):
+        pod: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": one["metadata"]["name"], "namespace": namespace},
+            "spec": {
+                # The namespace has no account or class of ours: they are not what is tested.
+                **one["spec"]["template"]["spec"],
+                "serviceAccountName": "default",
+                "priorityClassName": "",
+            },
+        }
+        if "volumeClaimTemplates" in one["spec"]:
+            pod["spec"]["volumes"] = [*pod["spec"]["volumes"], {"name": "data", "emptyDir": {}}]
+        command = ("create", "--dry-run=server", "-f", "-")
+        if one["kind"] == "DaemonSet":
+            with pytest.raises(Exception, match="hostPath volumes"):
+                control_plane.kubectl(*command, stdin=json.dumps(pod))
+        else:
+            assert "created" in control_plane.kubectl(*command, stdin=json.dumps(pod))
+
+
+def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None:
+    key = installation.get("secret", "threefs-key")["data"]["key"]
+    # As the operator fills them in.
+    bundle = base64.b64encode(b"authority").decode()
+    installation.cluster.kubectl(
+        "patch", "secret", "flyer-certificates", "--namespace", installation.namespace,
+        "--patch", json.dumps({"data": {"tls.crt": bundle}}),
+    )  # fmt: skip
+    installation.cluster.kubectl(
+        "patch", "mutatingwebhookconfiguration", "flyer-injection", "--type=json", "--patch",
+        json.dumps([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}]),
+    )  # fmt: skip
+
+    installation.upgrade(**{"operator.replicas": 3, "injection.timeoutSeconds": 3})
+
+    assert installation.get("deployment", "flyer-operator")["spec"]["replicas"] == 3
+    assert installation.get("secret", "threefs-key")["data"]["key"] == key
+    assert installation.get("secret", "flyer-certificates")["data"] == {"tls.crt": bundle}
+    [webhook] = installation.get("mutatingwebhookconfiguration", "flyer-injection")["webhooks"]
+    assert webhook["timeoutSeconds"] == 3
+    assert webhook["clientConfig"]["caBundle"] == bundle
+
+
+def test_uninstalled_it_leaves_definitions_and_the_key_and_takes_them_up_again(
+    installation: Installation,
+) -> None:
+    kinds = installation.cluster.kubectl(
+        "api-resources", "--verbs=list,delete", "--output=name"
+    ).split()
+    everywhere = ",".join(kind for kind in kinds if not kind.endswith("fireflyer.dev"))
+    key = installation.get("secret", "threefs-key")["data"]["key"]
+    assert len(installation.names(everywhere)) > 50
+
+    installation.helm("uninstall", RELEASE, "--wait")
+
+    left = {name for name in installation.names(everywhere) if "endpoint" not in name}
+    assert {name for name in left if not name.startswith("customresourcedefinition")} == {
+        "secret/threefs-key"
+    }
+    installation.upgrade()
+    assert installation.get("secret", "threefs-key")["data"]["key"] == key
+
+
+def test_values_that_change_nothing_change_no_pod(installation: Installation) -> None:
+    """An upgrade that says nothing new restarts nobody."""
+    kinds = ("deployment", "daemonset", "statefulset")
+
+    def generations() -> dict[str, int]:
+        return {
+            f"{kind}/{one['metadata']['name']}": one["metadata"]["generation"]
+            for kind in kinds
+            for one in installation.cluster.get(kind, namespace=installation.namespace)
+        }
+
+    before = generations()
+    assert len(before) == 7
+    installation.upgrade()
+    assert generations() == before
