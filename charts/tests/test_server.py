@@ -14,7 +14,7 @@ import pytest
 
 from charts import helm
 from charts.tests.conftest import CHART, Rendered
-from e2e.cluster.handle import Cluster, wait_for
+from e2e.cluster.handle import Cluster, KubectlError, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("control-plane")]
 
@@ -116,7 +116,7 @@ def test_pod_security_restricted_admits_the_controllers(
             pod["spec"]["volumes"] = [*pod["spec"]["volumes"], {"name": "data", "emptyDir": {}}]
         command = ("create", "--dry-run=server", "-f", "-")
         if one["kind"] == "DaemonSet":
-            with pytest.raises(Exception, match="hostPath volumes"):
+            with pytest.raises(KubectlError, match="violates PodSecurity"):
                 control_plane.kubectl(*command, stdin=json.dumps(pod))
         else:
             assert "created" in control_plane.kubectl(*command, stdin=json.dumps(pod))
@@ -145,7 +145,7 @@ def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None
     assert webhook["clientConfig"]["caBundle"] == bundle
 
 
-def test_uninstalled_it_leaves_definitions_and_the_key_and_takes_them_up_again(
+def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
     installation: Installation,
 ) -> None:
     kinds = installation.cluster.kubectl(
@@ -157,10 +157,13 @@ def test_uninstalled_it_leaves_definitions_and_the_key_and_takes_them_up_again(
 
     installation.helm("uninstall", RELEASE, "--wait")
 
+    claims = {"mgmtd-0", "meta-0", "storage-0", "storage-1", "storage-2"}
     left = {name for name in installation.names(everywhere) if "endpoint" not in name}
     assert {name for name in left if not name.startswith("customresourcedefinition")} == {
-        "secret/threefs-key"
+        "secret/threefs-key",
+        *(f"persistentvolumeclaim/data-threefs-{claim}" for claim in claims),
     }
+    assert any(name.startswith("customresourcedefinition") for name in left)
     installation.upgrade()
     assert installation.get("secret", "threefs-key")["data"]["key"] == key
 
