@@ -1,26 +1,22 @@
-{{/* Where the driver finds clusters: a folder each, with cluster.json and the key. */}}
+{{/* Where a CSI container finds the cluster: cluster.json and the key, in one folder. */}}
 {{- define "fire-flyer.csi-cluster" -}}
 name: cluster
 projected:
   defaultMode: 0440
   sources:
     {{- if .Values.csi.existingClusterSecret }}
-    - secret:
-        name: {{ .Values.csi.existingClusterSecret }}
-        items: [{key: cluster.json, path: default/cluster.json}, {key: key, path: default/key}]
+    - secret: {name: {{ .Values.csi.existingClusterSecret }}}
     {{- else }}
-    - configMap:
-        name: threefs-cluster
-        items: [{key: cluster.json, path: default/cluster.json}]
+    - configMap: {name: threefs-cluster}
     - secret:
         name: {{ include "fire-flyer.key-secret" . }}
-        items: [{key: key, path: default/key}]
+        items: [{key: key, path: key}]
     {{- end }}
 {{- end }}
 
 {{- define "fire-flyer.csi-environment" -}}
-- name: THREEFS_CLUSTERS
-  value: /etc/threefs/clusters
+- name: THREEFS_CLUSTER
+  value: /etc/threefs/cluster.json
 - name: THREEFS_LOG_LEVEL
   value: {{ .Values.csi.logLevel | quote }}
 - name: THREEFS_METRICS_PORT
@@ -57,9 +53,4 @@ startupProbe:
   periodSeconds: 2
   timeoutSeconds: 15
   failureThreshold: 90
-{{- end }}
-
-{{/* Whether the holder of this node answers. */}}
-{{- define "fire-flyer.holder-probe" -}}
-import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(9); s.connect('/run/threefs-holder/holder.sock')
 {{- end }}

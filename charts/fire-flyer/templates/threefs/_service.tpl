@@ -1,6 +1,6 @@
 {{/*
 One service of 3FS: a headless Service and a StatefulSet.
-dict root kind (mgmtd, meta, storage) values replicas required advertise env
+dict root kind (mgmtd, meta, storage) values replicas required args env
 */}}
 {{- define "fire-flyer.threefs" }}
 {{- $name := printf "threefs-%s" .kind }}
@@ -57,81 +57,54 @@ spec:
           {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
           command: [threefs-service, {{ .kind }}]
           env:
-            - name: POD_NAME
+            - name: THREEFS_POD_NAME
               valueFrom: {fieldRef: {fieldPath: metadata.name}}
+            - name: THREEFS_POD_IP
+              valueFrom: {fieldRef: {fieldPath: status.podIP}}
+            - name: THREEFS_LOG_LEVEL
+              value: {{ .root.Values.threefs.logLevel | quote }}
             - name: THREEFS_LISTEN
               value: 0.0.0.0:{{ .values.port }}
-            {{- with .advertise }}
-            # A name that stays with the pod; its address does not.
-            - name: THREEFS_ADVERTISE
-              value: {{ . }}
-            {{- end }}
             - name: THREEFS_DATA
               value: /data
             - name: THREEFS_KEY_FILE
               value: /etc/threefs/key
+            - name: THREEFS_METRICS_PORT
+              value: {{ .root.Values.monitoring.port | quote }}
             {{- range $name, $value := .env }}
             - name: {{ $name }}
               value: {{ $value | quote }}
             {{- end }}
           ports:
             - {name: {{ .kind }}, containerPort: {{ .values.port }}}
-          # Alive is its own port; what the rest of the cluster does is no reason to restart it.
+            - {name: metrics, containerPort: {{ .root.Values.monitoring.port }}}
           livenessProbe:
-            exec: {command: [threefs-service, check, {{ .kind }}]}
-            periodSeconds: 20
-            timeoutSeconds: 10
+            httpGet: {path: /healthz, port: metrics}
+            periodSeconds: 10
+            timeoutSeconds: 5
             failureThreshold: 6
           readinessProbe:
-            exec: {command: [threefs-service, check, {{ .kind }}, --ready]}
-            periodSeconds: 10
-            timeoutSeconds: 10
-          startupProbe:
-            exec: {command: [threefs-service, check, {{ .kind }}]}
+            httpGet: {path: /readyz, port: metrics}
             periodSeconds: 2
-            timeoutSeconds: 10
-            # Two hours: a storage service on an empty disk waits until the others do without it.
-            failureThreshold: {{ if eq .kind "storage" }}3600{{ else }}150{{ end }}
+            timeoutSeconds: 2
+          startupProbe:
+            httpGet: {path: /healthz, port: metrics}
+            periodSeconds: 1
+            failureThreshold: 300
           resources:
             {{- toYaml .values.resources | nindent 12 }}
           {{- include "fire-flyer.restricted-container" . | nindent 10 }}
           volumeMounts:
             - {name: data, mountPath: /data}
-            - {name: cluster, mountPath: /etc/threefs, readOnly: true}
+            - {name: key, mountPath: /etc/threefs, readOnly: true}
             - {name: tmp, mountPath: /tmp}
-        {{- if eq .kind "mgmtd" }}
-        - name: metrics
-          {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
-          command: [python3, -m, threefs.exporter]
-          env:
-            - name: THREEFS_CLUSTER
-              value: /etc/threefs/cluster.json
-            - name: THREEFS_METRICS_PORT
-              value: {{ .root.Values.monitoring.port | quote }}
-          ports:
-            - {name: metrics, containerPort: {{ .root.Values.monitoring.port }}}
-          livenessProbe:
-            httpGet: {path: /, port: metrics}
-            periodSeconds: 30
-            timeoutSeconds: 10
-            failureThreshold: 6
-          resources:
-            {{- toYaml .root.Values.threefs.mgmtd.metricsResources | nindent 12 }}
-          {{- include "fire-flyer.restricted-container" . | nindent 10 }}
-          volumeMounts:
-            - {name: cluster, mountPath: /etc/threefs, readOnly: true}
-            - {name: tmp, mountPath: /tmp}
-        {{- end }}
       volumes:
-        - name: cluster
-          projected:
+        - name: key
+          secret:
+            secretName: {{ include "fire-flyer.key-secret" .root }}
             # Readable by the group of the pod, nobody else.
             defaultMode: 0440
-            sources:
-              - configMap: {name: threefs-cluster}
-              - secret:
-                  name: {{ include "fire-flyer.key-secret" .root }}
-                  items: [{key: key, path: key}]
+            items: [{key: key, path: key}]
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
         {{- with .values.volume.hostPath }}

@@ -32,6 +32,7 @@ impl Cluster {
         let (handle, shutdown) = Shutdown::new();
         let mgmtd = Mgmtd::open(MgmtdConfig {
             listen: "127.0.0.1:0".into(),
+            advertise: None,
             key: key(folder.path()),
             store_path: folder.path().join("mgmtd"),
             bootstrap: Bootstrap { nodes: 3, replicas: 3, chains_per_node: 1 },

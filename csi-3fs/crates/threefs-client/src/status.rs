@@ -1,6 +1,9 @@
 //! The cluster as one value: what `threefs status` shows.
 
+use std::sync::Arc;
+
 use serde::Serialize;
+use threefs_core::ids::RoutingVersion;
 use threefs_core::routing::RoutingInfo;
 use threefs_meta::{MetaQuery, MetaReply};
 use threefs_mgmtd::ClusterStatus;
@@ -34,8 +37,14 @@ impl Client {
             return Err(attempts.unavailable(self.0.config.timeout));
         };
         let mut attempts = Attempts::of("status");
-        let Some(routing) = self.0.routing.newest(&mut attempts, deadline).await? else {
-            return Err(attempts.unavailable(self.0.config.timeout));
+        // Before the first node registers there is no routing to wait for.
+        let routing = if cluster.routing_version == RoutingVersion(0) {
+            Arc::default()
+        } else {
+            match self.0.routing.newest(&mut attempts, deadline).await? {
+                Some(routing) => routing,
+                None => return Err(attempts.unavailable(self.0.config.timeout)),
+            }
         };
         let patience = deadline.within(std::time::Duration::from_secs(1));
         let asked = self.0.metadata.query("status", MetaQuery::Status, patience).await;

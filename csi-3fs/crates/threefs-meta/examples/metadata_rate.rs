@@ -29,8 +29,14 @@ async fn main() {
     let bootstrap = Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 };
     let store_path = format!("{folder}/mgmtd").into();
     let (listen, timers) = ("127.0.0.1:0".to_owned(), Timers::one_machine());
-    let mgmtd =
-        MgmtdConfig { listen: listen.clone(), key: key.clone(), store_path, bootstrap, timers };
+    let mgmtd = MgmtdConfig {
+        listen: listen.clone(),
+        advertise: None,
+        key: key.clone(),
+        store_path,
+        bootstrap,
+        timers,
+    };
     let mgmtd = Mgmtd::open(mgmtd).await.unwrap();
     let addresses = vec![mgmtd.address().to_string()];
     let (_handle, shutdown) = Shutdown::new();

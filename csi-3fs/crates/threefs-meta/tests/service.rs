@@ -41,6 +41,7 @@ async fn be_service(kind: &str, listen: &str, mgmtd: &str, folder: &Path) {
     if kind == "mgmtd" {
         let config = MgmtdConfig {
             listen: listen.into(),
+            advertise: None,
             key: key(),
             store_path: folder.join("mgmtd"),
             bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },

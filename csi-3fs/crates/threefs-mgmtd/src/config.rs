@@ -13,6 +13,8 @@ pub const FIRST_TABLE: TableId = TableId(1);
 pub struct MgmtdConfig {
     /// `host:port` to listen on.
     pub listen: String,
+    /// `host:port` under which others reach it; without one, where it listens.
+    pub advertise: Option<String>,
     /// The cluster's key.
     pub key: Key,
     /// Folder of the embedded store.

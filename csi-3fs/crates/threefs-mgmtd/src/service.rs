@@ -53,7 +53,7 @@ impl Mgmtd {
         let server =
             Server::bind(&config.listen, ServerConfig::new(CONTEXT, config.key.clone())).await?;
         let store = Store::embedded(EmbeddedConfig::new(config.store_path))?;
-        let address = server.address().to_string();
+        let address = config.advertise.unwrap_or_else(|| server.address().to_string());
         let manager = Manager::new(store, rand::random(), address, config.bootstrap, config.timers);
         let tick = Duration::from_millis(config.timers.scan_ms.max(1));
         Ok(Self { server, manager: Arc::new(manager), tick })

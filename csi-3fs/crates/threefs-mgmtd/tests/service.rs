@@ -24,6 +24,7 @@ fn soon() -> Deadline {
 async fn start(listen: &str, folder: &Path) -> (String, ShutdownHandle, JoinHandle<()>) {
     let config = MgmtdConfig {
         listen: listen.into(),
+        advertise: None,
         key: key(),
         store_path: folder.join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
@@ -75,6 +76,7 @@ async fn a_second_mgmtd_on_the_same_store_or_port_is_refused_with_the_reason() {
     let (address, _handle, _task) = start("127.0.0.1:0", folder.path()).await;
     let config = |listen: &str| MgmtdConfig {
         listen: listen.into(),
+        advertise: None,
         key: key(),
         store_path: folder.path().join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 1 },

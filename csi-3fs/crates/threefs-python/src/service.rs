@@ -45,6 +45,8 @@ enum Service {
 #[serde(deny_unknown_fields)]
 struct MgmtdJson {
     listen: String,
+    #[serde(default)]
+    advertise: Option<String>,
     key_file: PathBuf,
     data: PathBuf,
     nodes: u32,
@@ -118,6 +120,7 @@ impl MgmtdJson {
         let Self { node_failure_ms, primary_lease_ms, scan_ms, .. } = self;
         Ok(MgmtdConfig {
             listen: self.listen,
+            advertise: self.advertise,
             key: Key::read(&self.key_file)?,
             store_path: self.data,
             bootstrap: Bootstrap { nodes, replicas, chains_per_node },

@@ -10,8 +10,12 @@ use serde::Deserialize;
 pub struct StorageConfig {
     /// This node; the same over restarts.
     pub node_id: u32,
-    /// host:port to listen on, and under which others reach it.
+    /// host:port to listen on.
     pub listen: String,
+    /// host:port under which others reach it; without one, where it listens. A name is resolved at
+    /// every connection, so a service whose IP address changes keeps its name.
+    #[serde(default)]
+    pub advertise: Option<String>,
     /// Addresses of mgmtd.
     pub mgmtd: Vec<String>,
     /// The cluster's key.
@@ -30,6 +34,10 @@ pub struct StorageConfig {
     /// How long a target that ran full while it was synced stays away.
     #[serde(default = "default_full_wait_ms")]
     pub full_wait_ms: u64,
+    /// How long a node that is asked to end waits for mgmtd to send its clients elsewhere; 0 =
+    /// not at all. Without it they find out after the silence that makes a node dead.
+    #[serde(default)]
+    pub drain_ms: u64,
 }
 
 fn default_call_timeout_ms() -> u64 {

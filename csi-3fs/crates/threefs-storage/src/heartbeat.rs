@@ -29,12 +29,14 @@ pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -
             sequence,
             targets: node.reports(),
         };
+        let said = heartbeat.targets.clone();
         let sent_at = node.shared.clock.now();
         let deadline = Deadline::after((pace * 4).max(Duration::from_millis(250)));
         match mgmtd.heartbeat(heartbeat, deadline).await {
             Ok(reply) => {
                 pace = (Duration::from_millis(reply.lease_ms) / 4).clamp(PACE_MIN, PACE_MAX);
                 node.heartbeat_answered(sent_at, reply);
+                node.reported(&said);
             }
             Err(MgmtdClientError::Refused(replaced @ MgmtdError::Replaced { .. })) => {
                 return replaced;

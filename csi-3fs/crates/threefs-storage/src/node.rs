@@ -2,7 +2,9 @@
 //! serve.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use threefs_core::heartbeat::{
     HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
@@ -51,6 +53,10 @@ pub(crate) struct Node {
     config: StorageConfig,
     targets: RwLock<BTreeMap<TargetId, Hosted>>,
     lease: Mutex<ServingLease>,
+    /// Set once this node ends on purpose: every report says OFFLINE from then on.
+    leaving: AtomicBool,
+    /// mgmtd has taken a heartbeat that said so.
+    left: Notify,
 }
 
 /// A target that routing says is here.
@@ -71,6 +77,24 @@ impl Node {
             config,
             targets: RwLock::default(),
             lease: Mutex::default(),
+            leaving: AtomicBool::new(false),
+            left: Notify::new(),
+        }
+    }
+
+    /// Says OFFLINE for every target, so that the chains go on without this node at once instead
+    /// of after a silence; ends when mgmtd has heard it, or after `patience`.
+    pub(crate) async fn leave(&self, patience: Duration) {
+        self.leaving.store(true, Relaxed);
+        self.shared.report_changed.notify_one();
+        let _ = tokio::time::timeout(patience, self.left.notified()).await;
+    }
+
+    /// mgmtd has taken a heartbeat with these lines.
+    pub(crate) fn reported(&self, lines: &[TargetReport]) {
+        let away = |line: &TargetReport| line.report.state == LocalState::Offline;
+        if self.leaving.load(Relaxed) && lines.iter().all(away) {
+            self.left.notify_one();
         }
     }
 
@@ -85,6 +109,14 @@ impl Node {
 
     /// Every target's line of the next heartbeat.
     pub(crate) fn reports(&self) -> Vec<TargetReport> {
+        let mut lines = self.lines();
+        if self.leaving.load(Relaxed) {
+            lines.iter_mut().for_each(|line| line.report.state = LocalState::Offline);
+        }
+        lines
+    }
+
+    fn lines(&self) -> Vec<TargetReport> {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
         targets
             .iter()

@@ -1,6 +1,7 @@
 //! The port, and the life of the whole.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::auth::{AuthError, Key};
@@ -59,8 +60,9 @@ pub async fn run(config: StorageConfig, shutdown: Shutdown) -> Result<(), Storag
     server_config.class = TrafficClass::Storage;
     server_config.bytes_in_flight_max = BYTES_IN_FLIGHT_MAX;
     let server = Server::bind(&config.listen, server_config).await?;
-    let address = server.address().to_string();
+    let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
     let mgmtd = MgmtdClient::new(&config.mgmtd, &key);
+    let patience = Duration::from_millis(config.drain_ms);
     let shared = Shared::new(Peers::new(&key));
     let node = Arc::new(Node::new(config, draw_incarnation(), shared));
     tracing::info!(node = %node.id, address, "storage service listens");
@@ -68,10 +70,20 @@ pub async fn run(config: StorageConfig, shutdown: Shutdown) -> Result<(), Storag
     // Ends with this function, however it ends.
     let mut follow = JoinSet::new();
     follow.spawn(heartbeat::follow(Arc::clone(&node), mgmtd.clone()));
-    let port = server.serve(Port { node: Arc::clone(&node) }, shutdown);
+    let (drained, closing) = Shutdown::new();
+    let port = server.serve(Port { node: Arc::clone(&node) }, closing);
+    let drain = async {
+        shutdown.requested().await;
+        if !patience.is_zero() {
+            node.leave(patience).await;
+        }
+        drained.request();
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
         () = port => Ok(()),
-        replaced = heartbeat::send(node, mgmtd, address) => Err(replaced.into()),
+        replaced = heartbeat::send(Arc::clone(&node), mgmtd, address) => Err(replaced.into()),
+        () = drain => Ok(()),
     }
 }
 

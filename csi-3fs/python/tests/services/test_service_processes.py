@@ -1,0 +1,257 @@
+"""`threefs-service` as pods run it: real processes, addresses that change, a disk that is wiped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import threefs
+from threefs.cluster import ClusterFile
+from threefs.supervisor.ports import choose_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Pods:
+    """Services of one cluster; every storage node has a name of its own that leads to it."""
+
+    folder: Path
+    ports: list[int]
+    replicas: int = 3
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.folder / "key").write_text("k" * 64)
+        file = ClusterFile((self.address("mgmtd"),), self.address("meta"), "key")
+        file.write(self.folder / "cluster.json")
+
+    def address(self, name: str) -> str:
+        names = ["mgmtd", "meta", "storage-0", "storage-1", "storage-2"]
+        return f"localhost:{self.ports[names.index(name)]}"
+
+    def arguments(self, name: str) -> list[str]:
+        port = self.address(name).rpartition(":")[2]
+        shared = ["--data", str(self.folder / name), "--key-file", str(self.folder / "key")]
+        listen = ["--listen", f"0.0.0.0:{port}"]
+        failure = ["--node-failure-ms", "600"]
+        if name == "mgmtd":
+            nodes = ["--storage-nodes", "3", "--replicas", str(self.replicas)]
+            advertise = ["--advertise", self.address(name), "--chains-per-node", "1"]
+            return ["mgmtd", *shared, *listen, *advertise, *nodes, *failure]
+        mgmtd = ["--mgmtd", self.address("mgmtd")]
+        if name == "meta":
+            return ["meta", *shared, *listen, *mgmtd]
+        advertise = ["--advertise", self.address(name), "--pod-name", name]
+        return ["storage", *shared, *listen, *mgmtd, *advertise, *failure]
+
+    def start(self, name: str, *more: str) -> None:
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-c", MAIN, *self.arguments(name), *more],
+                stderr=log,
+                stdout=log,
+                text=True,
+            )
+
+    def start_all(self) -> None:
+        for name in ("mgmtd", "meta", "storage-0", "storage-1", "storage-2"):
+            self.start(name)
+
+    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        return process.wait(timeout=PATIENCE_SECONDS)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def client(self) -> threefs.Client:
+        return threefs.connect(self.folder / "cluster.json", timeout_seconds=PATIENCE_SECONDS)
+
+    def check(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        key = ["--key-file", str(self.folder / "key")]
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, "check", *arguments, *key],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+
+    def states(self) -> dict[int, list[str]]:
+        """States of the targets by node."""
+        with threefs.connect(self.folder / "cluster.json", timeout_seconds=5.0) as client:
+            chains = json.loads(client.status())["routing"]["chains"].values()
+        found: dict[int, list[str]] = {}
+        for chain in chains:
+            for place in chain["targets"]:
+                found.setdefault(place["node"], []).append(place["state"])
+        return found
+
+    def wait_states(self, wanted: Callable[[dict[int, list[str]]], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        states: dict[int, list[str]] = {}
+        while time.monotonic() < deadline:
+            try:
+                states = self.states()
+            except threefs.ThreeFSError:
+                continue
+            if wanted(states):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{states}\n{self.log('mgmtd')}")
+
+
+MAIN = "import sys; from threefs.services.cli import main; sys.exit(main())"
+
+
+def all_serve(states: dict[int, list[str]]) -> bool:
+    return len(states) == 3 and all(set(of_node) == {"SERVING"} for of_node in states.values())
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    pods = Pods(tmp_path, choose_ports(5))
+    yield pods
+    for process in pods.processes.values():
+        process.kill()
+        process.wait()
+
+
+def test_chains_are_made_by_themselves_and_probes_say_so(pods: Pods) -> None:
+    ready = ("storage", "--ready", "--pod-name", "storage-1", "--mgmtd", pods.address("mgmtd"))
+    assert pods.check(*ready, "--listen", pods.address("storage-1")).returncode != 0
+    pods.start_all()
+    pods.wait_states(all_serve)
+    for arguments in (
+        ("mgmtd", "--listen", pods.address("mgmtd")),
+        ("mgmtd", "--ready", "--listen", pods.address("mgmtd")),
+        ("meta", "--ready", "--listen", pods.address("meta"), "--mgmtd", pods.address("mgmtd")),
+        ("storage", "--pod-name", "storage-1", "--listen", pods.address("storage-1")),
+        (*ready, "--listen", pods.address("storage-1")),
+    ):
+        done = pods.check(*arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+    wrong = pods.check("storage", "--ready", "--node-id", "9", *ready[4:])
+    assert wrong.returncode != 0
+    with pods.client() as client:
+        nodes = json.loads(client.status())["cluster"]["nodes"]
+        assert {node["address"] for node in nodes} == {
+            pods.address(f"storage-{number}") for number in range(3)
+        }
+
+
+def test_a_node_that_is_told_to_end_leaves_its_chains_at_once(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/before", b"a" * 100_000)
+        began = time.monotonic()
+        assert pods.stop("storage-1") == 0
+        # Long before the silence that makes a node dead could have told mgmtd.
+        assert "SERVING" not in pods.states()[2]
+        assert time.monotonic() - began < 20
+        client.write_file("/during", b"b" * 100_000)
+        pods.start("storage-1")
+        pods.wait_states(all_serve)
+        assert client.read_file("/before") == b"a" * 100_000
+        assert client.read_file("/during") == b"b" * 100_000
+
+
+def test_a_pod_that_moves_is_found_at_its_new_address(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/file", b"x" * 100_000)
+        pods.stop("storage-2", signal.SIGKILL)
+        pods.wait_states(lambda states: "SERVING" not in states[3])
+        pods.ports[4] = choose_ports(1)[0]
+        pods.start("storage-2")
+        pods.wait_states(all_serve)
+        client.write_file("/file", b"y" * 100_000)
+        assert client.read_file("/file") == b"y" * 100_000
+
+
+def test_a_wiped_disk_does_not_pass_for_the_one_that_held_the_data(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/file", b"precious" * 10_000)
+        # node-1 is the last that serves; then its disk is gone, and only node-1 comes back.
+        for name in ("storage-1", "storage-2", "storage-0"):
+            pods.stop(name, signal.SIGKILL)
+            node = int(name[-1]) + 1
+            pods.wait_states(lambda states, node=node: "SERVING" not in states[node])  # type: ignore[misc]
+        assert pods.states()[1] == ["LASTSRV"] * 3
+        kept = pods.folder / "kept"
+        shutil.move(pods.folder / "storage-0", kept)
+        pods.start("storage-0")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "would take it for the newest copy" not in pods.log("storage-0"):
+            assert time.monotonic() < deadline, pods.log("storage-0")
+            time.sleep(0.05)
+        pods.start("storage-1")
+        pods.wait_states(lambda states: states[2] == ["WAITING"] * 3)
+        assert pods.states()[1] == ["LASTSRV"] * 3
+        # The disk is found again: nothing was lost.
+        pods.stop("storage-0")
+        shutil.rmtree(pods.folder / "storage-0")
+        shutil.move(kept, pods.folder / "storage-0")
+        pods.start("storage-0")
+        pods.start("storage-2")
+        pods.wait_states(all_serve)
+        assert client.read_file("/file") == b"precious" * 10_000
+
+
+def test_a_replaced_disk_is_filled_again_by_the_others(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/file", b"copied" * 20_000)
+        pods.stop("storage-1", signal.SIGKILL)
+        pods.wait_states(lambda states: "SERVING" not in states[2])
+        shutil.rmtree(pods.folder / "storage-1")
+        pods.start("storage-1")
+        pods.wait_states(all_serve)
+        for name in ("storage-0", "storage-2"):
+            pods.stop(name)
+        assert client.read_file("/file") == b"copied" * 20_000
+
+
+def test_another_nodes_disk_is_refused(pods: Pods) -> None:
+    identity = pods.folder / "storage-0" / "storage" / "identity.json"
+    identity.parent.mkdir(parents=True)
+    identity.write_text(json.dumps({"version": 1, "node": 3, "disk": "d"}))
+    pods.start("storage-0")
+    assert pods.processes.pop("storage-0").wait(PATIENCE_SECONDS) == 2
+    assert "is node-3's and this is node-1" in pods.log("storage-0")
+
+
+def test_an_empty_disk_waits_for_mgmtd_and_ends_at_once_when_told(pods: Pods) -> None:
+    pods.start("storage-0")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "waiting for mgmtd" not in pods.log("storage-0"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not list((pods.folder / "storage-0").rglob("identity.json"))
+    assert pods.stop("storage-0") == 0
+
+
+def test_the_key_is_never_on_a_command_line(pods: Pods) -> None:
+    pods.start("mgmtd")
+    command = Path(f"/proc/{pods.processes['mgmtd'].pid}/cmdline").read_bytes()
+    assert b"k" * 64 not in command
+    assert os.environ.get("THREEFS_KEY") is None

@@ -1,0 +1,113 @@
+"""What a container is told becomes a service's configuration, or a refusal that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import threefs
+from threefs.services.disk import authority_of
+from threefs.services.settings import meta_config, mgmtd_config, node_id_of, storage_config
+
+MGMTD: dict[str, Any] = {
+    "listen": "0.0.0.0:9000",
+    "advertise": "mgmtd-0.mgmtd.fireflyer-system.svc:9000",
+    "data": Path("/data"),
+    "key_file": Path("/key"),
+    "storage_nodes": 3,
+    "replicas": 3,
+    "chains_per_node": 2,
+    "node_failure_ms": 10_000,
+}
+STORAGE: dict[str, Any] = {
+    "listen": "0.0.0.0:9002",
+    "advertise": "storage-1.storage.fireflyer-system.svc:9002",
+    "data": Path("/data"),
+    "key_file": Path("/key"),
+    "mgmtd": "mgmtd-0.mgmtd:9000",
+    "node_id": 2,
+    "capacity_bytes": 0,
+    "node_failure_ms": 10_000,
+}
+
+
+@pytest.mark.parametrize(("nodes", "replicas"), [(1, 1), (2, 2), (3, 3), (8, 3)])
+def test_there_are_never_more_copies_than_storage_nodes(nodes: int, replicas: int) -> None:
+    config = mgmtd_config(**{**MGMTD, "storage_nodes": nodes})
+    assert (config["nodes"], config["replicas"]) == (nodes, replicas)
+
+
+@pytest.mark.parametrize(
+    ("pod", "node"), [("storage-0", 1), ("fire-flyer-storage-12", 13), ("storage-3.storage.ns", 4)]
+)
+def test_a_pods_ordinal_is_its_node(pod: str, node: int) -> None:
+    assert node_id_of(pod) == node
+
+
+@pytest.mark.parametrize("pod", ["storage", "storage-", "", "storage-x", "-", "storage-1234567"])
+def test_a_pod_without_an_ordinal_is_told_to_be_a_stateful_set(pod: str) -> None:
+    with pytest.raises(threefs.InvalidArgument, match="StatefulSet"):
+        node_id_of(pod)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"storage_nodes": 0}, "--storage-nodes (THREEFS_STORAGE_NODES) is `0`"),
+        ({"replicas": 0}, "--replicas"),
+        ({"chains_per_node": -1}, "--chains-per-node"),
+        ({"node_failure_ms": 1}, "--node-failure-ms"),
+        ({"advertise": ""}, "--advertise (THREEFS_ADVERTISE) is ``; it must be given"),
+        ({"advertise": "no port"}, "--advertise"),
+        ({"listen": "0.0.0.0:99999"}, "--listen"),
+        ({"listen": "a b:1"}, "--listen"),
+    ],
+)
+def test_a_wrong_setting_of_mgmtd_is_named(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(threefs.InvalidArgument) as caught:
+        mgmtd_config(**{**MGMTD, **changed})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"mgmtd": ""}, "--mgmtd"),
+        ({"mgmtd": "a:1,,b:2"}, "--mgmtd"),
+        ({"node_id": 0}, "--node-id"),
+        ({"capacity_bytes": -1}, "--capacity"),
+    ],
+)
+def test_a_wrong_setting_of_storage_is_named(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(threefs.InvalidArgument) as caught:
+        storage_config(**{**STORAGE, **changed})
+    assert words in str(caught.value)
+
+
+def test_a_chunk_size_must_be_a_power_of_two() -> None:
+    with pytest.raises(threefs.InvalidArgument, match="chunk-size"):
+        meta_config(
+            listen="0.0.0.0:9001",
+            data=Path("/data"),
+            key_file=Path("/key"),
+            mgmtd="a:1",
+            chunk_bytes=100_000,
+        )
+
+
+@pytest.mark.parametrize(
+    ("state", "believed"),
+    [
+        ("SERVING", True),
+        ("LASTSRV", True),
+        ("SYNCING", True),
+        ("WAITING", False),
+        ("OFFLINE", False),
+    ],
+)
+def test_a_disk_speaks_for_a_chain_until_it_is_counted_out(state: str, believed: bool) -> None:
+    targets = [{"target": 1, "node": 2, "state": state}, {"target": 9, "node": 3, "state": "x"}]
+    routing = {"chains": {"1": {"id": 1, "targets": targets}}}
+    assert bool(authority_of(2, routing)) is believed
+    assert authority_of(7, routing) == []

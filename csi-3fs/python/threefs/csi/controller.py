@@ -1,0 +1,228 @@
+"""The controller service: makes, removes, lists and grows directories. It mounts nothing."""
+
+# ruff: noqa: ARG002, N802 -- methods and their arguments are the specification's.
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.wrappers_pb2 import Int64Value
+
+from threefs.csi.errors import InvalidArgument, Missing, OutOfRange
+from threefs.csi.locks import VolumeLocks
+from threefs.csi.parameters import INLINE, Parameters
+from threefs.csi.proto import csi_pb2 as csi
+from threefs.csi.proto import csi_pb2_grpc
+from threefs.csi.requests import check_fits, first_unsupported, page_of, size_of
+from threefs.csi.volume_id import VolumeId, check_name
+from threefs.csi.volumes import Volumes
+
+if TYPE_CHECKING:
+    import grpc
+
+    from threefs.csi.directories import Clusters
+    from threefs.csi.volumes import Volume
+
+__all__ = ["Controller"]
+
+Rpc = csi.ControllerServiceCapability.RPC
+CAPABILITIES = (
+    Rpc.CREATE_DELETE_VOLUME,
+    Rpc.LIST_VOLUMES,
+    Rpc.GET_CAPACITY,
+    Rpc.EXPAND_VOLUME,
+    Rpc.GET_VOLUME,
+    Rpc.VOLUME_CONDITION,
+    Rpc.SINGLE_NODE_MULTI_WRITER,
+)
+
+
+class Controller(csi_pb2_grpc.ControllerServicer):
+    """Calls for one volume are made one after the other; others go on beside them."""
+
+    def __init__(self, clusters: Clusters, default_size_bytes: int) -> None:
+        self._clusters = clusters
+        self._default_size_bytes = default_size_bytes
+        self._locks = VolumeLocks()
+
+    def ControllerGetCapabilities(
+        self, request: csi.ControllerGetCapabilitiesRequest, context: grpc.ServicerContext
+    ) -> csi.ControllerGetCapabilitiesResponse:
+        """What is served."""
+        capability = csi.ControllerServiceCapability
+        return csi.ControllerGetCapabilitiesResponse(
+            capabilities=[capability(rpc=capability.RPC(type=kind)) for kind in CAPABILITIES]
+        )
+
+    def CreateVolume(
+        self, request: csi.CreateVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.CreateVolumeResponse:
+        """Make a directory with a hard quota; the same request again finds it."""
+        name = check_name(request.name)
+        if not request.volume_capabilities:
+            raise InvalidArgument("volume_capabilities are missing; say how it will be mounted")
+        if reason := first_unsupported(request.volume_capabilities):
+            raise InvalidArgument(f"volume_capabilities: {reason}")
+        if request.HasField("volume_content_source"):
+            raise InvalidArgument(
+                "volume_content_source: this driver makes empty volumes only; leave out dataSource"
+            )
+        if request.mutable_parameters:
+            raise InvalidArgument("mutable_parameters: no parameter can change later; leave them")
+        parameters = Parameters.parse(request.parameters)
+        size_bytes = size_of(request.capacity_range, self._default_size_bytes)
+        volume_id = VolumeId.make(parameters.cluster, parameters.path, name)
+        with self._locks.hold(str(volume_id), "CreateVolume"):
+            volumes = self._volumes(parameters.cluster)
+            volume = volumes.find(volume_id)
+            if volume is None:
+                volume = volumes.create(volume_id, name, size_bytes, parameters)
+            else:
+                check_fits(name, request.capacity_range, volume.capacity_bytes)
+        return csi.CreateVolumeResponse(volume=_described(volume))
+
+    def DeleteVolume(
+        self, request: csi.DeleteVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.DeleteVolumeResponse:
+        """Remove the directory with everything in it; one that is gone is removed."""
+        _given("volume_id", request.volume_id)
+        if not VolumeId.looks_like(request.volume_id):
+            return csi.DeleteVolumeResponse()
+        volume_id = VolumeId.parse(request.volume_id)
+        with self._locks.hold(request.volume_id, "DeleteVolume"):
+            self._volumes(volume_id.cluster).remove(volume_id)
+        return csi.DeleteVolumeResponse()
+
+    def ValidateVolumeCapabilities(
+        self, request: csi.ValidateVolumeCapabilitiesRequest, context: grpc.ServicerContext
+    ) -> csi.ValidateVolumeCapabilitiesResponse:
+        """Whether a volume can be mounted so."""
+        _given("volume_id", request.volume_id)
+        if not request.volume_capabilities:
+            raise InvalidArgument("volume_capabilities are missing; say what is to be checked")
+        self._find(request.volume_id)
+        reason = first_unsupported(request.volume_capabilities)
+        if not reason:
+            try:
+                Parameters.parse(request.parameters)
+            except InvalidArgument as error:
+                reason = error.message
+        if reason:
+            return csi.ValidateVolumeCapabilitiesResponse(message=reason)
+        confirmed = csi.ValidateVolumeCapabilitiesResponse.Confirmed(
+            volume_context=request.volume_context,
+            volume_capabilities=request.volume_capabilities,
+            parameters=request.parameters,
+        )
+        return csi.ValidateVolumeCapabilitiesResponse(confirmed=confirmed)
+
+    def ListVolumes(
+        self, request: csi.ListVolumesRequest, context: grpc.ServicerContext
+    ) -> csi.ListVolumesResponse:
+        """One page of all volumes, in the order of their ids."""
+        ids = sorted(
+            (volume for name in self._clusters.names() for volume in self._volumes(name).ids()),
+            key=str,
+        )
+        page, next_token = page_of(ids, request.starting_token, request.max_entries)
+        entries = []
+        for volume_id in page:
+            volume = self._volumes(volume_id.cluster).find(volume_id)
+            if volume is not None and INLINE not in volume.parameters:
+                status = csi.ListVolumesResponse.VolumeStatus(volume_condition=HEALTHY)
+                entries.append(
+                    csi.ListVolumesResponse.Entry(volume=_described(volume), status=status)
+                )
+        return csi.ListVolumesResponse(entries=entries, next_token=next_token)
+
+    def GetCapacity(
+        self, request: csi.GetCapacityRequest, context: grpc.ServicerContext
+    ) -> csi.GetCapacityResponse:
+        """What new volumes of a class could hold: they share it, for quotas reserve nothing."""
+        parameters = Parameters.parse(request.parameters)
+        if first_unsupported(request.volume_capabilities):
+            return csi.GetCapacityResponse(available_capacity=0)
+        space = self._clusters.of(parameters.cluster).statfs("/")
+        return csi.GetCapacityResponse(
+            available_capacity=space.bytes_free,
+            maximum_volume_size=Int64Value(value=space.bytes_total),
+            minimum_volume_size=Int64Value(value=1),
+        )
+
+    def ControllerExpandVolume(
+        self, request: csi.ControllerExpandVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.ControllerExpandVolumeResponse:
+        """Raise the quota; mounted volumes have it at once, so nodes have nothing to do."""
+        _given("volume_id", request.volume_id)
+        if not request.HasField("capacity_range"):
+            raise InvalidArgument("capacity_range is missing; say how large the volume should be")
+        volume_id = self._parsed(request.volume_id)
+        size_bytes = size_of(request.capacity_range, 0)
+        with self._locks.hold(request.volume_id, "ControllerExpandVolume"):
+            volumes = self._volumes(volume_id.cluster)
+            volume = volumes.get(volume_id)
+            limit = request.capacity_range.limit_bytes
+            if limit and volume.capacity_bytes > limit:
+                raise OutOfRange(
+                    f"volume `{volume_id}` has {volume.capacity_bytes} bytes, above limit_bytes "
+                    f"{limit}; volumes do not shrink"
+                )
+            if size_bytes > volume.capacity_bytes:
+                volume = volumes.resize(volume, size_bytes)
+        return csi.ControllerExpandVolumeResponse(
+            capacity_bytes=volume.capacity_bytes, node_expansion_required=False
+        )
+
+    def ControllerGetVolume(
+        self, request: csi.ControllerGetVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.ControllerGetVolumeResponse:
+        """A volume with its condition."""
+        _given("volume_id", request.volume_id)
+        volume = self._find(request.volume_id)
+        status = csi.ControllerGetVolumeResponse.VolumeStatus(
+            volume_condition=self._condition(volume)
+        )
+        return csi.ControllerGetVolumeResponse(volume=_described(volume), status=status)
+
+    def _condition(self, volume: Volume) -> csi.VolumeCondition:
+        files = self._clusters.of(volume.id.cluster)
+        cluster: dict[str, Any] = json.loads(files.status())["cluster"]
+        if cluster.get("chains_down"):
+            return csi.VolumeCondition(
+                abnormal=True,
+                message=f"{cluster['chains_down']} chains of cluster {volume.id.cluster} have no "
+                "serving target; bring a storage node back (threefs status)",
+            )
+        usage = self._volumes(volume.id.cluster).usage(volume.id)
+        if usage and usage.bytes_max is not None and usage.bytes_used >= usage.bytes_max:
+            return csi.VolumeCondition(
+                abnormal=True,
+                message=f"full: {usage.bytes_used} of {usage.bytes_max} bytes are used; remove "
+                "files or expand the claim",
+            )
+        return HEALTHY
+
+    def _volumes(self, cluster: str) -> Volumes:
+        return Volumes(cluster, self._clusters.of(cluster))
+
+    def _find(self, volume_id: str) -> Volume:
+        parsed = self._parsed(volume_id)
+        return self._volumes(parsed.cluster).get(parsed)
+
+    def _parsed(self, volume_id: str) -> VolumeId:
+        if not VolumeId.looks_like(volume_id):
+            raise Missing(f"volume `{volume_id[:128]}` does not exist; this driver never made it")
+        return VolumeId.parse(volume_id)
+
+
+HEALTHY = csi.VolumeCondition(abnormal=False, message="serving")
+
+
+def _described(volume: Volume) -> csi.Volume:
+    return csi.Volume(volume_id=str(volume.id), capacity_bytes=volume.capacity_bytes)
+
+
+def _given(name: str, value: str) -> None:
+    if not value:
+        raise InvalidArgument(f"{name} is missing")

@@ -1,0 +1,111 @@
+"""What the driver needs of 3FS, as a protocol, and the clusters that it knows by name."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from threefs.client import Client
+from threefs.cluster import CLUSTER_FILE, ClusterFile
+from threefs.csi.errors import InvalidArgument, Unreachable
+from threefs.errors import ThreeFSError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from threefs.client import FileSystemSpace, Quota, Stat
+
+__all__ = ["Clusters", "Directories"]
+
+
+class Directories(Protocol):
+    """The calls of `threefs.Client` that volumes are made of; each is one atomic change."""
+
+    def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
+        """Make one directory."""
+
+    def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
+        """Remove a directory with everything below it."""
+
+    def stat(self, path: str) -> Stat:
+        """What is known of a path."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Set permission bits."""
+
+    def chown(self, path: str, uid: int, gid: int) -> None:
+        """Set owner and group."""
+
+    def set_quota(
+        self, path: str, bytes_max: int | None = None, inodes_max: int | None = None
+    ) -> Quota:
+        """Set the limits of a directory."""
+
+    def quota(self, path: str) -> Quota | None:
+        """Limits and use of a directory."""
+
+    def statfs(self, path: str = "/") -> FileSystemSpace:
+        """What is free."""
+
+    def setxattr(self, path: str, attribute: str, value: bytes) -> None:
+        """Set an extended attribute."""
+
+    def getxattr(self, path: str, attribute: str) -> bytes:
+        """Read an extended attribute."""
+
+    def status(self) -> str:
+        """The cluster's state as JSON."""
+
+
+class Clusters:
+    """Clients of the clusters in a folder: one folder each, with a `cluster.json` in it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        timeout_seconds: float,
+        connect: Callable[[ClusterFile, float], Directories] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._timeout_seconds = timeout_seconds
+        self._connect = connect or _connect
+        self._open: dict[str, tuple[ClusterFile, Directories]] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """Clusters that are set up, sorted."""
+        try:
+            entries = sorted(self._folder.iterdir())
+        except OSError:
+            return []
+        return [entry.name for entry in entries if (entry / CLUSTER_FILE).is_file()]
+
+    def of(self, name: str) -> Directories:
+        """The client of a cluster; a changed `cluster.json` is read anew."""
+        if name not in self.names():
+            known = ", ".join(self.names()) or "none"
+            raise InvalidArgument(
+                f"cluster `{name}` is not set up here (known: {known}); add a folder `{name}` with "
+                f"its cluster.json to `{self._folder}`"
+            )
+        try:
+            file = ClusterFile.read(self._folder / name)
+        except ThreeFSError as error:
+            raise Unreachable(f"cluster `{name}`: {error}") from error
+        with self._lock:
+            known_file, client = self._open.get(name, (None, None))
+            if client is None or known_file != file:
+                try:
+                    client = self._connect(file, self._timeout_seconds)
+                except ThreeFSError as error:
+                    raise Unreachable(f"cluster `{name}`: {error}") from error
+                self._open[name] = (file, client)
+            return client
+
+
+def _connect(file: ClusterFile, timeout_seconds: float) -> Directories:
+    return Client(file, timeout_seconds=timeout_seconds)

@@ -1,0 +1,383 @@
+"""The mounts of this node: made, shown at more places, undone, listed, handed over.
+
+Invariant: a descriptor is closed only after its mount was undone, or to abort one that does not
+answer. Nothing here opens, stats or lists a path inside a mount: the table is read from
+/proc/self/mountinfo and mount calls run in children with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import mountinfo, syscalls
+from .daemon import Daemon
+from .protocol import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .mountinfo import Mount
+
+__all__ = ["Held", "Mounts"]
+
+READY_SECONDS = 15.0
+"""How long `mount` waits for the daemon; shorter than the callers' own deadlines."""
+MOUNT_SECONDS = 3.0
+UNMOUNT_SECONDS = 2.0
+"""A clean unmount; then the mount is detached. With `MOUNT_SECONDS` below the five seconds that
+undoing may take in all."""
+DETACH_SECONDS = 1.5
+LOCK_SECONDS = 1.0
+CONNECTIONS = Path("/sys/fs/fuse/connections")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A mount whose descriptor is here."""
+
+    volume: str
+    cluster: str
+    root: str
+    target: str
+    read_only: bool
+    device: str
+    descriptor: int
+
+
+class Mounts:
+    """All mounts of one holder; thread-safe."""
+
+    def __init__(self, kubelet_dir: Path, clusters: Path, daemon_command: list[str]) -> None:
+        self._kubelet_dir = str(kubelet_dir)
+        self._clusters = clusters
+        self._daemon_command = daemon_command
+        self._held: dict[str, tuple[Held, Daemon]] = {}
+        self._busy: set[str] = set()
+        self._changed = threading.Condition()
+        self._leaving = False
+
+    # What can be asked
+
+    def mount(
+        self, volume: str, cluster: str, root: str, target: str, *, read_only: bool
+    ) -> dict[str, Any]:
+        """Mount a directory of a cluster at a new place and serve it."""
+        self._check_target("target", target)
+        cluster_file = self._cluster_file(cluster)
+        with self._only(target):
+            if (known := self._held.get(target)) is not None:
+                return self._same(known, volume, root, read_only=read_only)
+            self._clear_the_way(target, volume)
+            held = self._mount(volume, cluster, root, target, read_only=read_only)
+            daemon = Daemon(self._command(held, cluster_file), held.descriptor, volume)
+            with self._changed:
+                self._held[target] = (held, daemon)
+            daemon.start(resume=False)
+            if not daemon.wait_ready(READY_SECONDS):
+                report = daemon.report()
+                self._undo_held(held, daemon, at_once=True)
+                raise Refused(
+                    "failed",
+                    f"the FUSE daemon of `{volume}` does not serve ({report.state}): "
+                    f"{report.message or 'no answer from 3FS'}",
+                )
+            return {"already": False}
+
+    def bind(
+        self, source: str, target: str, *, read_only: bool, flags: list[str]
+    ) -> dict[str, Any]:
+        """Show a mount at a second place."""
+        self._check_target("source", source)
+        self._check_target("target", target)
+        unknown = [flag for flag in flags if flag not in syscalls.FLAGS]
+        if unknown:
+            raise Refused("invalid", f"flag `{unknown[0]}` is not known")
+        with self._only(target):
+            table = mountinfo.read()
+            at_source = [mount for mount in table if mount.target == source]
+            if not at_source or at_source[-1].volume is None:
+                raise Refused("conflict", f"nothing of 3FS is mounted at `{source}`")
+            there = [mount for mount in table if mount.target == target]
+            if there:
+                if there[-1].device != at_source[-1].device:
+                    raise Refused("conflict", f"{_named(there[-1])} is mounted at `{target}`")
+                if there[-1].read_only != (read_only or at_source[-1].read_only):
+                    how = "read-only" if there[-1].read_only else "writable"
+                    raise Refused("conflict", f"`{target}` is mounted already, and {how}")
+                return {"already": True}
+            options = ",".join([*flags, *(["ro"] * read_only)])
+            _call("bind", source, options, target, timeout=MOUNT_SECONDS)
+            return {"already": False}
+
+    def unmount(self, target: str) -> dict[str, Any]:
+        """Undo whatever of 3FS is mounted at a place, and remove the place. Bounded in time."""
+        self._check_target("target", target)
+        with self._only(target):
+            was, how = None, "none"
+            while there := [mount for mount in mountinfo.read() if mount.target == target]:
+                was = there[-1].volume
+                if was is None:
+                    raise Refused(
+                        "conflict", f"{_named(there[-1])} is mounted at `{target}`: not of 3FS"
+                    )
+                how = self._undo(there[-1])
+            self._forget(target)
+            with contextlib.suppress(syscalls.TimedOut, OSError):
+                syscalls.call("remove", target, timeout=DETACH_SECONDS)
+            return {"was": was, "how": how}
+
+    def state(self) -> dict[str, Any]:
+        """The mount table as far as it is 3FS's, and how each daemon is."""
+        with self._changed:
+            known = list(self._held.values())
+        held = [
+            {
+                "volume": one.volume,
+                "target": one.target,
+                "device": one.device,
+                **asdict(daemon.report()),
+            }
+            for one, daemon in known
+        ]
+        lines = [mount for mount in mountinfo.read() if mount.volume is not None]
+        mounts = [
+            {
+                "volume": mount.volume,
+                "target": mount.target,
+                "device": mount.device,
+                "read_only": mount.read_only,
+            }
+            for mount in lines
+        ]
+        return {"mounts": mounts, "held": held}
+
+    def count(self) -> int:
+        """How many mounts are held."""
+        return len(self._held)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the mounts were given to another holder, or are about to be."""
+        return self._leaving
+
+    # Handing over
+
+    def give_up(self) -> list[Held]:
+        """Stop all daemons and refuse calls from now on: another holder takes the mounts."""
+        deadline = time.monotonic() + MOUNT_SECONDS + READY_SECONDS
+        with self._changed:
+            self._leaving = True
+            if not self._changed.wait_for(
+                lambda: not self._busy, max(0.0, deadline - time.monotonic())
+            ):
+                self._leaving = False
+                raise Refused("again", f"calls are under way for {', '.join(sorted(self._busy))}")
+            known = list(self._held.values())
+        _together([daemon.stop for _, daemon in known])
+        return [held for held, _ in known]
+
+    def gone(self) -> None:
+        """The other holder has them: this one keeps nothing."""
+        with self._changed:
+            known, self._held = list(self._held.values()), {}
+        for held, _ in known:
+            os.close(held.descriptor)
+
+    def take_back(self) -> None:
+        """The other holder did not take them after all."""
+        with self._changed:
+            known, self._held = list(self._held.values()), {}
+        self._leaving = False
+        self.adopt([held for held, _ in known])
+
+    def adopt(self, given: list[Held]) -> None:
+        """Serve mounts whose descriptors came from another holder."""
+        for held in given:
+            command = self._command(held, self._clusters / held.cluster / "cluster.json")
+            daemon = Daemon(command, held.descriptor, held.volume)
+            with self._changed:
+                self._held[held.target] = (held, daemon)
+            daemon.start(resume=True)
+
+    def stop(self) -> None:
+        """End all daemons: this process is about to end."""
+        with self._changed:
+            self._leaving = True
+            known = list(self._held.values())
+        _together([daemon.stop for _, daemon in known])
+
+    # How it is done
+
+    def _same(
+        self, known: tuple[Held, Daemon], volume: str, root: str, *, read_only: bool
+    ) -> dict[str, Any]:
+        held, daemon = known
+        if (held.volume, held.root, held.read_only) != (volume, root, read_only):
+            how = "read-only" if held.read_only else "writable"
+            raise Refused("conflict", f"`{held.target}` is mounted already: `{held.volume}`, {how}")
+        if not daemon.wait_ready(READY_SECONDS):
+            raise Refused("failed", f"the FUSE daemon of `{volume}` is down; it is being replaced")
+        return {"already": True}
+
+    def _clear_the_way(self, target: str, volume: str) -> None:
+        """A mount of this volume whose holder has died is of no use to anybody: undo it."""
+        while there := [mount for mount in mountinfo.read() if mount.target == target]:
+            if there[-1].volume != volume:
+                raise Refused("conflict", f"{_named(there[-1])} is mounted at `{target}`")
+            self._undo(there[-1])
+
+    def _mount(self, volume: str, cluster: str, root: str, target: str, *, read_only: bool) -> Held:
+        descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        source = mountinfo.SOURCE_PREFIX + volume
+        try:
+            _call(
+                "fuse",
+                str(descriptor),
+                source,
+                mountinfo.FILE_SYSTEM,
+                "ro" if read_only else "",
+                target,
+                timeout=MOUNT_SECONDS,
+                keep=(descriptor,),
+            )
+        except BaseException:
+            os.close(descriptor)
+            raise
+        there = [mount for mount in mountinfo.read() if mount.target == target]
+        if not there or there[-1].source != source:
+            os.close(descriptor)
+            raise Refused("failed", f"`{target}` is not in the mount table after mounting")
+        return Held(volume, cluster, root, target, read_only, there[-1].device, descriptor)
+
+    def _undo(self, mount: Mount) -> str:
+        known = self._held.get(mount.target)
+        if known is None or known[0].device != mount.device:
+            return _undo_other(mount, orphan=not self._is_held(mount.device))
+        held, daemon = known
+        elsewhere = [
+            other.target
+            for other in mountinfo.read()
+            if other.device == held.device and other.target != held.target
+        ]
+        if elsewhere:
+            raise Refused(
+                "busy",
+                f"`{held.volume}` is still mounted at {', '.join(elsewhere[:3])}; unpublish first",
+            )
+        return self._undo_held(held, daemon, at_once=daemon.report().state != "serving")
+
+    def _undo_held(self, held: Held, daemon: Daemon, *, at_once: bool) -> str:
+        how = "detached"
+        if not at_once:
+            with contextlib.suppress(syscalls.TimedOut, OSError):
+                syscalls.call("unmount", held.target, timeout=UNMOUNT_SECONDS)
+                how = "clean"
+        if how == "detached":
+            # Without a daemon and a descriptor the kernel ends the connection: nothing on it waits
+            # any longer, so taking it out of the tree cannot wait either.
+            self._end(held, daemon, at_once=True)
+            with contextlib.suppress(syscalls.TimedOut, OSError):
+                syscalls.call("detach", held.target, timeout=DETACH_SECONDS)
+        else:
+            self._end(held, daemon, at_once=False)
+        return how
+
+    def _end(self, held: Held, daemon: Daemon, *, at_once: bool) -> None:
+        daemon.stop(at_once=at_once)
+        with self._changed:
+            self._held.pop(held.target, None)
+        os.close(held.descriptor)
+
+    def _forget(self, target: str) -> None:
+        """Something else has undone the mount: end its daemon."""
+        known = self._held.get(target)
+        if known is not None:
+            self._end(*known, at_once=True)
+
+    def _is_held(self, device: str) -> bool:
+        with self._changed:
+            return any(held.device == device for held, _ in self._held.values())
+
+    def _command(self, held: Held, cluster_file: Path) -> list[str]:
+        command = [*self._daemon_command, "--cluster", str(cluster_file), "--root", held.root]
+        return [*command, *(["--read-only"] * held.read_only)]
+
+    def _cluster_file(self, cluster: str) -> Path:
+        if not cluster or "/" in cluster or cluster.startswith("."):
+            raise Refused("invalid", f"cluster is {cluster[:80]!r}; it must be a plain name")
+        return self._clusters / cluster / "cluster.json"
+
+    def _check_target(self, name: str, path: str) -> None:
+        parts = path.split("/")
+        inside = path.startswith(f"{self._kubelet_dir}/")
+        if not inside or ".." in parts or "." in parts or "" in parts[1:] or "\0" in path:
+            raise Refused(
+                "invalid", f"{name} is {path[:200]!r}; it must be below {self._kubelet_dir}"
+            )
+
+    @contextlib.contextmanager
+    def _only(self, target: str) -> Iterator[None]:
+        """One call at a time for a place; none while another holder takes over."""
+        with self._changed:
+            free = self._changed.wait_for(
+                lambda: self._leaving or target not in self._busy, LOCK_SECONDS
+            )
+            if self._leaving:
+                raise Refused("again", "another holder takes over; ask again")
+            if not free:
+                raise Refused("again", f"another call for `{target}` is under way")
+            self._busy.add(target)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(target)
+                self._changed.notify_all()
+
+
+def _undo_other(mount: Mount, *, orphan: bool) -> str:
+    """A second place of a mount, or a mount whose holder has died."""
+    if orphan:
+        _abort(mount.device)
+    with contextlib.suppress(syscalls.TimedOut, OSError):
+        syscalls.call("unmount", mount.target, timeout=UNMOUNT_SECONDS)
+        return "clean"
+    _call("detach", mount.target, timeout=DETACH_SECONDS)
+    return "detached"
+
+
+def _abort(device: str) -> None:
+    """End a FUSE connection: whatever waits for its daemon gets an error."""
+    with contextlib.suppress(OSError):
+        (CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
+
+
+def _call(operation: str, *arguments: str, timeout: float, keep: tuple[int, ...] = ()) -> None:
+    try:
+        syscalls.call(operation, *arguments, timeout=timeout, keep=keep)
+    except syscalls.TimedOut as error:
+        raise Refused("failed", str(error)) from error
+    except OSError as error:
+        hint = ""
+        if error.errno in (errno.EPERM, errno.EACCES):
+            hint = "; the holder needs CAP_SYS_ADMIN and /dev/fuse"
+        raise Refused("failed", f"{operation} {arguments[-1]}: {error.strerror}{hint}") from error
+
+
+def _named(mount: Mount) -> str:
+    return f"`{mount.volume}`" if mount.volume else f"a {mount.kind} file system"
+
+
+def _together(calls: list[Any]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,134 @@
+"""One mount call in a process of its own: ``python syscalls.py OPERATION ARGUMENT…``.
+
+mount(2) and umount2(2) may wait for a daemon that does not answer. A child can be given up and
+killed; the holder cannot. Exit status: 0 done, otherwise the errno.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["TimedOut", "call"]
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_NOATIME, MS_BIND, MS_RELATIME = 32, 1024, 4096, 1 << 21
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+FLAGS = {
+    "ro": MS_RDONLY,
+    "nosuid": MS_NOSUID,
+    "nodev": MS_NODEV,
+    "noexec": MS_NOEXEC,
+    "noatime": MS_NOATIME,
+    "relatime": MS_RELATIME,
+}
+
+
+class TimedOut(Exception):  # noqa: N818
+    """The child did not end in time; it was killed, and dies when the kernel lets it."""
+
+
+def call(operation: str, *arguments: str, timeout: float, keep: tuple[int, ...] = ()) -> None:
+    """Run one operation in a child; an OSError with its errno when it failed."""
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, operation, *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=keep,
+    )
+    try:
+        status = child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        # Not waited for: it may be deep in the kernel. Popen's own list collects it later.
+        raise TimedOut(f"{operation} {' '.join(arguments[-1:])} took over {timeout:g} s") from None
+    if status > 0:
+        raise OSError(status, os.strerror(status), arguments[-1])
+    if status < 0:
+        raise TimedOut(f"{operation} was killed by signal {-status}")
+
+
+def main(arguments: list[str]) -> int:
+    """The child's side."""
+    operation, *rest = arguments
+    try:
+        OPERATIONS[operation](*rest)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def fuse(descriptor: str, source: str, kind: str, options: str, target: str) -> None:
+    """Mount a FUSE file system on a new directory."""
+    os.makedirs(target, mode=0o750, exist_ok=True)  # noqa: PTH103 -- a child starts in 20 ms
+    flags = MS_NOSUID | MS_NODEV
+    data = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
+    if "ro" in options.split(","):
+        flags |= MS_RDONLY
+    _mount(source, target, kind, flags, data)
+
+
+def bind(source: str, options: str, target: str) -> None:
+    """Show a mount at a second place, with flags of its own there."""
+    os.makedirs(target, mode=0o750, exist_ok=True)  # noqa: PTH103
+    _mount(source, target, "", MS_BIND, "")
+    flags = MS_BIND | MS_REMOUNT | MS_NOSUID | MS_NODEV
+    for name in filter(None, options.split(",")):
+        flags |= FLAGS[name]
+    try:
+        _mount("", target, "", flags, "")
+    except OSError:
+        with contextlib.suppress(OSError):
+            _unmount(target, MNT_DETACH)
+        raise
+
+
+def unmount(target: str) -> None:
+    """Undo the topmost mount; fails while files on it are open."""
+    _unmount(target, UMOUNT_NOFOLLOW)
+
+
+def detach(target: str) -> None:
+    """Take the topmost mount out of the tree at once; it ends when its last user does."""
+    _unmount(target, MNT_DETACH | UMOUNT_NOFOLLOW)
+
+
+def remove(target: str) -> None:
+    """Remove an empty directory that nothing is mounted on."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(target)  # noqa: PTH106
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
+    arguments = [os.fsencode(text) or None for text in (source, target, kind)]
+    if libc().mount(*arguments, ctypes.c_ulong(flags), data.encode() or None):
+        raise OSError(ctypes.get_errno(), "mount", target)
+
+
+def _unmount(target: str, flags: int) -> None:
+    if libc().umount2(os.fsencode(target), flags):
+        raise OSError(ctypes.get_errno(), "umount2", target)
+
+
+def libc() -> ctypes.CDLL:
+    """The C library."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
+OPERATIONS: dict[str, Callable[..., None]] = {
+    "fuse": fuse,
+    "bind": bind,
+    "unmount": unmount,
+    "detach": detach,
+    "remove": remove,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

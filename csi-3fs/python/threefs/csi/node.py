@@ -1,0 +1,234 @@
+"""The node service: asks the holder to mount, show and undo; knows nothing between two calls.
+
+A volume is staged once a node (one daemon, one FUSE mount, made by the holder at the staging path)
+and shown by a bind mount to each pod. What is mounted where is asked of the holder each time, which
+reads the kernel's table. No call here opens or stats a path on a mount.
+"""
+
+# ruff: noqa: ARG002, N802 -- methods and their arguments are the specification's.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from threefs.csi.errors import (
+    CsiError,
+    FailedPrecondition,
+    InvalidArgument,
+    Missing,
+)
+from threefs.csi.inline import is_inline
+from threefs.csi.locks import VolumeLocks
+from threefs.csi.proto import csi_pb2 as csi
+from threefs.csi.proto import csi_pb2_grpc
+from threefs.csi.requests import access_of, check_path
+from threefs.csi.stats import condition_of, usage_of
+from threefs.csi.volume_id import ID_BYTES_MAX, VolumeId
+from threefs.csi.volumes import DATA, Volumes
+
+if TYPE_CHECKING:
+    import grpc
+
+    from threefs.csi.directories import Clusters
+    from threefs.csi.holder_client import Holder, MountedAt
+    from threefs.csi.inline import InlineVolumes
+    from threefs.csi.requests import Access
+
+__all__ = ["Node"]
+
+Rpc = csi.NodeServiceCapability.RPC
+CAPABILITIES = (
+    Rpc.STAGE_UNSTAGE_VOLUME,
+    Rpc.GET_VOLUME_STATS,
+    Rpc.EXPAND_VOLUME,
+    Rpc.VOLUME_CONDITION,
+    Rpc.SINGLE_NODE_MULTI_WRITER,
+)
+
+
+class Node(csi_pb2_grpc.NodeServicer):
+    """One a node."""
+
+    def __init__(
+        self, node_id: str, clusters: Clusters, holder: Holder, inline: InlineVolumes
+    ) -> None:
+        self._node_id = node_id
+        self._clusters = clusters
+        self._holder = holder
+        self._inline = inline
+        self._locks = VolumeLocks()
+
+    def NodeGetCapabilities(
+        self, request: csi.NodeGetCapabilitiesRequest, context: grpc.ServicerContext
+    ) -> csi.NodeGetCapabilitiesResponse:
+        """What is served."""
+        capability = csi.NodeServiceCapability
+        return csi.NodeGetCapabilitiesResponse(
+            capabilities=[capability(rpc=capability.RPC(type=kind)) for kind in CAPABILITIES]
+        )
+
+    def NodeGetInfo(
+        self, request: csi.NodeGetInfoRequest, context: grpc.ServicerContext
+    ) -> csi.NodeGetInfoResponse:
+        """This node; any number of volumes, reachable from everywhere."""
+        return csi.NodeGetInfoResponse(node_id=self._node_id)
+
+    def NodeStageVolume(
+        self, request: csi.NodeStageVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.NodeStageVolumeResponse:
+        """Mount the volume at the staging path."""
+        _check_id(request.volume_id)
+        target = check_path("staging_target_path", request.staging_target_path)
+        access = access_of(request.volume_capability, present=request.HasField("volume_capability"))
+        volume_id = _parsed(request.volume_id)
+        with self._locks.hold(request.volume_id, "NodeStageVolume"):
+            volume = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster))
+            volume.get(volume_id)
+            self._holder.mount(
+                str(volume_id),
+                volume_id.cluster,
+                f"{volume_id.path}/{DATA}",
+                target,
+                read_only=access.read_only,
+            )
+        return csi.NodeStageVolumeResponse()
+
+    def NodeUnstageVolume(
+        self, request: csi.NodeUnstageVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.NodeUnstageVolumeResponse:
+        """Undo the mount at the staging path; 3FS itself is not asked."""
+        _check_id(request.volume_id)
+        target = check_path("staging_target_path", request.staging_target_path)
+        with self._locks.hold(request.volume_id, "NodeUnstageVolume"):
+            self._not_of_others(request.volume_id, target)
+            self._holder.unmount(target)
+        return csi.NodeUnstageVolumeResponse()
+
+    def NodePublishVolume(
+        self, request: csi.NodePublishVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.NodePublishVolumeResponse:
+        """Show the staged volume to a pod; an inline volume is made first."""
+        _check_id(request.volume_id)
+        target = check_path("target_path", request.target_path)
+        access = access_of(request.volume_capability, present=request.HasField("volume_capability"))
+        with self._locks.hold(request.volume_id, "NodePublishVolume"):
+            if is_inline(request.volume_context):
+                volume = self._inline.make(request.volume_id, request.volume_context)
+                self._holder.mount(
+                    str(volume.id),
+                    volume.id.cluster,
+                    f"{volume.id.path}/{DATA}",
+                    target,
+                    read_only=access.read_only or request.readonly,
+                )
+            else:
+                self._publish(request, target, access)
+        return csi.NodePublishVolumeResponse()
+
+    def NodeUnpublishVolume(
+        self, request: csi.NodeUnpublishVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.NodeUnpublishVolumeResponse:
+        """Take it from the pod again; 3FS is asked only to remove an inline volume."""
+        _check_id(request.volume_id)
+        target = check_path("target_path", request.target_path)
+        with self._locks.hold(request.volume_id, "NodeUnpublishVolume"):
+            self._not_of_others(request.volume_id, target)
+            self._holder.unmount(target)
+            if not VolumeId.looks_like(request.volume_id):
+                self._inline.remove(request.volume_id)
+        return csi.NodeUnpublishVolumeResponse()
+
+    def NodeGetVolumeStats(
+        self, request: csi.NodeGetVolumeStatsRequest, context: grpc.ServicerContext
+    ) -> csi.NodeGetVolumeStatsResponse:
+        """Use and condition; both without touching the mount."""
+        _check_id(request.volume_id)
+        path = check_path("volume_path", request.volume_path)
+        table, held = self._holder.state()
+        mounted = self._mounted(request.volume_id, path, table)
+        condition = condition_of(mounted, held)
+        volume_id = VolumeId.parse(mounted.volume)
+        try:
+            quota = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster)).usage(
+                volume_id
+            )
+        except (CsiError, OSError) as error:
+            condition = csi.VolumeCondition(abnormal=True, message=f"3FS does not answer: {error}")
+            quota = None
+        return csi.NodeGetVolumeStatsResponse(usage=usage_of(quota), volume_condition=condition)
+
+    def NodeExpandVolume(
+        self, request: csi.NodeExpandVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.NodeExpandVolumeResponse:
+        """Nothing is left to do on a node: the quota is 3FS's. Says the size."""
+        _check_id(request.volume_id)
+        path = check_path("volume_path", request.volume_path)
+        volume_id = _parsed(request.volume_id)
+        table, _ = self._holder.state()
+        self._mounted(request.volume_id, path, table)
+        volumes = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster))
+        return csi.NodeExpandVolumeResponse(capacity_bytes=volumes.get(volume_id).capacity_bytes)
+
+    def _publish(self, request: csi.NodePublishVolumeRequest, target: str, access: Access) -> None:
+        if not request.staging_target_path:
+            raise FailedPrecondition("staging_target_path is missing; stage the volume first")
+        staging = check_path("staging_target_path", request.staging_target_path)
+        volume_id = str(_parsed(request.volume_id))
+        table, _ = self._holder.state()
+        places = {mounted.target for mounted in table if mounted.volume == volume_id}
+        if staging not in places:
+            raise FailedPrecondition(
+                f"volume `{volume_id}` is not staged at `{staging}`; stage it first"
+            )
+        others = sorted(places - {staging, target})
+        if access.single_pod and others:
+            raise FailedPrecondition(
+                f"volume `{volume_id}` is for one pod (ReadWriteOncePod) and published at "
+                f"`{others[0]}` already; unpublish it there first"
+            )
+        self._holder.bind(
+            staging,
+            target,
+            read_only=access.read_only or request.readonly,
+            flags=access.flags,
+        )
+
+    def _not_of_others(self, volume_id: str, target: str) -> None:
+        """A call for one volume must not undo a mount of another."""
+        table, _ = self._holder.state()
+        for mounted in table:
+            if mounted.target == target and not _same(volume_id, mounted.volume):
+                raise Missing(
+                    f"volume `{volume_id}` is not mounted at `{target}`: `{mounted.volume}` is"
+                )
+
+    def _mounted(self, volume_id: str, path: str, table: list[MountedAt]) -> MountedAt:
+        for mounted in table:
+            if mounted.target == path and _same(volume_id, mounted.volume):
+                return mounted
+        raise Missing(f"volume `{volume_id}` is not mounted at `{path}`")
+
+
+def _same(volume_id: str, mounted: str) -> bool:
+    """Kubernetes names an inline volume by its handle, the mount table by its place in 3FS."""
+    if VolumeId.looks_like(volume_id):
+        return volume_id == mounted
+    try:
+        return VolumeId.parse(mounted) == VolumeId.make(
+            VolumeId.parse(mounted).cluster, VolumeId.parse(mounted).parent, volume_id
+        )
+    except InvalidArgument:
+        return False
+
+
+def _check_id(volume_id: str) -> None:
+    if not volume_id:
+        raise InvalidArgument("volume_id is missing")
+    if len(volume_id.encode(errors="replace")) > ID_BYTES_MAX:
+        raise InvalidArgument(f"volume_id is longer than {ID_BYTES_MAX} bytes")
+
+
+def _parsed(volume_id: str) -> VolumeId:
+    if not VolumeId.looks_like(volume_id):
+        raise Missing(f"volume `{volume_id}` does not exist; this driver never made it")
+    return VolumeId.parse(volume_id)

@@ -1,0 +1,90 @@
+"""Parameters of a StorageClass, and of an inline volume: read, checked, refused by name. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from threefs.csi.errors import InvalidArgument
+from threefs.csi.volume_id import check_cluster, check_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DEFAULT_CLUSTER", "DEFAULT_PARENT", "INLINE", "Parameters"]
+
+DEFAULT_CLUSTER = "default"
+DEFAULT_PARENT = "/volumes"
+KNOWN = ("cluster", "path", "uid", "gid", "mode")
+INLINE = "inline"
+"""Key in the record of a volume that lives and dies with one pod; its value is the node."""
+KUBERNETES = "csi.storage.k8s.io/"
+"""What the provisioner and the kubelet add; it is theirs to name and ours to leave alone."""
+
+ID_MAX = (1 << 32) - 2
+QUANTITY = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti|Pi|K|k|M|G|T|P)?")
+UNITS = {
+    None: 1,
+    "k": 10**3,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+    "Pi": 1 << 50,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Where volumes of a class are made, and whose their top directory is."""
+
+    cluster: str = DEFAULT_CLUSTER
+    path: str = DEFAULT_PARENT
+    uid: int = 0
+    gid: int = 0
+    mode: int = 0o777
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Parameters:
+        """Of a class; what is not known is refused by its name."""
+        given = {name: text for name, text in given.items() if not name.startswith(KUBERNETES)}
+        unknown = sorted(name for name in given if name not in KNOWN)
+        if unknown:
+            raise InvalidArgument(
+                f"parameter `{unknown[0][:80]}` is not known; this driver knows {', '.join(KNOWN)}"
+            )
+        return cls(
+            cluster=check_cluster("parameter `cluster`", given.get("cluster", DEFAULT_CLUSTER)),
+            path=check_parent("parameter `path`", given.get("path", DEFAULT_PARENT)),
+            uid=_number("uid", given.get("uid", "0"), 10, ID_MAX),
+            gid=_number("gid", given.get("gid", "0"), 10, ID_MAX),
+            mode=_number("mode", given.get("mode", "0777"), 8, 0o7777),
+        )
+
+    def as_record(self) -> dict[str, str | int]:
+        """What a volume remembers of its class."""
+        return {"uid": self.uid, "gid": self.gid, "mode": self.mode}
+
+
+def inline_size_bytes(text: str) -> int:
+    """`size` of an inline volume: a quantity such as 10Gi."""
+    match = QUANTITY.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise InvalidArgument(f"attribute `size` is `{text[:80]}`; give a quantity such as 10Gi")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _number(name: str, text: str, base: int, largest: int) -> int:
+    digits = "01234567" if base == 8 else "0123456789"
+    if not text or len(text) > 12 or any(letter not in digits for letter in text):
+        wanted = "an octal mode such as 0770" if base == 8 else "a number such as 1000"
+        raise InvalidArgument(f"parameter `{name}` is `{text[:80]}`; it must be {wanted}")
+    if int(text, base) > largest:
+        raise InvalidArgument(f"parameter `{name}` is `{text}`; it must be at most {largest}")
+    return int(text, base)

@@ -1,0 +1,115 @@
+"""The gRPC socket: who may connect is a matter of the folder's mode; how much is bounded here."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from threefs.csi.calls import Calls
+from threefs.csi.controller import Controller
+from threefs.csi.directories import Clusters
+from threefs.csi.errors import CsiError, InvalidArgument
+from threefs.csi.holder_client import HolderClient
+from threefs.csi.identity import Identity
+from threefs.csi.inline import InlineVolumes
+from threefs.csi.logs import logger
+from threefs.csi.metrics import Metrics, NodeCollector, serve
+from threefs.csi.node import Node
+from threefs.csi.proto import csi_pb2_grpc
+
+if TYPE_CHECKING:
+    from threefs.csi.settings import ControllerSettings, NodeSettings
+
+__all__ = ["make_server", "run_controller", "run_node", "socket_of"]
+
+MESSAGE_BYTES_MAX = 1 << 20
+"""A request is a few kilobytes; what is larger is refused before memory is taken for it."""
+WAITING_MAX = 64
+"""Calls that may wait for a free worker; more are refused (RESOURCE_EXHAUSTED)."""
+STOP_SECONDS = 10.0
+
+
+def socket_of(endpoint: str) -> Path:
+    """The path of a `unix://` endpoint."""
+    path = endpoint.removeprefix("unix://")
+    if not endpoint.startswith("unix://") or not path.startswith("/"):
+        raise InvalidArgument(f"--endpoint is `{endpoint}`; it must be unix:///PATH")
+    return Path(path)
+
+
+def make_server(endpoint: str, workers: int, metrics: Metrics) -> grpc.Server:
+    """A server at a socket, without services yet; a socket that was left there is replaced."""
+    path = socket_of(endpoint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    server = grpc.server(
+        ThreadPoolExecutor(workers, thread_name_prefix="csi"),
+        interceptors=[Calls(metrics)],
+        maximum_concurrent_rpcs=workers + WAITING_MAX,
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    if server.add_insecure_port(f"unix://{path}") == 0:
+        raise InvalidArgument(
+            f"--endpoint: `{path}` cannot be listened at; is its folder writable?"
+        )
+    return server
+
+
+def run_controller(settings: ControllerSettings) -> None:
+    """Serve the controller until SIGTERM."""
+    metrics = Metrics()
+    clusters = Clusters(settings.clusters, settings.timeout_seconds)
+    server = make_server(settings.endpoint, settings.workers, metrics)
+    identity = Identity(with_controller=True, is_ready=lambda: bool(clusters.names()))
+    csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
+    controller = Controller(clusters, settings.default_size_bytes)
+    csi_pb2_grpc.add_ControllerServicer_to_server(controller, server)
+    serve(metrics, settings.metrics_port)
+    _serve_until_told(server, settings.endpoint)
+
+
+def run_node(settings: NodeSettings) -> None:
+    """Serve the node service until SIGTERM; mounts stay, they are the holder's."""
+    metrics = Metrics()
+    clusters = Clusters(settings.clusters, settings.timeout_seconds)
+    holder = HolderClient(settings.holder)
+    metrics.registry.register(NodeCollector(holder))
+    inline = InlineVolumes(settings.node_id, clusters, holder, metrics, settings.default_size_bytes)
+
+    def is_ready() -> bool:
+        try:
+            return bool(clusters.names()) and not holder.hello()["leaving"]
+        except CsiError:
+            return False
+
+    server = make_server(settings.endpoint, settings.workers, metrics)
+    identity = Identity(with_controller=True, is_ready=is_ready)
+    csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
+    node = Node(settings.node_id, clusters, holder, inline)
+    csi_pb2_grpc.add_NodeServicer_to_server(node, server)
+    serve(metrics, settings.metrics_port)
+    stop = threading.Event()
+    threading.Thread(target=inline.sweep_until, args=(stop,), daemon=True).start()
+    _serve_until_told(server, settings.endpoint)
+    stop.set()
+
+
+def _serve_until_told(server: grpc.Server, endpoint: str) -> None:
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: told.set())
+    server.start()
+    logger().info("serving", endpoint=endpoint)
+    told.wait()
+    server.stop(STOP_SECONDS).wait(STOP_SECONDS + 1)
+    logger().info("ended")

@@ -1,0 +1,57 @@
+"""Settings of the driver's processes.
+
+| flag | variable | controller | node | holder | default |
+|---|---|---|---|---|---|
+| `--endpoint` | `CSI_ENDPOINT` | yes | yes | | `unix:///csi/csi.sock` |
+| `--clusters` | `THREEFS_CLUSTERS` | yes | yes | yes | `/etc/threefs/clusters` |
+| `--holder` | `THREEFS_HOLDER` | | yes | yes | `/run/threefs-holder/holder.sock` |
+| `--node-id` | `NODE_NAME` | | yes | | the host's name |
+| `--kubelet-dir` | `THREEFS_KUBELET_DIR` | | | yes | `/var/lib/kubelet` |
+| `--metrics-port` | `THREEFS_METRICS_PORT` | yes | yes | | 9180, node 9181; 0: none |
+| `--workers` | `THREEFS_WORKERS` | yes | yes | | 16 calls at a time |
+| `--timeout` | `THREEFS_TIMEOUT` | yes | yes | | 10 seconds for one call to 3FS |
+| `--default-size` | `THREEFS_DEFAULT_SIZE` | yes | yes | | 1Gi, for a claim that asks for none |
+| `--log-level` | `THREEFS_LOG_LEVEL` | yes | yes | | info |
+
+`--clusters` is a folder with one folder a cluster, each with a `cluster.json` and the key file that
+it names (a projected volume of a ConfigMap and a Secret). The cluster that a class does not name is
+`default`. The holder listens at `--holder`; only root may connect to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ControllerSettings", "NodeSettings"]
+
+MEBIBYTE = 1 << 20
+GIBIBYTE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Of `threefs-csi controller`."""
+
+    endpoint: str = "unix:///csi/csi.sock"
+    clusters: Path = Path("/etc/threefs/clusters")
+    metrics_port: int = 9180
+    workers: int = 16
+    timeout_seconds: float = 10.0
+    default_size_bytes: int = GIBIBYTE
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Of `threefs-csi node`."""
+
+    node_id: str
+    endpoint: str = "unix:///csi/csi.sock"
+    clusters: Path = Path("/etc/threefs/clusters")
+    holder: Path = Path("/run/threefs-holder/holder.sock")
+    metrics_port: int = 9181
+    workers: int = 16
+    timeout_seconds: float = 10.0
+    default_size_bytes: int = GIBIBYTE
+    log_level: str = "info"

@@ -1,0 +1,239 @@
+"""`threefs-service`: one service of 3FS in the foreground, as a container runs it.
+
+| command | port | what its pod needs |
+|---|---|---|
+| `threefs-service mgmtd` | 9000 | a volume at `--data`; one replica |
+| `threefs-service meta` | 9001 | a volume at `--data`; one replica |
+| `threefs-service storage` | 9002 | a volume at `--data`; node id: the pod's ordinal + 1 |
+| `threefs-service check KIND` | | exec probes: alive by default, `--ready` for readiness |
+
+Every option can be given as a `THREEFS_…` variable. The cluster's key is read from a file, which a
+Secret mounts; it is never an argument. SIGTERM ends a service in order: a storage node first tells
+mgmtd, so that the chains go on without it at once.
+"""
+
+# ruff: noqa: FBT002 -- options of a command.
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from threefs.cli.output import bytes_of, report
+from threefs.errors import InvalidArgument, ThreeFSError
+from threefs.services.settings import (
+    META_PORT,
+    MGMTD_PORT,
+    STORAGE_PORT,
+    meta_config,
+    mgmtd_config,
+    node_id_of,
+    storage_config,
+)
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="threefs-service",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="One service of 3FS in the foreground, for containers.",
+)
+
+Data = Annotated[
+    Path, typer.Option("--data", envvar="THREEFS_DATA", help="Folder of a volume of its own.")
+]
+KeyFile = Annotated[
+    Path, typer.Option("--key-file", envvar="THREEFS_KEY_FILE", help="File with the cluster's key.")
+]
+Mgmtd = Annotated[
+    str,
+    typer.Option(
+        "--mgmtd", envvar="THREEFS_MGMTD", help="host:port of mgmtd; several with commas."
+    ),
+]
+Advertise = Annotated[
+    str,
+    typer.Option(
+        "--advertise",
+        envvar="THREEFS_ADVERTISE",
+        help="host:port under which others reach it; a DNS name that stays with the pod.",
+    ),
+]
+NodeFailure = Annotated[
+    int,
+    typer.Option(
+        "--node-failure-ms",
+        envvar="THREEFS_NODE_FAILURE_MS",
+        help="Milliseconds of silence after which a storage node is dead.",
+    ),
+]
+
+
+@app.command()
+def mgmtd(
+    data: Data,
+    key_file: KeyFile,
+    storage_nodes: Annotated[
+        int,
+        typer.Option(
+            envvar="THREEFS_STORAGE_NODES",
+            help="Storage nodes to wait for before the first chains are made.",
+        ),
+    ] = 3,
+    replicas: Annotated[
+        int,
+        typer.Option(envvar="THREEFS_REPLICAS", help="Copies of a chunk; fewer on fewer nodes."),
+    ] = 3,
+    chains_per_node: Annotated[
+        int,
+        typer.Option(envvar="THREEFS_CHAINS_PER_NODE", help="Chains whose head a node is."),
+    ] = 2,
+    node_failure_ms: NodeFailure = 10_000,
+    listen: Annotated[
+        str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
+    ] = f"0.0.0.0:{MGMTD_PORT}",
+    advertise: Advertise = "",
+) -> None:
+    """Run the cluster manager."""
+    config = mgmtd_config(
+        listen=listen,
+        advertise=advertise,
+        data=data,
+        key_file=key_file,
+        storage_nodes=storage_nodes,
+        replicas=replicas,
+        chains_per_node=chains_per_node,
+        node_failure_ms=node_failure_ms,
+    )
+    _serve("mgmtd", config)
+
+
+@app.command()
+def meta(
+    data: Data,
+    key_file: KeyFile,
+    mgmtd: Mgmtd,
+    chunk_size: Annotated[
+        str, typer.Option(envvar="THREEFS_CHUNK_SIZE", help="Bytes of a file chunk.")
+    ] = "1M",
+    listen: Annotated[
+        str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
+    ] = f"0.0.0.0:{META_PORT}",
+) -> None:
+    """Run the metadata service."""
+    config = meta_config(
+        listen=listen, data=data, key_file=key_file, mgmtd=mgmtd, chunk_bytes=bytes_of(chunk_size)
+    )
+    _serve("meta", config)
+
+
+@app.command()
+def storage(
+    data: Data,
+    key_file: KeyFile,
+    mgmtd: Mgmtd,
+    node_id: Annotated[
+        int,
+        typer.Option(
+            envvar="THREEFS_NODE_ID",
+            help="Number of this node, from 1; 0: the ordinal of the pod's name, plus 1.",
+        ),
+    ] = 0,
+    pod_name: Annotated[
+        str, typer.Option(envvar="POD_NAME", help="The pod's name; default: the host's name.")
+    ] = "",
+    capacity: Annotated[
+        str,
+        typer.Option(envvar="THREEFS_CAPACITY", help="Bytes a target may hold; 0: its disk's."),
+    ] = "0",
+    node_failure_ms: NodeFailure = 10_000,
+    accept_data_loss: Annotated[
+        bool,
+        typer.Option(
+            envvar="THREEFS_ACCEPT_DATA_LOSS",
+            help="Begin on an empty disk although the lost one held the last copy of some data.",
+        ),
+    ] = False,
+    listen: Annotated[
+        str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
+    ] = f"0.0.0.0:{STORAGE_PORT}",
+    advertise: Advertise = "",
+) -> None:
+    """Run a storage service."""
+    from threefs.services.disk import take_disk
+
+    config = storage_config(
+        listen=listen,
+        advertise=advertise,
+        data=data,
+        key_file=key_file,
+        mgmtd=mgmtd,
+        node_id=node_id or node_id_of(pod_name or os.uname().nodename),
+        capacity_bytes=bytes_of(capacity),
+        node_failure_ms=node_failure_ms,
+    )
+    _end_at_once_on_sigterm()
+    take_disk(config, _say, accept_data_loss=accept_data_loss)
+    _serve("storage", config)
+
+
+@app.command()
+def check(
+    kind: Annotated[str, typer.Argument(help="mgmtd, meta or storage.")],
+    key_file: KeyFile,
+    mgmtd: Mgmtd = f"127.0.0.1:{MGMTD_PORT}",
+    listen: Annotated[
+        str, typer.Option(envvar="THREEFS_LISTEN", help="Where the service listens.")
+    ] = "",
+    node_id: Annotated[int, typer.Option(envvar="THREEFS_NODE_ID", help="As for storage.")] = 0,
+    pod_name: Annotated[str, typer.Option(envvar="POD_NAME", help="As for storage.")] = "",
+    ready: Annotated[bool, typer.Option("--ready", help="Ask whether it serves clients.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that the answer may take.")] = 3.0,
+) -> None:
+    """Exit 0 when the service of this pod is alive, or with --ready when it serves clients."""
+    from threefs.services.probe import probe
+
+    node = 0
+    if kind == "storage":
+        node = node_id or node_id_of(pod_name or os.uname().nodename)
+    probe(kind, listen, key_file, mgmtd, node, ready=ready, timeout_seconds=timeout)
+
+
+def _serve(kind: str, config: dict[str, object]) -> None:
+    import json
+
+    from threefs import _native
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        _native.run_service(kind, json.dumps(config), 0)
+    except (OSError, ValueError, RuntimeError) as error:
+        _say(f"error: {error}")
+        raise typer.Exit(1) from error
+
+
+def _end_at_once_on_sigterm() -> None:
+    """A process with id 1 ignores SIGTERM unless it says otherwise."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"threefs-service: {line}\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    """Entry point: an expected failure is one line and an exit status."""
+    try:
+        app()
+    except (InvalidArgument, ThreeFSError, OSError) as error:
+        sys.exit(report(error))

@@ -1,0 +1,151 @@
+"""From a container's settings to the native services' configuration, checked. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from threefs.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "META_PORT",
+    "MGMTD_PORT",
+    "STORAGE_PORT",
+    "addresses_of",
+    "meta_config",
+    "mgmtd_config",
+    "node_id_of",
+    "storage_config",
+]
+
+MGMTD_PORT, META_PORT, STORAGE_PORT = 9000, 9001, 9002
+
+STRIPE = 64
+"""Chains that a file goes round; a table with fewer is gone round whole."""
+
+COLLECT_DELAY_MS = 10_000
+"""How long a removed file's chunks stay: readers that have it open may still finish."""
+
+DRAIN_MS = 2_000
+"""How long an ending storage node waits for mgmtd to send its clients elsewhere."""
+
+ADDRESS = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,252}):([0-9]{1,5})|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
+
+
+def mgmtd_config(
+    *,
+    listen: str,
+    advertise: str,
+    data: Path,
+    key_file: Path,
+    storage_nodes: int,
+    replicas: int,
+    chains_per_node: int,
+    node_failure_ms: int,
+) -> dict[str, Any]:
+    """The manager's; with fewer storage nodes than replicas each node holds one copy."""
+    for name, value in (
+        ("storage-nodes", storage_nodes),
+        ("replicas", replicas),
+        ("chains-per-node", chains_per_node),
+    ):
+        _at_least(name, value, 1)
+    _at_least("node-failure-ms", node_failure_ms, 100)
+    return {
+        **_listens(listen, advertise),
+        "data": str(data / "mgmtd"),
+        "key_file": str(key_file),
+        "nodes": storage_nodes,
+        "replicas": min(replicas, storage_nodes),
+        "chains_per_node": chains_per_node,
+        "node_failure_ms": node_failure_ms,
+        "primary_lease_ms": node_failure_ms * 3 // 2,
+        "scan_ms": max(20, node_failure_ms // 20),
+    }
+
+
+def meta_config(
+    *, listen: str, data: Path, key_file: Path, mgmtd: str, chunk_bytes: int
+) -> dict[str, Any]:
+    """The metadata service's."""
+    if chunk_bytes & (chunk_bytes - 1) or not 1 << 16 <= chunk_bytes <= 1 << 26:
+        raise _wrong("chunk-size", chunk_bytes, "a power of two from 64 KiB to 64 MiB")
+    return {
+        "listen": _address("listen", listen),
+        "data": str(data / "meta"),
+        "key_file": str(key_file),
+        "mgmtd": addresses_of("mgmtd", mgmtd),
+        "chunk_bytes": chunk_bytes,
+        "stripe": STRIPE,
+        "collect_delay_ms": COLLECT_DELAY_MS,
+    }
+
+
+def storage_config(
+    *,
+    listen: str,
+    advertise: str,
+    data: Path,
+    key_file: Path,
+    mgmtd: str,
+    node_id: int,
+    capacity_bytes: int,
+    node_failure_ms: int,
+) -> dict[str, Any]:
+    """A storage node's."""
+    _at_least("node-id", node_id, 1)
+    _at_least("capacity", capacity_bytes, 0)
+    return {
+        **_listens(listen, advertise),
+        "data": str(data / "storage"),
+        "key_file": str(key_file),
+        "mgmtd": addresses_of("mgmtd", mgmtd),
+        "node_id": node_id,
+        "capacity_bytes": capacity_bytes,
+        "call_timeout_ms": max(200, node_failure_ms // 5),
+        "drain_ms": DRAIN_MS,
+    }
+
+
+def node_id_of(pod_name: str) -> int:
+    """The ordinal at the end of a StatefulSet's pod name, plus 1: node ids begin at 1."""
+    match = re.fullmatch(r".*-([0-9]{1,5})", pod_name.partition(".")[0])
+    if match is None:
+        raise InvalidArgument(
+            f"pod name `{pod_name}` does not end in an ordinal such as storage-0; run storage "
+            "services as a StatefulSet, or give --node-id"
+        )
+    return int(match[1]) + 1
+
+
+def addresses_of(name: str, text: str) -> list[str]:
+    """Addresses with commas between them, each checked."""
+    return [_address(name, part.strip()) for part in text.split(",")]
+
+
+def _listens(listen: str, advertise: str) -> dict[str, Any]:
+    addresses: dict[str, Any] = {"listen": _address("listen", listen)}
+    if advertise:
+        addresses["advertise"] = _address("advertise", advertise)
+    elif listen.startswith(("0.0.0.0:", "[::]:")):
+        raise _wrong("advertise", advertise, f"given, because --listen is {listen}")
+    return addresses
+
+
+def _address(name: str, text: str) -> str:
+    if not ADDRESS.fullmatch(text) or not 0 < int(text.rpartition(":")[2]) < 1 << 16:
+        raise _wrong(name, text, "host:port, such as threefs-mgmtd-0.threefs-mgmtd:9000")
+    return text
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise _wrong(name, value, f"at least {least}")
+
+
+def _wrong(name: str, value: object, wanted: str) -> InvalidArgument:
+    variable = "THREEFS_" + name.upper().replace("-", "_")
+    return InvalidArgument(f"--{name} ({variable}) is `{value}`; it must be {wanted}")
