@@ -123,6 +123,10 @@ class Hardware:
         if self._worker:
             self._worker.beat = time.monotonic()
 
+    def renew(self) -> None:
+        """Lets the next question start a fresh worker: a GPU that was reset needs new handles."""
+        self._kill(None)
+
     async def close(self) -> None:
         """Ends the worker."""
         self._kill(None)
@@ -142,7 +146,9 @@ class Hardware:
         try:
             assert worker.process.stdin is not None
             worker.process.stdin.write(json.dumps(message).encode() + b"\n")
-            result = await asyncio.wait_for(answer, deadline)
+            # Not wait_for, which in Python 3.11 may swallow a cancellation.
+            async with asyncio.timeout(deadline):
+                result = await answer
         except TimeoutError:
             pause.seconds = min(PAUSE_SECONDS_MAX, max(1.0, pause.seconds * 2))
             pause.until = time.monotonic() + pause.seconds
@@ -223,7 +229,8 @@ class Hardware:
 
     async def _reap(self, worker: _Worker) -> None:
         try:
-            await asyncio.wait_for(worker.process.wait(), REAP_SECONDS)
+            async with asyncio.timeout(REAP_SECONDS):
+                await worker.process.wait()
         except TimeoutError:
             self._abandoned += 1
             await worker.process.wait()

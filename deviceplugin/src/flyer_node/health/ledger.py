@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flyer_node.inventory import Inventory
     from flyer_node.inventory.hca import PortStatus
 
-__all__ = ["Change", "Happened", "Ledger", "Subject", "port_id"]
+__all__ = ["Change", "Happened", "Kind", "Ledger", "Subject", "port_id"]
 
 Kind = Literal["gpu", "pair", "hca"]
 DAY_SECONDS = 86_400.0
@@ -160,7 +160,9 @@ class Ledger:
         elif rule.action is Action.PAIR:
             self._pair(inventory, rule, gpu, evidence, now)
         elif rule.recurrence:
-            self._recurrence(rule, gpu, process or f"event at {now:.3f}", evidence, now)
+            # The driver's events name no process: a burst of them counts as one.
+            burst = f"burst {now // self._policy.timers.merge:.0f}"
+            self._recurrence(rule, gpu, process or burst, evidence, now)
         return True
 
     def gpu_statuses(self, inventory: Inventory, statuses: Iterable[GpuStatus], now: float) -> None:

@@ -6,8 +6,9 @@ and Unknown while it cannot be seen, which hides the state behind it and forgets
 
 Rules that hold after every step:
 - Unhealthy always has a reason and a remedy, and ends by itself once the remedy was seen.
-- Nothing recovers while the driver asks for a recovery action, or before its hold-down is over, or,
-  where the fault needs a reset, before one was seen.
+- Nothing recovers while the driver asks for a recovery action, or before its hold-down is over.
+- Where the fault needs a reset, it recovers only after one was seen; a driver that has a recovery
+  action to tell and tells none vouches for it.
 - A fault during probation sends it back, and each return in 24 h doubles the hold-down.
 - Suspect devices stay in service.
 """
@@ -75,6 +76,8 @@ class Look:
     """It does not answer. That it answers again later is proof of a reset."""
     action: str = ""
     """What the driver wants done before it can be used again; empty for nothing."""
+    vouched: bool = False
+    """The driver can tell an action, and tells none: it was reset if it had to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ def look(health: Health, found: Look, now: float, times: Times) -> Health:
         blind_reason="",
         gone=found.gone,
         action=found.action if not found.gone else health.action,
-        reset_seen=health.reset_seen or came_back or settled,
+        reset_seen=health.reset_seen or came_back or settled or found.vouched,
     )
     if found.fault is not None:
         if health.known is State.UNHEALTHY and found.fault.severity is Severity.UNHEALTHY:

@@ -101,7 +101,7 @@ def gpu_look(status: GpuStatus) -> Look:
                 evidence="remapped rows: pending",
             )
         )
-    return Look()
+    return Look(vouched=status.recovery_action == 0)
 
 
 def bridge_look(links: int, first: GpuStatus, second: GpuStatus) -> Look | None:

@@ -84,7 +84,8 @@ class Registrar:
                 self._wake.clear()
                 pause = await self._mend()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
         finally:
             watch.close()
             stops = (one.server.stop() for one in self._standings)

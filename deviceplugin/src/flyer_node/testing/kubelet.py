@@ -41,8 +41,10 @@ async def call(
 ) -> Any:
     """One call of the plugin's service; `request` may be raw bytes, however broken."""
     raw = request if isinstance(request, bytes) else request.SerializeToString()
-    stub = channel.unary_unary(
-        SERVICE + method, response_deserializer=REQUESTS[method][1].FromString
+    stub: Any = channel.unary_unary(
+        SERVICE + method,
+        request_serializer=lambda one: one,
+        response_deserializer=REQUESTS[method][1].FromString,
     )
     return await stub(raw, timeout=timeout_seconds)
 
@@ -145,7 +147,8 @@ class FakeKubelet:
             changed = self._changed
             with contextlib.suppress(TimeoutError):
                 # Some conditions are about files and not about messages: look now and then.
-                await asyncio.wait_for(changed.wait(), min(left, 0.05))
+                async with asyncio.timeout(min(left, 0.05)):
+                    await changed.wait()
         return time.monotonic() - started
 
     def healthy(self, resource: str) -> set[str]:
@@ -177,7 +180,7 @@ class FakeKubelet:
             assert set(chosen) <= set(available), "the plugin chose what was not offered"
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=chosen)
-        response = await call(plugin.channel, "Allocate", request)
+        response: pb.AllocateResponse = await call(plugin.channel, "Allocate", request)
         self.allocated.setdefault(resource, {})[container] = set(chosen)
         return response.container_responses[0]
 

@@ -1,0 +1,1 @@
+"""The node's NodeHealth object: made of inventory and health, written through the API server."""
