@@ -61,7 +61,7 @@ bench-storage: install ## 3FS beside fio on the same disk
 CLUSTER_PACKAGES := etcd-server=etcd containerd=containerd runc=runc iptables=iptables \
 	containernetworking-plugins=/usr/lib/cni/bridge conntrack=conntrack mmdebstrap=mmdebstrap
 
-.PHONY: cluster-tools cluster-up cluster-down e2e
+.PHONY: cluster-tools cluster-up cluster-down images e2e
 cluster-tools: install ## build what a test cluster needs: minutes once, then kept in ~/.cache
 	@scripts/bootstrap $(CLUSTER_PACKAGES)
 	@$(PYTHON) -m e2e.cluster build --quiet
@@ -72,7 +72,10 @@ cluster-up: cluster-tools ## a real Kubernetes in build/cluster/default (LIGHT=1
 cluster-down: ## remove it without a trace
 	$(PYTHON) -m e2e.cluster down
 
-e2e: cluster-tools ## the stories on a real Kubernetes; JUnit files in build/e2e
+images: cluster-tools ## the container images as archives, without a daemon
+	$(PYTHON) -m images.build
+
+e2e: images ## the stories on a real Kubernetes; JUnit files in build/e2e
 	FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -q e2e/tests --junitxml=build/e2e/junit.xml
 
 .PHONY: clean

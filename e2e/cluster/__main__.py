@@ -10,6 +10,7 @@ from pathlib import Path
 from e2e.cluster import binaries
 from e2e.cluster.down import down
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.handle import Cluster
 from e2e.cluster.state import DEFAULT, State
 from e2e.cluster.up import Options, programs, up
 
@@ -43,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("env", parents=[folder], help="shell lines: KUBECONFIG and PATH")
     command.set_defaults(run=_env)
 
+    command = commands.add_parser("load", parents=[folder], help="load images into every node")
+    command.add_argument("image", nargs="+", help="e.g. controller")
+    command.set_defaults(run=_load)
+
     command = commands.add_parser("build", help="build programs (all of them by default)")
     command.add_argument("program", nargs="*", help="e.g. kubelet; default: what `up` needs")
     command.add_argument("--all", action="store_true", help="every program of every module")
@@ -67,6 +72,11 @@ def _env(arguments: argparse.Namespace) -> int:
     kubectl = binaries.require("kubectl")["kubectl"]
     print(f"export KUBECONFIG={state.kubeconfig}")
     print(f"export PATH={kubectl.parent}{os.pathsep}$PATH")
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    Cluster(State.load(arguments.state)).load_images(*arguments.image)
     return 0
 
 

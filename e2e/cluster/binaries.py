@@ -19,6 +19,7 @@ from e2e.cluster.errors import ClusterError
 __all__ = ["KUBERNETES_VERSION", "MODULES", "find", "require"]
 
 KUBERNETES_VERSION = "v1.36.3"
+CSI_PROJECT = "github.com/kubernetes-csi"
 SOURCES = Path(__file__).parent / "go"
 
 
@@ -60,6 +61,16 @@ MODULES = (
         link_flags=_version_flags(KUBERNETES_VERSION),
     ),
     Module("coredns", {"coredns": "."}),
+    Module(
+        "csi",
+        {
+            "csi-provisioner": f"{CSI_PROJECT}/external-provisioner/v6/cmd/csi-provisioner",
+            "csi-resizer": f"{CSI_PROJECT}/external-resizer/v2/cmd/csi-resizer",
+            "csi-node-driver-registrar": "./csi-node-driver-registrar",
+            "livenessprobe": "./livenessprobe",
+        },
+        static=True,
+    ),
 )
 
 

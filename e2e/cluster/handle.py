@@ -6,12 +6,16 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from e2e.cluster import binaries
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.node import load_image, run
 from e2e.cluster.processes import Process
+from images.build import archive
+from images.contents import IMAGES
 
 if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
@@ -64,13 +68,30 @@ class Cluster:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
         return self.kubectl("apply", f"--namespace={namespace}", "-f", "-", stdin=text)
 
-    def get(self, kind: str, name: str = "", namespace: str = "default") -> Any:
+    def get(
+        self, kind: str, name: str = "", namespace: str = "default", *, selector: str = ""
+    ) -> Any:
         """An object, or without a name the list's items, as parsed JSON."""
-        names = [name] if name else []
+        names = [name] if name else [f"--selector={selector}"]
         found = json.loads(
             self.kubectl("get", kind, *names, f"--namespace={namespace}", "--output=json")
         )
         return found if name else found["items"]
+
+    def wait_ready(
+        self, *pods: str, namespace: str = "default", deadline_s: float = WAIT_S
+    ) -> None:
+        """Waits until these pods are Ready; on failure says what their events say."""
+        names = [f"pod/{pod}" for pod in pods]
+        try:
+            self.kubectl(
+                *("wait", "--for=condition=Ready", f"--namespace={namespace}", *names),
+                f"--timeout={deadline_s:g}s",
+                deadline_s=deadline_s + 10,
+            )
+        except KubectlError as error:
+            events = self.kubectl("events", f"--namespace={namespace}")
+            raise AssertionError(f"{error}\n{events}") from None
 
     async def client(self) -> ApiClient:
         """An asyncio API client as administrator: `async with await cluster.client() as api:`."""
@@ -80,6 +101,19 @@ class Cluster:
             self.kubeconfig, persist_config=False
         )
         return made
+
+    def load_images(self, *names: str) -> None:
+        """Builds these images of ours (`images.contents`) and loads them into every node."""
+        known = {image.name: image for image in IMAGES}
+        with ThreadPoolExecutor(len(self.state.nodes)) as threads:
+            for path in [archive(known[name]) for name in names]:
+                loads = [threads.submit(load_image, self.state, n, path) for n in self.state.nodes]
+                for load in loads:
+                    load.result()
+
+    def run_on(self, node: str, *argv: str, deadline_s: float = WAIT_S) -> str:
+        """Runs a command in a node's namespaces; what it prints."""
+        return run(self.state, node, *argv, deadline_s=deadline_s)
 
     def process(self, name: str) -> Process:
         """One of the cluster's processes, to be killed and started again."""

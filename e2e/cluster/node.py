@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from e2e.cluster.nodes import NodeSpec
     from e2e.cluster.state import State
 
-__all__ = ["CONTAINERD_SOCKET", "Node", "cgroup"]
+__all__ = ["CONTAINERD_SOCKET", "Node", "cgroup", "load_image", "run"]
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 INIT = Path(__file__).with_name("node-init.sh")
@@ -36,6 +36,25 @@ START_DEADLINE_S = 60.0
 def cgroup(state: State) -> str:
     """The control group above all pods of the cluster, in every hierarchy."""
     return f"/fireflyer-e2e-{state.id}"
+
+
+def run(state: State, node: str, *argv: str, deadline_s: float = 300) -> str:
+    """Runs a command in a node's namespaces; what it prints."""
+    done = subprocess.run(
+        [*enter(state, node), *argv],
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"{node}: {' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def load_image(state: State, node: str, archive: Path) -> None:
+    """Makes an image archive known to the node's containerd."""
+    run(state, node, "ctr", "--namespace=k8s.io", "images", "import", str(archive))
 
 
 @dataclass(frozen=True)
@@ -100,23 +119,6 @@ class Node:
         proxy = (str(binaries.find("kube-proxy")), f"--config={self.root / 'proxy.json'}")
         self._process("kube-proxy", proxy, {}).start()
 
-    def run(self, *argv: str, deadline_s: float = 300) -> str:
-        """Runs a command in the node's namespaces; what it prints."""
-        done = subprocess.run(
-            [*enter(self.state, self.spec.name), *argv],
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ClusterError(f"{self.spec.name}: {' '.join(argv)}: {done.stderr.strip()}")
-        return done.stdout
-
-    def load_image(self, archive: Path) -> None:
-        """Makes an image archive known to the node's containerd."""
-        self.run("ctr", "--namespace=k8s.io", "images", "import", str(archive))
-
     def _process(self, name: str, argv: tuple[str, ...], environment: dict[str, str]) -> Process:
         return Process(
             self.state, f"{self.spec.name}-{name}", argv, environment, node=self.spec.name
@@ -131,7 +133,7 @@ class Node:
 
     def _containerd_answers(self) -> bool:
         try:
-            self.run("ctr", "version", deadline_s=10)
+            run(self.state, self.spec.name, "ctr", "version", deadline_s=10)
         except (ClusterError, subprocess.TimeoutExpired):
             return False
         return True

@@ -143,12 +143,17 @@ def pids_of_cluster(state: State, name: str | None = None) -> list[int]:
 def kill_all(state: State, deadline_s: float = 30) -> None:
     """Kills every process of the cluster; on return none is left."""
     deadline = time.monotonic() + deadline_s
-    while pids := pids_of_cluster(state):
+    empty_scans = 0
+    # Twice nobody: between fork and exec, a process of a killed `up` carries no mark yet.
+    while empty_scans < 2:
+        pids = pids_of_cluster(state)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if wait_gone(pids, deadline - time.monotonic()):
             raise ClusterError(f"processes {pids} of {state.folder} do not die")
+        empty_scans = 0 if pids else empty_scans + 1
+        time.sleep(0.05)
 
 
 def wait_gone(pids: list[int], deadline_s: float) -> list[int]:

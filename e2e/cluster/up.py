@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from e2e.cluster import binaries, control_plane, dns, network, pki
 from e2e.cluster.down import remove
 from e2e.cluster.handle import Cluster, wait_for
-from e2e.cluster.node import Node
+from e2e.cluster.node import Node, load_image
 from e2e.cluster.nodes import NODES, NodeSpec
 from e2e.cluster.state import State, free_ports, locked
 from images.pause import PAUSE_IMAGE, pause_archive
@@ -74,7 +74,7 @@ def _start_whole(state: State, options: Options) -> None:
 
     def start_machine(node: Node) -> None:
         node.start_machine()
-        node.load_image(pause)
+        load_image(state, node.spec.name, pause)
 
     with ThreadPoolExecutor(len(nodes)) as threads:
         machines = [threads.submit(start_machine, node) for node in nodes]

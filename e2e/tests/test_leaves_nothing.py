@@ -1,0 +1,62 @@
+"""`down` leaves no process, mount, interface, route, rule, control group or file."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.down import down
+from e2e.cluster.processes import pids_of_cluster
+from e2e.cluster.state import State
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("moment_s", [0.3, 1.0, 2.5, 5.0, 9.0])
+def test_down_after_up_was_killed(tmp_path: Path, moment_s: float) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    folder = tmp_path / "cluster"
+    before = _machine()
+    command = [sys.executable, "-m", "e2e.cluster", "up", f"--state={folder}"]
+    up = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        time.sleep(moment_s + random.uniform(0, 0.5))  # any moment is as good as another
+        os.killpg(up.pid, signal.SIGKILL)
+        up.wait(timeout=30)
+    finally:
+        down(folder)
+    assert not folder.exists()
+    assert list(tmp_path.iterdir()) == []
+    assert pids_of_cluster(State(folder)) == []
+    assert _machine() == before
+
+
+def _machine() -> dict[str, list[str]]:
+    """What a cluster could leave behind on this machine."""
+
+    def lines(*command: str) -> list[str]:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [line for line in done.stdout.splitlines() if not line.startswith("#")]
+
+    return {
+        "links": lines("ip", "-brief", "link"),
+        "routes": lines("ip", "route", "show", "table", "all"),
+        "rules": [line.partition("[")[0] for line in lines("iptables-save")],
+        "mounts": Path("/proc/self/mountinfo").read_text().splitlines(),
+        "cgroups": sorted(str(path) for path in Path("/sys/fs/cgroup").glob("*/fireflyer-*")),
+        "folders": [
+            str(path)
+            for path in (Path("/var/lib/kubelet"), Path("/run/containerd"), Path("/var/log/pods"))
+            if path.exists()
+        ],
+    }

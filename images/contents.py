@@ -1,0 +1,88 @@
+"""What is in each image, as data: the one list behind the archives that `images.build` makes.
+
+The Containerfiles beside it make the same images for users; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BASE_PACKAGES", "IMAGES", "NON_ROOT", "TAG", "Image"]
+
+TAG = "test"
+NON_ROOT = 65532  # the number that distroless images made customary
+
+# Debian packages of every image; the kernel's ABI is the host's, so nothing else is needed.
+BASE_PACKAGES = (
+    "base-files",
+    "coreutils",
+    "dash",
+    "grep",
+    "libgomp1",  # torch, when a test mounts it
+    "libstdc++6",
+    "mount",
+    "procps",
+    "python3",
+    "sed",
+    "util-linux",
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image: the workspace packages inside (with their extras) and who runs it."""
+
+    name: str  # without registry and tag
+    purpose: str
+    packages: tuple[str, ...] = ()  # as in a requirement: "flyer[kube]"
+    dependencies: bool = True  # with what those packages depend on
+    programs: tuple[str, ...] = ()  # programs of the Go modules of the test cluster
+    user: int = NON_ROOT
+    entrypoint: tuple[str, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        """The full name that containerd knows it by."""
+        return f"docker.io/fireflyer/{self.name}:{TAG}"
+
+
+IMAGES = (
+    Image(
+        "controller",
+        "operator, gateway, webhook, sidecar and command line",
+        packages=("flyer[kube]",),
+    ),
+    Image(
+        "collectives",
+        "HFReduce and the launcher, copied into training pods",
+        packages=("flyer", "hfreduce"),
+        dependencies=False,
+    ),
+    Image(
+        "node-agent",
+        "device plugin and health",
+        packages=("flyer-node",),
+        user=0,  # device files and the kubelet's sockets belong to root
+    ),
+    Image(
+        "storage",
+        "services of 3FS and the CSI driver",
+        packages=("threefs[csi]",),
+        user=0,  # the CSI node mounts; services of 3FS choose their user in the pod
+    ),
+    Image("train", "stands for a user's image: Python, and torch mounted from the host"),
+    Image("csi-provisioner", "the CSI project's sidecar", programs=("csi-provisioner",)),
+    Image("csi-resizer", "the CSI project's sidecar", programs=("csi-resizer",)),
+    Image(
+        "csi-node-driver-registrar",
+        "registers a CSI driver with its kubelet",
+        programs=("csi-node-driver-registrar",),
+        user=0,
+    ),
+    Image(
+        "livenessprobe",
+        "a CSI driver's health over HTTP",
+        programs=("livenessprobe",),
+        user=0,
+    ),
+)
