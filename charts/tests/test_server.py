@@ -15,6 +15,8 @@ import pytest
 from charts import helm
 from charts.tests.conftest import CHART, Rendered
 from e2e.cluster.handle import Cluster, KubectlError, wait_for
+from e2e.cluster.up import Options
+from e2e.fixtures import _started
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("control-plane")]
 
@@ -59,6 +61,12 @@ class Installation:
             "--selector=app.kubernetes.io/name=fire-flyer", *arguments,
         )  # fmt: skip
         return set(out.split())
+
+
+@pytest.fixture(scope="module")
+def control_plane() -> Iterator[Cluster]:
+    """One of our own: Helm owns what it installs, and others install the same definitions."""
+    yield from _started(Options(light=True, controllers=True))
 
 
 @pytest.fixture

@@ -1,0 +1,199 @@
+"""What the pages show is checked: manifests are taken, values render, names exist."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyer.api.flyerquota import FlyerQuotaSpec
+from flyer.api.flyertopology import FlyerTopologySpec
+from flyer.api.manifest import load_manifest
+from ruamel.yaml import YAML
+
+from charts import helm
+from charts.tests.conftest import BUILD_SECONDS, CHART, KUBERNETES
+from e2e.cluster.handle import Cluster, wait_for
+from tests.doc_blocks import PAGES, ROOT, Block, blocks
+
+HOWS = {"file", "render", "manifest", "compile", "diff", "cluster", "skip"}
+FLAGS_OF_INSTALL = {"--wait": 0, "--create-namespace": 0, "--timeout": 1, "--kube-version": 1}
+"""Flags that rendering does without, with the number of words after them."""
+
+
+def named(*hows: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("block", blocks(*hows), ids=lambda block: block.where)
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    for line in block.text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            yield shlex.split(line)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader's folder: the repository's chart, and every file that a page shows."""
+    made = tmp_path_factory.mktemp("reader")
+    (made / "charts").symlink_to(ROOT / "charts")
+    for block in blocks("file"):
+        target = made / block.detail
+        assert not target.exists(), f"{block.where}: {block.detail} is shown twice"
+        target.write_text(block.text)
+    return made
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_says_how_it_is_checked(page: Path) -> None:
+    unmarked = [block.where for block in blocks() if block.page == page and block.how not in HOWS]
+    assert not unmarked, "write `<!-- test: HOW -->` above it; tests/doc_blocks.py lists them"
+
+
+@named("skip")
+def test_what_is_not_run_says_why(block: Block) -> None:
+    assert len(block.detail.split()) >= 2
+
+
+@named("compile", "file")
+def test_python_compiles(block: Block) -> None:
+    if block.language == "python":
+        compile(block.text, block.where, "exec")
+
+
+@named("render")
+@pytest.mark.timeout(BUILD_SECONDS)
+def test_helm_commands_render(block: Block, folder: Path) -> None:
+    for command in commands(block):
+        assert command[:2] in (["helm", "install"], ["helm", "upgrade"], ["helm", "template"])
+        words, left = [], command[2:]
+        while left:
+            word = left.pop(0)
+            if word in FLAGS_OF_INSTALL:
+                del left[: FLAGS_OF_INSTALL[word]]
+            else:
+                words.append(word)
+        done = subprocess.run(
+            [helm.find(), "template", *words, "--kube-version", KUBERNETES],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "kind: Deployment" in done.stdout
+
+
+def objects(block: Block) -> list[dict[str, Any]]:
+    return [one for one in YAML(typ="safe").load_all(block.text) if one]
+
+
+@named("manifest")
+def test_models_take_the_manifests(block: Block, tmp_path: Path) -> None:
+    for one in objects(block):
+        if one["kind"] == "FlyerJob":
+            file = tmp_path / "job.yaml"
+            file.write_text(json.dumps(one))
+            load_manifest(file)
+        elif one["kind"] in {"FlyerQuota", "FlyerTopology"}:
+            model = FlyerQuotaSpec if one["kind"] == "FlyerQuota" else FlyerTopologySpec
+            model.model_validate_json(json.dumps(one["spec"]))
+
+
+@pytest.fixture(scope="module")
+def definitions(control_plane: Cluster) -> Cluster:
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        control_plane.kubectl("apply", "--server-side", "-f", str(path))
+    control_plane.kubectl("wait", "crd", "--all", "--for=condition=Established")
+    wait_for("the default account", lambda: control_plane.get("serviceaccounts"))
+    return control_plane
+
+
+@named("manifest")
+@pytest.mark.slow
+@pytest.mark.xdist_group("control-plane")
+def test_a_real_server_takes_the_manifests(block: Block, definitions: Cluster) -> None:
+    for one in objects(block):
+        taken = definitions.kubectl(
+            "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(one)
+        )
+        assert "created" in taken
+
+
+@named("cluster", "skip")
+@pytest.mark.timeout(BUILD_SECONDS)
+def test_names_in_commands_are_those_of_the_chart(block: Block) -> None:
+    if block.language != "sh":
+        return
+    rendered = _everything()
+    components = set(re.findall(r"app\.kubernetes\.io/component: (\S+)", rendered))
+    for component in re.findall(r"app\.kubernetes\.io/component=([\w-]+)", block.text):
+        assert component in components
+    names = set(re.findall(r"^  name: (\S+)$", rendered, re.MULTILINE))
+    for pod in re.findall(r"\b(threefs-\w+)-0\b", block.text):
+        assert pod in names
+    for name in re.findall(r"kubernetes\.io/service-name=([\w-]+)", block.text):
+        assert name in names
+    for container in re.findall(r"-c ([a-z-]+)(?=\s)", block.text):
+        # The last two are in pods of jobs.
+        assert f"- name: {container}\n" in rendered or container in {"trainer", "flyer-sidecar"}
+
+
+def _everything() -> str:
+    done = subprocess.run(
+        [helm.find(), "template", "x", str(CHART), "--kube-version", KUBERNETES],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
+@named("cluster", "skip")
+def test_verbs_of_flyer_exist(block: Block) -> None:
+    if block.language != "sh":
+        return
+    verbs = {command[1] for command in commands(block) if command[0] == "flyer"}
+    if verbs:
+        from flyer.cli.main import app
+
+        known = {
+            info.name or (info.callback.__name__ if info.callback else "")
+            for info in app.registered_commands
+        }
+        assert verbs <= known
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_job_of_the_tutorial_runs_on_one_machine(folder: Path, tmp_path: Path) -> None:
+    """The same script and manifest under `flyer run`, faster and without the pod's volume."""
+    [shown] = [one for one in blocks("manifest") if "name: count" in one.text]
+    [script] = [one for one in blocks("file") if one.detail == "count.py"]
+    count = tmp_path / "count.py"
+    count.write_text(script.text.replace("time.sleep(0.5)", "time.sleep(0.01)"))
+    [job] = objects(shown)
+    job["spec"]["template"]["spec"].pop("volumes")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    container.pop("volumeMounts")
+    container["command"] = [sys.executable, str(count)]
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(job))
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "flyer.cli", "run", str(manifest),
+            "--cluster", str(ROOT / "examples" / "clusters" / "two-zones.yaml"),
+            "--state", str(tmp_path / "state"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 120/120" in done.stdout
