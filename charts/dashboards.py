@@ -125,8 +125,8 @@ DASHBOARDS = (
         (
             Panel("Copies by state", "short", gauge("threefs_targets", "state"), stacked=True),
             Panel("Chains by state", "short", gauge("threefs_chains", "state"), stacked=True),
-            Panel("Since the last heartbeat", "s", (("max by (node) (threefs_heartbeat_age_seconds)", "{{node}}"),)),
-            Panel("Used by service", "bytes", gauge("threefs_used_bytes", "node")),
+            Panel("Since the last heartbeat", "s", (("max by (storage) (threefs_heartbeat_age_seconds)", "{{storage}}"),)),
+            Panel("Used by service", "bytes", gauge("threefs_used_bytes", "storage")),
             Panel("Mounts by state of their daemon", "short", gauge("threefs_csi_mounts", "state"), stacked=True),
             Panel("Replaced daemons", "ops", rate("threefs_csi_daemon_restarts_total", "node")),
             Panel("Driver: calls", "ops", rate("threefs_csi_calls_total", "call")),

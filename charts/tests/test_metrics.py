@@ -254,10 +254,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "ThreeFSFillingUp": (
         {
-            'threefs_used_bytes{node="1"}': "90x180",
-            'threefs_capacity_bytes{node="1"}': "100x180",
+            'threefs_used_bytes{storage="1"}': "90x180",
+            'threefs_capacity_bytes{storage="1"}': "100x180",
         },
-        {'threefs_used_bytes{node="1"}': "90x180", 'threefs_capacity_bytes{node="1"}': "0x180"},
+        {'threefs_used_bytes{storage="1"}': "90x180", 'threefs_capacity_bytes{storage="1"}': "0x180"},
     ),
     "ThreeFSVolumeFillingUp": (
         {

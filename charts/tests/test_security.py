@@ -6,16 +6,22 @@ import pytest
 
 from charts.tests.conftest import Rendered, containers, pods
 
-PRIVILEGED = {("DaemonSet/threefs-csi-node", "driver")}
+PRIVILEGED = {("DaemonSet/threefs-csi-holder", "holder")}
 """mount(2) and mounts that reach the kubelet are for privileged containers alone."""
-NODE_PARTS = {"DaemonSet/threefs-csi-node", "DaemonSet/flyer-node"}
+NODE_PARTS = {
+    "DaemonSet/threefs-csi-node", "DaemonSet/threefs-csi-holder", "DaemonSet/flyer-node",
+}  # fmt: skip
 HOST_PATHS = {
     "DaemonSet/flyer-node": {
         "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources", "/sys", "/dev",
     },
     "DaemonSet/threefs-csi-node": {
         "/var/lib/kubelet/plugins/3fs.csi.fireflyer.dev", "/var/lib/kubelet/plugins_registry",
+        "/run/threefs-holder",
+    },
+    "DaemonSet/threefs-csi-holder": {
         "/var/lib/kubelet/pods", "/var/lib/kubelet/plugins/kubernetes.io/csi", "/dev/fuse",
+        "/run/threefs-holder",
     },
 }  # fmt: skip
 

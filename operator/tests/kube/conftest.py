@@ -1,16 +1,224 @@
-"""A cluster in memory, and patience."""
+"""A cluster in memory with operators that can be killed, and what must hold in it at any time."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextlib
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from flyer.kube.client import Access, Api, Limits
-from flyer.kube.testing import ApiServer
+from flyer.api import FlyerJobStatus, Phase
+from flyer.engine import Policy
+from flyer.kube.client import Access, Api, Election, LeaseSettings, Limits, WatchSettings
+from flyer.kube.metrics import Metrics
+from flyer.kube.pods import PodSettings, build_pods
+from flyer.kube.services import Leader, Seams, Term, World
+from flyer.kube.testing import ApiServer, Kubelets
+from flyer.kube.testing.fakes import FakeGateway, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+POLICY = Policy(
+    failure_window_seconds=0.3, start_deadline_seconds=20.0, stop_retry_seconds=1.0,
+    same_split_seconds=0.2, backoff_seconds=0.05, backoff_seconds_max=0.2,
+    progress_commit_seconds=0.2,
+)  # fmt: skip
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=1, renew_seconds=0.7, retry_seconds=0.05
+)
+LIMITS = Limits(answer_seconds=2.0, call_seconds=5.0, backoff_seconds=0.01)
+POD_SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
+
+
+class Operator:
+    """One process of the operator."""
+
+    def __init__(
+        self, cluster: Cluster, name: str, *, policy: Policy, lease: LeaseSettings
+    ) -> None:
+        self.name = name
+        self.metrics = Metrics()
+        self.gateway: FakeGateway | None = None
+        self._cluster = cluster
+        self._policy = policy
+        self.api = Api(
+            Access(cluster.server.url), agent=name, limits=LIMITS, observe=self.metrics.called
+        )
+        self.world = World(self.api, outcome_of, WatchSettings(backoff_seconds=0.01))
+        self.election = Election(self.api, name, lease)
+        self.leader = Leader(self.api, self.election, self.world, self._term, self.metrics)
+        self.task = asyncio.create_task(self._run(), name=name)
+
+    @property
+    def serves(self) -> bool:
+        return self.leader.term is not None and self.leader.term.serving
+
+    def kill(self) -> None:
+        """As SIGKILL: nothing is said, nothing is given back."""
+        self._cluster.server.faults.dead.add(self.name)
+        self.task.cancel()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.world.run())
+            group.create_task(self.leader.run())
+
+    def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
+        def make_gateway(tell: Any) -> FakeGateway:
+            self.gateway = FakeGateway(tell, self._cluster.kubelets)
+            self.gateway.deaf = self._cluster.deaf
+            return self.gateway
+
+        seams = Seams(
+            build_pods=lambda job, start, nodes: build_pods(job, start, nodes, POD_SETTINGS),
+            outcome_of=outcome_of,
+            make_gateway=make_gateway,
+        )
+        return Term(
+            api, self.world, seams, self._policy, self.metrics,
+            epoch=epoch, raise_epoch=raise_epoch,
+        )  # fmt: skip
+
+    async def end(self) -> None:
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await self.task
+        await self.api.close()
+
+
+class Cluster:
+    """The API server, its nodes, and operators."""
+
+    def __init__(self) -> None:
+        self.server = ApiServer(bookmark_seconds=0.2)
+        self.kubelets = Kubelets(self.server.store)
+        self.store = self.server.store
+        self.operators: list[Operator] = []
+        self.deaf = False
+        self.violations: list[str] = []
+        self._count = 0
+        self._epochs: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        self.kubelets.open()
+        for plural in ("pods", "flyerjobs", "flyertopologies"):
+            self.store.table(plural).watchers.add(self._check)
+        self.store.table("flyerjobs").checks.append(self._refuse_lower_epochs)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for operator in self.operators:
+            await operator.end()
+        await self.kubelets.close()
+        await self.server.close()
+        assert not self.violations, self.violations
+
+    # -- what tests do -------------------------------------------------------------------------
+
+    def nodes(self, *zones: str, **details: Any) -> None:
+        """One node for each letter, such as "AAAB"."""
+        for zone in "".join(zones):
+            number = sum(
+                one["metadata"]["name"].startswith(zone.lower()) for one in self.store.all("nodes")
+            )
+            self.kubelets.add_node(f"{zone.lower()}{number}", zone, **details)
+
+    def operator(self, lease: LeaseSettings = LEASE, **policy: Any) -> Operator:
+        """Another process; `policy` changes the engine's settings."""
+        self._count += 1
+        name = f"operator-{self._count}"
+        operator = Operator(self, name, policy=replace(POLICY, **policy), lease=lease)
+        self.operators.append(operator)
+        return operator
+
+    def submit(self, name: str, nodes: int = 1, namespace: str = "default", **spec: Any) -> None:
+        template = {
+            "spec": {"containers": [{"name": "trainer", "image": "i", "command": ["train"]}]}
+        }
+        preemption = {"grace": "5s", "maxGrace": "10s", "minRuntime": "0s"}
+        body = {"nodes": nodes, "preemption": preemption, "template": template, **spec}
+        self.store.create("flyerjobs", {"metadata": {"name": name}, "spec": body}, namespace)
+
+    def edit(self, name: str, **spec: Any) -> None:
+        self.store.patch("flyerjobs", name, {"spec": spec}, "default")
+
+    def status(self, name: str, namespace: str = "default") -> FlyerJobStatus:
+        value = self.store.find("flyerjobs", name, namespace)
+        if value is None or "status" not in value:
+            return FlyerJobStatus(reason="none")
+        return FlyerJobStatus.model_validate(value["status"])
+
+    def phase(self, name: str) -> Phase:
+        return self.status(name).phase
+
+    def pods(self, name: str = "", *, living: bool = True) -> list[dict[str, Any]]:
+        return [
+            pod
+            for pod in self.store.all("pods")
+            if (not name or pod["metadata"]["labels"].get("fireflyer.dev/job") == name)
+            and (not living or pod["status"]["phase"] in ("Pending", "Running"))
+        ]
+
+    def finish(self, name: str, end: Any = None) -> None:
+        for pod in self.pods(name):
+            self.kubelets.finish("default", pod["metadata"]["name"], end)
+
+    # -- what must hold ------------------------------------------------------------------------
+
+    def _refuse_lower_epochs(self, before: Any, after: Any) -> str:
+        """What the CRD's rules say, and an admission policy with the topology as parameter."""
+        epoch = (after.get("status") or {}).get("epoch", 0)
+        old = ((before or {}).get("status") or {}).get("epoch", 0)
+        topology = self.store.find("flyertopologies", "cluster") or {}
+        least = max(old, (topology.get("status") or {}).get("epoch", 0))
+        changed = (before or {}).get("status") != after.get("status")
+        if changed and epoch < least:
+            return f"status.epoch: {epoch} is lower than {least}"
+        return ""
+
+    def _check(self, change: Any) -> None:
+        for why in self.broken():
+            if why not in self.violations:
+                self.violations.append(why)
+
+    def broken(self) -> list[str]:
+        """Every invariant that does not hold now."""
+        found = []
+        living: dict[str, set[str]] = {}
+        for pod in self.pods():
+            node = pod["spec"].get("nodeName")
+            if node and node not in self.kubelets.stopped_nodes:
+                labels = pod["metadata"]["labels"]
+                key = f"{labels['fireflyer.dev/job']}-{labels['fireflyer.dev/attempt']}"
+                living.setdefault(node, set()).add(key)
+        found += [f"{node} serves {sorted(jobs)}" for node, jobs in living.items() if len(jobs) > 1]
+        reserved: Counter[str] = Counter()
+        for value in self.store.all("flyerjobs"):
+            status = FlyerJobStatus.model_validate(value.get("status") or {})
+            if status.phase in (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING):
+                assert status.assignment is not None
+                if len(set(status.assignment.names)) != value["spec"]["nodes"]:
+                    found.append(f"{value['metadata']['name']} has part of its nodes")
+                reserved.update(status.assignment.names)
+            if status.phase is Phase.RUNNING:
+                found += self._gang(value["metadata"]["name"], status)
+        found += [f"{node} is reserved {n} times" for node, n in reserved.items() if n > 1]
+        return found
+
+    def _gang(self, name: str, status: FlyerJobStatus) -> list[str]:
+        """Bound pods of a running gang are on its nodes, each node one."""
+        assert status.assignment is not None
+        return [
+            f"{pod['metadata']['name']} is on {pod['spec'].get('nodeName')}"
+            for pod in self.pods(name)
+            if pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.chain.attempt)
+            and pod["spec"].get("nodeName")
+            != status.assignment.names[int(pod["metadata"]["labels"]["fireflyer.dev/node-rank"])]
+        ]
 
 
 @pytest.fixture
@@ -47,3 +255,10 @@ def until() -> Callable[..., object]:
             raise AssertionError(f"did not come to be within {seconds:g} s") from None
 
     return wait
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """A cluster without nodes and operators."""
+    async with Cluster() as made:
+        yield made

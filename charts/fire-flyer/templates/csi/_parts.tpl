@@ -1,22 +1,26 @@
-{{/* Where a CSI container finds the cluster: cluster.json and the key, in one folder. */}}
+{{/* Where the driver finds clusters: a folder each, with cluster.json and the key. */}}
 {{- define "fire-flyer.csi-cluster" -}}
 name: cluster
 projected:
   defaultMode: 0440
   sources:
     {{- if .Values.csi.existingClusterSecret }}
-    - secret: {name: {{ .Values.csi.existingClusterSecret }}}
+    - secret:
+        name: {{ .Values.csi.existingClusterSecret }}
+        items: [{key: cluster.json, path: default/cluster.json}, {key: key, path: default/key}]
     {{- else }}
-    - configMap: {name: threefs-cluster}
+    - configMap:
+        name: threefs-cluster
+        items: [{key: cluster.json, path: default/cluster.json}]
     - secret:
         name: {{ include "fire-flyer.key-secret" . }}
-        items: [{key: key, path: key}]
+        items: [{key: key, path: default/key}]
     {{- end }}
 {{- end }}
 
 {{- define "fire-flyer.csi-environment" -}}
-- name: THREEFS_CLUSTER
-  value: /etc/threefs/cluster.json
+- name: THREEFS_CLUSTERS
+  value: /etc/threefs/clusters
 - name: THREEFS_LOG_LEVEL
   value: {{ .Values.csi.logLevel | quote }}
 - name: THREEFS_METRICS_PORT
@@ -53,4 +57,9 @@ startupProbe:
   periodSeconds: 2
   timeoutSeconds: 15
   failureThreshold: 90
+{{- end }}
+
+{{/* Whether the holder of this node answers. */}}
+{{- define "fire-flyer.holder-probe" -}}
+import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(9); s.connect('/run/threefs-holder/holder.sock')
 {{- end }}

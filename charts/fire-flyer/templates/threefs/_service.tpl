@@ -1,6 +1,6 @@
 {{/*
 One service of 3FS: a headless Service and a StatefulSet.
-dict root kind (mgmtd, meta, storage) values replicas required args env
+dict root kind (mgmtd, meta, storage) values replicas required advertise env
 */}}
 {{- define "fire-flyer.threefs" }}
 {{- $name := printf "threefs-%s" .kind }}
@@ -57,54 +57,81 @@ spec:
           {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
           command: [threefs-service, {{ .kind }}]
           env:
-            - name: THREEFS_POD_NAME
+            - name: POD_NAME
               valueFrom: {fieldRef: {fieldPath: metadata.name}}
-            - name: THREEFS_POD_IP
-              valueFrom: {fieldRef: {fieldPath: status.podIP}}
-            - name: THREEFS_LOG_LEVEL
-              value: {{ .root.Values.threefs.logLevel | quote }}
             - name: THREEFS_LISTEN
               value: 0.0.0.0:{{ .values.port }}
+            {{- with .advertise }}
+            # A name that stays with the pod; its address does not.
+            - name: THREEFS_ADVERTISE
+              value: {{ . }}
+            {{- end }}
             - name: THREEFS_DATA
               value: /data
             - name: THREEFS_KEY_FILE
               value: /etc/threefs/key
-            - name: THREEFS_METRICS_PORT
-              value: {{ .root.Values.monitoring.port | quote }}
             {{- range $name, $value := .env }}
             - name: {{ $name }}
               value: {{ $value | quote }}
             {{- end }}
           ports:
             - {name: {{ .kind }}, containerPort: {{ .values.port }}}
-            - {name: metrics, containerPort: {{ .root.Values.monitoring.port }}}
+          # Alive is its own port; what the rest of the cluster does is no reason to restart it.
           livenessProbe:
-            httpGet: {path: /healthz, port: metrics}
-            periodSeconds: 10
-            timeoutSeconds: 5
+            exec: {command: [threefs-service, check, {{ .kind }}]}
+            periodSeconds: 20
+            timeoutSeconds: 10
             failureThreshold: 6
           readinessProbe:
-            httpGet: {path: /readyz, port: metrics}
-            periodSeconds: 2
-            timeoutSeconds: 2
+            exec: {command: [threefs-service, check, {{ .kind }}, --ready]}
+            periodSeconds: 10
+            timeoutSeconds: 10
           startupProbe:
-            httpGet: {path: /healthz, port: metrics}
-            periodSeconds: 1
-            failureThreshold: 300
+            exec: {command: [threefs-service, check, {{ .kind }}]}
+            periodSeconds: 2
+            timeoutSeconds: 10
+            # Two hours: a storage service on an empty disk waits until the others do without it.
+            failureThreshold: {{ if eq .kind "storage" }}3600{{ else }}150{{ end }}
           resources:
             {{- toYaml .values.resources | nindent 12 }}
           {{- include "fire-flyer.restricted-container" . | nindent 10 }}
           volumeMounts:
             - {name: data, mountPath: /data}
-            - {name: key, mountPath: /etc/threefs, readOnly: true}
+            - {name: cluster, mountPath: /etc/threefs, readOnly: true}
             - {name: tmp, mountPath: /tmp}
+        {{- if eq .kind "mgmtd" }}
+        - name: metrics
+          {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
+          command: [python3, -m, threefs.exporter]
+          env:
+            - name: THREEFS_CLUSTER
+              value: /etc/threefs/cluster.json
+            - name: THREEFS_METRICS_PORT
+              value: {{ .root.Values.monitoring.port | quote }}
+          ports:
+            - {name: metrics, containerPort: {{ .root.Values.monitoring.port }}}
+          livenessProbe:
+            httpGet: {path: /, port: metrics}
+            periodSeconds: 30
+            timeoutSeconds: 10
+            failureThreshold: 6
+          resources:
+            {{- toYaml .root.Values.threefs.mgmtd.metricsResources | nindent 12 }}
+          {{- include "fire-flyer.restricted-container" . | nindent 10 }}
+          volumeMounts:
+            - {name: cluster, mountPath: /etc/threefs, readOnly: true}
+            - {name: tmp, mountPath: /tmp}
+        {{- end }}
       volumes:
-        - name: key
-          secret:
-            secretName: {{ include "fire-flyer.key-secret" .root }}
+        - name: cluster
+          projected:
             # Readable by the group of the pod, nobody else.
             defaultMode: 0440
-            items: [{key: key, path: key}]
+            sources:
+              - configMap: {name: threefs-cluster}
+              - secret:
+                  name: {{ include "fire-flyer.key-secret" .root }}
+                  items: [{key: key, path: key}]
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
         {{- with .values.volume.hostPath }}

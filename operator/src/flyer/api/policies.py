@@ -226,7 +226,8 @@ def _own_node() -> dict[str, Any]:
         ],
         validations=[
             {
-                "expression": "request.subResource != 'status' || variables.own",
+                "expression": "!has(request.subResource) || request.subResource != 'status'"
+                " || variables.own",
                 "messageExpression": "'status of NodeHealth ' + request.name + ': '"
                 " + request.userInfo.username + (variables.node == '' ? '' : ' on node ' +"
                 " variables.node) + ' may not write it: only the agent on that node does; to keep"

@@ -119,6 +119,8 @@ def _start(draft: Draft, job: JobState) -> list[Action]:
     if status.phase is Phase.STARTING and job.sent.start != status.chain.attempt:
         assert status.assignment is not None, f"{job.key}: starts without nodes"
         draft.put(replace(job, sent=replace(job.sent, start=status.chain.attempt)))
+        # It may be that nothing happens before the deadline: nobody else would look then.
+        draft.wake(quantize(draft.now + draft.policy.start_deadline_seconds))
         told.append(
             Start(
                 job.key,

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FILE_NAME", "Failure", "first", "last_traceback", "read_failure", "write_atomically"]
+__all__ = [
+    "FILE_NAME",
+    "TAIL_BYTES_MAX",
+    "Failure",
+    "first",
+    "last_traceback",
+    "read_failure",
+    "traceback_in",
+    "write_atomically",
+]
 
 FILE_NAME = "failure.json"
 TAIL_BYTES_MAX = 64 * 1024
@@ -111,17 +120,22 @@ def last_traceback(log_path: Path, offset: int = 0) -> str | None:
         with log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(size - TAIL_BYTES_MAX, min(offset, size)))
-            lines = log.read().decode(errors="replace").splitlines()
+            text = log.read().decode(errors="replace")
     except OSError:
         return None
+    return traceback_in(text)
+
+
+def traceback_in(text: str) -> str | None:
+    """The last traceback in what a rank printed, with the ones it is chained to."""
+    lines = text.splitlines()
     heads = [number for number, line in enumerate(lines) if line == _TRACEBACK_HEAD]
     if not heads:
         return None
     start = heads.pop()
     while heads and any(line in _CHAINED for line in lines[heads[-1] : start]):
         start = heads.pop()
-    text = "\n".join(lines[start:]) + "\n"
-    return text[:TRACEBACK_CHARACTERS_MAX]
+    return ("\n".join(lines[start:]) + "\n")[:TRACEBACK_CHARACTERS_MAX]
 
 
 def write_atomically(path: Path, text: str) -> None:

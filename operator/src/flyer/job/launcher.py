@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flyer.job import processes
-from flyer.job.failure import Failure, first, last_traceback, write_atomically
+from flyer.job.failure import Failure, first, write_atomically
 from flyer.job.pod import (
     EXIT_PEER_LOST,
     EXIT_SUSPENDED,
@@ -32,6 +32,7 @@ from flyer.job.pod import (
     rank_environment,
 )
 from flyer.job.script import error_path, read_error, run_command, starts_its_own_ranks
+from flyer.job.surroundings import Surroundings
 
 __all__ = ["become_launcher", "main", "run_pod"]
 
@@ -63,9 +64,9 @@ def become_launcher(spec: PodSpec, zygote_pid: int) -> None:
     processes.redirect_output(Path(spec.run_dir, "launcher.log"))
 
 
-def run_pod(spec: PodSpec) -> None:
+def run_pod(spec: PodSpec, surroundings: Surroundings | None = None) -> None:
     """Run the pod in this process. Returns in none: it ends as the pod, or the rank, does."""
-    launcher = _Launcher(spec)
+    launcher = _Launcher(spec, surroundings or Surroundings())
     local_rank = launcher.start()
     if local_rank is not None:
         _become_rank(spec, local_rank, launcher)
@@ -76,11 +77,13 @@ def run_pod(spec: PodSpec) -> None:
 
 
 class _Launcher:
-    def __init__(self, spec: PodSpec) -> None:
+    def __init__(self, spec: PodSpec, surroundings: Surroundings) -> None:
         self._spec = spec
+        self._surroundings = surroundings
         self._run_dir = Path(spec.run_dir)
         self.pid = os.getpid()
         self._ranks: dict[int, _Rank] = {}
+        self.output: int | None = None  # in a rank: where its output goes, if not to its file
         self._kill_at: float | None = None
         self._stopping = False  # from outside
         self._signals: list[int] = []
@@ -111,21 +114,28 @@ class _Launcher:
             offset = log_path.stat().st_size if log_path.exists() else 0
             # Blocked until the child has handlers of its own: a SIGTERM in between is not lost.
             unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            self.output = self._surroundings.output_for(rank)
             pid = os.fork()
             if pid == 0:
                 return local_rank
+            if self.output is not None:
+                os.close(self.output)
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             self._ranks[pid] = _Rank(local_rank, rank, log_path, offset)
         pids = {"launcher": self.pid, "ranks": {str(r.rank): p for p, r in self._ranks.items()}}
         write_atomically(self._run_dir / "pids.json", json.dumps(pids))
+        self._surroundings.started()
         return None
 
     def supervise(self) -> int:
         """Until every rank has ended. The pod's exit status, or a signal's number below zero."""
-        poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
         while any(rank.code is None for rank in self._ranks.values()):
-            poll.poll(self._poll_milliseconds())
+            poll = select.poll()
+            poll.register(self._wake_read, select.POLLIN)
+            for descriptor, events in self._surroundings.events().items():
+                poll.register(descriptor, events)
+            ready = dict(poll.poll(self._poll_milliseconds()))
+            self._signals += self._surroundings.take(ready)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
             self._reap()
@@ -134,12 +144,15 @@ class _Launcher:
                 self._signal_ranks(signal.SIGKILL)
                 self._kill_at = None
         processes.reap_until_childless(LEFTOVERS_SECONDS_MAX)
-        return self._conclude()
+        code, failure = self._conclude()
+        self._surroundings.ended(code, failure)
+        return code
 
     def _poll_milliseconds(self) -> int | None:
-        if self._kill_at is None:
+        times = [at for at in (self._kill_at, self._surroundings.due()) if at is not None]
+        if not times:
             return None
-        return max(int((self._kill_at - time.monotonic()) * 1000) + 1, 0)
+        return max(int((min(times) - time.monotonic()) * 1000) + 1, 0)
 
     def _reap(self) -> None:
         while True:
@@ -173,12 +186,12 @@ class _Launcher:
                 rank.terminated = True
                 processes.kill_all([pid], number)
 
-    def _conclude(self) -> int:
+    def _conclude(self) -> tuple[int, Failure | None]:
         """Decide on the pod's end, blame the first failing rank and say so."""
         codes = [rank.code or 0 for rank in self._ranks.values()]
         if self._stopping:
             # By exit status first: a rank that saved after SIGTERM says more than those that died.
-            return next((code for code in codes if code == EXIT_SUSPENDED), _worst(codes))
+            return next((code for code in codes if code == EXIT_SUSPENDED), _worst(codes)), None
         failures = [
             self._failure(rank)
             for rank in self._ranks.values()
@@ -186,11 +199,11 @@ class _Launcher:
         ]
         failure = first(failures)
         if failure is None:
-            return EXIT_SUSPENDED if EXIT_SUSPENDED in codes else 0
+            return EXIT_SUSPENDED if EXIT_SUSPENDED in codes else 0, None
         failure.write(self._run_dir)
-        sys.stderr.write(failure.text())
-        sys.stderr.flush()
-        return -failure.signal if failure.signal is not None else failure.exit_status or 1
+        self._surroundings.blame(failure.text())
+        code = -failure.signal if failure.signal is not None else failure.exit_status or 1
+        return code, failure
 
     def _excused(self, rank: _Rank) -> bool:
         """We ended it, and it had not failed by itself before."""
@@ -212,9 +225,12 @@ class _Launcher:
             signal=-code if code < 0 and error is None else None,
             error_type=error.error_type if error else None,
             peer_lost=code == EXIT_PEER_LOST or (error is not None and error.peer_lost),
-            traceback=error.traceback if error else last_traceback(rank.log_path, rank.log_offset),
+            traceback=error.traceback if error else self._printed_traceback(rank),
             log_path=str(rank.log_path),
         )
+
+    def _printed_traceback(self, rank: _Rank) -> str | None:
+        return self._surroundings.traceback(rank.rank, rank.log_path, rank.log_offset)
 
 
 def _worst(codes: list[int]) -> int:
@@ -225,10 +241,13 @@ def _worst(codes: list[int]) -> int:
 def _become_rank(spec: PodSpec, local_rank: int, launcher: _Launcher) -> None:
     processes.default_signals()
     processes.die_with_parent(signal.SIGKILL, launcher.pid)
-    processes.close_descriptors()
+    processes.close_descriptors(() if launcher.output is None else (launcher.output,))
     agent = starts_its_own_ranks(spec)
     processes.set_name("torchrun" if agent else f"rank-{spec.first_rank + local_rank}")
-    processes.redirect_output(Path(spec.log_dir, log_name(spec.first_rank + local_rank)))
+    if launcher.output is None:
+        processes.redirect_output(Path(spec.log_dir, log_name(spec.first_rank + local_rank)))
+    else:
+        processes.redirect_output_to(launcher.output)
     own = rank_environment(spec, local_rank)
     if agent:
         for name in set(own) - set(agent_environment(spec)):
@@ -241,6 +260,8 @@ def _end_as(code: int) -> None:
     """End with the status, or die of the signal, so that a parent sees what happened inside."""
     if code < 0:
         number = -code
+        if os.getpid() == 1:
+            os._exit(128 + number)  # the kernel spares the first process of a container
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

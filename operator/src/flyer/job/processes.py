@@ -27,6 +27,7 @@ __all__ = [
     "kill_all",
     "reap_until_childless",
     "redirect_output",
+    "redirect_output_to",
     "set_name",
     "thread_count",
 ]
@@ -87,10 +88,14 @@ def close_descriptors(keep: Iterable[int] = ()) -> None:
 
 def redirect_output(path: Path) -> None:
     """Send output and errors to the end of a file, line by line, and read from nothing."""
+    redirect_output_to(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+
+
+def redirect_output_to(log: int) -> None:
+    """The same with an open descriptor, which is closed here."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for source, destination in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, destination)

@@ -8,10 +8,11 @@ an operation that it does not know is refused. Pure: text in, values out; no soc
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from flyer.job.fields import LINE_BYTES_MAX, Fields, ProtocolError, parse_object
 
 __all__ = [
     "LINE_BYTES_MAX",
@@ -39,20 +40,8 @@ __all__ = [
 ]
 
 VERSION = 1
-LINE_BYTES_MAX = 64 * 1024
 WATCH_SECONDS_MAX = 60.0  # a watch is answered at the latest after so long, changed or not
-TEXT_CHARACTERS_MAX = 8 * 1024  # so that any message fits a line, escaped
-METRICS_MAX = 32
-INTEGER_MAX = 2**63 - 1
 RANK_MAX = 2**20
-
-
-class ProtocolError(Exception):
-    """A line that is no message: `code` is for programs, the text names what is wrong."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class SuspendCode(IntEnum):
@@ -64,74 +53,6 @@ class SuspendCode(IntEnum):
     MAY_SUSPEND = 3
 
 
-class _Fields:
-    """The object of one line, read field by field; each error names operation, field and value."""
-
-    def __init__(self, op: str, body: dict[str, Any]) -> None:
-        self._op = op
-        self._body = body
-
-    def integer(self, name: str, low: int = 0, high: int = INTEGER_MAX) -> int:
-        value = self._body.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self._bad(name, f"an integer from {low} to {high}")
-        return value
-
-    def integer_or_none(self, name: str) -> int | None:
-        return None if self._body.get(name) is None else self.integer(name)
-
-    def number_or_none(self, name: str) -> float | None:
-        value = self._body.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._bad(name, "a number or null")
-        return self._finite(name, value)
-
-    def number(self, name: str, default: float) -> float:
-        value = self.number_or_none(name)
-        return default if value is None else value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self._body.get(name, default)
-        if not isinstance(value, str) or len(value) > TEXT_CHARACTERS_MAX:
-            raise self._bad(name, f"a string of at most {TEXT_CHARACTERS_MAX} characters")
-        return value
-
-    def text_or_none(self, name: str) -> str | None:
-        return None if self._body.get(name) is None else self.text(name)
-
-    def boolean(self, name: str) -> bool:
-        value = self._body.get(name)
-        if not isinstance(value, bool):
-            raise self._bad(name, "true or false")
-        return value
-
-    def metrics(self, name: str) -> dict[str, float]:
-        value = self._body.get(name, {})
-        if not isinstance(value, dict) or len(value) > METRICS_MAX:
-            raise self._bad(name, f"an object of at most {METRICS_MAX} numbers")
-        metrics = {}
-        for key, number in value.items():
-            if isinstance(number, bool) or not isinstance(number, int | float) or len(key) > 64:
-                raise self._bad(f"{name}.{key[:64]}", "a number under a name of at most 64 letters")
-            metrics[key] = self._finite(f"{name}.{key}", number)
-        return metrics
-
-    def _finite(self, name: str, value: float) -> float:
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise self._bad(name, "a finite number")
-        return number
-
-    def _bad(self, name: str, expected: str) -> ProtocolError:
-        value = self._body.get(name.partition(".")[0], "nothing")
-        return ProtocolError("bad_field", f"{self._op}: `{name}` is {value!r:.80}, not {expected}")
-
-
 @dataclass(frozen=True, slots=True)
 class Hello:
     """The first line of every connection: which rank speaks, in which version."""
@@ -141,7 +62,7 @@ class Hello:
     version: int = VERSION
 
     @classmethod
-    def read(cls, fields: _Fields) -> Hello:
+    def read(cls, fields: Fields) -> Hello:
         """From the fields of a line."""
         return cls(fields.integer("rank", high=RANK_MAX), fields.integer("version", 1))
 
@@ -155,7 +76,7 @@ class Watch:
     timeout_seconds: float = WATCH_SECONDS_MAX
 
     @classmethod
-    def read(cls, fields: _Fields) -> Watch:
+    def read(cls, fields: Fields) -> Watch:
         """From the fields of a line; the wait is cut to what a server grants."""
         timeout_seconds = fields.number("timeout_seconds", WATCH_SECONDS_MAX)
         return cls(fields.integer("revision"), min(max(timeout_seconds, 0.0), WATCH_SECONDS_MAX))
@@ -168,7 +89,7 @@ class Received:
     op: ClassVar[str] = "received"
 
     @classmethod
-    def read(cls, _fields: _Fields) -> Received:
+    def read(cls, _fields: Fields) -> Received:
         """From the fields of a line."""
         return cls()
 
@@ -182,7 +103,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, fields: _Fields) -> Progress:
+    def read(cls, fields: Fields) -> Progress:
         """From the fields of a line."""
         return cls(fields.integer("step"), fields.metrics("metrics"))
 
@@ -197,7 +118,7 @@ class Checkpoint:
     durable: bool
 
     @classmethod
-    def read(cls, fields: _Fields) -> Checkpoint:
+    def read(cls, fields: Fields) -> Checkpoint:
         """From the fields of a line."""
         return cls(fields.integer("step"), fields.text("path"), fields.boolean("durable"))
 
@@ -210,7 +131,7 @@ class Release:
     step: int | None = None
 
     @classmethod
-    def read(cls, fields: _Fields) -> Release:
+    def read(cls, fields: Fields) -> Release:
         """From the fields of a line."""
         return cls(fields.integer_or_none("step"))
 
@@ -223,7 +144,7 @@ class Fail:
     reason: str
 
     @classmethod
-    def read(cls, fields: _Fields) -> Fail:
+    def read(cls, fields: Fields) -> Fail:
         """From the fields of a line."""
         return cls(fields.text("reason"))
 
@@ -236,7 +157,7 @@ class LifeState:
     state: int
 
     @classmethod
-    def read(cls, fields: _Fields) -> LifeState:
+    def read(cls, fields: Fields) -> LifeState:
         """From the fields of a line."""
         return cls(fields.integer("state", -(2**31), 2**32 - 1))
 
@@ -262,7 +183,7 @@ class Welcome:
     version: int = VERSION
 
     @classmethod
-    def read(cls, fields: _Fields) -> Welcome:
+    def read(cls, fields: Fields) -> Welcome:
         """From the fields of a line."""
         return cls(
             fields.text("job"),
@@ -286,7 +207,7 @@ class Change:
     reason: str = ""
 
     @classmethod
-    def read(cls, fields: _Fields) -> Change:
+    def read(cls, fields: Fields) -> Change:
         """From the fields of a line."""
         return cls(
             fields.integer("revision"),
@@ -303,7 +224,7 @@ class Done:
     kind: ClassVar[str] = "done"
 
     @classmethod
-    def read(cls, _fields: _Fields) -> Done:
+    def read(cls, _fields: Fields) -> Done:
         """From the fields of a line."""
         return cls()
 
@@ -317,7 +238,7 @@ class Refusal:
     message: str
 
     @classmethod
-    def read(cls, fields: _Fields) -> Refusal:
+    def read(cls, fields: Fields) -> Refusal:
         """From the fields of a line."""
         return cls(fields.text("code"), fields.text("message"))
 
@@ -348,32 +269,20 @@ def encode(message: Request | Reply) -> bytes:
 
 def parse_request(line: bytes) -> Request:
     """What a rank said; `ProtocolError` for anything that is no request."""
-    body = _object(line)
+    body = parse_object(line)
     op = body.get("op")
     kind = _REQUESTS.get(op) if isinstance(op, str) else None
     if kind is None:
         known = ", ".join(_REQUESTS)
         raise ProtocolError("bad_operation", f"unknown operation {op!r:.80}; there are: {known}")
-    return kind.read(_Fields(kind.op, body))
+    return kind.read(Fields(kind.op, body))
 
 
 def parse_reply(line: bytes) -> Reply:
     """What the server answered; `ProtocolError` for anything that is no answer."""
-    body = _object(line)
+    body = parse_object(line)
     name = body.get("kind")
     kind = _REPLIES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError("bad_reply", f"unknown kind of reply {name!r:.80}")
-    return kind.read(_Fields(kind.kind, body))
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    if len(line) > LINE_BYTES_MAX:
-        raise ProtocolError("bad_line", f"a line exceeds {LINE_BYTES_MAX} bytes")
-    try:
-        body = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError("bad_line", f"{line[:60]!r} is no JSON object") from error
-    if not isinstance(body, dict):
-        raise ProtocolError("bad_line", f"{line[:60]!r} is no JSON object")
-    return body
+    return kind.read(Fields(kind.kind, body))

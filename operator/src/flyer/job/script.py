@@ -133,8 +133,13 @@ def _is_this_interpreter(spec: PodSpec, program: str) -> bool:
         if "PATH" not in spec.env:
             return True
         program = shutil.which(program) or program
-    # Not resolved: two virtual environments may link to one interpreter.
-    return os.path.normpath(program) == os.path.normpath(sys.executable)
+    # Not resolved beyond one folder: two virtual environments may link to one interpreter.
+    found, ours = os.path.normpath(program), os.path.normpath(sys.executable)
+    if found == ours:
+        return True
+    with contextlib.suppress(OSError):
+        return os.path.dirname(found) == os.path.dirname(ours) and os.path.samefile(found, ours)  # noqa: PTH120, PTH121
+    return False
 
 
 def _needs_fresh_start(spec: PodSpec) -> bool:

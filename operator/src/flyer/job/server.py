@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flyer.job.protocol import (
     LINE_BYTES_MAX,
@@ -34,6 +34,9 @@ from flyer.job.protocol import (
     encode,
     parse_request,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["JobHandler", "JobServer"]
 
@@ -69,12 +72,26 @@ class JobHandler(Protocol):
 
 
 class JobServer:
-    """Serves `path` until closed. `signal()` starts, or prolongs, a suspension."""
+    """Serves `path` until closed. `signal()` starts, or prolongs, a suspension.
 
-    def __init__(self, path: str | Path, welcome: Welcome, handler: JobHandler) -> None:
+    `mode` is the socket's: in a pod its ranks may be another user than the sidecar. `greeted` hears
+    of every hello.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        welcome: Welcome,
+        handler: JobHandler,
+        *,
+        mode: int = 0o600,
+        greeted: Callable[[int], None] | None = None,
+    ) -> None:
         self._path = Path(path)
         self._welcome = welcome
         self._handler = handler
+        self._mode = mode
+        self._greeted = greeted
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
@@ -104,7 +121,7 @@ class JobServer:
         self._server = await asyncio.start_unix_server(
             self._accept, path=str(self._path), limit=LINE_BYTES_MAX
         )
-        self._path.chmod(0o600)
+        self._path.chmod(self._mode)
 
     async def close(self) -> None:
         """Disconnect everybody and remove the socket file."""
@@ -116,11 +133,16 @@ class JobServer:
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
 
-    def signal(self, seconds_left: float, reason: str) -> None:
-        """Ask the job to suspend within so long; again, to tell it of a new deadline."""
+    def signal(
+        self, seconds_left: float, reason: str, code: SuspendCode = SuspendCode.SENT
+    ) -> None:
+        """Ask the job to suspend within so long; again, to tell it of a new deadline.
+
+        A server that takes over from one before says how far that one got.
+        """
         self._deadline = asyncio.get_running_loop().time() + seconds_left
         self._reason = reason
-        self._advance(SuspendCode.SENT)
+        self._advance(code)
 
     def _advance(self, code: SuspendCode) -> None:
         self._suspend_code = max(self._suspend_code, code)
@@ -184,6 +206,8 @@ class JobServer:
                 "bad_version", f"version {hello.version} is not spoken here, only {VERSION}"
             )
         self.ranks_seen.add(hello.rank)
+        if self._greeted is not None:
+            self._greeted(hello.rank)
         return hello.rank
 
     async def _watch(self, watch: Watch) -> Change:

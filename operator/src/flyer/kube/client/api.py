@@ -194,6 +194,10 @@ class Api:
             options["gracePeriodSeconds"] = grace_seconds
         await self._call("delete", "DELETE", resource, namespace, name, body=options)
 
+    async def delete_all(self, resource: Resource, namespace: str, **selectors: str) -> None:
+        """Delete what the selectors choose, in one call."""
+        await self._call("deletecollection", "DELETE", resource, namespace, query=selectors)
+
     async def post(
         self, resource: Resource, name: str, namespace: str, subresource: str, value: Object
     ) -> Object:

@@ -4,7 +4,7 @@
 `certificates` what it serves with. The words on the wire are `flyer.sidecar.wire`.
 """
 
-from flyer.kube.gateway.certificates import Certificates
+from flyer.kube.gateway.certificates import SECRET_NAME, Certificates, certificates_of, renewed
 from flyer.kube.gateway.gateway import Gateway
 from flyer.kube.gateway.identities import (
     Identities,
@@ -12,16 +12,21 @@ from flyer.kube.gateway.identities import (
     PodIdentity,
     TokenRefusedError,
 )
+from flyer.kube.gateway.metrics import GatewayMetrics
 from flyer.kube.gateway.outcome import outcome_of
 from flyer.kube.gateway.settings import GatewaySettings
 
 __all__ = [
+    "SECRET_NAME",
     "Certificates",
     "Gateway",
+    "GatewayMetrics",
     "GatewaySettings",
     "Identities",
     "IdentityUnknownError",
     "PodIdentity",
     "TokenRefusedError",
+    "certificates_of",
     "outcome_of",
+    "renewed",
 ]

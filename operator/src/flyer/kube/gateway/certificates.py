@@ -1,14 +1,46 @@
 """The operator's own certificates: an authority, the leaf that it serves with, and their renewal.
 
-They live in one Secret, so that every leader serves the same; pods are given the authority's
-certificates (`bundle`) when they are made, and running pods must go on trusting the leaf.
+They live in one Secret, so that every leader serves the same. Pods are given the authorities' PEM
+(`bundle`) when they are made and never again, so an authority is in the bundle long before a leaf
+is signed by it. `renewed` is all: Secret data in, Secret data out; whoever stores it compares and
+swaps, and takes what another leader stored meanwhile.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import ipaddress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["Certificates"]
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["RENEW_SECONDS", "SECRET_NAME", "Certificates", "certificates_of", "renewed"]
+
+SECRET_NAME: Final = "flyer-operator-certificates"  # noqa: S105  a name
+RENEW_SECONDS: Final = 3600.0
+"""Ask `renewed` so often."""
+
+AUTHORITY_LIFE: Final = timedelta(days=3650)
+# The successor enters the bundle; a year later it signs. No pod lives that long untouched.
+SUCCESSOR_BEFORE: Final = timedelta(days=1825)
+HANDOVER_BEFORE: Final = timedelta(days=1460)
+LEAF_LIFE: Final = timedelta(days=90)
+LEAF_BEFORE: Final = timedelta(days=30)
+CLOCKS_DIFFER: Final = timedelta(minutes=5)
+
+# Keys of the Secret; `tls.*` and `ca.crt` as the API's own type of Secret has them.
+LEAF, LEAF_KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"
+AUTHORITY, AUTHORITY_KEY = "authority.crt", "authority.key"
+SUCCESSOR, SUCCESSOR_KEY = "successor.crt", "successor.key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +51,146 @@ class Certificates:
     """Authorities to trust: of now, and of the time to come."""
     certificate: str
     key: str
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return "Certificates(…)"
+
+
+def certificates_of(data: Mapping[str, bytes]) -> Certificates:
+    """What to serve with, from the Secret's (decoded) data."""
+    return Certificates(data[BUNDLE].decode(), data[LEAF].decode(), data[LEAF_KEY].decode())
+
+
+def renewed(
+    data: Mapping[str, bytes] | None, names: Sequence[str], now: datetime
+) -> dict[str, bytes]:
+    """The data as it should be; equal to `data` where nothing is due.
+
+    `names`: DNS names and IP addresses under which the operator is reached. What cannot be read is
+    made anew: pods that run then have to be started again, but nothing is stuck.
+    """
+    kept = dict(data or {})
+    authority = _pair(kept, AUTHORITY, AUTHORITY_KEY, now)
+    if authority is None:
+        kept = {}
+        authority = _new_authority(kept, AUTHORITY, AUTHORITY_KEY, now)
+    successor = _pair(kept, SUCCESSOR, SUCCESSOR_KEY, now)
+    left = authority[0].not_valid_after_utc - now
+    if successor is None and left < SUCCESSOR_BEFORE:
+        successor = _new_authority(kept, SUCCESSOR, SUCCESSOR_KEY, now)
+        kept[BUNDLE] = kept[AUTHORITY] + kept[SUCCESSOR]
+    elif successor is not None and left < HANDOVER_BEFORE:
+        old = kept[AUTHORITY]
+        kept[AUTHORITY], kept[AUTHORITY_KEY] = kept.pop(SUCCESSOR), kept.pop(SUCCESSOR_KEY)
+        kept[BUNDLE] = kept[AUTHORITY] + old
+        authority = successor
+        kept.pop(LEAF, None)
+    if BUNDLE not in kept:
+        kept[BUNDLE] = kept[AUTHORITY] + kept.get(SUCCESSOR, b"")
+    if not _leaf_is_good(kept, authority[0], names, now):
+        _new_leaf(kept, authority, names, now)
+    return kept
+
+
+_Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
+
+
+def _pair(data: Mapping[str, bytes], name: str, key_name: str, now: datetime) -> _Pair | None:
+    """A certificate and its key, if both are there, belong together and are still good."""
+    try:
+        certificate = x509.load_pem_x509_certificate(data[name])
+        key = serialization.load_pem_private_key(data[key_name], None)
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        return None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        return None
+    mine = certificate.public_key() == key.public_key()
+    return (certificate, key) if mine and certificate.not_valid_after_utc > now else None
+
+
+def _leaf_is_good(
+    data: Mapping[str, bytes], authority: x509.Certificate, names: Sequence[str], now: datetime
+) -> bool:
+    pair = _pair(data, LEAF, LEAF_KEY, now)
+    if pair is None or pair[0].not_valid_after_utc - now < LEAF_BEFORE:
+        return False
+    try:
+        pair[0].verify_directly_issued_by(authority)
+        held = pair[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except Exception:  # noqa: BLE001  whatever is wrong with it: it is replaced
+        return False
+    return set(held) == set(_general_names(names))
+
+
+def _new_authority(data: dict[str, bytes], name: str, key_name: str, now: datetime) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = x509.random_serial_number()
+    label = base64.b32encode(serial.to_bytes(20, "big")).decode()[:8].lower()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fire-flyer {label}")])
+    usage = x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(now - CLOCKS_DIFFER)
+        .not_valid_after(now + AUTHORITY_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    data[name], data[key_name] = _pem(certificate), _key_pem(key)
+    return certificate, key
+
+
+def _new_leaf(
+    data: dict[str, bytes], authority: _Pair, names: Sequence[str], now: datetime
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer, issuer_key = authority
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fire-flyer operator")])
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_DIFFER)
+        .not_valid_after(now + LEAF_LIFE)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(_general_names(names)), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(identifier, critical=False)
+        .sign(issuer_key, hashes.SHA256())
+    )
+    data[LEAF], data[LEAF_KEY] = _pem(certificate), _key_pem(key)
+
+
+def _general_names(names: Sequence[str]) -> list[x509.GeneralName]:
+    held: list[x509.GeneralName] = []
+    for name in dict.fromkeys(names):
+        try:
+            held.append(x509.IPAddress(ipaddress.ip_address(name)))
+        except ValueError:
+            held.append(x509.DNSName(name))
+    return held
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

@@ -1,23 +1,42 @@
 """The gateway: every running gang's sidecars on one side, the engine on the other.
 
 Owns the start barrier, the start order, signals and what comes back. A sidecar is known by its
-token's review alone; what it says about its own job, attempt or rank is never read.
+token's review alone; what it says about its own job, attempt or rank is never read. `Gang` decides;
+this connects it with streams and timers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from typing import TYPE_CHECKING
 
+from flyer.kube.gateway.gang import Gang
+from flyer.kube.gateway.identities import IdentityUnknownError, TokenRefusedError
+from flyer.kube.gateway.listener import Listener
+from flyer.kube.gateway.metrics import GatewayMetrics
+from flyer.kube.gateway.stream import RefusedError, Stream
+from flyer.kube.gateway.tls import load_certificates, server_context
+from flyer.sidecar.wire import VERSION
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
+    from flyer.job.failure import Failure
     from flyer.kube.gateway.certificates import Certificates
     from flyer.kube.gateway.identities import Identities, PodIdentity
+    from flyer.kube.gateway.listener import Connection
     from flyer.kube.gateway.settings import GatewaySettings
+    from flyer.sidecar.wire import Report
 
 __all__ = ["Gateway"]
+
+ACCOUNT_POLL_SECONDS = 0.02
+
+log = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -29,18 +48,43 @@ class Gateway:
         tell: Callable[[Event], None],
         identities: Identities,
         settings: GatewaySettings,
+        metrics: GatewayMetrics | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._tell = tell
         self._identities = identities
         self._settings = settings
+        self._metrics = metrics or GatewayMetrics()
+        self._clock = clock
+        self._context = server_context()
+        self._listener = Listener(settings, self._context, self._metrics, self._converse)
+        self._gangs: dict[str, Gang] = {}
+        self._members: dict[str, tuple[Gang, int]] = {}
+        self._streams: dict[str, Stream] = {}
+        self._reviews = asyncio.Semaphore(settings.reviews_max)
+        self._timers: dict[Gang, asyncio.TimerHandle] = {}
+        self._woken: dict[Gang, int] = {}
+
+    @property
+    def port(self) -> int:
+        """Where it listens, once `listen` has been called."""
+        return self._listener.port
 
     def use(self, certificates: Certificates) -> None:
         """Serve with these from the next connection on; before `serve` at the latest."""
-        raise NotImplementedError
+        load_certificates(self._context, certificates)
+
+    def listen(self) -> None:
+        """Take the port, so that a failure is known at once."""
+        self._listener.open()
 
     async def serve(self) -> None:
-        """Listen and serve; returns only by being cancelled."""
-        raise NotImplementedError
+        """Serve; returns only by being cancelled."""
+        if not self._listener.port:
+            self.listen()
+        await self._listener.run()
+
+    # -- what the operator knows and wants -----------------------------------------------------
 
     def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
         """These pods, in rank order, are this attempt: let their sidecars in.
@@ -49,18 +93,40 @@ class Gateway:
         The same attempt again is no news; a later one replaces it. GangStarted follows, once; what
         the gang says becomes events.
         """
-        raise NotImplementedError
+        known = self._gangs.get(start.job)
+        if known is not None and known.start.attempt > start.attempt:
+            return
+        if known is not None and known.start.attempt == start.attempt:
+            before = {one.identity.uid for one in known.members}
+            known.replace(pods)
+            for uid in before - {pod.uid for pod in pods}:
+                self._dismiss(uid)
+            gang = known
+        else:
+            if known is not None:
+                self.forget(start.job, known.start.attempt)
+            gang = Gang(job, start, pods, self._settings, self._clock())
+            self._gangs[start.job] = gang
+        for node_rank, pod in enumerate(pods):
+            self._members[pod.uid] = (gang, node_rank)
+        self._after(gang, ())
 
     def locate(self, uid: str, ip: str) -> None:
         """The pods cache saw where a pod is. Repeating it is harmless; unknown pods are ignored.
 
         The start order waits for the address of every pod of the gang.
         """
-        raise NotImplementedError
+        member = self._members.get(uid)
+        if member is not None and ip and member[0].members[member[1]].ip != ip:
+            gang, node_rank = member
+            gang.locate(node_rank, ip)
+            self._after(gang, ())
 
     def signal(self, signal: Signal) -> None:
         """Ask the job to save and release: in milliseconds where its sidecars are connected."""
-        raise NotImplementedError
+        gang = self._gang(signal.job, signal.attempt)
+        if gang is not None:
+            self._after(gang, gang.signal(signal, self._clock()))
 
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
         """A pod has ended (phase Succeeded or Failed, or gone): tell PodExited, exactly once.
@@ -69,8 +135,153 @@ class Gateway:
         said nothing. Returns what counted. Tell NodeEmptied after this has returned; it takes at
         most `account_seconds` + `peer_lost_seconds`.
         """
-        raise NotImplementedError
+        member = self._members.get(uid)
+        if member is None:
+            return status
+        gang, node_rank = member
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.account_seconds
+        while uid in self._streams and not gang.exits.known(node_rank):
+            if loop.time() > deadline:
+                break
+            await asyncio.sleep(ACCOUNT_POLL_SECONDS)
+        self._after(gang, gang.conclude(node_rank, status, None, self._clock()))
+        while node_rank not in gang.exits.told:
+            if self._members.get(uid) != member:
+                return status  # forgotten meanwhile
+            await asyncio.sleep(ACCOUNT_POLL_SECONDS)
+        return gang.exits.told[node_rank]
 
     def forget(self, job: str, attempt: int) -> None:
         """The attempt is over: its sidecars are sent away, and no event of it is told any more."""
-        raise NotImplementedError
+        gang = self._gang(job, attempt)
+        if gang is None:
+            return
+        del self._gangs[job]
+        self._woken.pop(gang, None)
+        if (timer := self._timers.pop(gang, None)) is not None:
+            timer.cancel()
+        for member in gang.members:
+            self._dismiss(member.identity.uid)
+
+    # -- what the operator may want to show ----------------------------------------------------
+
+    def absent(self, job: str) -> list[str]:
+        """Names of pods that the start of the job's attempt still waits for."""
+        gang = self._gangs.get(job)
+        return gang.absent() if gang is not None else []
+
+    def failure(self, job: str) -> Failure | None:
+        """The failure that the others of the job's attempt follow from, with its traceback."""
+        gang = self._gangs.get(job)
+        return gang.exits.guilty if gang is not None else None
+
+    def progress(self, job: str) -> tuple[int, dict[str, float]] | None:
+        """The newest step of the job's attempt, and the numbers that came with it."""
+        gang = self._gangs.get(job)
+        if gang is None or gang.step is None:
+            return None
+        return gang.step, dict(gang.metrics)
+
+    # -- streams -------------------------------------------------------------------------------
+
+    async def _converse(self, connection: Connection) -> None:
+        stream = connection.stream
+        hello = await stream.hello()
+        if hello.version != VERSION:
+            message = f"version {hello.version} is not spoken here, only {VERSION}"
+            raise RefusedError("bad_version", message)
+        identity = await self._review(hello.token)
+        member = self._members.get(identity.uid)
+        if member is None:
+            message = f"pod {identity.namespace}/{identity.name} is in no gang that runs"
+            raise RefusedError("unknown_pod", message)
+        connection.proved()
+        await self._attend(stream, identity.uid, *member)
+
+    async def _review(self, token: str) -> PodIdentity:
+        try:
+            async with asyncio.timeout(self._settings.review_seconds), self._reviews:
+                return await self._identities.review(token)
+        except TokenRefusedError as error:
+            raise RefusedError("bad_token", f"the token is not accepted: {error}") from error
+        except (IdentityUnknownError, TimeoutError) as error:
+            message = "the API server cannot be asked about the token; come again"
+            raise RefusedError("review_unavailable", message) from error
+
+    async def _attend(self, stream: Stream, uid: str, gang: Gang, node_rank: int) -> None:
+        """One stream a pod: a new one replaces the old, which may be half-open and never end."""
+        old = self._streams.get(uid)
+        if old is not None:
+            old.end(RefusedError("replaced", "another stream of this pod took its place"))
+        self._streams[uid] = stream
+        self._metrics.streams.set(len(self._streams))
+        gang.connect(node_rank)
+        start = gang.start
+        log.info("%s: attempt %d: node rank %d is connected", start.job, start.attempt, node_rank)
+
+        def take(report: Report) -> None:
+            if self._streams.get(uid) is not stream:
+                raise RefusedError("replaced", "another stream of this pod took its place")
+            if self._members.get(uid) != (gang, node_rank):
+                raise RefusedError("forgotten", "this attempt is over")
+            self._take(gang, node_rank, report)
+
+        try:
+            await stream.converse(
+                take,
+                lambda: gang.order(node_rank, self._clock()),
+                lambda: gang.order_version,
+            )
+        finally:
+            if self._streams.get(uid) is stream:
+                del self._streams[uid]
+                gang.disconnect(node_rank)
+                self._metrics.streams.set(len(self._streams))
+
+    def _take(self, gang: Gang, node_rank: int, report: Report) -> None:
+        self._metrics.reports.inc()
+        now = self._clock()
+        if gang.is_forged(node_rank, report):
+            self._metrics.refusals.labels("unasked").inc()
+        if node_rank == 0 and report.suspended and gang.signalled_at is not None:
+            self._metrics.signal_seconds.observe(max(now - gang.signalled_at, 0.0))
+            gang.signalled_at = None
+        was_started = gang.started_at
+        events = gang.take(node_rank, report, now)
+        if was_started is None and gang.started_at is not None:
+            self._metrics.start_seconds.observe(gang.started_at - gang.expected_at)
+        self._after(gang, events)
+
+    # -- afterwards ----------------------------------------------------------------------------
+
+    def _gang(self, job: str, attempt: int) -> Gang | None:
+        gang = self._gangs.get(job)
+        return gang if gang is not None and gang.start.attempt == attempt else None
+
+    def _dismiss(self, uid: str) -> None:
+        self._members.pop(uid, None)
+        stream = self._streams.get(uid)
+        if stream is not None:
+            stream.end(RefusedError("forgotten", "this attempt is over"))
+
+    def _after(self, gang: Gang, events: Iterable[Event]) -> None:
+        """Tell what there is to tell, wake the streams if there are new orders, set the timer."""
+        for event in events:
+            self._tell(event)
+        if self._woken.get(gang) != gang.order_version:
+            self._woken[gang] = gang.order_version
+            for member in gang.members:
+                stream = self._streams.get(member.identity.uid)
+                if stream is not None:
+                    stream.wake()
+        timer = self._timers.pop(gang, None)
+        if timer is not None:
+            timer.cancel()
+        due = gang.due()
+        if due is not None and self._gangs.get(gang.start.job) is gang:
+            pause = max(due - self._clock(), 0.0)
+            self._timers[gang] = asyncio.get_running_loop().call_later(pause, self._tick, gang)
+
+    def _tick(self, gang: Gang) -> None:
+        self._after(gang, gang.tick(self._clock()))

@@ -1,17 +1,116 @@
-"""What the end of a pod means, from the sidecar's account or from the pod's status."""
+"""What the end of a pod means: from the sidecar's account, or from the pod's status alone. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.engine import Failed, Killed, Succeeded
+from flyer.job.pod import EXIT_PEER_LOST, EXIT_SUSPENDED
+from flyer.kube.pods.build import LAUNCH_COMMAND
+from flyer.kube.pods.names import SIDECAR_CONTAINER, TOOLS_CONTAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flyer.engine import Outcome
+    from flyer.job.failure import Failure
 
-__all__ = ["outcome_of"]
+__all__ = ["LOST_PEERS", "outcome_of", "outcome_of_code"]
+
+REASON_CHARACTERS_MAX: Final = 300
+LOST_PEERS: Final = Killed(0, "it lost its peers, and none of them says why")
+_HEADLINE = re.compile(r"^rank (\d+) on node \S+: (exit status \d+|killed by .+)$", re.MULTILINE)
+# Statuses with which a container runtime says that the program never ran.
+_NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError"})
+
+
+def outcome_of_code(code: int, failure: Failure | None) -> Outcome:
+    """From a launcher's exit status, or a signal's number below zero."""
+    if code == 0:
+        return Succeeded()
+    if code == EXIT_SUSPENDED:
+        return Killed(0, "it gave its node back")
+    if code == EXIT_PEER_LOST:
+        return LOST_PEERS
+    if code < 0:
+        rank = f"rank {failure.rank}: " if failure else ""
+        return Killed(-code, f"{rank}killed by {_signal_name(-code)}")
+    return Failed(code, _last_line(failure))
 
 
 def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
     """From a pod's JSON in a terminal phase; None: it is gone without a trace."""
-    raise NotImplementedError
+    if pod is None:
+        return Killed(0, "the pod is gone")
+    status = pod.get("status") or {}
+    terminated = _terminated(pod, status)
+    if terminated is None:
+        return _never_ran(status)
+    code = int(terminated.get("exitCode") or 0)
+    reason, message = str(terminated.get("reason") or ""), str(terminated.get("message") or "")
+    if reason in _NOT_STARTED:
+        return Failed(code or 128, _cut(f"the container did not start: {message or reason}"))
+    headline = _HEADLINE.search(message)
+    if code > 128 and not (headline and headline.group(2).startswith("exit")):
+        number = int(terminated.get("signal") or 0) or code - 128
+        return Killed(number, _cut(reason if reason != "Error" else _words(message, headline)))
+    outcome = outcome_of_code(code, None)
+    if isinstance(outcome, Failed):
+        return Failed(code, _cut(_words(message, headline)))
+    return outcome
+
+
+def _terminated(pod: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How the container that the launcher runs in ended, if it ever ran."""
+    containers = (pod.get("spec") or {}).get("containers") or []
+    names = [one["name"] for one in containers if one.get("command") == LAUNCH_COMMAND]
+    for one in status.get("containerStatuses") or []:
+        if not names or one.get("name") in names:
+            ended: dict[str, Any] | None = (one.get("state") or {}).get("terminated")
+            if ended is not None:
+                return ended
+    return None
+
+
+def _never_ran(status: Mapping[str, Any]) -> Outcome:
+    """Evicted, refused by the kubelet, or an init container failed."""
+    for one in status.get("initContainerStatuses") or []:
+        ended = (one.get("state") or {}).get("terminated") or {}
+        code = int(ended.get("exitCode") or 0)
+        if code and one.get("name") not in (TOOLS_CONTAINER, SIDECAR_CONTAINER):
+            text = f"init container {one['name']}: exit status {code}"
+            return Failed(code, _cut(text))
+        if code and one.get("name") == TOOLS_CONTAINER:
+            return Killed(0, _cut(f"{TOOLS_CONTAINER} failed: {ended.get('message') or code}"))
+    reason, message = status.get("reason") or "", status.get("message") or ""
+    words = ": ".join(word for word in (str(reason), str(message)) if word)
+    return Killed(0, _cut(words or "the pod ended before it ran"))
+
+
+def _words(message: str, headline: re.Match[str] | None) -> str:
+    """The last line of the traceback that the launcher left, with its rank."""
+    lines = [line for line in message.strip().splitlines() if line.strip()]
+    if headline is None:
+        return lines[-1] if lines else ""
+    words = lines[-1] if lines[-1] != headline.group(0) else headline.group(2)
+    return f"rank {headline.group(1)}: {words}"
+
+
+def _last_line(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    lines = (failure.traceback or "").strip().splitlines()
+    return _cut(f"rank {failure.rank}: {lines[-1] if lines else failure.outcome}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _cut(text: str) -> str:
+    return text[:REASON_CHARACTERS_MAX]

@@ -44,6 +44,8 @@ class GatewaySettings:
     """Progress of one job is told to the engine at most so often; the newest step wins."""
     output_seconds: float = 30.0
     """Launchers tell that ranks wrote something so often, or four times within a watchdog."""
+    blame_seconds: float = 1.0
+    """The first failure waits so long for others; then the guilty one is told first."""
     peer_lost_seconds: float = 3.0
     """A pod that lost its peers waits so long for the peer's own account."""
     account_seconds: float = 2.0

@@ -1,0 +1,65 @@
+"""What mgmtd knows, as Prometheus reads it."""
+
+import json
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from threefs.errors import Unavailable
+from threefs.exporter import StatusCollector
+
+
+def node(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "node": number, "alive": True, "heartbeat_age_ms": 1500,
+        "used_bytes": 10, "capacity_bytes": 100, **changes,
+    }  # fmt: skip
+
+
+STATUS = {
+    "cluster": {
+        "chains": 4,
+        "chains_whole": 1,
+        "chains_down": 1,
+        "nodes": [node(1), node(2, alive=False, heartbeat_age_ms=None)],
+    },
+    "routing": {
+        "chains": {
+            "1": {"targets": [{"state": "SERVING"}, {"state": "SYNCING"}]},
+            "2": {"targets": [{"state": "LASTSRV"}, {"state": "OFFLINE"}]},
+        }
+    },
+}
+
+
+def scrape(collector: StatusCollector) -> set[str]:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return {line for line in generate_latest(registry).decode().splitlines() if line[0] != "#"}
+
+
+def test_a_status_becomes_metrics() -> None:
+    assert scrape(StatusCollector(lambda: json.dumps(STATUS))) == {
+        "threefs_up 1.0",
+        'threefs_nodes{state="alive"} 1.0',
+        'threefs_nodes{state="dead"} 1.0',
+        'threefs_targets{state="serving"} 1.0',
+        'threefs_targets{state="syncing"} 1.0',
+        'threefs_targets{state="waiting"} 0.0',
+        'threefs_targets{state="lastsrv"} 1.0',
+        'threefs_targets{state="offline"} 1.0',
+        'threefs_chains{state="whole"} 1.0',
+        'threefs_chains{state="degraded"} 2.0',
+        'threefs_chains{state="unavailable"} 1.0',
+        'threefs_heartbeat_age_seconds{storage="1"} 1.5',
+        'threefs_capacity_bytes{storage="1"} 100.0',
+        'threefs_capacity_bytes{storage="2"} 100.0',
+        'threefs_used_bytes{storage="1"} 10.0',
+        'threefs_used_bytes{storage="2"} 10.0',
+    }
+
+
+def test_a_manager_that_does_not_answer_is_said_and_nothing_else() -> None:
+    def ask() -> str:
+        raise Unavailable("mgmtd does not answer", who="mgmtd")
+
+    assert scrape(StatusCollector(ask)) == {"threefs_up 0.0"}

@@ -1,0 +1,125 @@
+"""`python -m threefs.exporter`: what mgmtd knows of a 3FS, for Prometheus.
+
+It runs beside mgmtd and asks it once for each scrape; it keeps nothing. One that does not answer
+is a scrape with `threefs_up` 0, never one that fails: the alert is about the cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from threefs.client import connect
+from threefs.errors import ThreeFSError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from prometheus_client import Metric
+
+__all__ = ["StatusCollector", "families", "main"]
+
+TARGET_STATES = ("serving", "syncing", "waiting", "lastsrv", "offline")
+TIMEOUT_SECONDS = 5.0
+"""Below Prometheus' usual ten: a scrape that ends tells more than one that is cut off."""
+
+
+class StatusCollector(Collector):
+    """Asks for the status at each scrape; `ask` gives what `Client.status` does."""
+
+    def __init__(self, ask: Callable[[], str]) -> None:
+        self._ask = ask
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        try:
+            status: dict[str, Any] | None = json.loads(self._ask())
+        except (ThreeFSError, OSError):
+            status = None
+        up = GaugeMetricFamily("threefs_up", "1 when mgmtd answers.")
+        up.add_metric([], float(status is not None))
+        yield up
+        if status is not None:
+            yield from families(status)
+
+
+def families(status: dict[str, Any]) -> Iterable[Metric]:
+    """A status as metrics. Pure."""
+    cluster, chains = status["cluster"], status["routing"]["chains"].values()
+    nodes = cluster["nodes"]
+    alive = sum(node["alive"] for node in nodes)
+    yield _by(
+        "threefs_nodes", "Storage services.", "state", {"alive": alive, "dead": len(nodes) - alive}
+    )
+    states = Counter(place["state"].lower() for chain in chains for place in chain["targets"])
+    yield _by(
+        "threefs_targets", "Copies of chains.", "state", {one: states[one] for one in TARGET_STATES}
+    )
+    whole, down = cluster["chains_whole"], cluster["chains_down"]
+    degraded = cluster["chains"] - whole - down
+    yield _by(
+        "threefs_chains",
+        "Chains: whole, degraded (a copy is missing), unavailable (nobody serves).",
+        "state",
+        {"whole": whole, "degraded": degraded, "unavailable": down},
+    )
+    yield _by(
+        "threefs_heartbeat_age_seconds",
+        "Since mgmtd heard of a storage service.",
+        "storage",
+        {
+            str(node["node"]): node["heartbeat_age_ms"] / 1000
+            for node in nodes
+            if node["heartbeat_age_ms"] is not None
+        },
+    )
+    for name, text in (
+        ("capacity", "What a storage service may hold."),
+        ("used", "What it holds."),
+    ):
+        values = {str(node["node"]): node[f"{name}_bytes"] for node in nodes}
+        yield _by(f"threefs_{name}_bytes", text, "storage", values)
+
+
+def _by(name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve scrapes until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="threefs.exporter", description=__doc__)
+    parser.add_argument("--cluster", default=os.environ.get("THREEFS_CLUSTER"), help="cluster.json")
+    parser.add_argument("--port", type=int, default=os.environ.get("THREEFS_METRICS_PORT", "9180"))
+    options = parser.parse_args(arguments)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: ended.set())
+    try:
+        client = connect(options.cluster, timeout_seconds=TIMEOUT_SECONDS)
+    except ThreeFSError as error:
+        sys.stderr.write(f"threefs.exporter: error: {error}\n")
+        return 1
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(client.status))
+    server, _ = start_http_server(options.port, registry=registry)
+    ended.wait()
+    server.shutdown()
+    client.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

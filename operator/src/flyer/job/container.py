@@ -1,0 +1,299 @@
+"""The launcher as a container's first process: `flyer-launch -- COMMAND …`.
+
+It waits until the sidecar in the same pod says that the whole gang may start, and as which part of
+it; then it is the launcher that it is everywhere. The ranks' output becomes the container's log.
+Everything that the sidecar has to know goes over one socket, which outlives neither and is opened
+again after either was away:
+
+    launcher                                   sidecar
+    {"op": "launcher", "state": "waiting"}  →
+                                            ←  {"kind": "start", "pod": {…}, "output_seconds": 30}
+    {"op": "launcher", "state": "running"}  →
+    {"op": "output"}                        →  ranks wrote something
+                                            ←  {"kind": "terminate"}
+    {"op": "ended", "code": 1, "failure": {…} or null}  →
+                                            ←  {"kind": "done"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.job import launcher
+from flyer.job.console import Console
+from flyer.job.failure import Failure, traceback_in
+from flyer.job.fields import LINE_BYTES_MAX
+from flyer.job.pod import THREAD_COUNT_NAMES, PodSpec, PodSpecError
+from flyer.job.surroundings import Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["LAUNCHER_SOCKET", "RUN_FOLDER", "main", "pod_of"]
+
+RUN_FOLDER: Final = "/run/flyer"
+LAUNCHER_SOCKET: Final = "launcher.sock"
+TERMINATION_LOG: Final = "/dev/termination-log"
+TERMINATION_BYTES_MAX: Final = 4096  # kubelet reads no more
+START_SECONDS: Final = 900.0
+RECONNECT_SECONDS: Final = 0.2
+DONE_SECONDS: Final = 3.0
+DRAIN_SECONDS: Final = 10.0
+OUTPUT_SECONDS: Final = 30.0
+EXIT_NO_START: Final = 75  # as after a lost peer: another attempt may have more luck
+
+
+class _Link:
+    """The connection to the sidecar; it may be away at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._received = bytearray()
+        self._again_at = 0.0
+        self.state = "waiting"
+
+    def descriptor(self) -> int | None:
+        """What to poll, if connected."""
+        return self._socket.fileno() if self._socket else None
+
+    def connect(self) -> bool:
+        """Try, not too often. Says at once in what state the launcher is."""
+        if self._socket is not None:
+            return True
+        if time.monotonic() < self._again_at:
+            return False
+        self._again_at = time.monotonic() + RECONNECT_SECONDS
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            one.connect(str(self._path))
+        except OSError:
+            one.close()
+            return False
+        one.setblocking(False)
+        self._socket, self._received = one, bytearray()
+        self.say({"op": "launcher", "state": self.state})
+        return self._socket is not None
+
+    @property
+    def again_at(self) -> float | None:
+        """When to try again, if not connected."""
+        return None if self._socket else self._again_at
+
+    def say(self, message: dict[str, Any]) -> None:
+        """One line; a sidecar that does not take so little at once is as good as gone."""
+        if self._socket is None:
+            return
+        try:
+            line = json.dumps(message).encode() + b"\n"
+            if self._socket.send(line) < len(line):
+                self._hang_up()
+        except OSError:
+            self._hang_up()
+
+    def read(self) -> list[dict[str, Any]]:
+        """What came; nothing is read from a line that makes no sense."""
+        if self._socket is None:
+            return []
+        try:
+            received = self._socket.recv(LINE_BYTES_MAX)
+        except BlockingIOError:
+            return []
+        except OSError:
+            received = b""
+        if not received or len(self._received) > LINE_BYTES_MAX:
+            self._hang_up()
+            return []
+        *lines, rest = bytes(self._received + received).split(b"\n")
+        self._received[:] = rest
+        messages = []
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    messages.append(message)
+        return messages
+
+    def wait(self, seconds: float) -> list[dict[str, Any]]:
+        """Connected or not, until something comes or the time is over."""
+        if not self.connect():
+            time.sleep(min(seconds, 0.02))
+            return []
+        poll = select.poll()
+        poll.register(self.descriptor() or 0, select.POLLIN)
+        return self.read() if poll.poll(seconds * 1000) else []
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._again_at = time.monotonic() + RECONNECT_SECONDS
+
+
+class _Container(Surroundings):
+    """Output on one stream, and a sidecar that is told."""
+
+    def __init__(self, link: _Link, output_seconds: float) -> None:
+        self._link = link
+        self._console = Console()
+        self._output_seconds = output_seconds
+        self._output_told_at = time.monotonic()
+        self._output_told = 0
+
+    def output_for(self, rank: int) -> int | None:
+        return self._console.open(rank)
+
+    def events(self) -> dict[int, int]:
+        descriptor = self._link.descriptor()
+        link = {} if descriptor is None else {descriptor: select.POLLIN}
+        return self._console.events() | link
+
+    def due(self) -> float | None:
+        times = (self._console.due(), self._link.again_at, self._output_due())
+        return min((at for at in times if at is not None), default=None)
+
+    def take(self, ready: dict[int, int]) -> list[int]:
+        self._console.take(ready)
+        self._link.connect()
+        due = self._output_due()
+        if due is not None and time.monotonic() >= due:
+            self._output_told, self._output_told_at = self._console.bytes_read, time.monotonic()
+            self._link.say({"op": "output"})
+        return [
+            int(signal.SIGTERM)
+            for message in self._link.read()
+            if message.get("kind") == "terminate"
+        ]
+
+    def started(self) -> None:
+        self._link.state = "running"
+        self._link.say({"op": "launcher", "state": "running"})
+
+    def traceback(self, rank: int, log_path: Path, offset: int) -> str | None:  # noqa: ARG002
+        self._console.drain(DRAIN_SECONDS)
+        return traceback_in(self._console.tail(rank))
+
+    def blame(self, text: str) -> None:
+        self._console.drain(DRAIN_SECONDS)
+        self._console.say(text)
+        with contextlib.suppress(OSError):
+            Path(TERMINATION_LOG).write_bytes(_ends(text))
+
+    def ended(self, code: int, failure: Failure | None) -> None:
+        self._console.drain(DRAIN_SECONDS)
+        told = {"op": "ended", "code": code, "failure": _small(failure)}
+        deadline = time.monotonic() + DONE_SECONDS
+        self._link.state = "ended"
+        self._link.say(told)
+        while time.monotonic() < deadline:
+            away = self._link.descriptor() is None
+            messages = self._link.wait(deadline - time.monotonic())
+            if any(message.get("kind") == "done" for message in messages):
+                return
+            if away and self._link.descriptor() is not None:
+                self._link.say(told)
+
+    def _output_due(self) -> float | None:
+        if self._console.bytes_read == self._output_told:
+            return None
+        return self._output_told_at + self._output_seconds
+
+
+def _ends(text: str) -> bytes:
+    """The headline and the end of the rest, as much as kubelet reads."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= TERMINATION_BYTES_MAX:
+        return encoded
+    headline, _, rest = encoded.partition(b"\n")
+    headline = headline[:1024] + b"\n...\n"
+    return headline + rest[len(headline) - TERMINATION_BYTES_MAX :]
+
+
+def _small(failure: Failure | None) -> dict[str, Any] | None:
+    """As an object that fits a line, whatever the traceback holds."""
+    if failure is None:
+        return None
+    body = asdict(failure)
+    body["traceback"] = (failure.traceback or "")[-4096:] or None
+    return body
+
+
+def pod_of(order: Mapping[str, Any], words: Sequence[str], folder: Path) -> PodSpec:
+    """The start order's pod with this container's command."""
+    # The container's own environment stands: these would be defaulted over it, and PATH decides
+    # which interpreter a bare `python` is.
+    kept = {
+        name: os.environ[name]
+        for name in (*THREAD_COUNT_NAMES, "PYTHONUNBUFFERED", "PATH")
+        if name in os.environ
+    }
+    body = dict(order) | {
+        "command": list(words[:1]),
+        "args": list(words[1:]),
+        "env": kept,
+        "socket_path": str(folder / "job.sock"),
+        "topology_path": str(folder / "topology.json"),
+        "log_dir": str(folder / "ranks"),
+        "run_dir": str(folder / "ranks"),
+    }
+    return PodSpec.from_object(body)
+
+
+def _wait_for_start(link: _Link, seconds: float) -> dict[str, Any] | None:
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        for message in link.wait(min(left, 60.0)):
+            if message.get("kind") == "start" and isinstance(message.get("pod"), dict):
+                return message
+            if message.get("kind") == "terminate":
+                return None
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`flyer-launch [--run-folder DIR] [--start-seconds S] -- COMMAND [ARGUMENT …]`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options, command = words, list[str]()
+    if "--" in words:
+        options, command = words[: words.index("--")], words[words.index("--") + 1 :]
+    given = dict(zip(options[::2], options[1::2], strict=False))
+    if not command:
+        sys.stderr.write("flyer-launch: say what to run: flyer-launch -- COMMAND [ARGUMENT …]\n")
+        return launcher.EXIT_BAD_POD
+    folder = Path(given.get("--run-folder", RUN_FOLDER))
+    seconds = float(given.get("--start-seconds", START_SECONDS))
+    # The first process of a container ignores what it does not handle.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: os._exit(128 + number))
+    link = _Link(folder / LAUNCHER_SOCKET)
+    order = _wait_for_start(link, seconds)
+    if order is None:
+        sys.stderr.write(
+            f"flyer-launch: the gang was not started within {seconds:g} s: the sidecar of this pod "
+            "or of another one did not reach the gateway; `flyer why` and the container "
+            "`flyer-sidecar` say more\n"
+        )
+        return EXIT_NO_START
+    try:
+        spec = pod_of(order["pod"], command, folder)
+        Path(spec.run_dir).mkdir(parents=True, exist_ok=True)
+    except (OSError, PodSpecError) as error:
+        sys.stderr.write(f"flyer-launch: the start order cannot be followed: {error}\n")
+        return launcher.EXIT_BAD_POD
+    seconds = order.get("output_seconds", OUTPUT_SECONDS)
+    launcher.run_pod(spec, _Container(link, float(seconds)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Reading lines that somebody else wrote: one JSON object each, every field checked. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+__all__ = ["LINE_BYTES_MAX", "Fields", "ProtocolError", "parse_object"]
+
+LINE_BYTES_MAX = 64 * 1024
+TEXT_CHARACTERS_MAX = 8 * 1024  # so that any message fits a line, escaped
+METRICS_MAX = 32
+INTEGER_MAX = 2**63 - 1
+
+
+class ProtocolError(Exception):
+    """A line that is no message: `code` is for programs, the text names what is wrong."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Fields:
+    """The object of one line, or one inside it, read field by field.
+
+    Each error names operation, field and value.
+    """
+
+    def __init__(self, op: str, body: dict[str, Any]) -> None:
+        self._op = op
+        self._body = body
+
+    def integer(self, name: str, low: int = 0, high: int = INTEGER_MAX) -> int:
+        """A whole number within bounds."""
+        value = self._body.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self._bad(name, f"an integer from {low} to {high}")
+        return value
+
+    def object_or_none(self, name: str) -> Fields | None:
+        """An object inside the object; its fields are named `op.name` in errors."""
+        value = self._body.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._bad(name, "an object or null")
+        return Fields(f"{self._op}.{name}", value)
+
+    def raw(self, name: str) -> Any:
+        """The value as it came."""
+        return self._body.get(name)
+
+    def integer_or_none(self, name: str) -> int | None:
+        """The same, or null, or absent."""
+        return None if self._body.get(name) is None else self.integer(name)
+
+    def number_or_none(self, name: str) -> float | None:
+        """A finite number, or null, or absent."""
+        value = self._body.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._bad(name, "a number or null")
+        return self._finite(name, value)
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number; the default for null or absent."""
+        value = self.number_or_none(name)
+        return default if value is None else value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string of bounded length."""
+        value = self._body.get(name, default)
+        if not isinstance(value, str) or len(value) > TEXT_CHARACTERS_MAX:
+            raise self._bad(name, f"a string of at most {TEXT_CHARACTERS_MAX} characters")
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        """The same, or null, or absent."""
+        return None if self._body.get(name) is None else self.text(name)
+
+    def boolean(self, name: str, *, default: bool | None = None) -> bool:
+        """True or false."""
+        value = self._body.get(name, default)
+        if not isinstance(value, bool):
+            raise self._bad(name, "true or false")
+        return value
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """A few finite numbers by name."""
+        value = self._body.get(name, {})
+        if not isinstance(value, dict) or len(value) > METRICS_MAX:
+            raise self._bad(name, f"an object of at most {METRICS_MAX} numbers")
+        metrics = {}
+        for key, number in value.items():
+            if isinstance(number, bool) or not isinstance(number, int | float) or len(key) > 64:
+                raise self._bad(f"{name}.{key[:64]}", "a number under a name of at most 64 letters")
+            metrics[key] = self._finite(f"{name}.{key}", number)
+        return metrics
+
+    def _finite(self, name: str, value: float) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self._bad(name, "a finite number")
+        return number
+
+    def _bad(self, name: str, expected: str) -> ProtocolError:
+        value = self._body.get(name.partition(".")[0], "nothing")
+        return ProtocolError("bad_field", f"{self._op}: `{name}` is {value!r:.80}, not {expected}")
+
+
+def parse_object(line: bytes, bytes_max: int = LINE_BYTES_MAX) -> dict[str, Any]:
+    """The JSON object of a line; `ProtocolError` for anything else."""
+    if len(line) > bytes_max:
+        raise ProtocolError("bad_line", f"a line exceeds {bytes_max} bytes")
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("bad_line", f"{line[:60]!r} is no JSON object") from error
+    if not isinstance(body, dict):
+        raise ProtocolError("bad_line", f"{line[:60]!r} is no JSON object")
+    return body

@@ -1,0 +1,121 @@
+"""`flyer-install DIR`: what a training container gets, copied into a volume of its pod.
+
+    DIR/bin/flyer-launch    runs with any python3 of the image, and says so if that one is too old
+    DIR/lib/flyer/          `flyer.job` alone
+    DIR/lib/hfreduce/       the collectives, where this image has them
+
+Each part is renamed into place, so that a second run, or one that was cut off, leaves no half.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["install", "main"]
+
+# An image may have its own `flyer`: what is not here is found there.
+_PACKAGE = '''"""`flyer` inside a job: `flyer.job`, and what else the image has of it."""
+
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)
+'''
+
+# Written for any Python 3, or the message could not be read.
+_LAUNCH = """#!/usr/bin/env python3
+import os
+import sys
+
+if sys.version_info < (3, 11):
+    sys.stderr.write(
+        "flyer-launch: python3 of this image is %d.%d; Fire-Flyer's launcher needs 3.11 or later: "
+        "put one first on the image's PATH\\n" % sys.version_info[:2]
+    )
+    sys.exit(2)
+here = os.path.dirname(os.path.abspath(__file__))
+library = os.path.join(os.path.dirname(here), "lib")
+if sys.path and os.path.abspath(sys.path[0]) == here:
+    del sys.path[0]
+# Ranks import flyer.job and hfreduce too; what the user put on the path comes first.
+known = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+if library not in known:
+    os.environ["PYTHONPATH"] = os.pathsep.join(known + [library])
+    sys.path.insert(len(known), library)
+
+from flyer.job.container import main  # noqa: E402
+
+sys.exit(main())
+"""
+
+
+def install(folder: Path) -> list[str]:
+    """Fill the folder; the names of the packages that are there now."""
+    library, programs = folder / "lib", folder / "bin"
+    for one in (library, programs):
+        one.mkdir(parents=True, exist_ok=True)
+    _place(Path(__file__).parent, library / "flyer", "job")
+    (library / "flyer" / "__init__.py").write_text(_PACKAGE)
+    installed = ["flyer.job"]
+    found = importlib.util.find_spec("hfreduce")
+    if found is not None and found.origin is not None:
+        _place(Path(found.origin).parent, library, "hfreduce")
+        installed.append("hfreduce")
+        _copy_entry_points("hfreduce", library)
+    launch = programs / "flyer-launch"
+    launch.write_text(_LAUNCH)
+    launch.chmod(0o755)
+    return installed
+
+
+def _copy_entry_points(name: str, library: Path) -> None:
+    """What is registered by an installation: torch finds the backend by it."""
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    folder = library / f"{name}-{distribution.version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    for file in ("METADATA", "entry_points.txt"):
+        text = distribution.read_text(file)
+        if text is not None:
+            (folder / file).write_text(text)
+
+
+def _place(source: Path, parent: Path, name: str) -> None:
+    parent.mkdir(parents=True, exist_ok=True)
+    partial, old = parent / f".{name}.partial", parent / f".{name}.old"
+    for leftover in (partial, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__", "tests")
+    shutil.copytree(source, partial, ignore=ignored, copy_function=shutil.copyfile)
+    for path in [partial, *partial.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
+    if (parent / name).exists():
+        (parent / name).rename(old)
+    partial.rename(parent / name)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The script `flyer-install`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if len(words) != 1 or words[0].startswith("-"):
+        sys.stderr.write("usage: flyer-install DIR\n")
+        return 2
+    os.umask(0o022)
+    try:
+        installed = install(Path(words[0]))
+    except OSError as error:
+        sys.stderr.write(f"flyer-install: {words[0]}: {error}: give it a folder it may write to\n")
+        return 1
+    sys.stdout.write(f"flyer-install: {', '.join(installed)} in {words[0]}/lib\n")
+    return 0

@@ -1,0 +1,54 @@
+"""What is around a launcher: where its ranks' output goes, and whom it tells what.
+
+The plain one keeps a file a rank and tells nobody: that is how pods run on one machine, where the
+driver that started them sees everything. `flyer.job.container` has the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from flyer.job.failure import last_traceback
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flyer.job.failure import Failure
+
+__all__ = ["Surroundings"]
+
+
+class Surroundings:
+    """Output in files; nobody is told anything."""
+
+    def output_for(self, rank: int) -> int | None:  # noqa: ARG002
+        """A descriptor for the rank's output, closed here after the fork; None: a file."""
+        return None
+
+    def events(self) -> dict[int, int]:
+        """Descriptors to poll, and for what."""
+        return {}
+
+    def due(self) -> float | None:
+        """When to be called at the latest, in `time.monotonic()`."""
+        return None
+
+    def take(self, ready: dict[int, int]) -> list[int]:  # noqa: ARG002
+        """Do what the ready descriptors ask for; signals to pass on to the ranks."""
+        return []
+
+    def started(self) -> None:
+        """All ranks are forked."""
+
+    def traceback(self, rank: int, log_path: Path, offset: int) -> str | None:  # noqa: ARG002
+        """The last traceback that a rank printed."""
+        return last_traceback(log_path, offset)
+
+    def blame(self, text: str) -> None:
+        """The last thing that a user sees: which rank failed first, and its own words."""
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    def ended(self, code: int, failure: Failure | None) -> None:
+        """The ranks are gone; the launcher ends with this status next."""

@@ -1,0 +1,104 @@
+"""The ends of a gang's pods, told in the order of blame.
+
+When one rank fails, others fail because of it a moment later, on other nodes, and their accounts
+may arrive first. So an end that is no success waits a moment; then all that came are told, the one
+that the others follow from first. Pure: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flyer.engine import Failed, Killed
+from flyer.job.failure import Failure, first
+from flyer.kube.gateway.outcome import LOST_PEERS
+
+if TYPE_CHECKING:
+    from flyer.engine import Outcome
+    from flyer.kube.gateway.settings import GatewaySettings
+
+__all__ = ["Exits"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    outcome: Outcome
+    failure: Failure
+    due: float
+
+
+class Exits:
+    """The ends of one attempt, by node rank."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self.told: dict[int, Outcome] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._failures: list[Failure] = []
+
+    def known(self, node_rank: int) -> bool:
+        """Whether this pod's end has come, told or not."""
+        return node_rank in self.told or node_rank in self._waiting
+
+    @property
+    def guilty(self) -> Failure | None:
+        """The failure that the others follow from, as far as is known."""
+        return first(self._failures)
+
+    def add(
+        self, node_rank: int, outcome: Outcome, failure: Failure | None, now: float
+    ) -> list[tuple[int, Outcome]]:
+        """A pod ended; what is to be told at once. A second account of it changes nothing."""
+        if self.known(node_rank):
+            return []
+        if not _is_suspicious(outcome):
+            self.told[node_rank] = outcome
+            return [(node_rank, outcome)]
+        if failure is not None:
+            self._failures.append(failure)
+        lost_peers = outcome == LOST_PEERS or (failure is not None and failure.peer_lost)
+        pause = self._settings.blame_seconds
+        if lost_peers:
+            pause = self._settings.peer_lost_seconds
+        known = failure or _unknown(node_rank, outcome, now, lost_peers=lost_peers)
+        self._waiting[node_rank] = _Waiting(outcome, known, now + pause)
+        return []
+
+    def due(self) -> float | None:
+        """When `tick` has something to tell."""
+        return min((one.due for one in self._waiting.values()), default=None)
+
+    def tick(self, now: float) -> list[tuple[int, Outcome]]:
+        """What is to be told now, the guilty one first."""
+        due = self.due()
+        if due is None or now < due:
+            return []
+        ordered = []
+        while self._waiting:
+            guilty = first(one.failure for one in self._waiting.values())
+            node_rank = next(rank for rank, one in self._waiting.items() if one.failure is guilty)
+            ordered.append((node_rank, self._waiting.pop(node_rank).outcome))
+        self.told.update(ordered)
+        return ordered
+
+
+def _is_suspicious(outcome: Outcome) -> bool:
+    if isinstance(outcome, Killed):
+        return outcome.signal != 0 or outcome == LOST_PEERS
+    return isinstance(outcome, Failed)
+
+
+def _unknown(node_rank: int, outcome: Outcome, now: float, *, lost_peers: bool) -> Failure:
+    """Stands for an end that only the pod's status tells of, to find its place among others."""
+    return Failure(
+        job="",
+        attempt=0,
+        node="",
+        node_rank=node_rank,
+        rank=node_rank,
+        local_rank=0,
+        time=now,
+        signal=outcome.signal if isinstance(outcome, Killed) else None,
+        peer_lost=lost_peers,
+    )

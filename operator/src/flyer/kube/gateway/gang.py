@@ -1,0 +1,381 @@
+"""One attempt as the gateway sees it: what its pods said, what they are to do. Pure.
+
+The barrier, the order, the signal and the translation of reports into engine events live here;
+sockets and timers do not. `now` is wall-clock time, as deadlines are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.engine import (
+    CheckpointReported,
+    Event,
+    Failed,
+    GangStarted,
+    LifeStateSet,
+    LogObserved,
+    Outcome,
+    PodExited,
+    ProgressReported,
+    Released,
+    SuspendReceived,
+    topology_document,
+)
+from flyer.job.failure import Failure
+from flyer.job.fields import ProtocolError
+from flyer.kube.gateway.exits import Exits
+from flyer.kube.gateway.outcome import outcome_of_code
+from flyer.sidecar.wire import LauncherState, Order, Report, StartOrder, Suspend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Signal, Start
+    from flyer.kube.gateway.identities import PodIdentity
+    from flyer.kube.gateway.settings import GatewaySettings
+    from flyer.sidecar.wire import End
+
+__all__ = ["Gang", "Member"]
+
+REASON_CHARACTERS_MAX: Final = 1000
+_RUNNING = (LauncherState.RUNNING, LauncherState.ENDED)
+
+
+@dataclass(slots=True)
+class Member:
+    """One pod of the gang."""
+
+    node_rank: int
+    identity: PodIdentity
+    ip: str
+    connected: bool = False
+    asked: bool = False
+    """Over the stream that is open now, it was told of the suspension."""
+    report: Report | None = None
+
+    @property
+    def launcher(self) -> LauncherState:
+        """How far it is, as far as it said."""
+        return self.report.launcher if self.report else LauncherState.ABSENT
+
+
+class Gang:
+    """The state of one attempt. Methods return the events that are to be told, in order."""
+
+    def __init__(
+        self,
+        job: FlyerJob,
+        start: Start,
+        pods: Sequence[PodIdentity],
+        settings: GatewaySettings,
+        now: float,
+    ) -> None:
+        nodes = start.assignment.nodes
+        if len(pods) != len(nodes):
+            raise ValueError(f"{start.job}: {len(pods)} pods for {len(nodes)} nodes: expect all")
+        self.job, self.start = job, start
+        self.members = [Member(i, pod, pod.ip) for i, pod in enumerate(pods)]
+        self.exits = Exits(settings)
+        self.order_version = 1
+        """Grows when some member's order changed."""
+        self.expected_at = now
+        self.started_at: float | None = None
+        self.signalled_at: float | None = None
+        self.step: int | None = None
+        self.metrics: dict[str, float] = {}
+        self._settings = settings
+        self._orders: list[StartOrder] | None = None
+        self._deadline: float | None = None
+        self._reason = ""
+        self._terminate = False
+        self._terminate_at: float | None = None
+        self._received = self._released = False
+        self._step_told: int | None = None
+        self._step_due: float | None = None
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def replace(self, pods: Sequence[PodIdentity]) -> None:
+        """The same attempt is expected again: addresses may be news, and so may a pod be."""
+        for member, pod in zip(self.members, pods, strict=True):
+            if member.identity.uid != pod.uid:
+                self.members[member.node_rank] = Member(member.node_rank, pod, pod.ip)
+            elif pod.ip:
+                self.locate(member.node_rank, pod.ip)
+
+    def locate(self, node_rank: int, ip: str) -> None:
+        """Where a pod is."""
+        self.members[node_rank].ip = ip
+        self._pass_barrier()
+
+    def connect(self, node_rank: int) -> None:
+        """Its sidecar's stream is open."""
+        self.members[node_rank].connected = True
+        self.members[node_rank].asked = False
+
+    def disconnect(self, node_rank: int) -> None:
+        """Its sidecar's stream is over."""
+        self.members[node_rank].connected = False
+        self.members[node_rank].asked = False
+
+    def take(self, node_rank: int, report: Report, now: float) -> list[Event]:
+        """All that a pod said so far. Raises `ProtocolError` for what cannot be its own to say."""
+        member = self.members[node_rank]
+        self._check(member, report)
+        old, member.report = member.report, report
+        if old is not None and report.revision < old.revision:
+            old = None  # a sidecar that lost its memory; it says again what it still knows
+        self._pass_barrier()
+        events = self._progress(report, now)
+        events += self._checkpoints(old, report)
+        if report.life_state is not None and (old is None or old.life_state != report.life_state):
+            events.append(LifeStateSet(self.start.job, self.start.attempt, report.life_state))
+        if report.output > (old.output if old else 0):
+            events.append(LogObserved(self.start.job, self.start.attempt))
+        events += self._started(now)
+        events += self._suspension(member, report)
+        events += self._ended(member, report, now)
+        return events
+
+    def signal(self, signal: Signal, now: float) -> list[Event]:
+        """The engine asks the job to suspend, or gives it more time."""
+        first = self._deadline is None
+        self._deadline = signal.deadline
+        self._reason = f"{signal.reason} by {signal.by}"[:REASON_CHARACTERS_MAX]
+        self.order_version += 1
+        if first:
+            self.signalled_at = now
+            self._terminate_at = now + max(signal.deadline - now, 0.0) / 2
+        return self._fall_back()
+
+    def conclude(
+        self, node_rank: int, outcome: Outcome, failure: Failure | None, now: float
+    ) -> list[Event]:
+        """A pod ended so; the first account of it counts."""
+        return self._told(self.exits.add(node_rank, outcome, failure, now))
+
+    def due(self) -> float | None:
+        """When `tick` has something to do."""
+        times = (self._step_due, self._terminate_at, self.exits.due())
+        return min((at for at in times if at is not None), default=None)
+
+    def tick(self, now: float) -> list[Event]:
+        """Time passed."""
+        events: list[Event] = []
+        if self._step_due is not None and now >= self._step_due:
+            events += self._flush()
+        if self._terminate_at is not None and now >= self._terminate_at:
+            self._terminate_at = None
+            if not self._received and not self._terminate:
+                self._terminate = True  # half of the grace is over, and nobody answers
+                self.order_version += 1
+        return events + self._told(self.exits.tick(now))
+
+    def order(self, node_rank: int, now: float) -> Order:
+        """All that is wanted of a pod now."""
+        member = self.members[node_rank]
+        suspend = None
+        if self._deadline is not None:
+            suspend = Suspend(max(self._deadline - now, 0.0), self._reason)
+            member.asked = True
+        start = None
+        if self._orders is not None and member.launcher not in _RUNNING:
+            start = self._orders[node_rank]
+        return Order(start=start, suspend=suspend, terminate=self._terminate)
+
+    def absent(self) -> list[str]:
+        """Names of pods that the start still waits for."""
+        return [one.identity.name for one in self.members if not self._is_ready(one)]
+
+    # -- the start -----------------------------------------------------------------------------
+
+    def _is_ready(self, member: Member) -> bool:
+        there = member.connected and member.launcher is not LauncherState.ABSENT
+        return there and bool(member.ip)
+
+    def _pass_barrier(self) -> None:
+        """Once every pod's launcher waits, and every address is known, all may start."""
+        leader = self.members[0].report
+        if self._orders is not None or not all(self._is_ready(one) for one in self.members):
+            return
+        if leader is None or leader.port is None:
+            return
+        self._orders = [self._start_order(one, leader.port) for one in self.members]
+        self.order_version += 1
+
+    def _start_order(self, member: Member, port: int) -> StartOrder:
+        node, restore = self.start.assignment.nodes[member.node_rank], self.start.restore_from
+        preemption, watchdog = self.job.spec.preemption, self.job.spec.watchdog
+        output_seconds = self._settings.output_seconds
+        if watchdog is not None:
+            output_seconds = min(output_seconds, watchdog.seconds / 4)
+        return StartOrder(
+            job=self.start.job,
+            chain=self._chain,
+            attempt=self.start.attempt,
+            node=node.name,
+            zone=node.zone,
+            node_rank=member.node_rank,
+            nodes=len(self.members),
+            ranks_per_node=self.job.spec.ranks_per_node,
+            master_addr=self.members[0].ip,
+            master_port=port,
+            life_state=self.start.life_state,
+            restore_step=restore.step if restore else None,
+            restore_path=restore.path if restore else None,
+            stop_grace_seconds=min(preemption.max_grace.seconds, 86400),
+            output_seconds=output_seconds,
+            topology=self._topology(),
+        )
+
+    def _topology(self) -> dict[str, Any]:
+        names = self.start.assignment.names
+        return topology_document(
+            job=self.start.job,
+            chain=self._chain,
+            attempt=self.start.attempt,
+            ranks_per_node=self.job.spec.ranks_per_node,
+            assignment=self.start.assignment,
+            addresses={name: one.ip for name, one in zip(names, self.members, strict=True)},
+        )
+
+    @property
+    def _chain(self) -> str:
+        return (self.job.status.chain.id if self.job.status else "") or self.job.metadata.uid or ""
+
+    def _started(self, now: float) -> list[Event]:
+        running = all(one.launcher in _RUNNING for one in self.members)
+        if self.started_at is not None or not running:
+            return []
+        self.started_at = now
+        return [GangStarted(self.start.job, self.start.attempt)]
+
+    # -- reports into events -------------------------------------------------------------------
+
+    def _check(self, member: Member, report: Report) -> None:
+        first = member.node_rank * self.job.spec.ranks_per_node
+        own = range(first, first + self.job.spec.ranks_per_node)
+        claims = {
+            "given_up.rank": report.given_up.rank if report.given_up else None,
+            "end.rank": report.end.rank if report.end else None,
+        }
+        for name, rank in claims.items():
+            if rank is not None and rank not in own:
+                raise ProtocolError(
+                    "bad_rank",
+                    f"report: `{name}` is {rank}, not a rank of this pod ({first} to {own[-1]})",
+                )
+
+    def _progress(self, report: Report, now: float) -> list[Event]:
+        if report.step is None or (self.step is not None and report.step <= self.step):
+            return []
+        self.step = report.step
+        self.metrics = report.metrics or self.metrics
+        if self._step_due is None:
+            self._step_due = now + self._settings.progress_seconds
+        return []
+
+    def _flush(self) -> list[Event]:
+        """The newest progress, before anything that follows it."""
+        self._step_due = None
+        if self.step is None or self.step == self._step_told:
+            return []
+        self._step_told = self.step
+        return [ProgressReported(self.start.job, self.start.attempt, self.step)]
+
+    def _checkpoints(self, old: Report | None, report: Report) -> list[Event]:
+        events: list[Event] = []
+        for durable, saved, before in (
+            (False, report.volatile, old.volatile if old else None),
+            (True, report.durable, old.durable if old else None),
+        ):
+            if saved is not None and saved != before:
+                job, attempt = self.start.job, self.start.attempt
+                events += self._flush()
+                events.append(CheckpointReported(job, attempt, saved.step, saved.path, durable))
+        return events
+
+    def _suspension(self, member: Member, report: Report) -> list[Event]:
+        events: list[Event] = []
+        if report.received and not self._received and self._deadline is not None and member.asked:
+            self._received = True
+            events.append(SuspendReceived(self.start.job, self.start.attempt))
+        if report.released and not self._released:
+            self._released = True
+            events += [*self._flush(), Released(self.start.job, self.start.attempt)]
+        return events + self._fall_back()
+
+    def is_forged(self, node_rank: int, report: Report) -> bool:
+        """Whether it acknowledges what nobody asked of it."""
+        return report.received and not self.members[node_rank].asked
+
+    def _fall_back(self) -> list[Event]:
+        """SIGTERM for a job none of whose ranks ever opened its socket."""
+        if self._deadline is None or self._terminate:
+            return []
+        reports = [one.report for one in self.members if one.connected and one.report]
+        if len(reports) < len(self.members) or any(one.ranks_seen for one in reports):
+            return []
+        self._terminate = True
+        self.order_version += 1
+        if self._received:
+            return []
+        self._received = True
+        return [SuspendReceived(self.start.job, self.start.attempt)]
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _ended(self, member: Member, report: Report, now: float) -> list[Event]:
+        events: list[Event] = []
+        if report.given_up is not None:
+            given_up = report.given_up
+            failure = self._failure(member, given_up.rank, now, status=1, text=given_up.reason)
+            outcome = Failed(1, given_up.reason[:REASON_CHARACTERS_MAX])
+            events += self.conclude(member.node_rank, outcome, failure, now)
+        if report.end is not None:
+            blamed = self._blamed(member, report.end)
+            outcome_of_end = outcome_of_code(report.end.code, blamed)
+            events += self.conclude(member.node_rank, outcome_of_end, blamed, now)
+        return events
+
+    def _blamed(self, member: Member, end: End) -> Failure | None:
+        if end.rank is None:
+            return None
+        failure = self._failure(member, end.rank, end.time, status=end.rank_status)
+        return _replaced(failure, end)
+
+    def _failure(
+        self, member: Member, rank: int, time: float, *, status: int | None, text: str | None = None
+    ) -> Failure:
+        """Whose it is we know ourselves: job, node and node rank are not the pod's to say."""
+        return Failure(
+            job=self.start.job,
+            attempt=self.start.attempt,
+            node=self.start.assignment.names[member.node_rank],
+            node_rank=member.node_rank,
+            rank=rank,
+            local_rank=rank % self.job.spec.ranks_per_node,
+            time=time,
+            exit_status=status,
+            traceback=text,
+        )
+
+    def _told(self, ends: list[tuple[int, Outcome]]) -> list[Event]:
+        job, attempt = self.start.job, self.start.attempt
+        names = self.start.assignment.names
+        events = self._flush() if ends else []
+        events += [PodExited(job, attempt, names[rank], outcome) for rank, outcome in ends]
+        return events
+
+
+def _replaced(failure: Failure, end: End) -> Failure:
+    return replace(
+        failure,
+        signal=end.rank_signal,
+        error_type=end.error_type,
+        peer_lost=end.peer_lost,
+        traceback=end.traceback,
+    )

@@ -1,0 +1,178 @@
+"""One connection of a sidecar: lines in and out, each within its limits.
+
+Reads and writes are two tasks that share nothing but this object. What is written is the newest
+order, not a queue of them, so a slow reader costs one buffer and is dropped after its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from flyer.job.fields import ProtocolError
+from flyer.sidecar.wire import (
+    REPORT_BYTES_MAX,
+    Acknowledgement,
+    Beat,
+    Hello,
+    Order,
+    Refusal,
+    Report,
+    Welcome,
+    encode,
+    parse_from_sidecar,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flyer.kube.gateway.settings import GatewaySettings
+
+__all__ = ["RefusedError", "Stream"]
+
+REFUSAL_SECONDS_MAX = 1.0
+
+
+class RefusedError(Exception):
+    """The stream ends: `code` is one of `REFUSAL_REASONS`; empty when the sidecar just left."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Stream:
+    """From the handshake on."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        settings: GatewaySettings,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._settings = settings
+        self._wake = asyncio.Event()
+        self._acknowledged: int | None = None
+        self._ending: RefusedError | None = None
+        self._tokens = float(settings.lines_burst)
+        self._tokens_at = asyncio.get_running_loop().time()
+
+    def wake(self) -> None:
+        """There may be a new order to send."""
+        self._wake.set()
+
+    def end(self, error: RefusedError) -> None:
+        """End it from outside, for this reason."""
+        if self._ending is None:
+            self._ending = error
+        self._wake.set()
+
+    async def hello(self) -> Hello:
+        """The first line."""
+        try:
+            message = await self._read(self._settings.hello_seconds)
+        except ProtocolError as error:
+            raise RefusedError("bad_handshake", f"the first line is no hello: {error}") from error
+        if not isinstance(message, Hello):
+            raise RefusedError("bad_handshake", f"say `hello` first, not `{message.kind}`")
+        return message
+
+    async def converse(
+        self,
+        take: Callable[[Report], None],
+        order: Callable[[], Order],
+        version: Callable[[], int],
+    ) -> None:
+        """Until one side has enough. Raises `RefusedError`, or OSError when the network failed."""
+        self._writer.write(
+            encode(Welcome(self._settings.beat_seconds, self._settings.silence_seconds))
+        )
+        tasks = [
+            asyncio.create_task(self._listen(take)),
+            asyncio.create_task(self._speak(order, version)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def refuse(self, error: RefusedError) -> None:
+        """Say why, if the other side still reads, and hang up."""
+        if error.code:
+            with contextlib.suppress(OSError, TimeoutError):
+                self._writer.write(encode(Refusal(error.code, str(error))))
+                async with asyncio.timeout(REFUSAL_SECONDS_MAX):
+                    await self._writer.drain()
+                    self._writer.close()
+                    await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        """Hang up now, whatever is unsent."""
+        self._writer.transport.abort()
+
+    async def _listen(self, take: Callable[[Report], None]) -> None:
+        while True:
+            try:
+                message = await self._read(self._settings.silence_seconds)
+                if isinstance(message, Hello):
+                    raise RefusedError("bad_handshake", "`hello` is said once")
+                if isinstance(message, Report):
+                    take(message)
+                    self._acknowledged = message.revision
+                    self._wake.set()
+            except ProtocolError as error:
+                raise RefusedError(error.code, str(error)) from error
+
+    async def _speak(self, order: Callable[[], Order], version: Callable[[], int]) -> None:
+        sent = 0
+        while True:
+            self._wake.clear()
+            if self._ending is not None:
+                raise self._ending
+            lines = []
+            if self._acknowledged is not None:
+                lines.append(encode(Acknowledgement(self._acknowledged)))
+                self._acknowledged = None
+            if version() != sent:
+                sent = version()
+                lines.append(encode(order()))
+            self._writer.write(b"".join(lines) or encode(Beat()))
+            try:
+                async with asyncio.timeout(self._settings.write_seconds):
+                    await self._writer.drain()
+            except TimeoutError as error:
+                seconds = self._settings.write_seconds
+                raise RefusedError("slow", f"nothing was read for {seconds:g} s") from error
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.beat_seconds):
+                    await self._wake.wait()
+
+    async def _read(self, seconds: float) -> Hello | Report | Beat:
+        try:
+            async with asyncio.timeout(seconds):
+                line = await self._reader.readuntil(b"\n")
+        except TimeoutError as error:
+            raise RefusedError("silent", f"no whole line within {seconds:g} s") from error
+        except asyncio.IncompleteReadError as error:
+            raise RefusedError("", "hung up") from error
+        except asyncio.LimitOverrunError as error:
+            raise ProtocolError("bad_line", f"a line exceeds {REPORT_BYTES_MAX} bytes") from error
+        self._spend()
+        return parse_from_sidecar(line)
+
+    def _spend(self) -> None:
+        """A token a line; they come back with time."""
+        now = asyncio.get_running_loop().time()
+        earned = (now - self._tokens_at) * self._settings.lines_per_second
+        self._tokens = min(self._tokens + earned, float(self._settings.lines_burst)) - 1
+        self._tokens_at = now
+        if self._tokens < 0:
+            limit = self._settings.lines_per_second
+            raise RefusedError("flood", f"more than {limit:g} lines a second")

@@ -1,0 +1,29 @@
+"""The server's side of TLS: one context, whose certificate can be replaced while it serves."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flyer.kube.gateway.certificates import Certificates
+
+__all__ = ["load_certificates", "server_context"]
+
+
+def server_context() -> ssl.SSLContext:
+    """TLS 1.3 alone: both ends are ours."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def load_certificates(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """From the next handshake on. Only files can be loaded; this one is in memory, on no disk."""
+    descriptor = os.memfd_create("certificates", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, (certificates.certificate + certificates.key).encode())
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)

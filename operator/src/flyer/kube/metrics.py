@@ -1,0 +1,170 @@
+"""The operator's metrics, prefix `flyer_`. Labels are few and bounded: never a job or a pod."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from flyer.api import FlyerJobStatus, Phase
+from flyer.engine.state import HOLDING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flyer.engine import EngineState
+
+__all__ = ["EVICTION_REASONS", "Metrics"]
+
+EVICTION_REASONS: Final = (
+    "Preempted", "Suspended", "Requeued", "NodeFailures", "PodKilled", "PodsReadyTimeout",
+    "WatchdogExpired", "MaxRestartsExceeded",
+)  # fmt: skip
+_DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
+_CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+
+
+class Metrics:
+    """One registry; what the operator counts is told here and nowhere else."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        one = self.registry
+        self.jobs = Gauge("flyer_jobs", "Jobs by phase", ["phase"], registry=one)
+        self.queued_nodes = Gauge(
+            "flyer_queued_nodes", "Nodes that waiting jobs ask for", registry=one
+        )
+        self.nodes = Gauge(
+            "flyer_nodes", "Nodes by zone and state", ["zone", "state"], registry=one
+        )
+        self.gang_nodes = Gauge("flyer_gang_nodes", "Nodes that gangs have", registry=one)
+        self.occupancy = Gauge(
+            "flyer_node_occupancy_ratio", "Nodes of gangs over nodes that may work", registry=one
+        )
+        self.token = Gauge(
+            "flyer_cross_zone_token_held", "1 while a job crosses zones", registry=one
+        )
+        self.decision_seconds = Histogram(
+            "flyer_decision_duration_seconds", "One step of the engine", registry=one,
+            buckets=_DECISION_SECONDS,
+        )  # fmt: skip
+        self.waited_seconds = Histogram(
+            "flyer_job_wait_seconds", "From queued to running", registry=one, buckets=_WAIT_SECONDS
+        )
+        self.gangs_started = Counter("flyer_gangs_started", "Gangs that ran", registry=one)
+        self.evictions = Counter(
+            "flyer_evictions",
+            "Gangs that lost their nodes before the end",
+            ["reason"],
+            registry=one,
+        )
+        self.lost_node_seconds = Counter(
+            "flyer_lost_node_seconds", "Node time whose work was not saved", ["reason"],
+            registry=one,
+        )  # fmt: skip
+        self.gang_node_seconds = Counter(
+            "flyer_gang_node_seconds", "Node time that gangs had, of attempts that are over",
+            registry=one,
+        )  # fmt: skip
+        self.jobs_ended = Counter(
+            "flyer_jobs_ended", "Jobs that ended for good", ["phase"], registry=one
+        )
+        self.rebuilds = Counter(
+            "flyer_scheduler_rebuilds", "Times that everything was read again", registry=one
+        )
+        self.watch_age_seconds = Gauge(
+            "flyer_watch_age_seconds", "Since the API server was last heard", ["resource"],
+            registry=one,
+        )  # fmt: skip
+        self.leader = Gauge("flyer_leader", "1 while this process leads", registry=one)
+        self.epoch = Gauge(
+            "flyer_leader_epoch", "Fencing epoch of this process' term", registry=one
+        )
+        self.calls = Counter(
+            "flyer_api_requests", "Calls to the API server", ["verb", "resource", "code"],
+            registry=one,
+        )  # fmt: skip
+        self.call_seconds = Histogram(
+            "flyer_api_request_duration_seconds", "Calls to the API server", ["verb"],
+            registry=one, buckets=_CALL_SECONDS,
+        )  # fmt: skip
+        for reason in EVICTION_REASONS:
+            self.evictions.labels(reason)
+            self.lost_node_seconds.labels(reason)
+        for phase in Phase:
+            self.jobs.labels(phase.value).set(0)
+        for phase in _ENDED:
+            self.jobs_ended.labels(phase.value)
+
+    def called(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """One try of one call; code 0: no answer."""
+        self.calls.labels(verb, resource, str(code) if code else "none").inc()
+        if verb != "watch":
+            self.call_seconds.labels(verb).observe(seconds)
+
+    def decided(self, seconds: float) -> None:
+        """One step of the engine."""
+        self.decision_seconds.observe(seconds)
+
+    def committed(self, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
+        """A status was stored."""
+        before = before or FlyerJobStatus()
+        if after.phase is Phase.RUNNING and before.phase is not Phase.RUNNING:
+            self.gangs_started.inc()
+            running_at = after.assignment.running_at if after.assignment else None
+            if running_at is not None and after.chain.queued_at is not None:
+                self.waited_seconds.observe(max(0.0, running_at - after.chain.queued_at))
+        if after.eviction is not None and after.eviction != before.eviction:
+            reason = after.eviction.reason
+            self.evictions.labels(reason).inc()
+            self.lost_node_seconds.labels(reason).inc(_lost(before, after.eviction.time))
+        if after.phase in _ENDED and before.phase not in _ENDED:
+            self.jobs_ended.labels(after.phase.value).inc()
+        if before.phase in HOLDING and after.phase not in HOLDING:
+            self.gang_node_seconds.inc(_had(before))
+
+    def observe(self, state: EngineState, holder: str) -> None:
+        """The levels after a step."""
+        phases = Tally(job.status.phase for job in state.jobs.values())
+        for phase in Phase:
+            if phase not in _ENDED:
+                self.jobs.labels(phase.value).set(phases[phase])
+        waiting = (job for job in state.jobs.values() if job.status.phase is Phase.QUEUED)
+        self.queued_nodes.set(sum(job.spec.nodes for job in waiting))
+        used = sum(len(job.status.occupied) for job in state.jobs.values())
+        self.gang_nodes.set(used)
+        tally: Tally[tuple[str, str]] = Tally()
+        for node in state.nodes.values():
+            name = "lost" if node.lost else "ready" if node.node.ready else "notReady"
+            tally[(node.node.zone, name)] += 1
+        for (zone, name), count in tally.items():
+            self.nodes.labels(zone, name).set(count)
+        usable = sum(count for (_, name), count in tally.items() if name == "ready")
+        self.occupancy.set(min(1.0, used / usable) if usable else 0.0)
+        self.token.set(1 if holder else 0)
+
+    def heard(self, ages: Iterable[tuple[str, float]]) -> None:
+        """How old each cache is."""
+        for resource, seconds in ages:
+            self.watch_age_seconds.labels(resource).set(seconds)
+
+
+def _had(status: FlyerJobStatus) -> float:
+    """Node seconds of the attempt that is over."""
+    assignment = status.assignment
+    if assignment is None or assignment.running_at is None:
+        return 0.0
+    return len(assignment.nodes) * max(0.0, time.time() - assignment.running_at)
+
+
+def _lost(status: FlyerJobStatus, now: float) -> float:
+    """Node seconds since the last durable checkpoint of the attempt that is over."""
+    assignment = status.assignment
+    if assignment is None or assignment.running_at is None:
+        return 0.0
+    saved_at = status.checkpoint.time if status.checkpoint else 0.0
+    return len(assignment.nodes) * max(0.0, now - max(saved_at, assignment.running_at))

@@ -1,0 +1,126 @@
+"""Kubernetes Events about jobs: few, with stable reasons, one at most for a commit.
+
+`announcement` is pure. Events are for people and may be lost: nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.api import FlyerJobStatus, Phase
+from flyer.api.names import API_VERSION, KIND_JOB
+from flyer.kube.client.errors import ApiError
+from flyer.kube.client.resources import EVENTS
+
+if TYPE_CHECKING:
+    from flyer.kube.client import Api
+
+__all__ = ["REASONS", "Announcement", "Announcer", "announcement"]
+
+COMPONENT: Final = "flyer-operator"
+
+STARTED: Final = "Started"
+PREEMPTED: Final = "Preempted"
+SUSPENDED: Final = "Suspended"
+REQUEUED: Final = "Requeued"
+RESTARTED: Final = "Restarted"
+COMPLETED: Final = "Completed"
+FAILED: Final = "Failed"
+NEVER_FITS: Final = "NeverFits"
+INVALID: Final = "InvalidJob"
+REASONS: Final = (
+    STARTED, PREEMPTED, SUSPENDED, REQUEUED, RESTARTED, COMPLETED, FAILED, NEVER_FITS, INVALID,
+)  # fmt: skip
+
+_ASKED: Final = {"Preempted": PREEMPTED, "Suspended": SUSPENDED, "Requeued": REQUEUED}
+_QUEUE_MAX: Final = 1000
+_MESSAGE_CHARS_MAX: Final = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What is told about one job."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def announcement(before: FlyerJobStatus | None, after: FlyerJobStatus) -> Announcement | None:
+    """The most important thing that this commit says, if it is worth telling."""
+    before = before or FlyerJobStatus()
+    attempt = after.chain.attempt
+    if after.phase is not before.phase:
+        if after.phase is Phase.SUCCEEDED:
+            return Announcement(COMPLETED, after.message)
+        if after.phase is Phase.FAILED:
+            return Announcement(FAILED, f"{after.reason}: {after.message}", warning=True)
+        if after.phase is Phase.RUNNING and after.assignment is not None:
+            where = f"{len(after.assignment.nodes)} nodes, zone {after.zones}"
+            resumed = f", from step {after.checkpoint.step}" if after.checkpoint else ""
+            return Announcement(STARTED, f"attempt {attempt} runs on {where}{resumed}")
+    if after.eviction is not None and after.eviction != before.eviction:
+        reason = _ASKED.get(after.eviction.reason, RESTARTED)
+        lost = after.eviction.lost_steps
+        detail = f"; {lost} steps are to be done again" if lost else ""
+        return Announcement(
+            reason, f"{after.eviction.message}{detail}", warning=reason == RESTARTED
+        )
+    never = after.pending is not None and after.pending.verdict == "Never"
+    known = before.pending is not None and before.pending.verdict == "Never"
+    if never and not known and after.pending is not None:
+        return Announcement(NEVER_FITS, after.pending.message, warning=True)
+    return None
+
+
+class Announcer:
+    """Posts events from a queue; when it is full the newest is dropped."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_QUEUE_MAX)
+        self._numbers = itertools.count()
+
+    def tell(self, job: str, uid: str, what: Announcement) -> None:
+        """Post it when there is time."""
+        namespace, _, name = job.partition("/")
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        suffix = f"{time.time_ns():x}{next(self._numbers) & 0xFFF:03x}"
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.{suffix}", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION, "kind": KIND_JOB, "namespace": namespace,
+                "name": name, "uid": uid,
+            },
+            "type": "Warning" if what.warning else "Normal",
+            "reason": what.reason,
+            "message": what.message[:_MESSAGE_CHARS_MAX],
+            "source": {"component": COMPONENT},
+            "reportingComponent": COMPONENT,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }  # fmt: skip
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            log.warning("%s: an event is dropped: %s", job, what.reason)
+
+    async def run(self) -> None:
+        """Post until cancelled."""
+        while True:
+            event = await self._queue.get()
+            try:
+                await self._api.create(EVENTS, event, event["metadata"]["namespace"])
+            except ApiError as error:
+                log.info("an event is not posted: %s", error)

@@ -1,0 +1,177 @@
+"""The commit of a decision: one compare-and-swap on a FlyerJob's status.
+
+Nobody but the leader writes statuses. So a conflict means one of four things, told apart by reading
+the object: our own write whose answer was lost; another part of the object changed; the object is
+gone; or somebody else believes to lead, and then everything is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.engine.draft import RESERVING
+from flyer.kube.client.election import LeadershipLostError
+from flyer.kube.client.errors import ConflictError, InvalidError, NotFoundError
+from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.services.errors import StaleStateError
+from flyer.kube.services.views import JobView, shape_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from flyer.api import FlyerJobStatus
+    from flyer.engine import Commit
+    from flyer.kube.client import Api, Cache
+
+__all__ = ["Commits", "difference", "waves"]
+
+# Somebody who edits a job all the time cannot keep us from committing for long.
+_TRIES_MAX: Final = 20
+
+log = logging.getLogger(__name__)
+
+
+class Commits:
+    """Writes statuses; the cache of jobs holds what was written."""
+
+    def __init__(
+        self,
+        api: Api,
+        jobs: Cache[JobView],
+        uid_of: Callable[[str], str | None],
+        told: Callable[[str, FlyerJobStatus | None, FlyerJobStatus], None],
+    ) -> None:
+        self.refused: dict[str, str] = {}  # jobs whose status breaks a rule: why
+        self._api = api
+        self._jobs = jobs
+        self._uid_of = uid_of
+        self._told = told
+
+    async def store(self, commits: Sequence[Commit], gone: set[str]) -> None:
+        """Store all of them, in an order that never gives a node out before it was given back.
+
+        Jobs that turn out to be gone are added to `gone`, and their commits left out.
+        """
+        for wave in waves(commits, self._status):
+            wanted = [one for one in wave if one.job not in gone]
+            results = await asyncio.gather(
+                *(self._store(one) for one in wanted), return_exceptions=True
+            )
+            failures = [one for one in results if isinstance(one, BaseException)]
+            for lost in failures:
+                if isinstance(lost, LeadershipLostError):
+                    raise lost
+            if failures:
+                raise failures[0]
+            gone |= {one.job for one, done in zip(wanted, results, strict=True) if not done}
+
+    def _status(self, job: str) -> FlyerJobStatus | None:
+        view = self._view(job)
+        return view.job.status if view and view.job else None
+
+    def _view(self, job: str) -> JobView | None:
+        namespace, _, name = job.partition("/")
+        return self._jobs.get(namespace, name)
+
+    async def _store(self, commit: Commit) -> bool:
+        """Whether it is stored; False: the job is gone."""
+        namespace, _, name = commit.job.partition("/")
+        view = self._view(commit.job)
+        uid = self._uid_of(commit.job)
+        if view is None or view.job is None or view.uid != uid:
+            return False  # gone; another one may have its name
+        before = view.job.status
+        for _ in range(_TRIES_MAX):
+            changes = difference(_object(before), _object(commit.status))
+            if not changes:
+                return True
+            patch = {"metadata": {"resourceVersion": view.version}, "status": changes}
+            try:
+                answer = await self._api.merge(FLYERJOBS, name, patch, namespace, "status")
+            except NotFoundError:
+                return False
+            except InvalidError as error:
+                self._refuse(commit.job, error)
+            except ConflictError:
+                found = await self._read(name, namespace)
+                if found is None or found.uid != uid or found.job is None:
+                    return False
+                stored = found.job.status
+                if _object(stored) == _object(commit.status):
+                    answer = None
+                elif _object(stored) == _object(before):
+                    view = found
+                    continue
+                else:
+                    why = f"{commit.job}: somebody else wrote its status (version {found.version})"
+                    raise StaleStateError(why) from None
+                view = found
+            if answer is not None:
+                view = shape_job(answer)
+            self._jobs.put((namespace, name), int(view.version), view)
+            self._told(commit.job, before, commit.status)
+            return True
+        raise StaleStateError(f"{commit.job}: changed {_TRIES_MAX} times while it was committed")
+
+    async def _read(self, name: str, namespace: str) -> JobView | None:
+        try:
+            value = await self._api.get(FLYERJOBS, name, namespace)
+        except NotFoundError:
+            return None
+        self._jobs.offer(value)  # what else changed is news to the scheduler
+        return shape_job(value)
+
+    def _refuse(self, job: str, error: InvalidError) -> None:
+        if "epoch" in str(error):
+            raise LeadershipLostError(f"a newer leader exists: {error}") from error
+        log.error("%s: the API server refuses its status, so it is left as it is: %s", job, error)
+        self.refused[job] = str(error)
+        raise StaleStateError(str(error)) from error
+
+
+def waves(
+    commits: Sequence[Commit], status: Callable[[str], FlyerJobStatus | None]
+) -> Iterable[list[Commit]]:
+    """Groups that may be stored at once, one group after the other."""
+    wave: list[Commit] = []
+    jobs: set[str] = set()
+    released: set[str] = set()
+    known: dict[str, FlyerJobStatus | None] = {}
+    for commit in commits:
+        before = known[commit.job] if commit.job in known else status(commit.job)
+        held, holds = _kept(before), _kept(commit.status)
+        if commit.job in jobs or (holds - held) & released:
+            yield wave
+            wave, jobs, released = [], set(), set()
+        wave.append(commit)
+        jobs.add(commit.job)
+        released |= held - holds
+        known[commit.job] = commit.status
+    if wave:
+        yield wave
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch from one object to another; lists are replaced whole."""
+    patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
+    for key, value in after.items():
+        old = before.get(key)
+        if key in before and old == value:
+            continue
+        if isinstance(old, dict) and isinstance(value, dict):
+            patch[key] = difference(old, value)
+        else:
+            patch[key] = value
+    return patch
+
+
+def _object(status: FlyerJobStatus | None) -> dict[str, Any]:
+    return status.to_object() if status is not None else {}
+
+
+def _kept(status: FlyerJobStatus | None) -> frozenset[str]:
+    if status is None or status.assignment is None or status.phase not in RESERVING:
+        return frozenset()
+    return frozenset(status.assignment.names)

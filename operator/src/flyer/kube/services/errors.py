@@ -1,0 +1,13 @@
+"""What ends a term, or a part of it."""
+
+from __future__ import annotations
+
+__all__ = ["StaleStateError", "TermOverError"]
+
+
+class StaleStateError(Exception):
+    """Somebody else wrote what we thought was ours alone: read everything again and go on."""
+
+
+class TermOverError(Exception):
+    """The term is ending: nothing new is begun."""

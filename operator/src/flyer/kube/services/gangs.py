@@ -1,0 +1,385 @@
+"""Gangs as pods: create and bind them all, end them, and see when their nodes are empty.
+
+Every call may be repeated: a pod that is there is used, one that is bound is left. Whether a node
+is empty is judged from what is there, never from what was done (`look`): a node of a gang is empty
+when no pod of this or an earlier attempt of the job is on it, in any phase in which a process may
+live, and no more pods are being made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.api import Phase, SuspendCode
+from flyer.engine import Failed, Killed, NodeEmptied, PodExited, Start
+from flyer.kube.client.election import LeadershipLostError
+from flyer.kube.client.errors import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+)
+from flyer.kube.client.resources import PODS
+from flyer.kube.gateway.identities import PodIdentity
+from flyer.kube.pods import PlacedNode, PodsRefusedError
+from flyer.kube.pods.names import GATE, LABEL_ATTEMPT, LABEL_JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Event, JobState, Stop
+    from flyer.kube.client import Api
+    from flyer.kube.services.seams import Gateway, Seams
+    from flyer.kube.services.views import PodView
+    from flyer.kube.services.world import World
+
+__all__ = ["Gangs"]
+
+# BSD's EX_CANTCREAT, as on one machine: the pods could not be made, and never will be.
+EXIT_NOT_STARTED: Final = 73
+# The least that a kubelet honours; 0 would remove the object while processes still live.
+KILL_SECONDS: Final = 1
+# A job that was told to go, or is over, ends by itself, and its logs stay readable.
+LINGER_SECONDS: Final = 1.0
+STOP_SECONDS: Final = 5
+# Pods of so many attempts are kept for their logs.
+ATTEMPTS_KEPT: Final = 3
+# Somebody else's pod may have one of our names while the garbage collector takes it away.
+NAME_TAKEN_SECONDS: Final = 30.0
+NAME_TAKEN_POLL_SECONDS: Final = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Gang:
+    attempt: int
+    settled: bool = False  # no more pods are being made or bound
+    stopping: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Gangs:
+    """All gangs of one term."""
+
+    def __init__(
+        self,
+        api: Api,
+        world: World,
+        gateway: Gateway,
+        seams: Seams,
+        *,
+        tell: Callable[[Event], None],
+        state_of: Callable[[str], JobState | None],
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+    ) -> None:
+        self._api = api
+        self._world = world
+        self._gateway = gateway
+        self._seams = seams
+        self._tell = tell
+        self._state_of = state_of
+        self._spawn = spawn
+        self._gangs: dict[str, _Gang] = {}
+        self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
+        self._concluded: set[str] = set()
+
+    # -- what the engine says ------------------------------------------------------------------
+
+    def start(self, job: FlyerJob, start: Start) -> None:
+        """Make the pods of an attempt; the gateway tells GangStarted."""
+        known = self._gangs.get(start.job)
+        if known is not None and known.attempt == start.attempt:
+            return
+        gang = self._gangs[start.job] = _Gang(start.attempt)
+        gang.task = self._spawn(self._start(gang, job, start), f"start {start.job}")
+
+    def adopt(self, job: FlyerJob, start: Start) -> None:
+        """A gang that an earlier leader started: its sidecars may come to us."""
+        self._gangs[start.job] = _Gang(start.attempt, settled=True)
+        pods = [one for one in self._world.pods_of(start.job) if one.attempt == start.attempt]
+        self._expect(job, start, [(one.rank, _identity(one)) for one in pods])
+
+    def stop(self, stop: Stop) -> None:
+        """End pods; `look` tells when they are gone."""
+        gang = self._gangs.get(stop.job)
+        if gang is not None and gang.attempt <= stop.attempt:
+            gang.stopping = True
+        self._spawn(self._stop(stop, gang), f"stop {stop.job}")
+
+    def forget(self, job: str) -> None:
+        """The attempt is over and its nodes are empty."""
+        gang = self._gangs.pop(job, None)
+        if gang is not None:
+            self._gateway.forget(job, gang.attempt)
+
+    def knows(self, job: str) -> bool:
+        """Whether an attempt of the job is not forgotten yet."""
+        return job in self._gangs
+
+    # -- what the cluster says -----------------------------------------------------------------
+
+    def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
+        """A pod moved on."""
+        pod = after or before
+        assert pod is not None, "a change of nothing"
+        if after is not None and after.ip:
+            self._gateway.locate(after.uid, after.ip)
+        if after is None or after.ended:
+            self.conclude(pod, gone=after is None)
+        elif before is None or before.node != after.node:
+            self.look(pod.job)
+
+    def conclude(self, pod: PodView, *, gone: bool = False) -> None:
+        """A pod ended or is gone: get its account, then see whether its node is empty."""
+        if pod.uid in self._concluded or pod.uid in self._leaving:
+            if gone:
+                self._concluded.discard(pod.uid)
+            return
+        self._leaving[pod.uid] = pod
+        self._spawn(self._conclude(pod), f"conclude {pod.name}")
+
+    async def _conclude(self, pod: PodView) -> None:
+        outcome = pod.outcome if pod.outcome is not None else self._seams.outcome_of(None)
+        await self._gateway.conclude(pod.uid, outcome)
+        del self._leaving[pod.uid]
+        if any(one.uid == pod.uid for one in self._world.pods_of(pod.job)):
+            self._concluded.add(pod.uid)
+        self.look(pod.job)
+
+    def look(self, job: str) -> None:
+        """Tell NodeEmptied for every node that the job's status says is occupied, and no pod."""
+        state = self._state_of(job)
+        if state is None or not state.status.occupied:
+            return
+        gang = self._gangs.get(job)
+        pods = [one for one in self._world.pods_of(job) if not one.ended]
+        pods += [one for one in self._leaving.values() if one.job == job]
+        for one in state.status.occupied:
+            current = one.attempt == state.status.chain.attempt
+            if current and not self._all_made(gang, one.attempt, state):
+                continue
+            holders = [
+                pod for pod in pods if pod.attempt <= one.attempt and pod.node in ("", one.name)
+            ]
+            if not holders:
+                self._tell(NodeEmptied(one.name, job, one.attempt))
+
+    def _all_made(self, gang: _Gang | None, attempt: int, state: JobState) -> bool:
+        """Whether a missing pod is one that is gone, not one that is still to come."""
+        if gang is None or gang.attempt != attempt:
+            return state.status.phase is not Phase.STARTING
+        return gang.settled
+
+    # -- making pods ---------------------------------------------------------------------------
+
+    async def _start(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
+        try:
+            await self._make(gang, job, start)
+        except LeadershipLostError:
+            raise
+        except (PodsRefusedError, InvalidError) as error:
+            # What the manifest asks for will not come to be.
+            self._tell_not_started(start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
+        except ApiError as error:
+            self._tell_not_started(start, Killed(0, f"the pods could not be made: {error}"[:1000]))
+        finally:
+            gang.settled = True
+        self.look(start.job)
+
+    def _tell_not_started(self, start: Start, outcome: Failed | Killed) -> None:
+        log.warning("%s: attempt %d does not start: %s", start.job, start.attempt, outcome.reason)
+        node = start.assignment.names[0]
+        self._tell(PodExited(start.job, start.attempt, node, outcome))
+
+    async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
+        names = start.assignment.names
+        manifests = self._seams.build_pods(job, start, self._placed(names))
+        made = await _all([self._create(job, one) for one in manifests])
+        if gang.stopping:
+            return
+        identities = [
+            (
+                rank,
+                PodIdentity(
+                    job.metadata.namespace, one["metadata"]["name"], one["metadata"]["uid"]
+                ),
+            )
+            for rank, one in enumerate(made)
+        ]
+        self._expect(job, start, identities)
+        for one in made:
+            address = (one.get("status") or {}).get("podIP")
+            if address:
+                self._gateway.locate(one["metadata"]["uid"], address)
+        await _all(
+            [self._place(one, name) for one, name in zip(made, names, strict=True)],
+        )
+        if start.attempt > ATTEMPTS_KEPT:
+            await self._prune(job, start.attempt - ATTEMPTS_KEPT)
+
+    def _placed(self, names: Sequence[str]) -> dict[str, PlacedNode]:
+        placed = {}
+        for name in names:
+            view = self._world.nodes.get("", name)
+            placed[name] = PlacedNode(
+                name=name,
+                dedicated=view.dedicated if view else True,
+                allocatable=view.allocatable if view else {},
+            )
+        return placed
+
+    async def _create(self, job: FlyerJob, manifest: dict[str, Any]) -> dict[str, Any]:
+        name, namespace = manifest["metadata"]["name"], job.metadata.namespace
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + NAME_TAKEN_SECONDS
+        while True:
+            try:
+                made = await self._api.create(PODS, manifest, namespace)
+            except AlreadyExistsError:
+                try:
+                    made = await self._api.get(PODS, name, namespace)
+                except NotFoundError:
+                    continue
+                ours = any(
+                    one.get("uid") == job.metadata.uid
+                    for one in made["metadata"].get("ownerReferences") or ()
+                )
+                if not ours or "deletionTimestamp" in made["metadata"]:
+                    await self._give_way(made, ours=ours)
+                    if loop.time() >= ends_at:
+                        raise
+                    await asyncio.sleep(NAME_TAKEN_POLL_SECONDS)
+                    continue
+            self._world.pods.offer(made)
+            return made
+
+    async def _give_way(self, pod: dict[str, Any], *, ours: bool) -> None:
+        """A pod with our name of a job that was deleted: the garbage collector's, who is slow."""
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {}
+        if ours or "deletionTimestamp" in metadata or LABEL_JOB not in labels:
+            return
+        await self._delete(metadata["namespace"], metadata["name"], metadata["uid"], KILL_SECONDS)
+
+    async def _place(self, pod: dict[str, Any], node: str) -> None:
+        """Bind it; where nodes are shared, open our gate, and Kubernetes' scheduler binds it."""
+        metadata, spec = pod["metadata"], pod["spec"]
+        if spec.get("nodeName"):
+            return
+        gates = spec.get("schedulingGates") or []
+        try:
+            if any(one["name"] == GATE for one in gates):
+                left = [one for one in gates if one["name"] != GATE]
+                patch = {
+                    "metadata": {"resourceVersion": metadata["resourceVersion"]},
+                    "spec": {"schedulingGates": left or None},
+                }
+                await self._api.merge(PODS, metadata["name"], patch, metadata["namespace"])
+                return
+            if spec.get("schedulerName") == "default-scheduler":
+                return
+            target = {"apiVersion": "v1", "kind": "Node", "name": node}
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": metadata["name"], "uid": metadata["uid"]},
+                "target": target,
+            }
+            name, namespace = metadata["name"], metadata["namespace"]
+            await self._api.post(PODS, name, namespace, "binding", binding)
+        except NotFoundError:
+            return  # deleted by hand: `look` sees it
+        except ConflictError:
+            try:
+                found = await self._api.get(PODS, metadata["name"], metadata["namespace"])
+            except NotFoundError:
+                return
+            self._world.pods.offer(found)
+            if found["metadata"]["uid"] != metadata["uid"]:
+                return
+            if "deletionTimestamp" in found["metadata"] or found["spec"].get("nodeName") == node:
+                return
+            if found["spec"].get("nodeName") or not gates:
+                raise
+            await self._place(found, node)
+
+    def _expect(self, job: FlyerJob, start: Start, pods: Sequence[tuple[int, PodIdentity]]) -> None:
+        ordered = [identity for _, identity in sorted(pods, key=lambda one: one[0])]
+        self._gateway.expect(job, start, ordered)
+
+    # -- ending pods ---------------------------------------------------------------------------
+
+    async def _stop(self, stop: Stop, gang: _Gang | None) -> None:
+        if gang is not None and gang.stopping and gang.task is not None:
+            await asyncio.wait([gang.task])  # its calls have deadlines
+        nodes = set(stop.nodes)
+        state = self._state_of(stop.job)
+        if _ends_by_itself(state):
+            await self._linger(stop.job, stop.attempt, nodes)
+        seconds = KILL_SECONDS if stop.kill else STOP_SECONDS
+        await _all([
+            self._delete(one.namespace, one.name, one.uid, seconds if one.node else 0)
+            for one in self._living(stop.job, stop.attempt, nodes)
+        ])  # fmt: skip
+        self.look(stop.job)
+
+    def _living(self, job: str, attempt: int, nodes: set[str]) -> list[PodView]:
+        return [
+            one
+            for one in self._world.pods_of(job)
+            if one.attempt <= attempt and not one.ended and (not one.node or one.node in nodes)
+        ]
+
+    async def _linger(self, job: str, attempt: int, nodes: set[str]) -> None:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + LINGER_SECONDS
+        while self._living(job, attempt, nodes) and loop.time() < ends_at:  # noqa: ASYNC110
+            await asyncio.sleep(LINGER_SECONDS / 50)
+
+    async def _delete(self, namespace: str, name: str, uid: str, grace_seconds: int) -> None:
+        try:
+            await self._api.delete(PODS, name, namespace, uid=uid, grace_seconds=grace_seconds)
+        except (NotFoundError, ConflictError):
+            return  # gone, or another one by now
+        except ApiError as error:
+            log.warning("%s/%s is not deleted yet: %s", namespace, name, error)
+
+    async def _prune(self, job: FlyerJob, attempt: int) -> None:
+        """Forget the logs of an old attempt."""
+        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT}={attempt}"
+        try:
+            await self._api.delete_all(PODS, job.metadata.namespace, labelSelector=selector)
+        except ApiError as error:
+            log.warning("%s: pods of attempt %d stay: %s", job.key, attempt, error)
+
+    def stray(self, pod: PodView) -> None:
+        """A living pod of no job, or of no attempt that is wanted: end it."""
+        if not pod.deleting:
+            work = self._delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
+            self._spawn(work, f"stray {pod.name}")
+
+
+def _ends_by_itself(state: JobState | None) -> bool:
+    """It has saved and leaves, or it is over: the rest of its ranks have little left to do."""
+    if state is None or state.removed:
+        return False
+    return state.ended or state.status.suspend_code is SuspendCode.MAY_SUSPEND
+
+
+def _identity(pod: PodView) -> PodIdentity:
+    return PodIdentity(pod.namespace, pod.name, pod.uid, pod.ip)
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Results in order. After a failure too every call has ended before it is raised."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    failures = [one for one in results if isinstance(one, BaseException)]
+    for failure in sorted(failures, key=lambda one: not isinstance(one, LeadershipLostError)):
+        raise failure
+    return results

@@ -1,0 +1,53 @@
+"""What the scheduler needs from its neighbours, so that each can be tested without the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Event, Outcome, Signal, Start
+    from flyer.kube.gateway.identities import PodIdentity
+    from flyer.kube.pods import PlacedNode
+
+__all__ = ["Gateway", "Seams"]
+
+
+class Gateway(Protocol):
+    """The part of `flyer.kube.gateway.Gateway` that the scheduler uses; see there."""
+
+    async def serve(self) -> None:
+        """Listen and serve until cancelled."""
+        ...
+
+    def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
+        """These pods are this attempt."""
+        ...
+
+    def locate(self, uid: str, ip: str) -> None:
+        """Where a pod is."""
+        ...
+
+    def signal(self, signal: Signal) -> None:
+        """Ask the job to save and release."""
+        ...
+
+    async def conclude(self, uid: str, status: Outcome) -> Outcome:
+        """A pod has ended: tells PodExited."""
+        ...
+
+    def forget(self, job: str, attempt: int) -> None:
+        """The attempt is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """How pods are made and read, and how a gateway is made for a leader's term."""
+
+    build_pods: Callable[[FlyerJob, Start, Mapping[str, PlacedNode]], list[dict[str, Any]]]
+    outcome_of: Callable[[Mapping[str, Any] | None], Outcome]
+    make_gateway: Callable[[Callable[[Event], None]], Gateway]

@@ -1,0 +1,456 @@
+"""One leader's term: observe, decide, commit, act. Everything runs in one event loop.
+
+`_advance` is the only place where the engine is stepped. It performs the commits first and then the
+rest; effects report back as events. Whatever matters is in the jobs' statuses before it is acted
+on, so the process may die at any point: the next leader reads the statuses, tells the engine what
+it sees, and goes on. Nothing of a term outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer import engine
+from flyer.api import FlyerJob, FlyerJobStatus, Phase
+from flyer.engine import (
+    Commit,
+    Finish,
+    HoldToken,
+    JobRemoved,
+    JobSubmitted,
+    NodeLost,
+    NodeObserved,
+    ReleaseToken,
+    Signal,
+    Start,
+    Stop,
+    Tick,
+    WakeAt,
+)
+from flyer.kube.client.errors import ApiError, NotFoundError
+from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.pods.names import LABEL_JOB
+from flyer.kube.services.announcements import INVALID, Announcement, Announcer, announcement
+from flyer.kube.services.commits import Commits
+from flyer.kube.services.errors import StaleStateError, TermOverError
+from flyer.kube.services.gangs import Gangs
+from flyer.kube.services.inbox import Inbox
+from flyer.kube.services.token import Token
+from flyer.kube.services.views import RELEASE_FINALIZER
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from flyer.api import FlyerQuota
+    from flyer.engine import Action, EngineState, Event, JobState, Node, Policy
+    from flyer.kube.client import Api
+    from flyer.kube.metrics import Metrics
+    from flyer.kube.services.seams import Seams
+    from flyer.kube.services.views import JobView, PodView
+    from flyer.kube.services.world import World
+
+__all__ = ["Term"]
+
+# The loop wakes at least so often, so that a clock that was set cannot stop it.
+IDLE_SECONDS_MAX: Final = 30.0
+REBUILD_SECONDS: Final = 0.1
+REBUILD_SECONDS_MAX: Final = 10.0
+_LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
+_OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
+# Facts that a rebuild reads from the caches, newer than any that was told.
+_READ_AGAIN: Final = (
+    JobSubmitted, NodeLost, NodeObserved, engine.QuotaObserved, engine.QuotaRemoved, Tick,
+)  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+class Term:
+    """Leads from `run` until it is cancelled or the right to write is lost."""
+
+    def __init__(
+        self,
+        api: Api,
+        world: World,
+        seams: Seams,
+        policy: Policy,
+        metrics: Metrics,
+        *,
+        epoch: int,
+        raise_epoch: Callable[[int], Awaitable[int]],
+    ) -> None:
+        self.epoch = epoch
+        self.ticked_at = time.monotonic()
+        self.serving = False
+        self._api = api
+        self._world = world
+        self._policy = policy
+        self._metrics = metrics
+        self._inbox = Inbox()
+        self._raise_epoch = raise_epoch
+        self._token = Token(api)
+        self._commits = Commits(api, world.jobs, self._uid_of, self._committed)
+        self._announcer = Announcer(api)
+        self._gateway = seams.make_gateway(self._inbox.tell)
+        self._gangs = Gangs(
+            api, world, self._gateway, seams,
+            tell=self._inbox.tell, state_of=self._state_of, spawn=self._spawn,
+        )  # fmt: skip
+        self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
+        self._nodes: dict[str, Node] = {}  # as last told to the engine
+        self._lost: set[str] = set()
+        self._uids: dict[str, str] = {}  # of the objects that the engine's jobs are
+        self._waiting: dict[str, JobView] = {}  # successors of jobs that are not forgotten yet
+        self._invalid: set[str] = set()
+        self._strays: dict[str, set[str]] = {}  # by node: pods of nobody
+        self._wake_at = 0.0
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's state, for questions."""
+        return self._state
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Lead. Raises what ended the term, LeadershipLostError for one, in a group."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._gateway.serve(), name="gateway")
+                group.create_task(self._announcer.run(), name="events")
+                await self._open()
+                await self._loop()
+        finally:
+            self.serving = False
+            self._group = None
+            if self._world.listener is self:
+                self._world.listener = None
+
+    async def _open(self) -> None:
+        await self._world.wait_synced()
+        # What the leader before committed last has to be seen, whatever the watch still owes.
+        await self._world.jobs.refresh()
+        seen = await self._token.read()
+        for view in self._world.jobs.values():
+            if view.job is not None and view.job.status is not None:
+                seen = max(seen, view.job.status.epoch)
+        if seen >= self.epoch:
+            self.epoch = await self._raise_epoch(seen + 1)
+        await self._token.open(self.epoch)
+        self._world.listener = self
+        await self._rebuild()
+        self.serving = True
+
+    async def _loop(self) -> None:
+        pause_seconds = REBUILD_SECONDS
+        while True:
+            self.ticked_at = time.monotonic()
+            await self._inbox.wait(max(0.0, min(self._wake_at - time.time(), IDLE_SECONDS_MAX)))
+            events = self._inbox.take()
+            try:
+                await self._advance(events or [Tick()])
+                pause_seconds = REBUILD_SECONDS
+            except (StaleStateError, ApiError) as error:
+                log.warning("everything is read again: %s", error)
+                self._metrics.rebuilds.inc()
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, REBUILD_SECONDS_MAX)
+                await self._rebuild(events)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        try:
+            if self._group is not None:
+                return self._group.create_task(work, name=name)
+        except RuntimeError:  # the group takes nothing more
+            pass
+        work.close()
+        raise TermOverError(name)
+
+    # -- taking over ---------------------------------------------------------------------------
+
+    async def _rebuild(self, events: Sequence[Event] = ()) -> None:
+        """Make the engine's state from the jobs, and tell it what is to be seen.
+
+        What was told but not decided (`events`) is told again, unless it is read anew here.
+        """
+        kept = [one for one in (*events, *self._inbox.take()) if not isinstance(one, _READ_AGAIN)]
+        self._nodes = {node.name: self._observed(node) for node in self._world.engine_nodes()}
+        views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
+        live = {
+            key: view
+            for key, view in views.items()
+            if key not in self._commits.refused and not _forgettable(view)
+        }
+        jobs = [_of(view) for view in live.values()]
+        quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
+        self._state = engine.rebuild(
+            self._nodes.values(), jobs, time.time(), self.epoch, self._policy, quotas
+        )
+        self._inbox.keep([])
+        self._uids = {key: view.uid for key, view in live.items()}
+        self._lost = set()
+        for name in self._nodes:
+            self._see_loss(name)
+        for key, view in live.items():
+            if view.deleting:
+                self._inbox.tell(JobRemoved(key))
+            await self._adopt(_of(view))
+        for view in self._world.jobs.values():
+            if view.job is None:
+                self._tell_invalid(view)
+        if self._token.holder and self._token.holder not in live:
+            await self._token.release(self._token.holder)
+        for pod in list(self._world.pods.values()):
+            self._see_stray(pod)
+        for event in kept:
+            self._inbox.tell(event)
+        self._inbox.tell(Tick())
+
+    async def _adopt(self, job: FlyerJob) -> None:
+        """Go on with the gang of a job that has one."""
+        status = job.status
+        if status is None or not status.occupied:
+            return
+        attempt, assignment = status.chain.attempt, status.assignment
+        if status.phase in _LIVE and assignment is not None and not self._gangs.knows(job.key):
+            pods = [one for one in self._world.pods_of(job.key) if one.attempt == attempt]
+            if len(pods) < len(assignment.nodes):
+                await self._confirm(job)
+            self._gangs.adopt(
+                job,
+                Start(job.key, attempt, assignment, status.checkpoint, status.chain.life_state),
+            )
+        for pod in self._world.pods_of(job.key):
+            if pod.ended and pod.attempt == attempt:
+                self._gangs.conclude(pod)
+        self._gangs.look(job.key)
+
+    async def _confirm(self, job: FlyerJob) -> None:
+        """Pods seem to be missing: ask for them, for a watch may be late."""
+        selector = f"{LABEL_JOB}={job.metadata.name}"
+        for pod in await self._api.list(PODS, job.metadata.namespace, labelSelector=selector):
+            self._world.pods.offer(pod)
+
+    # -- the step ------------------------------------------------------------------------------
+
+    async def _advance(self, events: Sequence[Event]) -> None:
+        """Step the engine and do what it decides. Never re-entered: effects only queue events."""
+        now = max(time.time(), self._state.now)
+        begun = time.monotonic()
+        known = self._state.jobs.keys() | {
+            one.job.key for one in events if isinstance(one, JobSubmitted)
+        }
+        self._state, actions = engine.step(self._state, events, now)
+        self._metrics.decided(time.monotonic() - begun)
+        self._wake_at = now + IDLE_SECONDS_MAX
+        commits = [one for one in actions if isinstance(one, Commit)]
+        gone: set[str] = set()
+        await self._commits.store(commits, gone)
+        for job in gone:
+            self._inbox.tell(JobRemoved(job))
+        for action in actions:
+            await self._perform(action, gone)
+        for commit in commits:
+            self._settle(commit.job)
+        for key in known - self._state.jobs.keys():
+            self._gone(key)
+        self._metrics.observe(self._state, self._token.holder)
+
+    async def _perform(self, action: Action, gone: set[str]) -> None:
+        match action:
+            case Start(job=key) if key not in gone:
+                view = self._world.job(key)
+                if view is not None and view.job is not None:
+                    self._gangs.start(view.job, action)
+            case Stop():
+                self._gangs.stop(action)
+            case Signal():
+                self._gateway.signal(action)
+            case HoldToken(job=key) if key not in gone:
+                await self._token.hold(key)
+            case ReleaseToken(job=key):
+                await self._token.release(key)
+            case Finish(job=key):
+                self._gangs.forget(key)
+                # The engine need not remember it: its status does, and nothing will change it.
+                self._inbox.tell(JobRemoved(key))
+            case WakeAt(time=moment):
+                self._wake_at = min(self._wake_at, moment)
+            case _:
+                pass
+
+    def _settle(self, key: str) -> None:
+        """After a job's commit: an attempt may be over."""
+        job = self._state.jobs.get(key)
+        waits = job is not None and job.status.phase in (Phase.QUEUED, Phase.SUSPENDED)
+        if waits and job is not None and not job.status.occupied:
+            self._gangs.forget(key)
+
+    def _gone(self, key: str) -> None:
+        """The engine has forgotten a job."""
+        self._uids.pop(key, None)
+        view = self._world.job(key)
+        if view is not None and view.deleting and RELEASE_FINALIZER in view.finalizers:
+            self._spawn(self._release(key, view), f"release {key}")
+        successor = self._waiting.pop(key, None)
+        if successor is not None and view is not None:
+            self._submit(key, view)
+
+    async def _release(self, key: str, view: JobView) -> None:
+        """Let a deleted job go that was kept until its nodes are empty."""
+        namespace, _, name = key.partition("/")
+        left = [one for one in view.finalizers if one != RELEASE_FINALIZER]
+        patch = {"metadata": {"finalizers": left or None, "resourceVersion": view.version}}
+        try:
+            await self._api.merge(FLYERJOBS, name, patch, namespace)
+        except NotFoundError:
+            return
+        except ApiError as error:
+            log.warning("%s keeps its finalizer for now: %s", key, error)
+
+    def _committed(self, key: str, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
+        self._metrics.committed(before, after)
+        told = announcement(before, after)
+        view = self._world.job(key)
+        if told is not None and view is not None and not view.deleting:
+            self._announcer.tell(key, view.uid, told)
+
+    def _uid_of(self, key: str) -> str | None:
+        return self._uids.get(key)
+
+    def _state_of(self, key: str) -> JobState | None:
+        return self._state.jobs.get(key)
+
+    # -- what the cluster says (flyer.kube.services.world.Listener) ----------------------------
+
+    def job_changed(self, before: JobView | None, after: JobView | None) -> None:
+        """A FlyerJob came, changed or went."""
+        known = after or before
+        assert known is not None, "a change of nothing"
+        if known.job is None:
+            self._tell_invalid(known)
+            return
+        key = known.job.key
+        replaced = before is not None and after is not None and before.uid != after.uid
+        if after is None or after.deleting or replaced:
+            if key in self._uids:
+                self._inbox.tell(JobRemoved(key))
+            else:
+                self._gone(key)
+        if after is None or after.deleting:
+            self._waiting.pop(key, None)
+        elif self._uids.get(key, after.uid) != after.uid:
+            self._waiting[key] = after
+        elif before is None or replaced or _asks_otherwise(before, after):
+            self._submit(key, after)
+
+    def _submit(self, key: str, view: JobView) -> None:
+        if view.job is None or key in self._commits.refused or _forgettable(view):
+            return
+        self._uids[key] = view.uid
+        self._inbox.tell(JobSubmitted(_of(view)))
+
+    def _tell_invalid(self, view: JobView) -> None:
+        if view.uid not in self._invalid:
+            self._invalid.add(view.uid)
+            log.error("%s cannot be read and is left alone: %s", view.key, view.problem)
+            self._announcer.tell(view.key, view.uid, Announcement(INVALID, view.problem, True))
+
+    def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
+        """A pod of a FlyerJob came, changed or went."""
+        pod = after or before
+        assert pod is not None, "a change of nothing"
+        if pod.job in self._state.jobs:
+            self._gangs.pod_changed(before, after)
+        if after is None or after.ended or after.node:
+            self._see_stray(pod, gone=after is None)
+
+    def node_changed(self, name: str) -> None:
+        """A node, or what is known of its health, came, changed or went."""
+        view = self._world.nodes.get("", name)
+        if view is None or not view.ours:
+            known = self._nodes.pop(name, None)
+            if known is not None:
+                why = "the node was deleted" if view is None else "the node's labels were taken"
+                if view is None:
+                    self._inbox.tell(NodeLost(name, "NodeDeleted"))
+                self._inbox.tell(NodeObserved(_unready(known, why)))
+            return
+        node = self._observed(self._world.engine_node(view))
+        back = name in self._lost and not view.lost
+        if self._nodes.get(name) != node or back:
+            self._nodes[name] = node
+            self._lost.discard(name)
+            self._inbox.tell(NodeObserved(node))
+        self._see_loss(name)
+
+    def quota_changed(self, name: str, quota: FlyerQuota | None) -> None:
+        """A FlyerQuota came, changed or went."""
+        if quota is None:
+            self._inbox.tell(engine.QuotaRemoved(name))
+        else:
+            self._inbox.tell(engine.QuotaObserved(engine.Quota.of(quota)))
+
+    def _see_loss(self, name: str) -> None:
+        view = self._world.nodes.get("", name)
+        if view is not None and view.lost and name not in self._lost:
+            self._lost.add(name)
+            self._inbox.tell(NodeLost(name, view.lost))
+
+    # -- pods of nobody ------------------------------------------------------------------------
+
+    def _see_stray(self, pod: PodView, *, gone: bool = False) -> None:
+        """Living pods of jobs that nobody knows keep their node from being given out."""
+        if not pod.node:
+            return
+        strays = self._strays.get(pod.node, set())
+        lives = not gone and not pod.ended and pod.job not in self._state.jobs
+        if lives == (pod.uid in strays):
+            return
+        if lives:
+            self._strays.setdefault(pod.node, set()).add(pod.uid)
+            view = self._world.job(pod.job)
+            if view is None or view.uid != pod.owner:
+                self._gangs.stray(pod)  # else it belongs to a job that we cannot read
+        else:
+            strays.discard(pod.uid)
+        self.node_changed(pod.node)
+
+    def _observed(self, node: Node) -> Node:
+        strays = self._strays.get(node.name)
+        if strays and node.ready:
+            return _unready(node, f"{len(strays)} pods of deleted jobs are still there")
+        return node
+
+
+def _unready(node: Node, why: str) -> Node:
+    return replace(node, ready=False, reason=why)
+
+
+def _of(view: JobView) -> FlyerJob:
+    assert view.job is not None, "not a job"
+    return view.job
+
+
+def _forgettable(view: JobView) -> bool:
+    """Whether the job has ended and occupies nothing."""
+    status = view.job.status if view.job else None
+    return status is not None and status.phase in _OVER and not status.occupied
+
+
+def _asks_otherwise(before: JobView, after: JobView) -> bool:
+    """Whether anything but the status changed that the engine reads."""
+    old, new = before.job, after.job
+    if old is None or new is None:
+        return True
+    return (
+        old.metadata.generation != new.metadata.generation
+        or old.metadata.annotations != new.metadata.annotations
+        or old.spec != new.spec
+    )

@@ -1,0 +1,193 @@
+"""What the scheduler keeps of the objects that it watches: the fields it reads, and no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from flyer.api import FlyerJob
+from flyer.engine import Node
+from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_NODE_RANK, RESOURCE_GPU
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from flyer.engine import Outcome
+
+__all__ = ["JobView", "NodeView", "PodView", "Strings", "shape_job", "shape_node", "shape_pods"]
+
+LABEL_ZONE: Final = "fireflyer.dev/zone"
+LABEL_ZONE_COMMON: Final = "topology.kubernetes.io/zone"
+LABEL_LEAF: Final = "fireflyer.dev/leaf"
+LABEL_GROUP: Final = "fireflyer.dev/group"
+LABEL_DEDICATED: Final = "fireflyer.dev/dedicated"
+RELEASE_FINALIZER: Final = "fireflyer.dev/release"
+
+# Taints that keep new work away without meaning more; an evicting one of these means a loss.
+_OUR_TAINTS: Final = frozenset({"fireflyer.dev/dedicated"})
+_LOST_TAINTS: Final = frozenset(
+    {"node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"}
+)
+# What counts the places for ranks of a node, in this order; without either its cores do.
+_SLOT_RESOURCES: Final = (RESOURCE_GPU, "nvidia.com/gpu")
+
+Strings = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A FlyerJob; `job` is None when the object is not one (`problem` says why)."""
+
+    key: str
+    uid: str
+    version: str
+    job: FlyerJob | None
+    problem: str = ""
+    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+
+
+def shape_job(value: dict[str, Any]) -> JobView:
+    """From the object's JSON."""
+    metadata = {name: one for name, one in value["metadata"].items() if name != "managedFields"}
+    job, problem = None, ""
+    try:
+        job = FlyerJob.model_validate({**value, "metadata": metadata})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return JobView(
+        key=f"{metadata.get('namespace', '')}/{metadata.get('name', '')}",
+        uid=metadata.get("uid", ""),
+        version=metadata.get("resourceVersion", ""),
+        job=job,
+        problem=problem,
+        deleting="deletionTimestamp" in metadata,
+        finalizers=tuple(metadata.get("finalizers") or ()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod of a FlyerJob."""
+
+    namespace: str
+    name: str
+    uid: str
+    owner: str  # uid of the controller
+    job: str
+    attempt: int
+    rank: int
+    node: str  # empty: not bound
+    phase: str
+    ip: str
+    deleting: bool
+    outcome: Outcome | None  # in a terminal phase
+
+    @property
+    def ended(self) -> bool:
+        """Whether no process of it exists any more."""
+        return self.outcome is not None
+
+
+def shape_pods(
+    outcome_of: Callable[[Mapping[str, Any] | None], Outcome],
+) -> Callable[[dict[str, Any]], PodView]:
+    """A function from a pod's JSON; `outcome_of` reads a terminal phase."""
+
+    def shape(value: dict[str, Any]) -> PodView:
+        metadata, status = value["metadata"], value.get("status") or {}
+        labels = metadata.get("labels") or {}
+        owners = [one for one in metadata.get("ownerReferences") or () if one.get("controller")]
+        phase = status.get("phase", "Pending")
+        return PodView(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            owner=owners[0]["uid"] if owners else "",
+            job=f"{metadata['namespace']}/{labels.get(LABEL_JOB, '')}",
+            attempt=_number(labels.get(LABEL_ATTEMPT)),
+            rank=_number(labels.get(LABEL_NODE_RANK)),
+            node=value["spec"].get("nodeName") or "",
+            phase=phase,
+            ip=status.get("podIP") or "",
+            deleting="deletionTimestamp" in metadata,
+            outcome=outcome_of(value) if phase in ("Succeeded", "Failed") else None,
+        )
+
+    return shape
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node: as the engine sees it, what its pods depend on, and whether it died."""
+
+    node: Node
+    ours: bool  # may get gangs at all
+    dedicated: bool
+    lost: str  # the cause; empty: not lost
+    allocatable: Strings = field(default_factory=dict)
+
+
+def shape_node(value: dict[str, Any]) -> NodeView:
+    """From the object's JSON."""
+    metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
+    labels = metadata.get("labels") or {}
+    taints = spec.get("taints") or []
+    allocatable = {str(key): str(one) for key, one in (status.get("allocatable") or {}).items()}
+    conditions = status.get("conditions") or ()
+    ready: Strings = next((one for one in conditions if one["type"] == "Ready"), {})
+    lost = _lost(ready, taints)
+    reason = lost or _unready(ready, spec, taints)
+    slots = next(
+        (_number(allocatable[name]) for name in _SLOT_RESOURCES if name in allocatable),
+        _cores(allocatable.get("cpu", "1")),
+    )
+    if not slots:
+        reason = reason or "no allocatable device is left"
+    dedicated = labels.get(LABEL_DEDICATED) == "true"
+    return NodeView(
+        node=Node(
+            name=metadata["name"],
+            zone=labels.get(LABEL_ZONE) or labels.get(LABEL_ZONE_COMMON) or "default",
+            leaf=labels.get(LABEL_LEAF, ""),
+            node_class=labels.get(LABEL_GROUP) or "default",
+            slots=slots,
+            ready=not reason,
+            reason=reason,
+        ),
+        ours=dedicated or LABEL_GROUP in labels,
+        dedicated=dedicated,
+        lost=lost,
+        allocatable=allocatable,
+    )
+
+
+def _lost(ready: Strings, taints: list[dict[str, Any]]) -> str:
+    """Unknown is what the control plane writes when a kubelet has fallen silent."""
+    if ready.get("status") == "Unknown":
+        return ready.get("reason") or "NodeStatusUnknown"
+    found = [one["key"] for one in taints if one.get("key") in _LOST_TAINTS]
+    return found[0] if found else ""
+
+
+def _unready(ready: Strings, spec: dict[str, Any], taints: list[dict[str, Any]]) -> str:
+    if ready.get("status") != "True":
+        return f"not ready: {ready.get('reason', 'no Ready condition')}"
+    if spec.get("unschedulable"):
+        return "cordoned"
+    for one in taints:
+        if one.get("key") not in _OUR_TAINTS and one.get("effect") in ("NoSchedule", "NoExecute"):
+            return f"tainted {one.get('key')}"
+    return ""
+
+
+def _cores(text: str) -> int:
+    """Whole cores of a quantity such as 64 or 63500m."""
+    return int(text[:-1]) // 1000 if text.endswith("m") else _number(text)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else 0

@@ -1,0 +1,190 @@
+"""What the operator sees of the cluster: the caches, and whom to tell.
+
+Lives as long as the process, so that a new leader need not list pods and nodes first. One listener
+at a time, the leader's term, is told which job, pod or node changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import ValidationError
+
+from flyer.api import FlyerQuota, NodeHealth
+from flyer.kube.client import Cache, WatchSettings
+from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, NODEHEALTHS, NODES, PODS
+from flyer.kube.pods.names import LABEL_JOB
+from flyer.kube.services.errors import TermOverError
+from flyer.kube.services.views import JobView, NodeView, PodView, shape_job, shape_node, shape_pods
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from flyer.engine import Node, Outcome
+    from flyer.kube.client import Api, Key
+
+__all__ = ["Listener", "World"]
+
+log = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """A leader's term."""
+
+    def job_changed(self, before: JobView | None, after: JobView | None) -> None:
+        """A FlyerJob came, changed or went."""
+
+    def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
+        """A pod of a FlyerJob came, changed or went."""
+
+    def node_changed(self, name: str) -> None:
+        """A node, or what is known of its health, came, changed or went."""
+
+    def quota_changed(self, name: str, quota: FlyerQuota | None) -> None:
+        """A FlyerQuota came, changed or went."""
+
+
+class World:
+    """All caches. `outcome_of` reads the status of a pod that ended."""
+
+    def __init__(
+        self,
+        api: Api,
+        outcome_of: Callable[[Mapping[str, Any] | None], Outcome],
+        settings: WatchSettings = WatchSettings(),  # noqa: B008 - frozen
+    ) -> None:
+        self.listener: Listener | None = None
+        self._pods_of: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
+        self._pods_on: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
+        self.jobs = Cache(api, FLYERJOBS, shape_job, self._job, settings=settings)
+        self.pods = Cache(
+            api, PODS, shape_pods(outcome_of), self._pod, settings=settings,
+            labelSelector=LABEL_JOB,
+        )  # fmt: skip
+        self.nodes = Cache(api, NODES, shape_node, self._node, settings=settings)
+        self.healths = Cache(
+            api, NODEHEALTHS, _shape_health, self._health, settings=settings, optional=True
+        )
+        self.quotas = Cache(
+            api, FLYERQUOTAS, _shape_quota, self._quota, settings=settings, optional=True
+        )
+
+    @property
+    def caches(self) -> tuple[Cache[Any], ...]:
+        """All of them."""
+        return (self.jobs, self.pods, self.nodes, self.healths, self.quotas)
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago the API server was last heard, on the stream that is silent longest."""
+        return max(cache.age_seconds for cache in self.caches)
+
+    @property
+    def synced(self) -> bool:
+        """Whether every kind has been listed."""
+        return all(cache.synced.is_set() for cache in self.caches)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for cache in self.caches:
+                group.create_task(cache.run(), name=f"watch {cache.resource.plural}")
+
+    async def wait_synced(self) -> None:
+        """Until every kind has been listed."""
+        for cache in self.caches:
+            await cache.synced.wait()
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def job(self, key: str) -> JobView | None:
+        """The job "namespace/name"."""
+        namespace, _, name = key.partition("/")
+        return self.jobs.get(namespace, name)
+
+    def pods_of(self, job: str) -> list[PodView]:
+        """The pods of all attempts of a job."""
+        return list(self._pods_of[job].values()) if job in self._pods_of else []
+
+    def pods_on(self, node: str) -> list[PodView]:
+        """The pods of FlyerJobs that are bound to a node."""
+        return list(self._pods_on[node].values()) if node in self._pods_on else []
+
+    def engine_nodes(self) -> Iterator[Node]:
+        """Every node that may get gangs."""
+        for view in self.nodes.values():
+            if view.ours:
+                yield self.engine_node(view)
+
+    def engine_node(self, view: NodeView) -> Node:
+        """The node with what its NodeHealth says."""
+        health = self.healths.get("", view.node.name)
+        unfit = health.unfit if health else ""
+        if unfit and view.node.ready:
+            return replace(view.node, ready=False, reason=unfit)
+        return view.node
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def _job(self, _key: Key, before: JobView | None, after: JobView | None) -> None:
+        self._notify(lambda listener: listener.job_changed(before, after))
+
+    def _pod(self, _key: Key, before: PodView | None, after: PodView | None) -> None:
+        if before is not None:
+            _discard(self._pods_of, before.job, before.uid)
+            _discard(self._pods_on, before.node, before.uid)
+        if after is not None:
+            self._pods_of[after.job][after.uid] = after
+            if after.node:
+                self._pods_on[after.node][after.uid] = after
+        replaced = before is not None and after is not None and before.uid != after.uid
+        if replaced:
+            self._notify(lambda listener: listener.pod_changed(before, None))
+        old = None if replaced else before
+        self._notify(lambda listener: listener.pod_changed(old, after))
+
+    def _node(self, key: Key, _before: NodeView | None, _after: NodeView | None) -> None:
+        self._notify(lambda listener: listener.node_changed(key[1]))
+
+    def _health(self, key: Key, _before: NodeHealth | None, _after: NodeHealth | None) -> None:
+        self._notify(lambda listener: listener.node_changed(key[1]))
+
+    def _quota(self, key: Key, _before: FlyerQuota | None, after: FlyerQuota | None) -> None:
+        self._notify(lambda listener: listener.quota_changed(key[1], after))
+
+    def _notify(self, tell: Callable[[Listener], None]) -> None:
+        if self.listener is None:
+            return
+        try:
+            tell(self.listener)
+        except TermOverError:
+            self.listener = None  # the next term reads everything from the caches
+
+
+def _discard(index: defaultdict[str, dict[str, PodView]], key: str, uid: str) -> None:
+    pods = index.get(key)
+    if pods is not None:
+        pods.pop(uid, None)
+        if not pods:
+            del index[key]
+
+
+def _shape_health(value: dict[str, Any]) -> NodeHealth | None:
+    return _parsed(NodeHealth, value)  # type: ignore[no-any-return]
+
+
+def _shape_quota(value: dict[str, Any]) -> FlyerQuota | None:
+    return _parsed(FlyerQuota, value)  # type: ignore[no-any-return]
+
+
+def _parsed(model: Any, value: dict[str, Any]) -> Any:
+    metadata = {name: one for name, one in value["metadata"].items() if name != "managedFields"}
+    try:
+        return model.model_validate({**value, "metadata": metadata})
+    except ValidationError as error:
+        log.warning("%s %s is ignored: %s", model.__name__, metadata.get("name"), error)
+        return None

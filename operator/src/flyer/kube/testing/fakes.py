@@ -1,0 +1,133 @@
+"""Stand-ins for the scheduler's neighbours: a gateway whose jobs behave as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flyer.engine import (
+    CheckpointReported,
+    Failed,
+    GangStarted,
+    Killed,
+    PodExited,
+    Released,
+    Succeeded,
+    SuspendReceived,
+)
+from flyer.kube.testing.kubelets import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Event, Outcome, Signal, Start
+    from flyer.kube.gateway.identities import PodIdentity
+    from flyer.kube.testing.kubelets import Kubelets
+
+__all__ = ["FakeGateway", "Gang", "outcome_of"]
+
+
+def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
+    """From a pod's JSON in a terminal phase; None: it is gone without a trace."""
+    if pod is None:
+        return Killed(0, "vanished")
+    if pod["status"]["phase"] == "Succeeded":
+        return Succeeded()
+    for one in pod["status"].get("containerStatuses") or ():
+        ended = (one.get("state") or {}).get("terminated")
+        if ended and (ended.get("signal") or ended["exitCode"] > 128):
+            return Killed(ended.get("signal") or ended["exitCode"] - 128, ended.get("reason", ""))
+        if ended:
+            return Failed(ended["exitCode"], ended.get("message", ""))
+    return Killed(0, pod["status"].get("reason", "no container ran"))
+
+
+@dataclass(slots=True)
+class Gang:
+    """An attempt whose pods are expected."""
+
+    job: FlyerJob
+    start: Start
+    pods: tuple[PodIdentity, ...]
+    located: set[str] = field(default_factory=set)
+    concluded: set[str] = field(default_factory=set)
+    up: bool = False
+
+
+class FakeGateway:
+    """The interface of the gateway over pods that `Kubelets` run.
+
+    A gang is up when all its pods have addresses. A signalled gang acknowledges, saves one step
+    more and ends, unless `deaf`.
+    """
+
+    def __init__(self, tell: Callable[[Event], None], kubelets: Kubelets) -> None:
+        self.gangs: dict[str, Gang] = {}
+        self.signals: list[Signal] = []
+        self.deaf = False
+        self._tell = tell
+        self._kubelets = kubelets
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        await asyncio.Event().wait()
+
+    def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
+        """These pods are this attempt."""
+        known = self.gangs.get(start.job)
+        if known is not None and known.start.attempt == start.attempt:
+            return
+        gang = self.gangs[start.job] = Gang(job, start, tuple(pods))
+        for pod in pods:
+            found = self._kubelets.store.find("pods", pod.name, pod.namespace)
+            if found is not None and found["metadata"]["uid"] == pod.uid:
+                self._locate(gang, pod.uid, found["status"].get("podIP", ""))
+
+    def locate(self, uid: str, ip: str) -> None:
+        """Where a pod is."""
+        for gang in self.gangs.values():
+            if any(pod.uid == uid for pod in gang.pods):
+                self._locate(gang, uid, ip)
+
+    def _locate(self, gang: Gang, uid: str, ip: str) -> None:
+        if ip:
+            gang.located.add(uid)
+        if not gang.up and len(gang.located) == len(gang.start.assignment.nodes):
+            gang.up = True
+            self._tell(GangStarted(gang.start.job, gang.start.attempt))
+
+    def signal(self, signal: Signal) -> None:
+        """Ask the job to save and release."""
+        self.signals.append(signal)
+        gang = self.gangs.get(signal.job)
+        if gang is None or gang.start.attempt != signal.attempt or self.deaf:
+            return
+        saved = gang.start.restore_from.step if gang.start.restore_from else 0
+        self._tell(SuspendReceived(signal.job, signal.attempt))
+        self._tell(CheckpointReported(signal.job, signal.attempt, saved + 1, f"step-{saved + 1}"))
+        self._tell(Released(signal.job, signal.attempt))
+        for pod in gang.pods:
+            self._kubelets.finish(pod.namespace, pod.name, Exit())
+
+    async def conclude(self, uid: str, status: Outcome) -> Outcome:
+        """A pod has ended: tells PodExited, once."""
+        for gang in self.gangs.values():
+            for rank, pod in enumerate(gang.pods):
+                if pod.uid == uid and uid not in gang.concluded:
+                    gang.concluded.add(uid)
+                    names = gang.start.assignment.names
+                    name = names[rank] if len(gang.pods) == len(names) else self._node(pod)
+                    self._tell(PodExited(gang.start.job, gang.start.attempt, name, status))
+        return status
+
+    def _node(self, pod: PodIdentity) -> str:
+        found = self._kubelets.store.find("pods", pod.name, pod.namespace)
+        return str(found["spec"].get("nodeName", "")) if found else ""
+
+    def forget(self, job: str, attempt: int) -> None:
+        """The attempt is over."""
+        gang = self.gangs.get(job)
+        if gang is not None and gang.start.attempt == attempt:
+            del self.gangs[job]

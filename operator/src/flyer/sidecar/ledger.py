@@ -1,0 +1,127 @@
+"""What the pod has said so far, and what it was asked: the sidecar's memory, also over a restart.
+
+A change gets the next revision and wakes whoever waits. What must not be lost when this process is
+killed is in two small files of the pod's shared folder; the newest step alone is not worth a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.job.failure import write_atomically
+from flyer.job.fields import ProtocolError
+from flyer.sidecar.wire import (
+    Order,
+    Report,
+    StartOrder,
+    Suspend,
+    encode,
+    parse_from_gateway,
+    parse_from_sidecar,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Ledger"]
+
+REPORT_FILE: Final = "sidecar-report.json"
+ORDER_FILE: Final = "sidecar-order.json"
+FILE_BYTES_MAX: Final = 32 * 1024 * 1024
+# Changes that may wait for the next report.
+_IDLE_FIELDS: Final = frozenset({"step", "metrics", "output", "ranks_seen"})
+
+log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """The newest report and what the orders so far add up to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.report = Report(revision=1)
+        self.acknowledged = 0
+        self.urgent = asyncio.Event()
+        """Set when something changed that must not wait."""
+        self.changed = asyncio.Event()
+        self.acknowledgement = asyncio.Event()
+        self.start: StartOrder | None = None
+        self.terminate = False
+        self._suspend: Suspend | None = None
+        self._suspend_until = 0.0
+
+    @property
+    def suspend(self) -> Suspend | None:
+        """What is left of the suspension that was asked for."""
+        if self._suspend is None:
+            return None
+        return replace(self._suspend, seconds_left=max(self._suspend_until - time.time(), 0.0))
+
+    def load(self) -> None:
+        """Go on from what a sidecar before left, if one did. Garbage counts as nothing."""
+        report = self._read(REPORT_FILE)
+        with contextlib.suppress(ProtocolError):
+            said = parse_from_sidecar(report) if report else None
+            if isinstance(said, Report):
+                self.report = replace(said, revision=said.revision + 1)
+        order = self._read(ORDER_FILE)
+        with contextlib.suppress(ProtocolError):
+            asked = parse_from_gateway(order) if order else None
+            if isinstance(asked, Order):
+                self.start, self._suspend = asked.start, asked.suspend
+                if asked.suspend is not None:
+                    # Of the time that has passed since, nobody knows: the gateway says it again.
+                    self._suspend_until = time.time() + asked.suspend.seconds_left
+
+    def say(self, **changes: Any) -> None:
+        """The pod said something; saying it again is no news."""
+        old = self.report
+        new = replace(old, **changes)
+        if new == old:
+            return
+        self.report = replace(new, revision=old.revision + 1)
+        self.changed.set()
+        if any(
+            getattr(new, name) != getattr(old, name) for name in changes.keys() - _IDLE_FIELDS
+        ) or (not old.ranks_seen and new.ranks_seen):
+            self.urgent.set()
+            self._write(REPORT_FILE, encode(self.report))
+
+    def acknowledge(self, revision: int) -> None:
+        """The gateway has everything up to this revision."""
+        self.acknowledged = max(self.acknowledged, min(revision, self.report.revision))
+        self.acknowledgement.set()
+
+    def ask(self, order: Order) -> None:
+        """An order came. What an earlier one asked stays asked."""
+        if self.start is None:
+            self.start = order.start
+        if order.suspend is not None:
+            self._suspend = order.suspend
+            self._suspend_until = time.time() + order.suspend.seconds_left
+        self.terminate = self.terminate or order.terminate
+        self._write(ORDER_FILE, encode(Order(start=self.start, suspend=self.suspend)))
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until the gateway has the newest report; whether it does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.acknowledged < self.report.revision:
+                    self.acknowledgement.clear()
+                    await self.acknowledgement.wait()
+        return self.acknowledged >= self.report.revision
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            path = self._folder / name
+            return path.read_bytes() if path.stat().st_size <= FILE_BYTES_MAX else None
+        except OSError:
+            return None
+
+    def _write(self, name: str, line: bytes) -> None:
+        write_atomically(self._folder / name, line.decode())

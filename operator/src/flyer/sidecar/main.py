@@ -1,0 +1,103 @@
+"""The script `flyer-sidecar`: serve, or `probe` whether one serves here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from flyer.sidecar.settings import SidecarSettings
+
+__all__ = ["main"]
+
+PROBE_SECONDS: Final = 10.0
+PROBE_POLL_SECONDS: Final = 0.02
+EXIT_BAD_SETTING: Final = 2
+
+
+def main() -> int:
+    """`flyer-sidecar [probe]`."""
+    words = sys.argv[1:]
+    if words == ["probe"]:
+        return _probe(Path(os.environ.get("FLYER_RUN_FOLDER") or "/run/flyer"))
+    if words:
+        sys.stderr.write("usage: flyer-sidecar [probe]\n")
+        return EXIT_BAD_SETTING
+    from flyer.sidecar.settings import SettingError, SidecarSettings
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    try:
+        settings = SidecarSettings.read(os.environ)
+    except SettingError as error:
+        sys.stderr.write(f"flyer-sidecar: {error}\n")
+        return EXIT_BAD_SETTING
+    asyncio.run(_serve(settings))
+    return 0
+
+
+class _JsonLines(logging.Formatter):
+    """What all our components write."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "component": "sidecar",
+            "msg": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+async def _serve(settings: SidecarSettings) -> None:
+    from flyer.sidecar.sidecar import Sidecar
+
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    sidecar = Sidecar(settings)
+    running = asyncio.create_task(sidecar.run())
+    waiting = asyncio.create_task(stopped.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        waiting.cancel()
+        running.result()  # a bug, or a folder that cannot be used: kubelet starts us again
+        return
+    await sidecar.finish()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def _probe(folder: Path) -> int:
+    """0 once the launcher's socket is served; waits for it."""
+    path, deadline = folder / "launcher.sock", time.monotonic() + PROBE_SECONDS
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+            try:
+                one.connect(str(path))
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    sys.stderr.write(f"flyer-sidecar: {path}: {error}\n")
+                    return 1
+            else:
+                return 0
+        time.sleep(PROBE_POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

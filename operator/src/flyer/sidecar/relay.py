@@ -1,0 +1,181 @@
+"""The stream to the gateway: opened again and again, until this process ends.
+
+Sends the newest report whenever it changed and a beat when there was nothing to say; hands orders
+on. Whatever the gateway does, or does not do, costs a reconnect and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from flyer.job.fields import ProtocolError
+from flyer.sidecar.wire import (
+    ORDER_BYTES_MAX,
+    VERSION,
+    Acknowledgement,
+    Beat,
+    Hello,
+    Order,
+    Refusal,
+    Welcome,
+    encode,
+    parse_from_gateway,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flyer.sidecar.ledger import Ledger
+    from flyer.sidecar.settings import SidecarSettings
+
+__all__ = ["Relay", "StreamEndedError"]
+
+TOKEN_BYTES_MAX: Final = 8 * 1024
+WRITE_SECONDS_MAX: Final = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class StreamEndedError(Exception):
+    """The stream is over: `code` is the gateway's refusal, or what happened here."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Relay:
+    """Keeps one stream."""
+
+    def __init__(
+        self, settings: SidecarSettings, ledger: Ledger, obey: Callable[[Order], None]
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._obey = obey
+        self._context = ssl.create_default_context(cadata=settings.authority)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self.connected = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause, said = self._settings.retry_seconds, ""
+        while True:
+            try:
+                await self._stream()
+            except (OSError, ProtocolError, StreamEndedError, EOFError) as error:
+                code = getattr(error, "code", "") or type(error).__name__
+                if code != said:
+                    log.warning("gateway: %s: %s", code, error)
+                said = str(code)
+            if self.connected.is_set():
+                self.connected.clear()
+                pause, said = self._settings.retry_seconds, ""
+            # Spread, or all pods of a cluster come at the same moment.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret
+            pause = min(pause * 2, self._settings.retry_seconds_max)
+
+    async def _stream(self) -> None:
+        """One connection, from its opening to its end."""
+        settings = self._settings
+        token = await asyncio.to_thread(self._read_token)
+        try:
+            async with asyncio.timeout(settings.connect_seconds):
+                reader, writer = await asyncio.open_connection(
+                    settings.host,
+                    settings.port,
+                    ssl=self._context,
+                    server_hostname=settings.server_name or settings.host,
+                    limit=ORDER_BYTES_MAX,
+                )
+        except TimeoutError as error:
+            raise StreamEndedError("no_answer", f"no connection to {settings.host}") from error
+        try:
+            writer.write(encode(Hello(token)))
+            welcome = await _read(reader, settings.connect_seconds)
+            if not isinstance(welcome, Welcome) or welcome.version != VERSION:
+                raise StreamEndedError("bad_reply", f"hello was answered with {welcome!r:.100}")
+            self.connected.set()
+            log.info("gateway: connected to %s:%d", settings.host, settings.port)
+            await self._converse(reader, writer, welcome)
+        finally:
+            writer.transport.abort()  # nothing that is still unsent is worth waiting for
+
+    def _read_token(self) -> str:
+        """Each time anew: kubelet replaces the file before the token expires."""
+        with self._settings.token_file.open("rb") as file:
+            return file.read(TOKEN_BYTES_MAX).decode("ascii", errors="replace").strip()
+
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: Welcome
+    ) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            tasks = [
+                asyncio.create_task(self._listen(reader, welcome.silence_seconds)),
+                asyncio.create_task(self._speak(writer, welcome.beat_seconds)),
+            ]
+            stack.push_async_callback(_end_all, tasks)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    async def _listen(self, reader: asyncio.StreamReader, silence_seconds: float) -> None:
+        while True:
+            match await _read(reader, silence_seconds):
+                case Order() as order:
+                    self._obey(order)
+                case Acknowledgement(revision):
+                    self._ledger.acknowledge(revision)
+                case _:
+                    pass
+
+    async def _speak(self, writer: asyncio.StreamWriter, beat_seconds: float) -> None:
+        ledger, sent = self._ledger, 0
+        while True:
+            ledger.changed.clear()
+            ledger.urgent.clear()
+            if ledger.report.revision != sent:
+                sent = ledger.report.revision
+                writer.write(encode(ledger.report))
+            else:
+                writer.write(encode(Beat()))
+            async with asyncio.timeout(WRITE_SECONDS_MAX):
+                await writer.drain()
+            await _wait(ledger.urgent, self._settings.report_seconds)
+            if ledger.report.revision == sent:
+                await _wait(ledger.changed, beat_seconds)
+
+
+async def _end_all(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+async def _read(
+    reader: asyncio.StreamReader, seconds: float
+) -> Welcome | Acknowledgement | Order | Beat:
+    try:
+        async with asyncio.timeout(seconds):
+            line = await reader.readuntil(b"\n")
+    except TimeoutError as error:
+        raise StreamEndedError("silent", f"the gateway said nothing for {seconds:g} s") from error
+    except asyncio.IncompleteReadError as error:
+        raise StreamEndedError("closed", "the gateway hung up") from error
+    except asyncio.LimitOverrunError as error:
+        raise StreamEndedError("bad_line", "the gateway sent an endless line") from error
+    message = parse_from_gateway(line)
+    if isinstance(message, Refusal):
+        raise StreamEndedError(message.code, message.message)
+    return message

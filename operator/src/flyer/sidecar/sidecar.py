@@ -1,0 +1,173 @@
+"""The sidecar: the pod's launcher and ranks on one side, the gateway on the other.
+
+It decides nothing. What the pod says is noted in the ledger, which the relay reports; what the
+gateway orders is noted there too, and handed to the launcher and to the job socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from flyer.job.failure import write_atomically
+from flyer.job.protocol import SuspendCode, Welcome
+from flyer.job.server import JobServer
+from flyer.sidecar.launch import LauncherServer
+from flyer.sidecar.ledger import Ledger
+from flyer.sidecar.port import hold_port
+from flyer.sidecar.relay import Relay
+from flyer.sidecar.wire import GivenUp, LauncherState, Order, Saved
+
+if TYPE_CHECKING:
+    import socket
+
+    from flyer.sidecar.settings import SidecarSettings
+    from flyer.sidecar.wire import StartOrder
+
+__all__ = ["Sidecar"]
+
+JOB_SOCKET = "job.sock"
+TOPOLOGY_FILE = "topology.json"
+REASON_CHARACTERS_MAX = 1000
+
+log = logging.getLogger(__name__)
+
+
+class Sidecar:
+    """One pod's sidecar; made in the loop in which it runs, until cancelled."""
+
+    def __init__(self, settings: SidecarSettings) -> None:
+        self._settings = settings
+        self.ledger = Ledger(settings.run_folder)
+        self._launcher = LauncherServer(self.ledger, settings.run_folder)
+        self.relay = Relay(settings, self.ledger, self.obey)
+        self._server: JobServer | None = None
+        self._port: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Serve the pod and keep the stream."""
+        self.ledger.load()
+        if self.ledger.start is None:
+            self._port = hold_port()
+            self.ledger.say(port=self._port.getsockname()[1])
+        try:
+            if self.ledger.start is not None:
+                await self._open(self.ledger.start)
+            await self._launcher.start()
+            relaying = asyncio.create_task(self.relay.run())
+            self._tasks.add(relaying)
+            await asyncio.wait([relaying, self._crashed], return_when=asyncio.FIRST_COMPLETED)
+            (self._crashed if self._crashed.done() else relaying).result()
+        finally:
+            await self._launcher.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._server is not None:
+                await self._server.close()
+            if self._port is not None:
+                self._port.close()
+
+    def obey(self, order: Order) -> None:
+        """An order from the gateway; the same one again does nothing new."""
+        self.ledger.ask(order)
+        if self.ledger.start is not None and self._server is None:
+            task = asyncio.get_running_loop().create_task(self._open(self.ledger.start))
+            self._tasks.add(task)
+            task.add_done_callback(self._opened)
+            return
+        if order.suspend is not None:
+            self._signal()
+        self._launcher.push()
+
+    async def _open(self, start: StartOrder) -> None:
+        """Serve the ranks, then let the launcher start them."""
+        if self._server is not None:
+            return
+        folder = self._settings.run_folder
+        write_atomically(folder / TOPOLOGY_FILE, json.dumps(start.topology, indent=1))
+        welcome = Welcome(
+            job=start.job,
+            chain=start.chain,
+            attempt=start.attempt,
+            life_state=self.ledger.report.life_state or start.life_state,
+            restore_step=start.restore_step,
+            restore_path=start.restore_path,
+        )
+        self._server = JobServer(
+            folder / JOB_SOCKET, welcome, self, mode=0o666, greeted=self._greeted
+        )
+        await self._server.start()
+        if start.node_rank != 0 and self._port is not None:
+            self._port.close()
+            self._port = None
+        self._signal()
+        self._launcher.push()
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._crashed.done():
+            self._crashed.set_exception(error)
+
+    def _signal(self) -> None:
+        suspend, report = self.ledger.suspend, self.ledger.report
+        if suspend is None or self._server is None:
+            return
+        code = SuspendCode.RECEIVED if report.received else SuspendCode.SENT
+        code = SuspendCode.MAY_SUSPEND if report.released else code
+        self._server.signal(suspend.seconds_left, suspend.reason, code)
+        self.ledger.say(suspended=True)
+
+    def _greeted(self, _rank: int) -> None:
+        if self._server is not None:
+            seen = max(len(self._server.ranks_seen), self.ledger.report.ranks_seen)
+            self.ledger.say(ranks_seen=seen)
+
+    # -- what ranks say (flyer.job.server.JobHandler) --------------------------------------------
+
+    async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
+        """The job knows that it is being suspended."""
+        if self.ledger.suspend is not None:
+            self.ledger.say(received=True)
+
+    async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
+        """A step is done; the lowest rank's numbers are shown."""
+        old = self.ledger.report.step
+        if old is not None and (step < old or (step == old and rank != 0)):
+            return
+        self.ledger.say(step=step, metrics=metrics or self.ledger.report.metrics)
+
+    async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
+        """A checkpoint exists."""
+        saved = Saved(step, path)
+        if durable:
+            self.ledger.say(durable=saved)
+        else:
+            self.ledger.say(volatile=saved)
+
+    async def release(self, rank: int, step: int | None) -> None:  # noqa: ARG002
+        """The job gives all its nodes back."""
+        self.ledger.say(released=True)
+
+    async def fail(self, rank: int, reason: str) -> None:
+        """The job gives up."""
+        if self.ledger.report.given_up is None:
+            self.ledger.say(given_up=GivenUp(rank, reason[:REASON_CHARACTERS_MAX]))
+
+    async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002
+        """Keep the user's word."""
+        self.ledger.say(life_state=state & 0xFFFFFFFF)
+
+    async def finish(self) -> None:
+        """The ranks are gone and kubelet ends us: give the last words their time."""
+        if self.ledger.report.launcher is LauncherState.ABSENT:
+            return
+        with contextlib.suppress(asyncio.CancelledError):
+            if not await self.ledger.flush(self._settings.flush_seconds):
+                log.warning("gateway: the last report was not acknowledged")

@@ -1,0 +1,294 @@
+"""One case a rule: an object, an edit that breaks the rule, and what the API server answers.
+
+`before` is stored first (its status by the status subresource), then `edit` is sent as a merge
+patch. `says` is the rule's whole message: field, value, remedy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["true"]}]}}
+TIME = "2026-11-20T14:05:00.000Z"
+NODES = [{"name": "a1", "zone": "A", "firstRank": 0}, {"name": "a2", "zone": "A", "firstRank": 1}]
+HOLDER = {"namespace": "ml", "job": "gpt", "epoch": 4, "since": TIME}
+DEVICE = {"id": "gpu-1", "kind": "gpu", "since": TIME}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    plural: str
+    edit: Json
+    says: str
+    before: Json = field(default_factory=dict)
+    subresource: str = ""
+    fixed_name: str = ""  # otherwise made up
+
+
+def job(*, status: Json | None = None, **spec: Any) -> Json:
+    found: Json = {"spec": {"nodes": 2, "template": TEMPLATE, **spec}}
+    return found if status is None else {**found, "status": status}
+
+
+def status(phase: str, *, attempt: int = 1, nodes: Any = NODES, **more: Any) -> Json:
+    found: Json = {"phase": phase, "epoch": 3, "chain": {"id": "c", "attempt": attempt}, **more}
+    if nodes and phase not in ("Queued", "Suspended"):
+        found["assignment"] = {"epoch": 3, "nodes": nodes, "reservedAt": TIME}
+    return found
+
+
+RUNNING = job(status=status("Running"))
+
+
+def on_status(name: str, says: str, edit: Json, before: Json = RUNNING) -> Case:
+    return Case(name, "flyerjobs", {"status": edit}, says, before, "status")
+
+
+def on_spec(name: str, says: str, edit: Json, before: Json = RUNNING) -> Case:
+    return Case(name, "flyerjobs", {"spec": edit}, says, before)
+
+
+def fixed(field_name: str, value: Any, shown: str) -> Case:
+    says = (
+        f"spec.{field_name}: {shown} cannot replace what the job has while it is Running: suspend "
+        "it first (spec.suspend: true) and change it once it is Suspended, or create another job"
+    )
+    return on_spec(f"{field_name} is fixed while the job runs", says, {field_name: value})
+
+
+CASES = [
+    fixed("nodes", 3, "3"),
+    fixed("ranksPerNode", 8, "8"),
+    fixed("group", "a100", "a100"),
+    fixed("crossZone", "never", "never"),
+    fixed(
+        "template",
+        {"spec": {"hostNetwork": True, "containers": [{"name": "trainer"}]}},
+        "this template",
+    ),
+    on_spec(
+        "grace is at most maxGrace",
+        "spec.preemption.maxGrace: 10m is shorter than grace 1h: set maxGrace to 1h or more",
+        {"preemption": {"grace": "1h"}},
+    ),
+    on_spec(
+        "a limit of nothing",
+        "0s would be over at once: leave the field out for no limit",
+        {"maxRuntime": "0s"},
+    ),
+    on_spec(
+        "a stop cannot be taken back",
+        "spec.stop: nothing cannot replace graceful: a stop cannot be taken back, create another "
+        "job",
+        {"stop": None},
+        job(stop="graceful"),
+    ),
+    Case(
+        "a name that pods cannot have",
+        "flyerjobs",
+        {},
+        f"metadata.name: {'x' * 52} (52 characters) cannot begin the names of pods: use at most 51 "
+        "lower-case letters, digits and dashes",
+        job(),
+        fixed_name="x" * 52,
+    ),
+    Case(
+        "the status cannot be removed",
+        "flyerjobs",
+        {"status": None},
+        "status: cannot be removed: it is what the scheduler knows; delete the job instead",
+        RUNNING,
+        "status",
+    ),
+    on_status(
+        "a gang in part",
+        "status.assignment.nodes: names 1 nodes, spec.nodes is 2: a gang is all or nothing, name "
+        "all or none",
+        {
+            "phase": "Reserved",
+            "chain": {"attempt": 2},
+            "assignment": {"nodes": NODES[:1]},
+        },
+    ),
+    on_status(
+        "a bridge in one zone",
+        "status.assignment.bridge: does not fit zones A: name the one pair of nodes that talks "
+        "across, for two zones alone",
+        {"zones": "A", "assignment": {"bridge": ["a1", "a2"]}},
+    ),
+    on_status(
+        "half a bridge",
+        "status.assignment.bridge: has 1 nodes: a gang crosses zones over one pair, write two "
+        "names or none",
+        {"assignment": {"bridge": ["a1"]}},
+    ),
+    on_status(
+        "a lower epoch",
+        "status.epoch: 2 is lower than 3: a newer leader exists, stop writing and elect again",
+        {"epoch": 2},
+    ),
+    on_status(
+        "an attempt is skipped",
+        "status.chain.attempt: 3 does not follow 1: attempts are counted one by one, read the job "
+        "again",
+        {"phase": "Reserved", "chain": {"attempt": 3}},
+    ),
+    on_status(
+        "an illegal move",
+        "status.phase: Running cannot become Starting in attempt 1: read the job again and decide "
+        "from where it is",
+        {"phase": "Starting"},
+    ),
+    on_status(
+        "what has ended stays so",
+        "status.phase: Failed cannot become Queued in attempt 1: read the job again and decide "
+        "from where it is",
+        {"phase": "Queued", "assignment": None},
+        job(status=status("Failed")),
+    ),
+    on_status(
+        "an attempt begins at its beginning",
+        "status.phase: Queued cannot become Running in attempt 2 (an attempt begins in Reserved, "
+        "Draining, Starting): read the job again and decide from where it is",
+        {
+            "phase": "Running",
+            "chain": {"attempt": 2},
+            "assignment": {"epoch": 3, "nodes": NODES, "reservedAt": TIME},
+        },
+        job(status=status("Queued")),
+    ),
+    on_status(
+        "the suspend code falls",
+        "status.suspendCode: 1 is lower than 2 within attempt 1: it only grows, read the job again",
+        {"suspendCode": 1},
+        job(status=status("Suspending", suspendCode=2)),
+    ),
+    on_status(
+        "nodes change under a job",
+        "status.assignment.nodes: cannot change within attempt 1: give the nodes back and begin a "
+        "new attempt",
+        {"assignment": {"nodes": [NODES[1], NODES[0]]}},
+    ),
+    on_status(
+        "running on nothing",
+        "status.assignment: is missing in phase Running: commit the nodes together with the phase",
+        {"assignment": None},
+    ),
+    on_status(
+        "waiting with nodes",
+        "status.assignment: is kept in phase Queued: a job that waits has no nodes, remove it",
+        {"phase": "Queued"},
+    ),
+    on_status(
+        "another chain",
+        "status.chain.id: d cannot replace c: all attempts of a job are one chain, keep the id",
+        {"chain": {"id": "d"}},
+    ),
+    on_status(
+        "restarts are forgotten",
+        "status.chain.restarts: 1 is lower than 2: it only grows, read the job again",
+        {"chain": {"restarts": 1}},
+        job(status={**status("Running"), "chain": {"id": "c", "attempt": 1, "restarts": 2}}),
+    ),
+    Case(
+        "a quota about somebody else",
+        "flyerquotas",
+        {"spec": {"user": "ben"}},
+        "spec: ben/*/* cannot replace anna/*/*: user, priority and group are what the limit is "
+        "about, create another one",
+        {"spec": {"user": "anna", "nodes": 4}},
+    ),
+    Case(
+        "a quota's status from an earlier leader",
+        "flyerquotas",
+        {"status": {"epoch": 2}},
+        "status.epoch: 2 is lower than 3: a newer leader exists, stop writing and elect again",
+        {"spec": {"nodes": 4}, "status": {"epoch": 3}},
+        "status",
+    ),
+    Case(
+        "a second topology",
+        "flyertopologies",
+        {},
+        "metadata.name: other is a second FlyerTopology: a cluster has one, call it cluster",
+        {"spec": {}},
+        fixed_name="other",
+    ),
+    Case(
+        "a topology's status from an earlier leader",
+        "flyertopologies",
+        {"status": {"epoch": 2}},
+        "status.epoch: 2 is lower than 4: a newer leader exists, stop writing and elect again",
+        {"spec": {}, "status": {"epoch": 4}},
+        "status",
+        "cluster",
+    ),
+    Case(
+        "a second job crosses zones",
+        "flyertopologies",
+        {"status": {"epoch": 5, "holder": {**HOLDER, "job": "bert", "epoch": 5}}},
+        "status.holder: ml/bert cannot cross zones while ml/gpt does (epoch 4): release it first, "
+        "once its nodes are empty",
+        {"spec": {}, "status": {"epoch": 4, "holder": HOLDER}},
+        "status",
+        "cluster",
+    ),
+    Case(
+        "an earlier leader changes the holder",
+        "flyertopologies",
+        {"status": {"epoch": 5, "holder": {**HOLDER, "epoch": 3}}},
+        "status.holder: ml/gpt got the token in epoch 4 and epoch 3 is earlier: elect again and "
+        "write with an epoch that is not lower",
+        {"spec": {}, "status": {"epoch": 4, "holder": HOLDER}},
+        "status",
+        "cluster",
+    ),
+    Case(
+        "a holder of the future",
+        "flyertopologies",
+        {"status": {"holder": {**HOLDER, "epoch": 9}}},
+        "status.holder.epoch: 9 is above status.epoch 4: write both with your own epoch",
+        {"spec": {}, "status": {"epoch": 4, "holder": HOLDER}},
+        "status",
+        "cluster",
+    ),
+    Case(
+        "a device out without a cause",
+        "nodehealths",
+        {"status": {"devices": [{**DEVICE, "state": "Suspect"}]}},
+        "reason: is missing for device gpu-1 in state Suspect: name the cause as one word, such as "
+        "Xid79",
+        {"spec": {}, "status": {"state": "Healthy"}},
+        "status",
+    ),
+    Case(
+        "a device out without a way back",
+        "nodehealths",
+        {"status": {"devices": [{**DEVICE, "state": "Unhealthy", "reason": "Xid79"}]}},
+        "recovery: is missing for device gpu-1 (Unhealthy): nothing is taken out without a way "
+        "back, say what ends it",
+        {"spec": {}, "status": {"state": "Healthy"}},
+        "status",
+    ),
+    Case(
+        "a node out without a cause",
+        "nodehealths",
+        {"status": {"state": "Suspect"}},
+        "status.reason: is missing in state Suspect: name the cause as one word, such as Xid79",
+        {"spec": {}, "status": {"state": "Healthy"}},
+        "status",
+    ),
+    Case(
+        "a node out without evidence",
+        "nodehealths",
+        {"status": {"state": "Unhealthy", "reason": "Xid79"}},
+        "status.state: Unhealthy needs evidence: name an unhealthy device in status.devices, or a "
+        "status.validation that failed",
+        {"spec": {}, "status": {"state": "Healthy"}},
+        "status",
+    ),
+]

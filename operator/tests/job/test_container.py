@@ -1,0 +1,407 @@
+"""The launcher as a container's first process, with a sidecar that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.job.install import install, main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 60.0
+ORDER = {
+    "job": "gpt",
+    "namespace": "lab",
+    "chain": "c1",
+    "attempt": 2,
+    "node": "a1",
+    "zone": "A",
+    "node_rank": 1,
+    "nodes": 2,
+    "ranks_per_node": 2,
+    "master_addr": "10.0.0.1",
+    "master_port": 20001,
+    "stop_grace_seconds": 20.0,
+}
+
+
+class Sidecar:
+    """Serves the launcher's socket, one connection at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "launcher.sock"
+        self.listen()
+
+    def listen(self) -> None:
+        self.server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.server.settimeout(SECONDS)
+        self.server.bind(str(self.path))
+        self.server.listen()
+
+    def accept(self) -> None:
+        self.connection, _ = self.server.accept()
+        self.connection.settimeout(SECONDS)
+        self.lines = self.connection.makefile("rb")
+
+    def hear(self, **wanted: Any) -> dict[str, Any]:
+        """The next message that has these fields."""
+        while True:
+            line = self.lines.readline()
+            assert line, f"the launcher hung up before {wanted}"
+            message = json.loads(line)
+            if wanted.items() <= message.items():
+                return message
+
+    def say(self, **message: Any) -> None:
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def start(self, **changes: Any) -> None:
+        self.accept()
+        self.hear(op="launcher", state="waiting")
+        self.say(kind="start", pod=ORDER | changes, output_seconds=0.1)
+        self.hear(op="launcher", state="running")
+
+    def close(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            self.lines.close()
+            self.connection.close()
+        self.server.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Container:
+    def __init__(self, tools: Path, folder: Path) -> None:
+        self.tools, self.folder = tools, folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def run(self, script: str, *options: str, env: dict[str, str] | None = None) -> None:
+        path = self.folder / "script.py"
+        path.write_text(textwrap.dedent(script))
+        self.launch(["python3", str(path)], *options, env=env)
+
+    def launch(self, words: list[str], *options: str, env: dict[str, str] | None = None) -> None:
+        environment = {
+            name: value for name, value in os.environ.items() if name in ("PATH", "HOME")
+        }
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        command = ["python3", str(self.tools / "bin" / "flyer-launch")]
+        command += ["--run-folder", str(self.folder / "run"), *options, "--", *words]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, **(env or {})},
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        assert self.process is not None
+        out, err = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flyer")
+    assert "flyer.job" in install(folder)
+    return folder
+
+
+@pytest.fixture
+def container(tools: Path, tmp_path: Path) -> Iterator[Container]:
+    (tmp_path / "run").mkdir()
+    one = Container(tools, tmp_path)
+    yield one
+    if one.process is not None and one.process.poll() is None:
+        one.process.kill()
+        one.process.wait()
+
+
+@pytest.fixture
+def sidecar(container: Container) -> Iterator[Sidecar]:
+    one = Sidecar(container.folder / "run")
+    yield one
+    one.close()
+
+
+def test_ranks_run_with_their_environment_and_one_log(
+    container: Container, sidecar: Sidecar
+) -> None:
+    container.run(
+        """
+        import os, sys, flyer.job
+        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+                 "FLYER_JOB", "FLYER_ATTEMPT", "FLYER_ZONE", "MINE", "OMP_NUM_THREADS"]
+        print(*(os.environ[name] for name in names))
+        print("problem", file=sys.stderr)
+        """,
+        env={"MINE": "kept", "OMP_NUM_THREADS": "5"},
+    )
+    sidecar.start()
+    ended = sidecar.hear(op="ended")
+    assert (ended["code"], ended["failure"]) == (0, None)
+    sidecar.say(kind="done")
+    status, out, err = container.end()
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == [
+        "rank 2 | 2 4 0 1 10.0.0.1 20001 lab/gpt 2 A kept 5",
+        "rank 2 | problem",
+        "rank 3 | 3 4 1 1 10.0.0.1 20001 lab/gpt 2 A kept 5",
+        "rank 3 | problem",
+    ]
+
+
+def test_nothing_of_the_users_runs_before_the_order(container: Container, sidecar: Sidecar) -> None:
+    container.run("print('ran')")
+    sidecar.accept()
+    sidecar.hear(op="launcher", state="waiting")
+    assert container.process is not None
+    container.process.send_signal(signal.SIGTERM)
+    status, out, _ = container.end()
+    assert (status, out) == (143, "")
+
+
+def test_without_an_order_it_ends_in_time_and_says_why(container: Container) -> None:
+    container.run("print('ran')", "--start-seconds", "0.3")
+    status, out, err = container.end()
+    assert (status, out) == (75, "")
+    assert "the gang was not started within 0.3 s" in err
+
+
+def test_a_failing_rank_is_blamed_with_its_traceback(
+    container: Container, sidecar: Sidecar
+) -> None:
+    container.run(
+        """
+        import os, time
+        if os.environ["RANK"] == "3":
+            raise ValueError("seven")
+        time.sleep(60)
+        """
+    )
+    sidecar.start()
+    ended = sidecar.hear(op="ended")
+    sidecar.say(kind="done")
+    assert ended["code"] == 1
+    assert (ended["failure"]["rank"], ended["failure"]["exit_status"]) == (3, 1)
+    assert ended["failure"]["traceback"].endswith("ValueError: seven\n")
+    status, out, _ = container.end()
+    assert status == 1
+    lines = out.splitlines()
+    assert "rank 3 | ValueError: seven" in lines
+    assert "rank 3 on node a1: exit status 1" in lines
+    assert lines[-1] == "ValueError: seven"  # the last thing that a user sees
+
+
+def test_a_program_that_is_no_python_is_blamed_from_its_output(
+    container: Container, sidecar: Sidecar
+) -> None:
+    script = "echo Traceback '(most recent call last):'; echo 'Error: no'; exit 3"
+    container.launch(["sh", "-c", script])
+    sidecar.start(ranks_per_node=1, node_rank=0, nodes=1)
+    ended = sidecar.hear(op="ended")
+    assert ended["code"] == 3
+    assert ended["failure"]["traceback"] == "Traceback (most recent call last):\nError: no\n"
+    sidecar.say(kind="done")
+    assert container.end()[0] == 3
+
+
+def test_lines_never_mix_and_long_ones_come_in_pieces(
+    container: Container, sidecar: Sidecar
+) -> None:
+    container.run(
+        """
+        import os, sys
+        letter = "ab"[int(os.environ["LOCAL_RANK"])]
+        for number in range(500):
+            print(number, letter * 200)
+        print(letter * 20000)
+        sys.stdout.write("no end")
+        """
+    )
+    sidecar.start()
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(container.end)  # reads what comes out, or nothing would end
+        sidecar.hear(op="ended")
+        sidecar.say(kind="done")
+        status, out, _ = ending.result()
+    assert status == 0
+    for rank, letter in ((2, "a"), (3, "b")):
+        whole, text = [], ""
+        for line in out.splitlines():
+            match = re.fullmatch(rf"rank {rank} ([|~]) (.*)", line)
+            if match:
+                assert len(match[2]) <= 8192
+                text += match[2]
+                if match[1] == "|":
+                    whole.append(text)
+                    text = ""
+        assert whole == [f"{n} {letter * 200}" for n in range(500)] + [letter * 20000, "no end"]
+
+
+def test_what_has_no_newline_is_seen_all_the_same(container: Container, sidecar: Sidecar) -> None:
+    container.run(
+        """
+        import os, pathlib, sys, time
+        if os.environ["LOCAL_RANK"] == "0":
+            sys.stdout.write("50%")
+            sys.stdout.flush()
+        while not pathlib.Path(os.environ["FLYER_TOPOLOGY"]).exists():
+            time.sleep(0.01)
+        """
+    )
+    sidecar.start()
+    assert container.process is not None
+    assert container.process.stdout is not None
+    assert container.process.stdout.readline() == b"rank 2 ~ 50%\n"
+    (container.folder / "run" / "topology.json").write_text("{}")
+    sidecar.hear(op="ended")
+    sidecar.say(kind="done")
+    assert container.end()[0] == 0
+
+
+STEPS = """
+    import flyer.job, sys, time
+    job = flyer.job.current()
+    print("ready", flush=True)
+    while not job.suspend_requested():
+        time.sleep(0.01)
+    print("saving", flush=True)
+    sys.exit(104)
+"""
+
+
+@pytest.mark.parametrize("way", ["terminate", "SIGTERM"])
+def test_a_sigterm_reaches_every_rank(container: Container, sidecar: Sidecar, way: str) -> None:
+    container.run(STEPS)
+    sidecar.start()
+    process = container.process
+    assert process is not None
+    assert process.stdout is not None
+    ready = 0
+    while ready < 2:  # that there is no job socket here is said too
+        ready += process.stdout.readline().endswith(b"ready\n")
+    if way == "terminate":
+        sidecar.say(kind="terminate")
+    else:
+        process.send_signal(signal.SIGTERM)
+    assert sidecar.hear(op="ended")["code"] == 104
+    sidecar.say(kind="done")
+    status, out, _ = container.end()
+    assert status == 104
+    assert {"rank 2 | saving", "rank 3 | saving"} <= set(out.splitlines())
+
+
+def test_a_sidecar_that_was_away_is_told_where_things_are(
+    container: Container, sidecar: Sidecar
+) -> None:
+    container.run(STEPS)
+    sidecar.start()
+    sidecar.close()
+    sidecar.listen()
+    sidecar.accept()
+    sidecar.hear(op="launcher", state="running")
+    sidecar.say(kind="terminate")
+    assert sidecar.hear(op="ended")["code"] == 104
+    sidecar.say(kind="done")
+    assert container.end()[0] == 104
+
+
+def test_a_sidecar_that_is_gone_for_good_holds_nobody_up(
+    container: Container, sidecar: Sidecar
+) -> None:
+    container.run("print('ran')")
+    sidecar.start()
+    sidecar.close()
+    began = time.monotonic()
+    status, out, _ = container.end()
+    assert status == 0
+    assert "rank 2 | ran" in out
+    assert time.monotonic() - began < 30
+
+
+def test_garbage_from_the_sidecar_is_no_order(container: Container, sidecar: Sidecar) -> None:
+    container.run("print('ran')")
+    sidecar.accept()
+    sidecar.connection.sendall(b'\xff\n[]\n{"kind": "start"}\n')
+    sidecar.say(kind="start", pod=ORDER | {"ranks_per_node": 0})
+    status, out, err = container.end()
+    assert (status, out) == (2, "")
+    assert "`ranks_per_node` is 0, not from 1 to 1024" in err
+
+
+def test_the_users_path_comes_before_ours(container: Container, sidecar: Sidecar) -> None:
+    mine = container.folder / "mine"
+    mine.mkdir()
+    (mine / "own.py").write_text("x = 1")
+    container.run(
+        """
+        import own, os, sys, flyer.job, subprocess
+        print(sys.path[1] == os.path.dirname(own.__file__), flyer.job.__file__)
+        code = "import own, flyer.job; print(flyer.job.__file__)"
+        print(subprocess.check_output(["python3", "-c", code], text=True), end="")
+        """,
+        env={"PYTHONPATH": str(mine)},
+    )
+    sidecar.start(ranks_per_node=1)
+    sidecar.hear(op="ended")
+    sidecar.say(kind="done")
+    _, out, _ = container.end()
+    where = container.tools / "lib" / "flyer" / "job" / "__init__.py"
+    assert out.splitlines() == [f"rank 1 | True {where}", f"rank 1 | {where}"]
+
+
+def test_installing_twice_and_installing_where_one_may_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 0
+    (tmp_path / "lib" / "flyer" / "job" / "stale.py").write_text("")
+    assert main([str(tmp_path)]) == 0
+    assert not (tmp_path / "lib" / "flyer" / "job" / "stale.py").exists()
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main([str(file)]) == 1
+    assert main([]) == 2
+    assert "usage: flyer-install DIR" in capsys.readouterr().err
+
+
+def test_a_port_is_held_and_still_given_to_who_asks_as_servers_do() -> None:
+    from flyer.sidecar.port import hold_port
+
+    with hold_port() as holder:
+        port = holder.getsockname()[1]
+        with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+            plain.bind(("", port))
+        with socket.create_server(("", port)):  # sets SO_REUSEADDR
+            socket.create_connection(("127.0.0.1", port)).close()
+        with socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True):
+            socket.create_connection(("127.0.0.1", port)).close()
+
+
+async def test_the_probe_waits_for_the_socket(tmp_path: Path) -> None:
+    probe = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "flyer.sidecar.main",
+        "probe",
+        env={**os.environ, "FLYER_RUN_FOLDER": str(tmp_path)},
+    )
+    server = await asyncio.start_unix_server(lambda *_: None, str(tmp_path / "launcher.sock"))
+    async with asyncio.timeout(SECONDS):
+        assert await probe.wait() == 0
+    server.close()

@@ -1,0 +1,334 @@
+"""Whole gangs of real sidecars: barrier, start, suspension, resync, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flyer.engine import (
+    CheckpointReported,
+    Failed,
+    GangStarted,
+    Killed,
+    LifeStateSet,
+    LogObserved,
+    PodExited,
+    ProgressReported,
+    Released,
+    Succeeded,
+    SuspendReceived,
+)
+from flyer.job.client import JobClient
+from flyer.job.protocol import SuspendCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Launcher:
+    """A launcher that says what it should, without ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def open(self, state: str = "waiting") -> None:
+        path = str(self._folder / "launcher.sock")
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    self.reader, self.writer = await asyncio.open_unix_connection(path)
+                    break
+                except OSError:
+                    await asyncio.sleep(0.01)
+        await self.say(op="launcher", state=state)
+
+    async def say(self, **message: Any) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+        await self.writer.drain()
+
+    async def hear(self, kind: str) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            while True:
+                line = await self.reader.readline()
+                assert line, f"the sidecar hung up before `{kind}`"
+                message = json.loads(line)
+                if message["kind"] == kind:
+                    return message
+
+
+async def launcher(world: Any, name: str, state: str = "waiting") -> Launcher:
+    one = Launcher(world.folder / name)
+    await one.open(state)
+    return one
+
+
+async def started(world: Any, nodes: int = 2, name: str = "gpt") -> tuple[Any, list[Launcher]]:
+    """A gang whose launchers run."""
+    gang = world.gang(name, nodes=nodes)
+    world.expect(gang)
+    for pod in gang.pods:
+        await world.sidecar(pod.name)
+    launchers = [await launcher(world, pod.name) for pod in gang.pods]
+    for one in launchers:
+        await one.hear("start")
+        await one.say(op="launcher", state="running")
+    await world.event(GangStarted, gang.key)
+    return gang, launchers
+
+
+async def client(world: Any, name: str, rank: int) -> JobClient:
+    path = str(world.folder / name / "job.sock")
+    return await asyncio.to_thread(JobClient, path, rank)
+
+
+async def test_nobody_starts_before_all_are_there(world: Any) -> None:
+    gang = world.gang(nodes=2)
+    gang.pods[0] = replace(gang.pods[0], ip="10.0.0.1")
+    gang.pods[1] = replace(gang.pods[1], ip="")
+    world.expect(gang)
+    await world.sidecar("gpt-1-0")
+    first = await launcher(world, "gpt-1-0")
+    await world.until(lambda: world.gateway.absent(gang.key) == ["gpt-1-1"])
+    await world.sidecar("gpt-1-1")
+    second = await launcher(world, "gpt-1-1")
+    sidecar = world.sidecars["gpt-1-1"]
+    await world.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
+    assert world.sidecars["gpt-1-0"].ledger.start is None  # an address is still not known
+    world.gateway.locate("uid-gpt-1-1", "10.0.0.2")
+    orders = [(await one.hear("start"))["pod"] for one in (first, second)]
+    port = world.sidecars["gpt-1-0"].ledger.report.port
+    assert [one["node_rank"] for one in orders] == [0, 1]
+    assert {(one["master_addr"], one["master_port"]) for one in orders} == {("10.0.0.1", port)}
+    document = json.loads((world.folder / "gpt-1-1" / "topology.json").read_text())
+    assert [node["address"] for node in document["nodes"]] == ["10.0.0.1", "10.0.0.2"]
+    assert not world.events
+    await first.say(op="launcher", state="running")
+    await second.say(op="launcher", state="running")
+    assert await world.event(GangStarted) == GangStarted(gang.key, 1)
+
+
+async def test_what_ranks_say_becomes_events(world: Any) -> None:
+    gang, launchers = await started(world)
+    with await client(world, "gpt-1-0", 0) as rank:
+        assert rank.welcome.life_state == 7
+        await asyncio.to_thread(rank.progress, 5, {"loss": 1.5})
+        assert (await world.event(ProgressReported)).step == 5
+        assert world.gateway.progress(gang.key) == (5, {"loss": 1.5})
+        await asyncio.to_thread(lambda: rank.checkpoint(5, "/ckpt", durable=True))
+        event = await world.event(CheckpointReported)
+        assert (event.step, event.path, event.durable) == (5, "/ckpt", True)
+        await asyncio.to_thread(rank.life_state, -1)
+        assert (await world.event(LifeStateSet)).value == 2**32 - 1
+    await launchers[1].say(op="output")
+    await world.event(LogObserved)
+
+
+async def test_progress_is_told_before_what_follows_it(world: Any) -> None:
+    _gang, _ = await started(world)
+    with await client(world, "gpt-1-0", 0) as rank:
+
+        def speak() -> None:
+            for step in range(50):
+                rank.progress(step)
+            rank.checkpoint(49, "/ckpt", durable=True)
+
+        await asyncio.to_thread(speak)
+        await world.event(CheckpointReported)
+    steps = [event.step for event in world.events if isinstance(event, ProgressReported)]
+    assert steps == sorted(steps)
+    assert steps[-1] == 49
+    assert isinstance(world.events[-1], CheckpointReported)
+
+
+async def test_a_suspension_goes_there_and_back(world: Any) -> None:
+    gang, _ = await started(world)
+    with await client(world, "gpt-1-0", 0) as rank:
+        change = await asyncio.to_thread(rank.watch, 0)
+        assert change.suspend_code is SuspendCode.NONE
+        watching = asyncio.create_task(asyncio.to_thread(rank.watch, change.revision))
+        world.signal(gang, seconds=60)
+        change = await watching
+        assert change.suspend_code is SuspendCode.SENT
+        assert change.seconds_left is not None
+        assert 50 < change.seconds_left <= 60
+        assert change.reason == "Preempted by lab/other"
+        await asyncio.to_thread(rank.received)
+        await world.event(SuspendReceived)
+        await asyncio.to_thread(rank.release, 9)
+        await world.event(Released)
+    kinds = [type(event).__name__ for event in world.events]
+    assert kinds == ["GangStarted", "SuspendReceived", "Released"]
+
+
+async def test_a_job_that_never_opened_its_socket_gets_sigterm(world: Any) -> None:
+    gang, launchers = await started(world)
+    world.signal(gang)
+    for one in launchers:
+        await one.hear("terminate")
+    await world.event(SuspendReceived)
+
+
+async def test_half_of_the_grace_without_an_answer_gets_sigterm(world: Any) -> None:
+    gang, launchers = await started(world)
+    with await client(world, "gpt-1-1", 2):
+        await world.until(lambda: world.sidecars["gpt-1-1"].ledger.report.ranks_seen)
+        ledger = world.sidecars["gpt-1-1"].ledger
+        await world.until(lambda: ledger.acknowledged >= ledger.report.revision)
+        world.signal(gang, seconds=2)
+        for one in launchers:
+            await one.hear("terminate")
+    assert not [event for event in world.events if isinstance(event, SuspendReceived)]
+
+
+async def test_the_gateway_restarts_in_the_middle_of_a_suspension(world: Any) -> None:
+    """The new one knows the pods and the signal alone; the sidecars say everything again."""
+    gang, _ = await started(world)
+    with await client(world, "gpt-1-0", 0) as rank:
+        await asyncio.to_thread(rank.progress, 8, {})
+        await asyncio.to_thread(lambda: rank.checkpoint(8, "/ckpt", durable=True))
+        world.signal(gang)
+        change = await asyncio.to_thread(rank.watch, 1)
+        await asyncio.to_thread(rank.received)
+        await world.event(SuspendReceived)
+        port = world.port
+        await world.shut()
+        world.events.clear()
+        assert change.suspend_code is SuspendCode.SENT
+        await asyncio.to_thread(rank.release, 8)  # while nobody is there to hear it
+        await world.open(port)
+        world.expect(gang)
+        world.signal(gang)
+        await world.event(Released)
+        await world.event(SuspendReceived)
+        assert (await world.event(CheckpointReported)).step == 8
+        assert (await world.event(ProgressReported)).step == 8
+        await world.event(GangStarted)
+        again = await asyncio.to_thread(rank.watch, 0)
+        assert again.suspend_code is SuspendCode.MAY_SUSPEND
+
+
+async def test_a_sidecar_that_dies_goes_on_where_it_was(world: Any) -> None:
+    gang, launchers = await started(world)
+    with await client(world, "gpt-1-0", 0) as rank:
+        await asyncio.to_thread(lambda: rank.checkpoint(3, "/ckpt", durable=True))
+        world.signal(gang)
+        await world.until(lambda: world.sidecars["gpt-1-0"].ledger.suspend)
+        await asyncio.to_thread(rank.received)
+        await world.event(SuspendReceived)
+    await world.sidecars["gpt-1-0"].end()
+    world.events.clear()
+    await world.sidecar("gpt-1-0")
+    again = await launcher(world, "gpt-1-0", "running")
+    with await client(world, "gpt-1-0", 0) as rank:
+        change = await asyncio.to_thread(rank.watch, 0)
+        assert change.suspend_code is SuspendCode.RECEIVED
+        await asyncio.to_thread(rank.release, None)
+        await world.event(Released)
+    await again.say(op="ended", code=104, failure=None)
+    await again.hear("done")
+    assert (await world.event(PodExited)).outcome == Killed(0, "it gave its node back")
+    assert launchers
+
+
+async def test_the_first_failure_is_told_first_with_its_rank(world: Any) -> None:
+    gang, launchers = await started(world)
+    peer = {"rank": 0, "time": 10.0, "exit_status": 75, "peer_lost": True, "traceback": "x\ngone"}
+    root = {"rank": 3, "time": 10.4, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
+    await launchers[0].say(op="ended", code=75, failure=peer)
+    await launchers[0].hear("done")
+    await launchers[1].say(op="ended", code=1, failure=root)
+    await launchers[1].hear("done")
+    await world.until(lambda: len([e for e in world.events if isinstance(e, PodExited)]) == 2)
+    exits = [event for event in world.events if isinstance(event, PodExited)]
+    assert exits[0] == PodExited(gang.key, 1, "a1", Failed(1, "rank 3: ValueError: seven"))
+    assert exits[1].node == "a0"
+    guilty = world.gateway.failure(gang.key)
+    assert (guilty.rank, guilty.node, guilty.node_rank) == (3, "a1", 1)
+    assert guilty.traceback.endswith("ValueError: seven")
+
+
+async def test_the_sidecars_account_of_an_end_counts_before_the_pods_status(world: Any) -> None:
+    _gang, launchers = await started(world)
+    await launchers[0].say(op="ended", code=0, failure=None)
+    await launchers[0].hear("done")
+    await world.event(PodExited)
+    assert await world.gateway.conclude("uid-gpt-1-0", Killed(0, "gone")) == Succeeded()
+    assert len([event for event in world.events if isinstance(event, PodExited)]) == 1
+
+
+async def test_a_pod_that_ends_without_a_word_is_told_from_its_status(world: Any) -> None:
+    gang, _ = await started(world)
+    await world.sidecars["gpt-1-1"].end()
+    outcome = await world.gateway.conclude("uid-gpt-1-1", Killed(9, "OOMKilled"))
+    assert outcome == Killed(9, "OOMKilled")
+    assert await world.event(PodExited) == PodExited(gang.key, 1, "a1", outcome)
+    assert await world.gateway.conclude("uid-unknown", Succeeded()) == Succeeded()
+
+
+async def test_a_rank_that_gives_up_fails_the_job(world: Any) -> None:
+    gang, _ = await started(world)
+    with await client(world, "gpt-1-1", 3) as rank:
+        await asyncio.to_thread(rank.fail, "no data left")
+    event = await world.event(PodExited)
+    assert event == PodExited(gang.key, 1, "a1", Failed(1, "no data left"))
+
+
+async def test_garbage_from_inside_the_pod_disturbs_nobody(world: Any) -> None:
+    _gang, launchers = await started(world, nodes=1)
+    for garbage in (b"\0\xff\n", b"[]\n", b'{"op": "fly"}\n', b"x" * 70000, b'{"op": "ended"}\n'):
+        _, writer = await asyncio.open_unix_connection(
+            str(world.folder / "gpt-1-0" / "launcher.sock")
+        )
+        writer.write(garbage)
+        await writer.drain()
+        writer.close()
+    await launchers[0].say(op="ended", code=0, failure=None)
+    await launchers[0].hear("done")
+    assert (await world.event(PodExited)).outcome == Succeeded()
+
+
+async def test_a_sidecar_reads_its_token_again(world: Any) -> None:
+    """Kubelet replaces the file before the token expires."""
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    world.identities.expired.add("token-of-gpt-1-0")
+    await world.sidecar("gpt-1-0")
+    await world.until(lambda: world.count("bad_token") >= 1)
+    world.identities.pods["fresh"] = gang.pods[0]
+    (world.folder / "gpt-1-0" / "token").write_text("fresh")
+    await world.until(lambda: not world.gateway.absent(gang.key) or world.gateway._streams)
+
+
+async def test_sidecars_do_not_take_anybody_for_the_gateway(world: Any) -> None:
+    """Another authority's certificate: the token is not even sent."""
+    from datetime import UTC, datetime
+
+    from flyer.kube.gateway import certificates_of, renewed
+
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    other = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
+    await world.sidecar("gpt-1-0", authority=other.bundle)
+    await world.until(lambda: world.count("bad_handshake") >= 1)
+    assert world.identities.reviews == 0
+
+
+async def test_a_new_certificate_serves_without_a_restart(world: Any) -> None:
+    from flyer.kube.gateway import certificates_of, renewed
+
+    await started(world, nodes=1, name="one")
+    data = dict(renewed(None, ["localhost"], _now()))
+    world.gateway.use(certificates_of(data))
+    gang = world.gang("two", nodes=1)
+    world.expect(gang)
+    await world.sidecar("two-1-0", authority=certificates_of(data).bundle)
+    one = await launcher(world, "two-1-0")
+    await one.hear("start")
+
+
+def _now() -> Any:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC)

@@ -1,0 +1,303 @@
+"""Who lies, floods or stalls is refused with the right word and counted; others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.engine import GangStarted, PodExited, Released, SuspendReceived
+from flyer.sidecar.wire import LauncherState, Report
+
+if TYPE_CHECKING:
+    from flyer.kube.gateway import GatewaySettings
+
+
+def hello(token: str, version: int = 1) -> dict[str, object]:
+    return {"kind": "hello", "version": version, "token": token}
+
+
+RUNNING = Report(revision=1, launcher=LauncherState.RUNNING, port=20000, ranks_seen=2)
+
+
+async def test_a_token_that_the_api_server_does_not_know(world: Any) -> None:
+    world.expect(world.gang())
+    raw = await world.raw()
+    await raw.say(hello("stolen"))
+    assert await raw.refused() == "bad_token"
+    assert world.count("bad_token") == 1
+
+
+async def test_an_expired_token(world: Any) -> None:
+    world.expect(world.gang())
+    world.identities.expired.add("token-of-gpt-1-0")
+    raw = await world.raw()
+    await raw.say(hello("token-of-gpt-1-0"))
+    assert await raw.refused() == "bad_token"
+
+
+async def test_a_good_token_of_a_pod_that_is_in_no_gang(world: Any) -> None:
+    world.gang("other")  # known to the API server, not expected here
+    raw = await world.raw()
+    await raw.say(hello("token-of-other-1-0"))
+    assert await raw.refused() == "unknown_pod"
+    assert world.count("unknown_pod") == 1
+
+
+async def test_another_jobs_token_speaks_for_that_job_alone(world: Any) -> None:
+    """Whatever a pod says of itself, its token's pod is who it is."""
+    mine, theirs = world.gang("mine", nodes=1), world.gang("theirs", nodes=1)
+    world.expect(mine)
+    world.expect(theirs)
+    raw = await world.greeted("theirs-1-0")
+    await raw.say({**_body(RUNNING), "job": "lab/mine", "pod": "mine-1-0", "node_rank": 0})
+    assert (await world.event(GangStarted)).job == "lab/theirs"
+    assert not [event for event in world.events if event.job == "lab/mine"]
+
+
+def _body(report: Report) -> dict[str, object]:
+    import json
+
+    from flyer.sidecar.wire import encode
+
+    return json.loads(encode(report))
+
+
+async def test_an_acknowledgement_of_what_nobody_asked(world: Any) -> None:
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    raw = await world.greeted("gpt-1-0")
+    await raw.say(replace(RUNNING, received=True))
+    await raw.hear_kind("acknowledgement")
+    assert world.count("unasked") == 1
+    assert not [event for event in world.events if isinstance(event, SuspendReceived)]
+    # Asked for real, and answered again, it counts.
+    world.signal(gang)
+    while (await raw.hear_kind("order") or {})["suspend"] is None:
+        pass
+    await raw.say(replace(RUNNING, revision=2, received=True))
+    assert (await world.event(SuspendReceived)).attempt == 1
+
+
+@pytest.mark.parametrize("field", ["given_up", "end"])
+async def test_a_sidecar_that_speaks_for_a_rank_of_another_pod(world: Any, field: str) -> None:
+    world.expect(world.gang(nodes=2))  # ranks 0, 1 and 2, 3
+    raw = await world.greeted("gpt-1-1")
+    claims = {"given_up": {"rank": 0, "reason": "x"}, "end": {"code": 1, "rank": 0}}
+    await raw.say({**_body(RUNNING), field: claims[field]})
+    assert await raw.refused() == "bad_rank"
+    assert world.count("bad_rank") == 1
+    assert not [event for event in world.events if isinstance(event, PodExited)]
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (b"\x00\xff\xfe garbage\n", "bad_line"),
+        (b"[1, 2]\n", "bad_line"),
+        (b"{" * 30000 + b"\n", "bad_line"),
+        (b"x" * 70000, "bad_line"),
+        ({"kind": "order"}, "bad_operation"),
+        ({"kind": ["report"]}, "bad_operation"),
+        ({"kind": "report"}, "bad_field"),
+        ({"kind": "report", "revision": -1}, "bad_field"),
+        ({"kind": "report", "revision": 1, "launcher": "flying"}, "bad_field"),
+        ({"kind": "report", "revision": 1, "ranks_seen": 0, "output": 0, "port": 0}, "bad_field"),
+        ({"kind": "report", "revision": 1, "ranks_seen": 1e9, "output": 0}, "bad_field"),
+        (hello("token-of-gpt-1-0"), "bad_handshake"),
+    ],
+)
+async def test_garbage_after_the_hello(world: Any, said: object, code: str) -> None:
+    world.expect(world.gang())
+    raw = await world.greeted("gpt-1-0")
+    await raw.say(said)
+    assert await raw.refused() == code
+    assert world.count(code) == 1
+    await world.greeted("gpt-1-1")  # others are served
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (b"GET / HTTP/1.1\r\n", "bad_handshake"),
+        (RUNNING, "bad_handshake"),
+        (hello("x" * 9000), "bad_handshake"),
+        (b"x" * 70000, "bad_handshake"),
+        (hello("token-of-gpt-1-0", version=2), "bad_version"),
+    ],
+)
+async def test_garbage_instead_of_the_hello(world: Any, said: object, code: str) -> None:
+    world.expect(world.gang())
+    raw = await world.raw()
+    await raw.say(said)
+    assert await raw.refused() == code
+    assert world.identities.reviews == 0
+
+
+async def test_no_tls_at_all(world: Any) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+    writer.write(b'{"kind": "hello"}\n' * 10)
+    await world.until(lambda: world.count("bad_handshake") == 1)
+    writer.close()
+
+
+async def test_the_api_server_is_away(world: Any) -> None:
+    world.expect(world.gang())
+    world.identities.away = True
+    raw = await world.raw()
+    await raw.say(hello("token-of-gpt-1-0"))
+    assert await raw.refused() == "review_unavailable"
+
+
+class TestLittleTime:
+    @pytest.fixture
+    def settings(self, settings: GatewaySettings) -> GatewaySettings:
+        return replace(settings, hello_seconds=0.5, silence_seconds=0.6, write_seconds=0.5)
+
+    async def test_who_never_shakes_hands(self, world: Any) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        await world.until(lambda: world.count("bad_handshake") == 1)
+        writer.close()
+
+    async def test_who_never_says_hello(self, world: Any) -> None:
+        raw = await world.raw()
+        assert await raw.refused() == "silent"
+
+    async def test_a_slow_loris(self, world: Any) -> None:
+        """A byte at a time, each in time, and never a whole line."""
+        world.expect(world.gang())
+        raw = await world.greeted("gpt-1-0")
+
+        async def drip() -> None:
+            with contextlib.suppress(OSError):
+                for byte in b'{"kind": "report", ' * 100:
+                    await raw.say(bytes([byte]))
+                    await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        assert await raw.refused() == "silent"
+        dripping.cancel()
+
+    async def test_a_half_open_connection_ends_by_itself(self, world: Any) -> None:
+        """Nothing is heard of it, not even its end."""
+        world.expect(world.gang())
+        raw = await world.greeted("gpt-1-0")
+        raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await world.until(lambda: world.count("silent") == 1)
+        await world.until(lambda: world.gateway.absent("lab/gpt") == ["gpt-1-0", "gpt-1-1"])
+
+    async def test_who_does_not_read(self, world: Any) -> None:
+        """Its orders pile up nowhere: the stream ends."""
+        gang = world.gang(nodes=1)
+        world.expect(gang)
+        raw = await world.greeted("gpt-1-0")
+        raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        big = "x" * 1_000_000
+        gang_state = world.gateway._gangs["lab/gpt"]
+        gang_state.order = lambda *_: _big_order(big)
+        gang_state.order_version += 1
+
+        async def beat() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    gang_state.order_version += 1
+                    await raw.say({"kind": "beat"}, replace(RUNNING, revision=1))
+                    await asyncio.sleep(0.1)
+
+        beating = asyncio.create_task(beat())
+        await world.until(lambda: world.count("slow") + world.count("flood") == 1)
+        beating.cancel()
+        assert world.count("slow") == 1
+
+
+def _big_order(text: str) -> object:
+    from flyer.sidecar.wire import Order, Suspend
+
+    return Order(suspend=Suspend(1.0, text))
+
+
+class TestFloods:
+    @pytest.fixture
+    def settings(self, settings: GatewaySettings) -> GatewaySettings:
+        return replace(
+            settings,
+            lines_per_second=10,
+            lines_burst=20,
+            strangers_max=12,
+            strangers_per_address_max=8,
+        )
+
+    async def test_of_lines(self, world: Any) -> None:
+        world.expect(world.gang())
+        raw = await world.greeted("gpt-1-0")
+        other = await world.greeted("gpt-1-1")
+        for _ in range(10):
+            await raw.say(*[{"kind": "beat"}] * 10)
+        assert await raw.refused() == "flood"
+        assert world.count("flood") == 1
+        await other.say(RUNNING)
+        assert await other.hear_kind("acknowledgement") is not None
+
+    async def test_of_connections(self, world: Any) -> None:
+        """Strangers have a limit of their own; who is known stays, and there is room again."""
+        world.expect(world.gang())
+        known = await world.greeted("gpt-1-0")
+        sockets = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(40)]
+        await world.until(lambda: world.count("too_many") >= 32)
+        await known.say(RUNNING)
+        assert await known.hear_kind("acknowledgement") is not None
+        for _, writer in sockets:
+            writer.transport.abort()
+        await world.until(lambda: world.gateway._listener._strangers.total() == 0)
+        other = await world.greeted("gpt-1-1")
+        await other.say(RUNNING)
+        assert await other.hear_kind("acknowledgement") is not None
+
+    async def test_of_bad_tokens_is_reviewed_a_few_at_a_time(self, world: Any) -> None:
+        world.expect(world.gang())
+
+        async def knock() -> str | None:
+            raw = await world.raw()
+            await raw.say(hello("stolen"))
+            return await raw.refused()
+
+        codes = await asyncio.gather(*(knock() for _ in range(6)))
+        assert set(codes) == {"bad_token"}
+        await world.greeted("gpt-1-0")
+
+
+async def test_of_two_streams_of_one_pod_the_newer_one_counts(world: Any) -> None:
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    old = await world.greeted("gpt-1-0")
+    new = await world.greeted("gpt-1-0")
+    assert await old.refused() == "replaced"
+    assert world.count("replaced") == 1
+    await new.say(RUNNING)
+    await world.event(GangStarted)
+    await old.say(replace(RUNNING, revision=9, released=True))
+    await new.hear_kind("acknowledgement")
+    assert not [event for event in world.events if isinstance(event, Released)]
+
+
+async def test_a_forgotten_attempt_is_sent_away_and_says_nothing_more(world: Any) -> None:
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    raw = await world.greeted("gpt-1-0")
+    world.gateway.forget(gang.key, 1)
+    await raw.say(RUNNING)
+    assert await raw.refused() == "forgotten"
+    assert world.events == []
+    again = await world.raw()
+    await again.say(hello("token-of-gpt-1-0"))
+    assert await again.refused() == "unknown_pod"
+
+
+async def test_a_pod_of_the_attempt_before_is_in_no_gang(world: Any) -> None:
+    world.expect(world.gang(attempt=1, nodes=1))
+    old = await world.greeted("gpt-1-0")
+    world.expect(world.gang(attempt=2, nodes=1))
+    assert await old.refused() == "forgotten"
+    await world.greeted("gpt-2-0")

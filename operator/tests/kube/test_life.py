@@ -1,0 +1,221 @@
+"""A job's whole life on a cluster, as its objects show it."""
+
+from flyer.api import Phase, SuspendCode
+from flyer.kube.testing import Exit
+
+
+async def test_a_gang_starts_runs_and_succeeds(cluster, until):
+    cluster.nodes("AAAA")
+    cluster.operator()
+    cluster.submit("a", 4)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    pods = cluster.pods("a")
+    assert [pod["metadata"]["name"] for pod in pods] == ["a-1-0", "a-1-1", "a-1-2", "a-1-3"]
+    names = cluster.status("a").assignment.names
+    assert [pod["spec"]["nodeName"] for pod in pods] == list(names)
+    cluster.finish("a")
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    await until(lambda: not cluster.status("a").occupied)
+    reasons = [event["reason"] for event in cluster.store.all("events")]
+    await until(lambda: len(cluster.store.all("events")) == 2)
+    reasons = {event["reason"] for event in cluster.store.all("events")}
+    assert reasons == {"Started", "Completed"}
+    assert len(cluster.pods("a", living=False)) == 4  # their logs can be read
+
+
+async def test_a_failed_rank_fails_the_job(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.finish("a", Exit(3, message="ValueError: no"))
+    await until(lambda: cluster.phase("a") is Phase.FAILED)
+    assert "ValueError: no" in cluster.status("a").message
+    await until(lambda: not cluster.status("a").occupied)
+
+
+async def test_suspend_and_resume_lose_nothing(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.edit("a", suspend=True)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    status = cluster.status("a")
+    assert status.eviction.suspend_code is SuspendCode.MAY_SUSPEND
+    assert status.checkpoint.step == 1
+    assert not cluster.pods("a")
+    cluster.edit("a", suspend=False)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    assert cluster.status("a").chain.attempt == 2
+
+
+async def test_a_higher_priority_takes_the_nodes_and_gives_them_back(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("low", 2, priority="low")
+    await until(lambda: cluster.phase("low") is Phase.RUNNING)
+    cluster.submit("high", 2, priority="high")
+    await until(lambda: cluster.phase("high") is Phase.RUNNING)
+    assert cluster.status("low").eviction.reason == "Preempted"
+    cluster.finish("high")
+    await until(lambda: cluster.phase("low") is Phase.RUNNING)
+    assert cluster.status("low").chain.attempt == 2
+    assert cluster.status("low").checkpoint.step == 1
+
+
+async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
+    cluster.deaf = True
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2, preemption={"grace": "1s", "maxGrace": "1s", "minRuntime": "0s"})
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.edit("a", suspend=True)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    assert cluster.status("a").eviction.suspend_code is SuspendCode.SENT
+    assert not cluster.pods("a")
+
+
+async def test_a_dead_node_is_replaced(cluster, until):
+    cluster.nodes("AAA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    lost = cluster.status("a").assignment.names[1]
+    cluster.kubelets.lose_node(lost)
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    status = cluster.status("a")
+    assert lost not in status.assignment.names
+    assert status.eviction.reason == "NodeFailures"
+    cluster.kubelets.return_node(lost)
+    await until(lambda: {one.attempt for one in cluster.status("a").occupied} == {2})
+
+
+async def test_a_pod_deleted_by_hand_restarts_the_gang(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.store.delete("pods", "a-1-1", "default")
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    assert {pod["metadata"]["labels"]["fireflyer.dev/attempt"] for pod in cluster.pods("a")} == {
+        "2"
+    }
+
+
+async def test_pods_that_do_not_come_up_are_rolled_back(cluster, until):
+    cluster.nodes("AAA")
+    cluster.operator(start_deadline_seconds=1.0)
+    cluster.kubelets.refuses_start.add("a0")
+    cluster.submit("a", 3, maxRestarts=0)
+    await until(lambda: cluster.phase("a") is Phase.FAILED)
+    assert cluster.status("a").reason == "MaxRestartsExceeded"
+    assert "not up within 1 s" in cluster.status("a").message
+    await until(lambda: not cluster.status("a").occupied and not cluster.pods("a"))
+
+
+async def test_a_deleted_job_leaves_nothing(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.store.delete("flyerjobs", "a", "default")
+    cluster.submit("b", 2)
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    cluster.store.collect_garbage()
+    assert not cluster.pods("a")
+
+
+async def test_a_job_created_again_under_its_name_is_another_one(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    chain = cluster.status("a").chain.id
+    cluster.store.delete("flyerjobs", "a", "default")
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    assert cluster.status("a").chain.id not in ("", chain)
+    assert cluster.status("a").chain.attempt == 1
+
+
+async def test_a_finalizer_of_release_keeps_the_job_until_its_nodes_are_empty(cluster, until):
+    cluster.nodes("AA")
+    operator = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    patch = {"metadata": {"finalizers": ["fireflyer.dev/release"]}}
+    cluster.store.patch("flyerjobs", "a", patch, "default")
+    cluster.kubelets.stuck_nodes.add("a0")
+    cluster.store.delete("flyerjobs", "a", "default")
+    await until(lambda: len(cluster.pods("a")) == 1)
+    assert cluster.store.find("flyerjobs", "a", "default")
+    cluster.kubelets.stuck_nodes.clear()
+    for pod in cluster.pods("a"):
+        cluster.kubelets._remove(pod)
+    await until(lambda: not cluster.store.find("flyerjobs", "a", "default"))
+    assert operator.serves
+
+
+async def test_a_namespace_deleted_under_a_running_job_frees_its_nodes(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.store.create("namespaces", {"metadata": {"name": "team"}})
+    cluster.submit("a", 2, namespace="team")
+    await until(lambda: cluster.status("a", "team").phase is Phase.RUNNING)
+    cluster.store.delete("namespaces", "team")
+    while cluster.store.collect_garbage():
+        pass
+    cluster.submit("b", 2)
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    while cluster.store.collect_garbage():
+        pass
+    assert not cluster.store.find("namespaces", "team")
+
+
+async def test_on_shared_nodes_kubernetes_binds_once_the_gate_is_open(cluster, until):
+    cluster.nodes("AA", dedicated=False)
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    assert {pod["spec"]["schedulerName"] for pod in cluster.pods("a")} == {"default-scheduler"}
+    assert not any(call.resource == "pods/binding" for call in cluster.server.faults.calls)
+
+
+async def test_pods_of_the_last_three_attempts_stay(cluster, until):
+    cluster.nodes("A")
+    cluster.operator()
+    cluster.submit("a", 1)
+    for attempt in range(1, 6):
+        await until(
+            lambda: (
+                cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == attempt  # noqa: B023
+            )
+        )
+        if attempt < 5:
+            cluster.edit("a", suspend=True)
+            await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+            cluster.edit("a", suspend=False)
+    names = [pod["metadata"]["name"] for pod in cluster.pods("a", living=False)]
+    await until(lambda: not cluster.store.find("pods", "a-2-0", "default"))
+    assert names[-3:] == ["a-3-0", "a-4-0", "a-5-0"]
+
+
+async def test_one_job_at_a_time_crosses_zones_and_the_topology_says_which(cluster, until):
+    cluster.nodes("AAABBB")
+    cluster.operator()
+    cluster.submit("one", 4)
+    await until(lambda: cluster.phase("one") is Phase.RUNNING)
+    topology = cluster.store.get("flyertopologies", "cluster")
+    assert topology["status"]["holder"]["job"] == "one"
+    assert len(cluster.status("one").assignment.bridge) == 2
+    cluster.finish("one")
+    await until(lambda: "holder" not in cluster.store.get("flyertopologies", "cluster")["status"])
+    cluster.submit("two", 5)
+    await until(lambda: cluster.phase("two") is Phase.RUNNING)
+    topology = cluster.store.get("flyertopologies", "cluster")
+    assert topology["status"]["holder"]["job"] == "two"
