@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RENEW_SECONDS", "SECRET_NAME", "Certificates", "certificates_of", "renewed"]
 
-SECRET_NAME: Final = "flyer-operator-certificates"  # noqa: S105  a name
+SECRET_NAME: Final = "flyer-certificates"  # noqa: S105  a name
 RENEW_SECONDS: Final = 3600.0
 """Ask `renewed` so often."""
 

@@ -26,7 +26,9 @@ from flyer.engine import (
 from flyer.job.failure import Failure
 from flyer.job.fields import ProtocolError
 from flyer.kube.gateway.exits import Exits
+from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.gateway.outcome import outcome_of_code
+from flyer.kube.pods.names import pod_name
 from flyer.sidecar.wire import LauncherState, Order, Report, StartOrder, Suspend
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJob
     from flyer.engine import Signal, Start
-    from flyer.kube.gateway.identities import PodIdentity
     from flyer.kube.gateway.settings import GatewaySettings
     from flyer.sidecar.wire import End
 
@@ -73,11 +74,10 @@ class Gang:
         settings: GatewaySettings,
         now: float,
     ) -> None:
-        nodes = start.assignment.nodes
-        if len(pods) != len(nodes):
-            raise ValueError(f"{start.job}: {len(pods)} pods for {len(nodes)} nodes: expect all")
         self.job, self.start = job, start
-        self.members = [Member(i, pod, pod.ip) for i, pod in enumerate(pods)]
+        self.members = [
+            Member(node_rank, pod, pod.ip) for node_rank, pod in enumerate(self._in_order(pods))
+        ]
         self.exits = Exits(settings)
         self.order_version = 1
         """Grows when some member's order changed."""
@@ -96,12 +96,24 @@ class Gang:
         self._step_told: int | None = None
         self._step_due: float | None = None
 
+    def _in_order(self, pods: Sequence[PodIdentity]) -> list[PodIdentity]:
+        """By rank, which the pods' names tell; who is not there (any more) has no uid."""
+        by_name = {pod.name: pod for pod in pods}
+        namespace, _, job = self.start.job.partition("/")
+        names = [
+            pod_name(job, self.start.attempt, node_rank)
+            for node_rank in range(len(self.start.assignment.nodes))
+        ]
+        if strangers := by_name.keys() - set(names):
+            raise ValueError(f"{self.start.job}: pod {min(strangers)} is none of its attempt")
+        return [by_name.get(name) or PodIdentity(namespace, name, "") for name in names]
+
     # -- what happens --------------------------------------------------------------------------
 
     def replace(self, pods: Sequence[PodIdentity]) -> None:
         """The same attempt is expected again: addresses may be news, and so may a pod be."""
-        for member, pod in zip(self.members, pods, strict=True):
-            if member.identity.uid != pod.uid:
+        for member, pod in zip(list(self.members), self._in_order(pods), strict=True):
+            if pod.uid and member.identity.uid != pod.uid:
                 self.members[member.node_rank] = Member(member.node_rank, pod, pod.ip)
             elif pod.ip:
                 self.locate(member.node_rank, pod.ip)

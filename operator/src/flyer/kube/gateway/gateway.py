@@ -12,6 +12,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
+
 from flyer.kube.gateway.gang import Gang
 from flyer.kube.gateway.identities import IdentityUnknownError, TokenRefusedError
 from flyer.kube.gateway.listener import Listener
@@ -54,7 +56,7 @@ class Gateway:
         self._tell = tell
         self._identities = identities
         self._settings = settings
-        self._metrics = metrics or GatewayMetrics()
+        self._metrics = metrics or GatewayMetrics(CollectorRegistry())
         self._clock = clock
         self._context = server_context()
         self._listener = Listener(settings, self._context, self._metrics, self._converse)
@@ -87,11 +89,11 @@ class Gateway:
     # -- what the operator knows and wants -----------------------------------------------------
 
     def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
-        """These pods, in rank order, are this attempt: let their sidecars in.
+        """These pods are this attempt (their names say which rank): let their sidecars in.
 
         Called when the pods were created, and again by a new leader for every gang that is alive.
-        The same attempt again is no news; a later one replaces it. GangStarted follows, once; what
-        the gang says becomes events.
+        The same attempt again is no news; a later one replaces it. Pods that are gone already are
+        missing. GangStarted follows, once; what the gang says becomes events.
         """
         known = self._gangs.get(start.job)
         if known is not None and known.start.attempt > start.attempt:
@@ -107,8 +109,9 @@ class Gateway:
                 self.forget(start.job, known.start.attempt)
             gang = Gang(job, start, pods, self._settings, self._clock())
             self._gangs[start.job] = gang
-        for node_rank, pod in enumerate(pods):
-            self._members[pod.uid] = (gang, node_rank)
+        for member in gang.members:
+            if member.identity.uid:
+                self._members[member.identity.uid] = (gang, member.node_rank)
         self._after(gang, ())
 
     def locate(self, uid: str, ip: str) -> None:
@@ -215,7 +218,7 @@ class Gateway:
         if old is not None:
             old.end(RefusedError("replaced", "another stream of this pod took its place"))
         self._streams[uid] = stream
-        self._metrics.streams.set(len(self._streams))
+        self._metrics.connections.set(len(self._streams))
         gang.connect(node_rank)
         start = gang.start
         log.info("%s: attempt %d: node rank %d is connected", start.job, start.attempt, node_rank)
@@ -237,10 +240,9 @@ class Gateway:
             if self._streams.get(uid) is stream:
                 del self._streams[uid]
                 gang.disconnect(node_rank)
-                self._metrics.streams.set(len(self._streams))
+                self._metrics.connections.set(len(self._streams))
 
     def _take(self, gang: Gang, node_rank: int, report: Report) -> None:
-        self._metrics.reports.inc()
         now = self._clock()
         if gang.is_forged(node_rank, report):
             self._metrics.refusals.labels("unasked").inc()

@@ -114,12 +114,12 @@ class Listener:
         one = Connection(address, self._strangers)
         task = asyncio.get_running_loop().create_task(self._handle(connection, one))
         self._tasks.add(task)
-        self._metrics.connections.set(len(self._tasks))
+        self._metrics.sockets.set(len(self._tasks))
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._metrics.connections.set(len(self._tasks))
+        self._metrics.sockets.set(len(self._tasks))
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("gateway: a connection's task failed", exc_info=error)
 
@@ -138,7 +138,7 @@ class Listener:
                 ssl_shutdown_timeout=1.0,
             )
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-            one.stream = Stream(reader, writer, self._settings)
+            one.stream = Stream(reader, writer, self._settings, self._metrics)
             await self._converse(one)
         except (OSError, TimeoutError) as error:
             if writer is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 __all__ = ["REFUSAL_REASONS", "GatewayMetrics"]
 
@@ -28,10 +28,13 @@ REFUSAL_REASONS: Final = (
 )
 
 
-class GatewayMetrics:
-    """One set of series; a registry of their own for tests."""
+MESSAGE_KINDS: Final = ("hello", "report", "beat")
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+
+class GatewayMetrics:
+    """One set of series, made once a process: leaders' terms come and go."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.refusals = Counter(
             "flyer_gateway_refusals",
             "Streams and messages refused, by reason",
@@ -40,17 +43,17 @@ class GatewayMetrics:
         )
         for reason in REFUSAL_REASONS:
             self.refusals.labels(reason)
+        self.sockets = Gauge(
+            "flyer_gateway_sockets", "Open connections, proved or not", registry=registry
+        )
         self.connections = Gauge(
-            "flyer_gateway_connections", "Open connections, proved or not", registry=registry
+            "flyer_gateway_connections", "Sidecars with an open stream", registry=registry
         )
-        self.streams = Gauge(
-            "flyer_gateway_streams",
-            "Streams of sidecars that proved who they are",
-            registry=registry,
+        self.messages = Counter(
+            "flyer_gateway_messages", "Messages from sidecars", ["kind"], registry=registry
         )
-        self.reports = Counter(
-            "flyer_gateway_reports", "Reports taken from sidecars", registry=registry
-        )
+        for kind in MESSAGE_KINDS:
+            self.messages.labels(kind)
         self.signal_seconds = Histogram(
             "flyer_gateway_signal_seconds",
             "From the engine's signal until the first rank's sidecar has told its ranks",

@@ -27,6 +27,7 @@ from flyer.sidecar.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flyer.kube.gateway.metrics import GatewayMetrics
     from flyer.kube.gateway.settings import GatewaySettings
 
 __all__ = ["RefusedError", "Stream"]
@@ -50,7 +51,9 @@ class Stream:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         settings: GatewaySettings,
+        metrics: GatewayMetrics,
     ) -> None:
+        self._metrics = metrics
         self._reader = reader
         self._writer = writer
         self._settings = settings
@@ -165,7 +168,9 @@ class Stream:
         except asyncio.LimitOverrunError as error:
             raise ProtocolError("bad_line", f"a line exceeds {REPORT_BYTES_MAX} bytes") from error
         self._spend()
-        return parse_from_sidecar(line)
+        message = parse_from_sidecar(line)
+        self._metrics.messages.labels(message.kind).inc()
+        return message
 
     def _spend(self) -> None:
         """A token a line; they come back with time."""
