@@ -86,7 +86,7 @@ def renewed(
         kept[BUNDLE] = kept[AUTHORITY] + old
         authority = successor
         kept.pop(LEAF, None)
-    if BUNDLE not in kept:
+    if not _is_bundle(kept.get(BUNDLE, b""), kept[AUTHORITY]):
         kept[BUNDLE] = kept[AUTHORITY] + kept.get(SUCCESSOR, b"")
     if not _leaf_is_good(kept, authority[0], names, now):
         _new_leaf(kept, authority, names, now)
@@ -107,6 +107,13 @@ def _pair(data: Mapping[str, bytes], name: str, key_name: str, now: datetime) ->
         return None
     mine = certificate.public_key() == key.public_key()
     return (certificate, key) if mine and certificate.not_valid_after_utc > now else None
+
+
+def _is_bundle(bundle: bytes, authority: bytes) -> bool:
+    try:
+        return bool(x509.load_pem_x509_certificates(bundle)) and authority in bundle
+    except ValueError:
+        return False
 
 
 def _leaf_is_good(

@@ -1,4 +1,18 @@
 """Collectives for training pods that no FlyerJob made: a mutating webhook that fails open.
 
 A pod with the label `fireflyer.dev/inject: "true"` gets the tools, HFReduce and its environment.
+`respond` is pure; `Webhook` serves it.
 """
+
+from flyer.kube.injection.inject import inject
+from flyer.kube.injection.review import respond
+from flyer.kube.injection.webhook import INJECTION_PATH, INJECTION_PORT, InjectionMetrics, Webhook
+
+__all__ = [
+    "INJECTION_PATH",
+    "INJECTION_PORT",
+    "InjectionMetrics",
+    "Webhook",
+    "inject",
+    "respond",
+]

@@ -1,0 +1,90 @@
+"""What a foreign training pod is given: the same additions as a FlyerJob's, without the gateway.
+
+Pure. There is no launcher here, so nothing is wrapped, and no topology, so HFReduce takes every
+host name for a machine. Applying it twice changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.kube.pods.additions import (
+    LIBRARY_FOLDER,
+    add_environment,
+    add_shared_memory,
+    add_tools,
+)
+from flyer.kube.pods.names import (
+    ANNOTATION_DEFAULT_CONTAINER,
+    LABEL_INJECT,
+    LABEL_JOB,
+    TOOLS_FOLDER,
+)
+
+if TYPE_CHECKING:
+    from flyer.kube.pods.settings import PodSettings
+
+__all__ = ["ANNOTATION_CONTAINER", "inject"]
+
+ANNOTATION_CONTAINER: Final = "fireflyer.dev/inject-container"
+# Kubernetes copies the node's zone to a pod's label when the pod is bound (from 1.35 on).
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+
+
+def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], list[str]]:
+    """The pod with what is added, and warnings for whoever creates it. `pod` stays as it is."""
+    metadata = pod.get("metadata") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    if labels.get(LABEL_INJECT) != "true" or LABEL_JOB in labels:
+        return pod, []
+    changed = copy.deepcopy(pod)
+    spec = changed["spec"]
+    wanted = annotations.get(ANNOTATION_CONTAINER)
+    trainer = _trainer(spec, wanted or annotations.get(ANNOTATION_DEFAULT_CONTAINER))
+    if trainer is None:
+        names = ", ".join(str(one.get("name")) for one in spec["containers"])
+        return pod, [
+            f'{ANNOTATION_CONTAINER}: "{wanted}" is no container of this pod (there are: {names}): '
+            "nothing was injected"
+        ]
+    warnings = _warnings(trainer)
+    add_tools(spec, trainer, settings)
+    add_shared_memory(spec, trainer)
+    add_environment(trainer, {"PYTHONPATH": LIBRARY_FOLDER})
+    _add_field(trainer, "HFREDUCE_ADDRESS", "status.podIP")
+    _add_field(trainer, "FLYER_ZONE", f"metadata.labels['{ZONE_LABEL}']")
+    return changed, warnings
+
+
+def _trainer(spec: dict[str, Any], name: str | None) -> dict[str, Any] | None:
+    containers: list[dict[str, Any]] = spec["containers"]
+    if name is None:
+        return containers[0]
+    return next((one for one in containers if one.get("name") == name), None)
+
+
+def _warnings(trainer: dict[str, Any]) -> list[str]:
+    warnings = []
+    path = next((one for one in trainer.get("env") or [] if one.get("name") == "PYTHONPATH"), None)
+    if path is not None and LIBRARY_FOLDER not in str(path.get("value", "")):
+        warnings.append(
+            f"container {trainer.get('name')} sets PYTHONPATH, which is left alone: add "
+            f"{LIBRARY_FOLDER} to it, or `import hfreduce` finds nothing"
+        )
+    mounts = trainer.get("volumeMounts") or []
+    if any(
+        one.get("mountPath") == TOOLS_FOLDER and one.get("name") != "flyer-tools" for one in mounts
+    ):
+        warnings.append(
+            f"container {trainer.get('name')} mounts its own volume at {TOOLS_FOLDER}, where the "
+            "collectives would be: mount it elsewhere"
+        )
+    return warnings
+
+
+def _add_field(container: dict[str, Any], name: str, path: str) -> None:
+    env = container.get("env") or []
+    if all(one.get("name") != name for one in env):
+        field = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        container["env"] = [field, *env]

@@ -1,0 +1,125 @@
+"""What a pod's status means when its sidecar said nothing; who is blamed when several fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flyer.engine import Failed, Killed, Outcome, Succeeded
+from flyer.job.failure import Failure
+from flyer.kube.gateway import GatewaySettings, outcome_of
+from flyer.kube.gateway.exits import Exits
+from flyer.kube.gateway.outcome import LOST_PEERS, outcome_of_code
+
+HEADLINE = "rank 3 on node a1: exit status {}\nTraceback (most recent call last):\nValueError: 7\n"
+
+
+def pod(code: int, reason: str = "Error", message: str = "", **more: Any) -> dict[str, Any]:
+    ended = {"exitCode": code, "reason": reason, "message": message, **more}
+    return {
+        "spec": {
+            "containers": [
+                {"name": "logger", "command": ["x"]},
+                {"name": "trainer", "command": ["python3", "/flyer/bin/flyer-launch"]},
+            ]
+        },
+        "status": {
+            "containerStatuses": [
+                {"name": "logger", "state": {"terminated": {"exitCode": 9}}},
+                {"name": "trainer", "state": {"terminated": ended}},
+            ]
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        (pod(0, "Completed"), Succeeded()),
+        (pod(104), Killed(0, "it gave its node back")),
+        (pod(75), LOST_PEERS),
+        (pod(1, message=HEADLINE.format(1)), Failed(1, "rank 3: ValueError: 7")),
+        (pod(1, message="rank 0 on node a: exit status 1"), Failed(1, "rank 0: exit status 1")),
+        (pod(1), Failed(1, "")),
+        (pod(137, "OOMKilled"), Killed(9, "OOMKilled")),
+        (
+            pod(139, message="rank 3 on node a1: killed by SIGSEGV\nits output …"),
+            Killed(11, "rank 3: its output …"),
+        ),
+        (pod(139, message=HEADLINE.format(139)), Failed(139, "rank 3: ValueError: 7")),
+        (
+            pod(128, "StartError", 'exec: "python3": executable file not found'),
+            Failed(128, 'the container did not start: exec: "python3": executable file not found'),
+        ),
+        (None, Killed(0, "the pod is gone")),
+        ({}, Killed(0, "the pod ended before it ran")),
+        ({"status": {"reason": "Evicted", "message": "disk"}}, Killed(0, "Evicted: disk")),
+        (
+            {
+                "status": {
+                    "initContainerStatuses": [
+                        {"name": "fetch", "state": {"terminated": {"exitCode": 4}}}
+                    ]
+                }
+            },
+            Failed(4, "init container fetch: exit status 4"),
+        ),
+        (
+            {
+                "status": {
+                    "initContainerStatuses": [
+                        {"name": "flyer-tools", "state": {"terminated": {"exitCode": 1}}}
+                    ]
+                }
+            },
+            Killed(0, "flyer-tools failed: 1"),
+        ),
+    ],
+)
+def test_the_status_of_a_pod(said: dict[str, Any] | None, outcome: Outcome) -> None:
+    assert outcome_of(said) == outcome
+
+
+def failure(rank: int, time: float, **fields: Any) -> Failure:
+    defaults: dict[str, Any] = {"exit_status": 1}
+    return Failure(
+        job="lab/gpt", attempt=1, node=f"a{rank}", node_rank=rank, rank=rank, local_rank=0,
+        time=time, **(defaults | fields),
+    )  # fmt: skip
+
+
+SETTINGS = GatewaySettings(blame_seconds=1.0, peer_lost_seconds=3.0)
+
+
+def test_success_and_release_are_told_at_once() -> None:
+    exits = Exits(SETTINGS)
+    assert exits.add(0, Succeeded(), None, 0.0) == [(0, Succeeded())]
+    released = outcome_of_code(104, None)
+    assert exits.add(1, released, None, 0.0) == [(1, released)]
+    assert exits.add(1, Failed(1), None, 0.0) == []  # its end is known
+    assert exits.due() is None
+
+
+def test_lost_peers_wait_for_who_lost_them() -> None:
+    exits = Exits(SETTINGS)
+    assert exits.add(0, LOST_PEERS, failure(0, 10.0, peer_lost=True), 10.0) == []
+    assert exits.due() == 13.0
+    assert exits.add(1, Killed(9), failure(1, 10.5, exit_status=None, signal=9), 12.0) == []
+    assert exits.due() == 13.0
+    assert exits.tick(12.9) == []
+    assert exits.tick(13.0) == [(1, Killed(9)), (0, LOST_PEERS)]
+    assert exits.guilty == failure(1, 10.5, exit_status=None, signal=9)
+
+
+def test_the_earlier_exception_comes_first_whatever_arrived_first() -> None:
+    exits = Exits(SETTINGS)
+    exits.add(0, Failed(1, "late"), failure(0, 10.2), 10.3)
+    exits.add(1, Failed(1, "early"), failure(1, 10.1), 10.4)
+    assert [rank for rank, _ in exits.tick(11.3)] == [1, 0]
+
+
+def test_an_end_that_only_the_status_tells_of_finds_its_place() -> None:
+    exits = Exits(SETTINGS)
+    exits.add(0, Failed(1, "because of it"), failure(0, 10.0, peer_lost=True), 10.0)
+    exits.add(1, Killed(9, "OOMKilled"), None, 10.5)
+    assert [rank for rank, _ in exits.tick(20.0)] == [1, 0]
