@@ -41,10 +41,13 @@ def read_pci(tree: SysfsTree) -> tuple[PciDevice, ...]:
         if not _ADDRESS.fullmatch(address):
             tree.found(FindingKind.MALFORMED, f"{folder}/{address}", "not a PCI address")
             continue
+        real = tree.resolve(f"{folder}/{address}")
+        if real is None:
+            continue
         class_code = tree.number(f"{folder}/{address}/class", base=16, high=0xFFFFFF)
         if class_code is None or class_code >> 16 not in (DISPLAY, NETWORK):
             continue
-        device = _read_device(tree, address, class_code)
+        device = _read_device(tree, address, real, class_code)
         if device is None:
             continue
         devices[address] = device
@@ -58,17 +61,15 @@ def _add_bridge(
     tree: SysfsTree, devices: dict[str, PciDevice], below: PciDevice, depth: int
 ) -> None:
     address = below.upstream[depth]
+    real = tree.resolve(f"bus/pci/devices/{address}")
     class_code = tree.number(f"bus/pci/devices/{address}/class", base=16, high=0xFFFFFF)
-    bridge = _read_device(tree, address, class_code or 0x060400)
+    bridge = _read_device(tree, address, real, class_code or 0x060400) if real else None
     if bridge is not None:
         devices[address] = bridge
 
 
-def _read_device(tree: SysfsTree, address: str, class_code: int) -> PciDevice | None:
+def _read_device(tree: SysfsTree, address: str, real: str, class_code: int) -> PciDevice | None:
     folder = f"bus/pci/devices/{address}"
-    real = tree.resolve(folder)
-    if real is None:
-        return None
     parts = real.split("/")
     root = next((place for place, part in enumerate(parts) if _ROOT.fullmatch(part)), None)
     if root is None or parts[-1] != address:

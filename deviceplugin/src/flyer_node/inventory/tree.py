@@ -38,10 +38,20 @@ class SysfsTree:
         """Notes a finding; `where` is relative to the root."""
         self.findings.append(Finding(kind, where, detail[:200]))
 
+    def _inside(self, real: str, path: str) -> bool:
+        """Whether a path without links is below the root; a finding if it is not."""
+        inside = real.startswith(f"{self.root}/") or self.root == Path("/")
+        if not inside:
+            self.found(FindingKind.LOOP, path, "link leads out of the tree")
+        return inside
+
     def names(self, folder: str, *, optional: bool = True) -> list[str]:
         """The sorted entries of a folder; none if it is absent."""
         try:
-            names = sorted(entry.name for entry in (self.root / folder).iterdir())
+            real = os.path.realpath(self.root / folder, strict=True)
+            if not self._inside(real, folder):
+                return []
+            names = sorted(entry.name for entry in Path(real).iterdir())
         except FileNotFoundError:
             if not optional:
                 self.found(FindingKind.MISSING, folder, "no such folder")
@@ -56,22 +66,21 @@ class SysfsTree:
     def resolve(self, path: str) -> str | None:
         """Where a link leads, relative to the root; None with a finding if it leads nowhere."""
         try:
-            real = (self.root / path).resolve(strict=True)
-        except (OSError, RuntimeError) as error:
-            kind = FindingKind.LOOP if isinstance(error, RuntimeError) else _kind_of(error)
-            self.found(kind, path, f"link cannot be followed: {error}")
+            real = os.path.realpath(self.root / path, strict=True)
+        except OSError as error:
+            self.found(_kind_of(error), path, f"link cannot be followed: {error}")
             return None
-        if not real.is_relative_to(self.root):
-            self.found(FindingKind.LOOP, path, "link leads out of the tree")
-            return None
-        return str(real.relative_to(self.root))
+        return os.path.relpath(real, self.root) if self._inside(real, path) else None
 
     def text(self, path: str, *, optional: bool = False) -> str | None:
         """An attribute's text without surrounding blanks."""
         if path in self._refused:
             return None
         try:
-            descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            real = os.path.realpath(self.root / path, strict=True)
+            if not self._inside(real, path):
+                return None
+            descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if not (optional and error.errno == errno.ENOENT):
                 self.found(_kind_of(error), path, str(error.strerror))

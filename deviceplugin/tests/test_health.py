@@ -1,0 +1,338 @@
+"""The state machine, the policy and the ledger: pure, with times as arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer_node.errors import DataError
+from flyer_node.hardware.driver import GpuStatus
+from flyer_node.health.ledger import Ledger, Subject
+from flyer_node.health.machine import (
+    Fault,
+    Health,
+    Look,
+    Severity,
+    State,
+    Times,
+    look,
+    take,
+    unseen,
+)
+from flyer_node.health.policy import Action, load_policy, parse_policy
+from flyer_node.health.signs import kernel_xid
+from flyer_node.inventory import Bridge, Gpu, Hca, HcaPort, Inventory, LinkLayer
+from flyer_node.inventory.hca import PortStatus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TIMES = Times(hold=10, hold_max=3600, probation=30, suspect=600)
+RESET = Fault("Xid62", "text", Severity.UNHEALTHY, "GPU reset", needs_reset=True)
+SOFT = Fault("Xid63", "text", Severity.SUSPECT, "reset at idle")
+LOST = Look(
+    fault=Fault("GpuLost", "no answer", Severity.UNHEALTHY, "GPU reset or node reboot"), gone=True
+)
+
+
+def asks(action: str) -> Look:
+    fault = Fault("RecoveryAction", f"asks {action}", Severity.UNHEALTHY, action)
+    return Look(fault=fault, action=action)
+
+
+def test_the_whole_way_from_healthy_to_healthy() -> None:
+    health = take(Health(), RESET, 100, TIMES)
+    assert (health.state, health.reason, health.since) == (State.UNHEALTHY, "Xid62", 100)
+    health = look(health, Look(), 200, TIMES)
+    assert health.state is State.UNHEALTHY, "no reset was seen"
+    health = look(health, LOST, 201, TIMES)
+    health = look(health, Look(), 205, TIMES)
+    assert health.state is State.UNHEALTHY, "the hold-down starts when the fault ends"
+    health = look(health, Look(), 212, TIMES)
+    assert health.state is State.RECOVERING
+    assert not health.in_service
+    assert look(health, Look(), 241, TIMES).state is State.RECOVERING
+    health = look(health, Look(), 242, TIMES)
+    assert (health.state, health.reason) == (State.HEALTHY, "")
+
+
+def test_a_driver_that_can_tell_and_tells_nothing_vouches_for_the_reset() -> None:
+    health = take(Health(), RESET, 0, TIMES)
+    assert look(health, Look(vouched=True), 11, TIMES).state is State.RECOVERING
+
+
+def test_nothing_recovers_while_an_action_is_wanted() -> None:
+    health = look(Health(), asks("GPU_RESET"), 0, TIMES)
+    for now in range(1, 10_000, 100):
+        health = look(health, asks("GPU_RESET"), now, TIMES)
+        assert health.state is State.UNHEALTHY
+    health = look(health, Look(), 10_050, TIMES)
+    assert health.state is State.RECOVERING
+
+
+def test_a_fault_in_probation_sends_it_back_for_twice_as_long() -> None:
+    health = replace(take(Health(), RESET, 0, TIMES), reset_seen=True)
+    health = look(health, Look(), 10, TIMES)
+    assert health.state is State.RECOVERING
+    health = replace(take(health, RESET, 20, TIMES), reset_seen=True)
+    assert health.until == 20 + 2 * TIMES.hold
+    assert look(health, Look(), 39, TIMES).state is State.UNHEALTHY
+    assert look(health, Look(), 40, TIMES).state is State.RECOVERING
+
+
+def test_the_hold_down_has_a_bound_and_old_returns_are_forgotten() -> None:
+    health, now = Health(), 0.0
+    for _ in range(40):
+        health = replace(take(health, RESET, now, TIMES), reset_seen=True)
+        assert health.until - now <= TIMES.hold_max
+        now = health.until
+        health = look(health, Look(), now, TIMES)
+        now += TIMES.probation
+        health = look(health, Look(), now, TIMES)
+        assert health.state is State.HEALTHY
+    health = take(health, RESET, now + 90_000, TIMES)
+    assert health.until == now + 90_000 + TIMES.hold
+
+
+def test_suspicion_keeps_it_in_service_and_passes() -> None:
+    health = take(Health(), SOFT, 0, TIMES)
+    assert health.state is State.SUSPECT
+    assert health.in_service
+    assert look(health, Look(), 599, TIMES).state is State.SUSPECT
+    assert look(health, Look(), 600, TIMES).state is State.HEALTHY
+
+
+def test_suspicion_never_softens_what_is_worse() -> None:
+    health = take(Health(), RESET, 0, TIMES)
+    assert take(health, SOFT, 1, TIMES) == health
+
+
+def test_the_first_cause_stays_unless_a_stricter_one_comes() -> None:
+    lost = look(Health(), LOST, 0, TIMES)
+    strict = take(lost, replace(RESET, reason="Xid79"), 1, TIMES)
+    assert strict.reason == "Xid79"
+    assert take(strict, replace(RESET, reason="Xid62"), 2, TIMES).reason == "Xid79"
+
+
+def test_what_cannot_be_seen_hides_the_state_and_forgets_nothing() -> None:
+    for known in (Health(), take(Health(), RESET, 0, TIMES)):
+        hidden = unseen(known, "the driver hangs")
+        assert hidden.state is State.UNKNOWN
+        assert not hidden.in_service
+        assert look(hidden, Look(), 5, TIMES).state is known.state
+
+
+EVENTS: dict[str, Callable[[Health, float], Health]] = {
+    "reset fault": lambda health, now: take(health, RESET, now, TIMES),
+    "soft fault": lambda health, now: take(health, SOFT, now, TIMES),
+    "ok": lambda health, now: look(health, Look(), now, TIMES),
+    "vouched": lambda health, now: look(health, Look(vouched=True), now, TIMES),
+    "lost": lambda health, now: look(health, LOST, now, TIMES),
+    "action": lambda health, now: look(health, asks("GPU_RESET"), now, TIMES),
+    "blind": lambda health, now: unseen(health, "hangs"),
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.floats(0.01, 200)), max_size=60))
+def test_the_rules_hold_after_every_step_and_there_is_always_a_way_back(
+    steps: list[tuple[str, float]],
+) -> None:
+    health, now = Health(), 1.0
+    for event, later in steps:
+        now += later
+        before = health
+        health = EVENTS[event](health, now)
+        if health.known in (State.UNHEALTHY, State.SUSPECT):
+            assert health.reason
+            assert health.remedy
+        if before.known is State.UNHEALTHY and health.known is not State.UNHEALTHY:
+            assert health.known is State.RECOVERING
+            assert event in ("ok", "vouched")
+            assert now >= before.until
+            assert not health.action
+            assert not before.needs_reset or health.reset_seen
+        if before.known is State.RECOVERING and health.known is State.HEALTHY:
+            assert now >= before.until
+        if event in ("lost", "action", "reset fault"):
+            assert not health.in_service
+    # The way back: it is reset, answers, and time passes.
+    for _ in range(8):
+        now += TIMES.hold_max + TIMES.suspect
+        health = look(health, Look(vouched=True), now, TIMES)
+    assert health.state is State.HEALTHY
+
+
+def test_the_built_in_policy_has_the_papers_xids_with_provenance() -> None:
+    policy = load_policy()
+    paper = {13, 31, 43, 45, 74, 63, 64, 94, 95, 44, 48, 61, 62, 69, 79, 119}
+    assert paper <= policy.xids.keys()
+    assert all(policy.xids[code].source.startswith("paper") for code in paper)
+    software = {rule.code for rule in policy.xids.values() if rule.klass == "software"}
+    assert software == {13, 31, 43, 45}
+    assert all(policy.xids[code].action is Action.RECORD for code in software)
+    assert all(rule.reset for rule in policy.xids.values() if rule.action is Action.UNHEALTHY), (
+        "every removal says what ends it"
+    )
+    assert policy.rule(74).action is Action.PAIR
+    assert policy.rule(777).action is Action.SUSPECT, "an unknown Xid takes nothing out"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("version = 3", "version"),
+        ("version = 'a'\nnonsense = 1", "nonsense"),
+        ("version = 'a'\n[timers]\ngpu_hold = -1", "gpu_hold"),
+        ("version = 'a'\n[timers]\ngpu_hold = 'x'", "gpu_hold"),
+        ("version = 'a'\n[timers]\nhold = 1", "hold"),
+        ("version = 'a'\n[[xid]]\ncode = 0", r"xid\[0\]\.code"),
+        ("version = 'a'\n[[xid]]\ncode = 79\nclass = 'odd'", r"xid\[0\]\.class"),
+        ("version = 'a'\n[[xid]]\ncode = 79\nclass = 'ecc'\naction = 'kill'", "action"),
+        (
+            "version = 'a'\n[[xid]]\ncode = 79\nclass = 'ecc'\naction = 'record'\nremedy = ''",
+            "remedy",
+        ),
+        ("not toml", "TOML"),
+    ],
+)
+def test_a_wrong_policy_is_refused_whole_and_by_name(text: str, names: str) -> None:
+    with pytest.raises(DataError, match=names):
+        parse_policy(text, "policy.toml")
+
+
+def test_two_rows_of_one_xid_are_refused() -> None:
+    row = "[[xid]]\ncode = 9\nclass = 'ecc'\naction = 'record'\nremedy = 'r'\nsource = 's'\n"
+    with pytest.raises(DataError, match="only row"):
+        parse_policy("version = 'a'\n" + row * 2, "p")
+    with pytest.raises(DataError, match="missing"):
+        load_policy(Path("/nonexistent/missing.toml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "address", "code", "process"),
+    [
+        (
+            "NVRM: Xid (PCI:0000:41:00): 79, pid=1234, GPU has fallen off the bus.",
+            "0000:41:00",
+            79,
+            "1234",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:C1:00): 31, pid='77', name=python3, Ch 00000008",
+            "0000:c1:00",
+            31,
+            "77",
+        ),
+        ("NVRM: Xid (PCI:0000:01:00): 63, pid='<unknown>', Row Remapper", "0000:01:00", 63, ""),
+        ("NVRM: Xid (PCI:0000:01:00): 48", "0000:01:00", 48, ""),
+    ],
+)
+def test_lines_of_the_kernels_log(line: str, address: str, code: int, process: str) -> None:
+    seen = kernel_xid(f"[  12.3] {line}")
+    assert seen is not None
+    assert (seen.address, seen.code, seen.process) == (address, code, process)
+
+
+def test_other_lines_are_not_xids() -> None:
+    assert kernel_xid("NVRM: loading NVIDIA UNIX x86_64 Kernel Module") is None
+    assert kernel_xid("NVRM: Xid (PCI:zz): nope") is None
+
+
+NODE = Inventory(
+    "n",
+    gpus=tuple(Gpu(f"G{i}", i, i, f"0000:0{i}:00.0") for i in range(4)),
+    bridges=(Bridge("G0", "G1", 12), Bridge("G2", "G3", 12)),
+    hcas=(Hca("mlx5_0", None, ports=(HcaPort(1, LinkLayer.INFINIBAND),)),),
+)
+
+
+def ledger() -> Ledger:
+    book = Ledger(load_policy())
+    book.know(NODE, 0)
+    return book
+
+
+def port(state: str = "active", downed: int = 0) -> PortStatus:
+    return PortStatus("mlx5_0", 1, state, "linkup", {"link_downed": downed})
+
+
+def test_one_xid_from_two_sources_is_one_and_repeats_count() -> None:
+    book = ledger()
+    assert book.xid(NODE, "G0", 79, 10, source="driver")
+    assert not book.xid(NODE, "G0", 79, 11, source="kernel", process="5", line="x")
+    assert book.xid(NODE, "G0", 79, 12, source="driver")
+    assert book.xid(NODE, "G0", 79, 60, source="kernel")
+    assert book.xid(NODE, "G1", 79, 12.5, source="kernel"), "another GPU"
+
+
+def test_three_processes_on_one_gpu_in_a_day_are_worth_a_look() -> None:
+    book = ledger()
+    for hour, process in enumerate(("1", "1", "2", "2")):
+        book.xid(NODE, "G0", 31, hour * 3600.0, source="kernel", process=process)
+    assert book.health[Subject("gpu", "G0")].state is State.HEALTHY
+    book.xid(NODE, "G0", 31, 90_500.0, source="kernel", process="3")
+    assert book.health[Subject("gpu", "G0")].state is State.HEALTHY, "the first is a day old"
+    book.xid(NODE, "G0", 31, 90_600.0, source="kernel", process="4")
+    assert book.health[Subject("gpu", "G0")].state is State.SUSPECT
+    assert not book.out_of_service("gpu")
+
+
+def test_a_year_of_the_papers_xids_quarantines_for_hardware_only() -> None:
+    """Table VI's counts on one node, an Xid an hour: software Xids take no GPU out."""
+    counts = {74: 55, 13: 1, 31: 25, 43: 43, 45: 2, 63: 2, 94: 1, 44: 1, 69: 1}
+    book, now = ledger(), 0.0
+    for code, count in counts.items():
+        for turn in range(count):
+            now += 3600
+            book.xid(NODE, f"G{turn % 4}", code, now, source="driver")
+            assert not book.out_of_service("gpu"), code
+    for code in (48, 61, 62, 64, 79, 95, 119):
+        now += 90_000
+        book.xid(NODE, "G2", code, now, source="driver")
+        assert book.out_of_service("gpu") == {"G2"}
+        good = [GpuStatus("G2", answers=True, recovery_action=0)]
+        for later in (0, 4000, 8000):
+            book.gpu_statuses(NODE, good, now + later)
+        assert not book.out_of_service("gpu"), f"Xid {code} has no way back"
+
+
+def test_flash_cuts_count_however_short_and_a_reset_counter_is_no_cut() -> None:
+    book = ledger()
+    book.port_statuses([port(downed=7)], 0)
+    assert book.health[Subject("hca", "mlx5_0-1")].state is State.HEALTHY
+    assert book.port_statuses([port(downed=8)], 1) == {"mlx5_0-1": 1}
+    assert book.health[Subject("hca", "mlx5_0-1")].state is State.SUSPECT
+    assert book.port_statuses([port(downed=0)], 2) == {"mlx5_0-1": 0}
+    book.port_statuses([port(downed=1)], 3)
+    assert not book.out_of_service("hca")
+    book.port_statuses([port(downed=2)], 4)
+    assert book.out_of_service("hca") == {"mlx5_0-1"}
+    assert book.health[Subject("hca", "mlx5_0-1")].reason == "LinkFlapping"
+
+
+def test_a_port_that_is_down_for_less_than_its_grace_stays() -> None:
+    book = ledger()
+    book.port_statuses([port("down")], 0)
+    assert not book.out_of_service("hca")
+    book.port_statuses([port("down")], 0.5)
+    assert not book.out_of_service("hca")
+    book.port_statuses([port("down")], 1.0)
+    assert book.out_of_service("hca")
+
+
+def test_a_reboot_proves_every_reset_but_forgets_no_cause() -> None:
+    book = ledger()
+    book.xid(NODE, "G0", 79, 0, source="driver")
+    page = dict(book.health)
+    later = ledger()
+    later.restore(page, same_boot=False)
+    mine = later.health[Subject("gpu", "G0")]
+    assert (mine.reason, mine.reset_seen) == ("Xid79", True)
+    again = ledger()
+    again.restore(page, same_boot=True)
+    assert not again.health[Subject("gpu", "G0")].reset_seen
