@@ -195,6 +195,7 @@ class Cluster:
                 labels = pod["metadata"]["labels"]
                 key = f"{labels['fireflyer.dev/job']}-{labels['fireflyer.dev/attempt']}"
                 living.setdefault(node, set()).add(key)
+                found += self._undecided(pod, node)
         found += [f"{node} serves {sorted(jobs)}" for node, jobs in living.items() if len(jobs) > 1]
         reserved: Counter[str] = Counter()
         for value in self.store.all("flyerjobs"):
@@ -208,6 +209,19 @@ class Cluster:
                 found += self._gang(value["metadata"]["name"], status)
         found += [f"{node} is reserved {n} times" for node, n in reserved.items() if n > 1]
         return found
+
+    def _undecided(self, pod: dict[str, Any], node: str) -> list[str]:
+        """A pod is bound where its job's stored status says that it may be."""
+        labels, namespace = pod["metadata"]["labels"], pod["metadata"]["namespace"]
+        job = self.store.find("flyerjobs", labels["fireflyer.dev/job"], namespace)
+        owner = pod["metadata"]["ownerReferences"][0]["uid"]
+        if job is None or job["metadata"]["uid"] != owner:
+            return []
+        occupied = (job.get("status") or {}).get("occupied", [])
+        attempt = int(labels["fireflyer.dev/attempt"])
+        if any(one["name"] == node and one["attempt"] == attempt for one in occupied):
+            return []
+        return [f"{pod['metadata']['name']} lives on {node}, which nobody decided"]
 
     def _gang(self, name: str, status: FlyerJobStatus) -> list[str]:
         """Bound pods of a running gang are on its nodes, each node one."""
@@ -262,3 +276,9 @@ async def cluster() -> AsyncIterator[Cluster]:
     """A cluster without nodes and operators."""
     async with Cluster() as made:
         yield made
+
+
+@pytest.fixture
+def make_cluster() -> type[Cluster]:
+    """Clusters without nodes and operators, to be entered."""
+    return Cluster

@@ -52,6 +52,7 @@ ATTEMPTS_KEPT: Final = 3
 # Somebody else's pod may have one of our names while the garbage collector takes it away.
 NAME_TAKEN_SECONDS: Final = 30.0
 NAME_TAKEN_POLL_SECONDS: Final = 0.5
+PLACE_TRIES_MAX: Final = 5
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ log = logging.getLogger(__name__)
 class _Gang:
     attempt: int
     settled: bool = False  # no more pods are being made or bound
+    failed: bool = False  # some could not be made: the engine knows, and will have the rest ended
     stopping: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -174,7 +176,7 @@ class Gangs:
         """Whether a missing pod is one that is gone, not one that is still to come."""
         if gang is None or gang.attempt != attempt:
             return state.status.phase is not Phase.STARTING
-        return gang.settled
+        return gang.settled and (gang.stopping or not gang.failed)
 
     # -- making pods ---------------------------------------------------------------------------
 
@@ -185,17 +187,19 @@ class Gangs:
             raise
         except (PodsRefusedError, InvalidError) as error:
             # What the manifest asks for will not come to be.
-            self._tell_not_started(start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
+            self._not_started(gang, start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
         except ApiError as error:
-            self._tell_not_started(start, Killed(0, f"the pods could not be made: {error}"[:1000]))
+            why = f"the pods could not be made: {error}"[:1000]
+            self._not_started(gang, start, Killed(0, why))
         finally:
             gang.settled = True
         self.look(start.job)
 
-    def _tell_not_started(self, start: Start, outcome: Failed | Killed) -> None:
+    def _not_started(self, gang: _Gang, start: Start, outcome: Failed | Killed) -> None:
         log.warning("%s: attempt %d does not start: %s", start.job, start.attempt, outcome.reason)
-        node = start.assignment.names[0]
-        self._tell(PodExited(start.job, start.attempt, node, outcome))
+        gang.failed = True
+        for name in start.assignment.names:
+            self._tell(PodExited(start.job, start.attempt, name, outcome))
 
     async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
         names = start.assignment.names
@@ -269,45 +273,51 @@ class Gangs:
 
     async def _place(self, pod: dict[str, Any], node: str) -> None:
         """Bind it; where nodes are shared, open our gate, and Kubernetes' scheduler binds it."""
+        for tries_left in reversed(range(PLACE_TRIES_MAX)):
+            try:
+                await self._place_once(pod, node)
+            except NotFoundError:
+                return  # deleted by hand: `look` sees it
+            except ConflictError:
+                uid = pod["metadata"]["uid"]
+                try:
+                    pod = await self._api.get(
+                        PODS, pod["metadata"]["name"], pod["metadata"]["namespace"]
+                    )
+                except NotFoundError:
+                    return
+                if pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
+                    return
+                self._world.pods.offer(pod)
+                bound = pod["spec"].get("nodeName")
+                if bound == node:
+                    return  # by ourselves: the answer was lost
+                if bound or not tries_left:
+                    raise
+            else:
+                return
+
+    async def _place_once(self, pod: dict[str, Any], node: str) -> None:
         metadata, spec = pod["metadata"], pod["spec"]
         if spec.get("nodeName"):
             return
+        name, namespace = metadata["name"], metadata["namespace"]
         gates = spec.get("schedulingGates") or []
-        try:
-            if any(one["name"] == GATE for one in gates):
-                left = [one for one in gates if one["name"] != GATE]
-                patch = {
-                    "metadata": {"resourceVersion": metadata["resourceVersion"]},
-                    "spec": {"schedulingGates": left or None},
-                }
-                await self._api.merge(PODS, metadata["name"], patch, metadata["namespace"])
-                return
-            if spec.get("schedulerName") == "default-scheduler":
-                return
-            target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        if any(one["name"] == GATE for one in gates):
+            left = [one for one in gates if one["name"] != GATE]
+            patch = {
+                "metadata": {"resourceVersion": metadata["resourceVersion"]},
+                "spec": {"schedulingGates": left or None},
+            }
+            await self._api.merge(PODS, name, patch, namespace)
+        elif spec.get("schedulerName") != "default-scheduler":
             binding = {
                 "apiVersion": "v1",
                 "kind": "Binding",
-                "metadata": {"name": metadata["name"], "uid": metadata["uid"]},
-                "target": target,
+                "metadata": {"name": name, "uid": metadata["uid"]},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
             }
-            name, namespace = metadata["name"], metadata["namespace"]
             await self._api.post(PODS, name, namespace, "binding", binding)
-        except NotFoundError:
-            return  # deleted by hand: `look` sees it
-        except ConflictError:
-            try:
-                found = await self._api.get(PODS, metadata["name"], metadata["namespace"])
-            except NotFoundError:
-                return
-            self._world.pods.offer(found)
-            if found["metadata"]["uid"] != metadata["uid"]:
-                return
-            if "deletionTimestamp" in found["metadata"] or found["spec"].get("nodeName") == node:
-                return
-            if found["spec"].get("nodeName") or not gates:
-                raise
-            await self._place(found, node)
 
     def _expect(self, job: FlyerJob, start: Start, pods: Sequence[tuple[int, PodIdentity]]) -> None:
         ordered = [identity for _, identity in sorted(pods, key=lambda one: one[0])]

@@ -36,6 +36,8 @@ class Call:
 class Fault:
     """What happens to the next `times` calls that match (empty fields match everything).
 
+    With `every` n: to the first, the n+1st, the 2n+1st … of them.
+
     refuse: answered with `code`. hang: never answered. drop: the connection is cut before the
     call is performed. lose: the call is performed, and the connection cut before the answer.
     delay: answered after `seconds`.
@@ -51,6 +53,8 @@ class Fault:
     reason: str = "InternalError"
     retry_after_seconds: int | None = None
     seconds: float = 0.0
+    every: int = 1
+    seen: int = 0
 
     def matches(self, call: Call) -> bool:
         """Whether it is meant for this call."""
@@ -65,7 +69,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Death:
-    """An agent that dies with its n-th call that matches (`writes`: counting writes alone).
+    """An agent that dies with its n-th call that counts (`writes`: writes alone).
 
     The call is performed or not (`performed`), its answer never arrives, `then` runs, and nothing
     that the agent sends from then on is heard.
@@ -76,6 +80,7 @@ class Death:
     then: Callable[[], None]
     performed: bool = True
     writes: bool = False
+    ignore: str = ""  # a resource whose calls do not count
     seen: int = 0
 
 
@@ -112,9 +117,10 @@ class Faults:
         after: int,
         performed: bool = True,
         writes: bool = False,
+        ignore: str = "",
     ) -> Death:
         """Let the agent die with its `after`-th call from now (1: the next)."""
-        death = Death(agent, after, then, performed, writes)
+        death = Death(agent, after, then, performed, writes, ignore)
         self.deaths.append(death)
         return death
 
@@ -128,14 +134,17 @@ class Faults:
         """The fault of this call, if it has one."""
         for fault in self.faults:
             if fault.matches(call):
-                fault.times -= 1
-                return fault
+                fault.seen += 1
+                if fault.seen % fault.every == 1 % fault.every:
+                    fault.times -= 1
+                    return fault
         return None
 
     def dies(self, call: Call) -> Death | None:
         """Whether the agent dies with this call."""
         for death in self.deaths:
-            if death.agent == call.agent and (call.writes or not death.writes):
+            counts = (call.writes or not death.writes) and call.resource != death.ignore
+            if death.agent == call.agent and counts:
                 death.seen += 1
                 if death.seen == death.after:
                     self.dead.add(call.agent)

@@ -1,0 +1,144 @@
+"""An API server that fails in every way it can, while jobs live."""
+
+import asyncio
+
+import pytest
+from flyer.api import Phase
+from flyer.kube.testing import Fault
+
+
+async def live(cluster, until, name="a"):
+    cluster.submit(name, 2)
+    await until(lambda: cluster.phase(name) is Phase.RUNNING)
+    cluster.edit(name, suspend=True)
+    await until(lambda: cluster.phase(name) is Phase.SUSPENDED)
+    cluster.edit(name, suspend=False)
+    await until(lambda: cluster.phase(name) is Phase.RUNNING)
+    cluster.finish(name)
+    await until(lambda: cluster.phase(name) is Phase.SUCCEEDED)
+    await until(lambda: not cluster.status(name).occupied)
+    assert cluster.status(name).chain.attempt == 2
+    assert cluster.status(name).chain.restarts == 0
+
+
+RESOURCES = ("flyerjobs/status", "pods", "pods/binding", "flyertopologies/status")
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"do": "refuse", "code": 429, "reason": "TooManyRequests", "retry_after_seconds": 0},
+        {"do": "refuse", "code": 500},
+        {"do": "refuse", "code": 409, "reason": "Conflict"},
+        {"do": "drop"},
+        {"do": "lose"},
+        {"do": "hang"},
+    ],
+    ids=lambda one: f"{one['do']}{one.get('code', '')}",
+)
+async def test_each_third_call_fails(cluster, until, resource, fault):
+    if fault.get("code") == 409 and resource == "pods":
+        pytest.skip("the API server does not answer so to a create or a delete without a version")
+    cluster.nodes("AA")
+    operator = cluster.operator()
+    await until(lambda: operator.serves)
+    every = Fault(**fault, resource=resource, agent=operator.name, times=1000, every=3)
+    cluster.server.faults.add(every)
+    await live(cluster, until)
+    assert every.seen or resource == "flyertopologies/status"
+
+
+async def test_watches_are_doubled_delayed_cut_and_expired_all_the_time(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    watches = cluster.server.faults.watches
+    watches.double = True
+    watches.delay_seconds = 0.01
+
+    async def disturb():
+        turn = 0
+        while True:
+            await asyncio.sleep(0.07)
+            turn += 1
+            if turn % 3:
+                cluster.server.cut_watches()
+            else:
+                cluster.server.expire_watches()
+
+    trouble = asyncio.create_task(disturb())
+    try:
+        await live(cluster, until)
+    finally:
+        trouble.cancel()
+
+
+async def test_the_api_server_restarts_under_a_running_gang(cluster, until):
+    cluster.nodes("AA")
+    operator = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    port = int(cluster.server.url.rpartition(":")[2])
+    await cluster.server.close()
+    await until(lambda: not operator.serves)
+    await cluster.server.start(port)
+    await until(lambda: operator.serves)
+    cluster.finish("a")
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    assert cluster.status("a").chain.attempt == 1
+
+
+async def test_somebody_edits_the_job_all_the_time(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+
+    async def edit():
+        turn = 0
+        while True:
+            turn += 1
+            labels = {"metadata": {"labels": {"turn": str(turn)}}}
+            cluster.store.patch("flyerjobs", "a", labels, "default")
+            await asyncio.sleep(0.003)
+
+    editor = asyncio.create_task(edit())
+    try:
+        await until(lambda: cluster.phase("a") is Phase.RUNNING)
+        cluster.finish("a")
+        await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    finally:
+        editor.cancel()
+
+
+async def test_a_status_that_the_server_refuses_stops_that_job_alone(cluster, until):
+    cluster.nodes("AA")
+    operator = cluster.operator()
+    await until(lambda: operator.serves)
+    cluster.store.table("flyerjobs").checks.append(
+        lambda _, after: (
+            "status.zones: is odd"
+            if after["metadata"]["name"] == "odd" and "status" in after
+            else ""
+        )
+    )
+    cluster.submit("odd", 2)
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    assert operator.serves
+
+
+async def test_a_manifest_that_never_becomes_pods_fails_its_job(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.store.table("pods").checks.append(
+        lambda _, after: (
+            "spec.containers[0].image: Required value"
+            if after["metadata"]["name"].startswith("odd")
+            else ""
+        )
+    )
+    cluster.submit("odd", 2)
+    await until(lambda: cluster.phase("odd") is Phase.FAILED)
+    assert "Required value" in cluster.status("odd").message
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)

@@ -1,0 +1,100 @@
+"""The operator is killed after every API call of two jobs' lives; nothing is lost or doubled.
+
+What must hold at any time is checked by the cluster after every change of an object.
+"""
+
+import asyncio
+
+import pytest
+from flyer.api import Phase
+
+AT_ONCE = 8  # clusters that live at the same time: they mostly wait
+
+
+async def live(cluster, until):
+    """Two jobs: the second takes the first one's nodes, ends, and the first goes on and ends."""
+    cluster.submit("low", 2, priority="low")
+    await until(lambda: cluster.phase("low") is Phase.RUNNING)
+    cluster.submit("high", 2, priority="high")
+    await until(lambda: cluster.phase("high") is Phase.RUNNING)
+    cluster.finish("high")
+    await until(lambda: cluster.phase("low") is Phase.RUNNING)
+    cluster.finish("low")
+    await until(lambda: cluster.phase("low") is Phase.SUCCEEDED)
+    await until(lambda: not cluster.status("low").occupied)
+    for name, attempts in (("low", 2), ("high", 1)):
+        status = cluster.status(name)
+        assert status.phase is Phase.SUCCEEDED
+        assert (status.chain.attempt, status.chain.restarts) == (attempts, 0), name
+    assert cluster.status("low").checkpoint.step == 1
+    assert not cluster.pods()
+
+
+async def one(make_cluster, until, after, *, performed, writes):
+    """The first operator dies with its n-th call; whether it had so many."""
+    async with make_cluster() as cluster:
+        cluster.nodes("AA")
+        first = cluster.operator()
+
+        def die():
+            first.kill()
+            cluster.operator()
+
+        death = cluster.server.faults.kill(
+            first.name, die, after=after, performed=performed, writes=writes, ignore="leases"
+        )
+        try:
+            await live(cluster, until)
+        except AssertionError as error:
+            calls = [call for call in cluster.server.faults.calls if call.resource != "leases"]
+            last = next((c for c in reversed(calls) if c.agent == first.name), None)
+            raise AssertionError(f"killed with call {after} ({last}): {error}") from error
+        return death.seen >= after
+
+
+async def every(make_cluster, until, *, performed, writes):
+    """Kill with the first, the second, … call until the whole life has fewer calls than that."""
+    after = 1
+    while True:
+        batch = range(after, after + AT_ONCE)
+        died = await asyncio.gather(
+            *(one(make_cluster, until, n, performed=performed, writes=writes) for n in batch)
+        )
+        after += AT_ONCE
+        if not all(died):
+            return after - AT_ONCE + sum(died) - 1
+
+
+@pytest.mark.parametrize("performed", [True, False])
+async def test_killed_with_every_write(make_cluster, until, performed):
+    deaths = await every(make_cluster, until, performed=performed, writes=True)
+    assert deaths >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("performed", [True, False])
+async def test_killed_with_every_call(make_cluster, until, performed):
+    deaths = await every(make_cluster, until, performed=performed, writes=False)
+    assert deaths >= 20
+
+
+async def test_killed_while_it_takes_over(make_cluster, until):
+    """Three operators in a row die early in their term."""
+    async with make_cluster() as cluster:
+        cluster.nodes("AA")
+        left = [1, 2, 4]
+
+        def next_operator():
+            operator = cluster.operator()
+
+            def die():
+                operator.kill()
+                next_operator()
+
+            if left:
+                faults = cluster.server.faults
+                faults.kill(operator.name, die, after=left.pop(), writes=True, ignore="leases")
+
+        next_operator()
+        await live(cluster, until)

@@ -1,0 +1,100 @@
+"""Two operators: one leads, the other takes over; and two that both believe to lead."""
+
+import asyncio
+import time
+
+from flyer.api import Phase
+from flyer.kube.client import LeadershipLostError
+
+
+async def test_a_standby_takes_over_a_running_gang(cluster, until):
+    cluster.nodes("AA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    second = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    before = cluster.status("a")
+    first.kill()
+    begun = time.monotonic()
+    await until(lambda: second.serves)
+    assert time.monotonic() - begun < 30
+    cluster.edit("a", suspend=True)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    after = cluster.status("a")
+    assert after.chain.restarts == 0
+    assert after.checkpoint.step == 1
+    assert after.epoch > before.epoch
+
+
+async def test_an_older_leader_that_will_not_stop_writes_nothing(cluster, until):
+    """Its fence is held open by force; a newer leader has begun."""
+    cluster.nodes("AAAA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    fence, hold = first.election.fence, asyncio.Event()
+    first.election.__class__ = type(
+        "Forced",
+        (type(first.election),),
+        {"leads": property(lambda _: True), "fence": lambda _: 60.0, "hold": lambda _: hold.wait()},
+    )
+    term = first.leader.term
+    term._api._fence = lambda: 60.0
+    # It does not hear of the Lease that it loses: its renewals are not even sent.
+    lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")
+    patch = {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}
+    cluster.store.patch("leases", "flyer-operator", patch, "fireflyer-system")
+    second = cluster.operator()
+    await until(lambda: second.serves)
+    assert second.election.epoch > lease["spec"]["leaseTransitions"] + 1
+    seen = len(cluster.server.faults.calls)
+    cluster.submit("b", 2)
+    cluster.edit("a", suspend=True)
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    cluster.finish("b")
+    await until(lambda: cluster.phase("b") is Phase.SUCCEEDED)
+    written = cluster.server.faults.writes(first.name, since=seen)
+    assert [call for call in written if call.status < 300 and call.resource != "leases"] == []
+    assert cluster.status("b").epoch == second.election.epoch
+    assert fence is not None
+
+
+async def test_a_leader_cut_off_from_the_server_stops_by_itself(cluster, until):
+    cluster.nodes("AA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    cluster.server.faults.dead.add(first.name)
+    await until(lambda: not first.election.leads)
+    try:
+        first.election.fence()
+    except LeadershipLostError:
+        pass
+    else:
+        raise AssertionError("it may still write")
+    second = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: second.serves and cluster.phase("a") is Phase.RUNNING)
+    cluster.server.faults.dead.discard(first.name)
+    cluster.finish("a")
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    assert second.serves
+    assert not first.serves
+
+
+async def test_a_deleted_lease_does_not_turn_back_the_epoch(cluster, until):
+    cluster.nodes("AA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    epoch = cluster.status("a").epoch
+    first.kill()
+    cluster.store.delete("leases", "flyer-operator", "fireflyer-system")
+    second = cluster.operator()
+    await until(lambda: second.serves)
+    cluster.finish("a")
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    assert cluster.status("a").epoch > epoch

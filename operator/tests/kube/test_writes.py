@@ -1,0 +1,53 @@
+"""What a start, a suspension and idleness cost the API server, counted by the API server."""
+
+import asyncio
+
+import pytest
+from flyer.api import Phase
+
+
+def writes(cluster, since):
+    """Leases apart: they are the same few bytes however many jobs there are."""
+    return [call for call in cluster.server.faults.writes(since=since) if call.resource != "leases"]
+
+
+@pytest.mark.parametrize(("zones", "nodes"), [("A", 1), ("AAAA", 4), ("AAABBB", 5), ("A" * 16, 16)])
+async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, zones, nodes):
+    cluster.nodes(zones)
+    operator = cluster.operator()
+    await until(lambda: operator.serves)
+    since = len(cluster.server.faults.calls)
+    cluster.submit("a", nodes)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    await until(lambda: cluster.store.all("events"))
+    done = writes(cluster, since)
+    assert len(done) <= 2 * nodes + 4, done
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+async def test_a_suspension_costs_three_writes(cluster, until, nodes):
+    cluster.nodes("A" * nodes)
+    operator = cluster.operator()
+    await until(lambda: operator.serves)
+    cluster.submit("a", nodes)
+    await until(lambda: cluster.store.all("events"))
+    since = len(cluster.server.faults.calls)
+    cluster.edit("a", suspend=True)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: len(cluster.store.all("events")) == 2)
+    done = writes(cluster, since)
+    assert len(done) <= 3, done
+
+
+async def test_idleness_costs_nothing(cluster, until):
+    cluster.nodes("AAAA")
+    operator = cluster.operator()
+    await until(lambda: operator.serves)
+    cluster.submit("runs", 2)
+    cluster.submit("waits", 3)
+    await until(lambda: cluster.phase("runs") is Phase.RUNNING)
+    await until(lambda: cluster.status("waits").pending is not None)
+    await asyncio.sleep(0.5)
+    since = len(cluster.server.faults.calls)
+    await asyncio.sleep(5)
+    assert writes(cluster, since) == []
