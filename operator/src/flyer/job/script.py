@@ -132,7 +132,10 @@ def _is_this_interpreter(spec: PodSpec, program: str) -> bool:
             return False
         if "PATH" not in spec.env:
             return True
-        program = shutil.which(program) or program
+        found_program = shutil.which(program)
+        if found_program is None:
+            return True  # there is only `python3`, and that is who we are
+        program = found_program
     # Not resolved beyond one folder: two virtual environments may link to one interpreter.
     found, ours = os.path.normpath(program), os.path.normpath(sys.executable)
     if found == ours:
