@@ -6,8 +6,7 @@ guesses writes into memory that nobody meant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -69,9 +68,8 @@ _BOOLEAN: dict[int, int] = {
 _BITWISE = frozenset({_native.BAND, _native.BOR, _native.BXOR})
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Memory as the engine sees it."""
+class Buffer(NamedTuple):
+    """Memory as the engine sees it; a tuple, as one is made for every call."""
 
     pointer: int
     numel: int
@@ -159,15 +157,17 @@ def flatten(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
 
 
 def _check(tensor: torch.Tensor, operation: str, *, strided: bool = False) -> None:
+    dense = tensor.is_cpu and tensor.layout is torch.strided
+    if dense and (strided or tensor.is_contiguous()):
+        return
     what = f"{operation}: tensor of shape {tuple(tensor.shape)}, {tensor.dtype}"
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ValueError(f"{what} is on {tensor.device}: hfreduce takes CPU tensors, call .cpu()")
-    if tensor.layout is not torch.strided:
+    if not dense:
         raise ValueError(
             f"{what} is {tensor.layout}: hfreduce takes dense tensors, call .to_dense()"
         )
-    if not strided and not tensor.is_contiguous():
-        raise ValueError(
-            f"{what} is not contiguous (strides {tuple(tensor.stride())}): reduce "
-            "tensor.contiguous() and copy the result back"
-        )
+    raise ValueError(
+        f"{what} is not contiguous (strides {tuple(tensor.stride())}): reduce "
+        "tensor.contiguous() and copy the result back"
+    )

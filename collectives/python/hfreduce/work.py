@@ -62,6 +62,8 @@ class CollectiveWork(Work):
 
     def is_completed(self) -> bool:
         """True once finished, in success or failure."""
+        if len(self.operations) == 1:
+            return self.operations[0].done()
         return all(operation.done() for operation in self.operations)
 
     def is_success(self) -> bool:
