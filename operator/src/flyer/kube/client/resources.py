@@ -19,6 +19,7 @@ __all__ = [
     "PODS",
     "SECRETS",
     "TOKENREVIEWS",
+    "WEBHOOKS",
     "Resource",
 ]
 
@@ -48,6 +49,9 @@ SECRETS: Final = Resource("", "v1", "secrets")
 EVENTS: Final = Resource("", "v1", "events")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 TOKENREVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+WEBHOOKS: Final = Resource(
+    "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", namespaced=False
+)
 FLYERJOBS: Final = Resource(GROUP, VERSION, "flyerjobs")
 FLYERQUOTAS: Final = Resource(GROUP, VERSION, "flyerquotas", namespaced=False)
 FLYERTOPOLOGIES: Final = Resource(GROUP, VERSION, "flyertopologies", namespaced=False)

@@ -201,9 +201,11 @@ class Term:
             if view.deleting:
                 self._inbox.tell(JobRemoved(key))
             await self._adopt(_of(view))
-        for view in self._world.jobs.values():
+        for view in list(self._world.jobs.values()):
             if view.job is None:
                 self._tell_invalid(view)
+            elif view.deleting and view.key not in live:
+                self._gone(view.key)
         if self._token.holder and self._token.holder not in live:
             await self._token.release(self._token.holder)
         for pod in list(self._world.pods.values()):

@@ -1,0 +1,204 @@
+"""`flyer-operator`: scheduler, gateway of the jobs, webhook and metrics in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from flyer.engine import Policy
+from flyer.kube.client import AccessError, Api, Election, LeaseSettings, Limits, find_access
+from flyer.kube.client.identities import TokenReviews
+from flyer.kube.gateway import Gateway, GatewayMetrics, GatewaySettings, outcome_of
+from flyer.kube.health import Health
+from flyer.kube.metrics import Metrics
+from flyer.kube.pods import PodSettings, build_pods
+from flyer.kube.services import Leader, LeaderMark, Seams, Term, World
+from flyer.kube.services.certificates import CertificateKeeper
+from flyer.kube.settings import Settings, parse_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Event, Start
+    from flyer.kube.pods import PlacedNode
+
+__all__ = ["main", "operate"]
+
+log = logging.getLogger("flyer.operator")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT. Exit status 0; 2: cannot begin."""
+    settings = parse_settings(arguments)
+    _write_json_logs(settings.log_level)
+    try:
+        asyncio.run(operate(settings))
+    except AccessError as error:
+        sys.stderr.write(f"flyer-operator: {error}\n")
+        return 2
+    return 0
+
+
+async def operate(settings: Settings) -> None:
+    """Run until told to end; then give the Lease back."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, stop.set)
+    metrics = Metrics()
+    access = await find_access(settings.kubeconfig, settings.context)
+    limits = Limits(concurrency_max=settings.api_concurrency)
+    holder = settings.holder
+    agent = f"flyer-operator/{holder}"
+    async with Api(access, agent=agent, limits=limits, observe=metrics.called) as api:
+        work = asyncio.create_task(_Operator(settings, api, metrics, holder).run())
+        ending = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()
+        ending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+class _Operator:
+    """The parts of one process, joined."""
+
+    def __init__(self, settings: Settings, api: Api, metrics: Metrics, holder: str) -> None:
+        self._settings = settings
+        self._api = api
+        self._metrics = metrics
+        self._gateway: Gateway | None = None  # of the present or the latest term
+        self._gateway_metrics = GatewayMetrics(metrics.registry)
+        self._certificates = CertificateKeeper(
+            api, settings.namespace, settings.names, webhook=settings.injection
+        )
+        self._world = World(api, outcome_of)
+        lease = LeaseSettings(
+            namespace=settings.namespace,
+            duration_seconds=settings.lease_seconds,
+            renew_seconds=settings.lease_seconds * 2 / 3,
+            retry_seconds=settings.lease_seconds / 4,
+        )
+        mark = LeaderMark(api, settings.namespace, settings.pod_name) if settings.pod_name else None
+        self._leader = Leader(
+            api, Election(api, holder, lease), self._world, self._term, metrics, mark
+        )
+        self._policy = replace(
+            Policy(),
+            failure_window_seconds=settings.failure_window_seconds,
+            start_deadline_seconds=settings.start_deadline_seconds,
+            stop_deadline_seconds=settings.stop_deadline_seconds,
+            same_split_seconds=settings.same_split_seconds,
+            restart_cost_seconds=settings.restart_cost_seconds,
+            progress_commit_seconds=settings.progress_commit_seconds,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        settings = self._settings
+        health = Health(self._world, self._leader, self._metrics)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(health.run("", settings.metrics_port), name="health")
+            group.create_task(self._world.run(), name="world")
+            # Nobody serves without a certificate, and pods are given its authority.
+            group.create_task(self._certificates.run(), name="certificates")
+            await self._certificates.ready.wait()
+            if settings.injection:
+                group.create_task(self._inject(), name="injection")
+            group.create_task(self._leader.run(), name="leader")
+
+    async def _inject(self) -> None:
+        from flyer.kube.injection import InjectionMetrics, Webhook
+
+        own = frozenset({self._settings.namespace, "kube-system"})
+        webhook = Webhook(
+            settings=self._pod_settings(),
+            own_namespaces=own,
+            metrics=InjectionMetrics(self._metrics.registry),
+            port=self._settings.injection_port,
+        )
+        self._certificates.serve_with(webhook.use)
+        await webhook.serve()
+
+    def _pod_settings(self) -> PodSettings:
+        settings, certificates = self._settings, self._certificates.current
+        assert certificates is not None, "the certificates come first"
+        secrets = tuple(one for one in settings.image_pull_secrets.split(",") if one)
+        return PodSettings(
+            controller_image=settings.sidecar_image,
+            collectives_image=settings.collectives_image,
+            gateway_ca=certificates.bundle,
+            gateway_endpoint=settings.endpoint,
+            image_pull_policy=settings.image_pull_policy,
+            image_pull_secrets=secrets,
+            start_seconds=settings.start_deadline_seconds * 1.5,
+        )
+
+    def _build_pods(
+        self, job: FlyerJob, start: Start, nodes: Mapping[str, PlacedNode]
+    ) -> list[dict[str, Any]]:
+        pods = build_pods(job, start, nodes, self._pod_settings())
+        if self._settings.job_priority_class:
+            for pod in pods:
+                pod["spec"].setdefault("priorityClassName", self._settings.job_priority_class)
+        return pods
+
+    def _make_gateway(self, tell: Callable[[Event], None]) -> Gateway:
+        settings = self._settings
+        gateway = Gateway(
+            tell=tell,
+            identities=TokenReviews(self._api),
+            settings=GatewaySettings(host=settings.gateway_host, port=settings.gateway_port),
+            metrics=self._gateway_metrics,
+        )
+        if self._gateway is not None:
+            self._certificates.forget(self._gateway.use)
+        self._gateway = gateway
+        self._certificates.serve_with(gateway.use)
+        return gateway
+
+    def _term(self, api: Api, epoch: int, raise_epoch: Callable[[int], Awaitable[int]]) -> Term:
+        seams = Seams(
+            build_pods=self._build_pods, outcome_of=outcome_of, make_gateway=self._make_gateway
+        )
+        return Term(
+            api, self._world, seams, self._policy, self._metrics,
+            epoch=epoch, raise_epoch=raise_epoch,
+        )  # fmt: skip
+
+
+def _write_json_logs(level: str) -> None:
+    """One JSON object a line on stderr: time, level, msg, logger, and what the record carries."""
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
+    ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.EventRenamer("msg"),
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""`flyer-operator` as a process: flags, probes, metrics, certificates, and a clean end."""
+
+import asyncio
+import base64
+import json
+import signal
+import socket
+import sys
+
+import aiohttp
+import pytest
+from flyer.api import Phase
+from flyer.kube.client.identities import TokenReviews
+from flyer.kube.gateway import IdentityUnknownError, TokenRefusedError
+from flyer.kube.services.certificates import CertificateKeeper
+from flyer.kube.settings import parse_settings
+from flyer.kube.testing import Fault
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture
+def kubeconfig(tmp_path, cluster):
+    path = tmp_path / "config"
+    path.write_text(
+        json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "k", "cluster": {"server": cluster.server.url}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        })
+    )  # fmt: skip
+    return path
+
+
+async def get(port, path):
+    try:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"http://127.0.0.1:{port}{path}") as response,
+        ):
+            return response.status, await response.text()
+    except aiohttp.ClientError:
+        return 0, ""
+
+
+async def reached(port, path):
+    async with asyncio.timeout(60):
+        while (await get(port, path))[0] != 200:
+            await asyncio.sleep(0.05)
+
+
+async def test_it_leads_makes_pods_tells_its_metrics_and_gives_back(cluster, until, kubeconfig):
+    cluster.nodes("AA")
+    cluster.store.create("pods", {"metadata": {"name": "me"}, "spec": {}}, "fireflyer-system")
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "flyer.kube", "--kubeconfig", str(kubeconfig),
+        "--metrics-port", str(port), "--gateway-port", str(free_port()), "--pod-name", "me",
+        "--gateway-host", "127.0.0.1", "--log-level", "info", "--handlers", "false",
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        await reached(port, "/readyz")
+        await reached(port, "/leaderz")
+        await reached(port, "/healthz")
+        cluster.submit("a", 2)
+        await until(lambda: len([p for p in cluster.pods("a") if p["spec"].get("nodeName")]) == 2)
+        assert cluster.phase("a") is Phase.STARTING  # no sidecar speaks here
+        bundle = cluster.store.get("secrets", "flyer-certificates", "fireflyer-system")["data"]
+        authority = base64.b64decode(bundle["ca.crt"]).decode()
+        assert authority in json.dumps(cluster.pods("a")).replace("\\n", "\n")
+        label = cluster.store.get("pods", "me", "fireflyer-system")["metadata"]["labels"]
+        assert label == {"fireflyer.dev/leader": "true"}
+        _, text = await get(port, "/metrics")
+        for line in (
+            'flyer_jobs{phase="Starting"} 1.0',
+            "flyer_leader 1.0",
+            "flyer_gang_nodes 2.0",
+            'flyer_api_requests_total{code="201",resource="pods/binding",verb="create"} 2.0',
+            'flyer_watch_age_seconds{resource="pods"}',
+        ):
+            assert line in text, line
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, errors.decode()
+    for line in errors.decode().splitlines():
+        assert {"time", "level", "msg"} <= json.loads(line).keys()
+    lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")
+    assert lease["spec"]["holderIdentity"] == ""
+
+
+def test_settings_come_from_flags_and_from_the_environment(capsys):
+    env = {"FLYER_LEASE_SECONDS": "9", "FLYER_INJECTION": "true", "FLYER_NAMESPACE": "ff"}
+    found = parse_settings(["--lease-seconds", "5"], env)
+    assert (found.lease_seconds, found.injection, found.namespace) == (5, True, "ff")
+    assert found.endpoint == "flyer-gateway.ff.svc:7443"
+    assert "flyer-webhook.ff.svc" in found.names
+    for env, word in (
+        ({"FLYER_LEASE_SECONDS": "x"}, "FLYER_LEASE_SECONDS='x'"),
+        ({"FLYER_INJECTION": "perhaps"}, "neither true nor false"),
+        ({"FLYER_LOG_LEVEL": "loud"}, "is debug, info, warning or error"),
+        ({"FLYER_LEASE_SECONDS": "1"}, "needs 2 or more"),
+    ):
+        with pytest.raises(SystemExit) as raised:
+            parse_settings([], env)
+        assert raised.value.code == 2
+        assert word in capsys.readouterr().err
+
+
+async def test_replicas_share_their_certificates(api_server, connect):
+    names = ("flyer-gateway.fireflyer-system.svc",)
+    keepers = [CertificateKeeper(connect(f"k{n}"), "fireflyer-system", names) for n in range(3)]
+    seen = []
+    keepers[0].serve_with(seen.append)
+    found = await asyncio.gather(*(keeper.refresh() for keeper in keepers))
+    again = await asyncio.gather(*(keeper.refresh() for keeper in keepers))
+    assert again[0] == again[1] == again[2]
+    assert again[0] in found
+    assert seen[-1] == again[0]
+    before = len(api_server.faults.writes())
+    await keepers[0].refresh()
+    assert len(api_server.faults.writes()) == before
+
+
+async def test_the_webhooks_configuration_is_told_whom_to_trust(api_server, connect):
+    hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]
+    value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}
+    api_server.store.create("mutatingwebhookconfigurations", value)
+    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=True)
+    found = await keeper.refresh()
+    stored = api_server.store.get("mutatingwebhookconfigurations", "flyer-injection")
+    config = stored["webhooks"][0]["clientConfig"]
+    assert base64.b64decode(config["caBundle"]).decode() == found.bundle
+    assert config["service"] == {"name": "w"}
+
+
+async def test_a_token_is_the_api_servers_word_alone(api_server, connect):
+    store, tokens = api_server.store, api_server.tokens
+    pod = store.create("pods", {"metadata": {"name": "p"}, "spec": {}}, "default")
+    reviews = TokenReviews(connect(call_seconds=0.2))
+    identity = await reviews.review(tokens.issue("default", pod="p"))
+    assert (identity.namespace, identity.name) == ("default", "p")
+    assert identity.uid == pod["metadata"]["uid"]
+    for token in (
+        "forged",
+        tokens.issue("default", pod="p", audiences=("api",)),
+        tokens.issue("default"),  # of no pod
+    ):
+        with pytest.raises(TokenRefusedError) as raised:
+            await reviews.review(token)
+        assert token not in str(raised.value)
+    api_server.faults.add(Fault("refuse", code=500, resource="tokenreviews", times=100))
+    with pytest.raises(IdentityUnknownError):
+        await reviews.review("x")
