@@ -22,7 +22,7 @@ QUIET = ("Probe", "GetPluginInfo", "NodeGetCapabilities", "NodeGetVolumeStats")
 """Asked every few seconds or minutes: logged only when they fail."""
 
 
-class Calls(grpc.ServerInterceptor[Any, Any]):
+class Calls(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps the handlers of a server."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -1,0 +1,5 @@
+"""Fixtures of the driver's tests."""
+
+from .driver import driver
+
+__all__ = ["driver"]

@@ -1,0 +1,139 @@
+"""The whole driver behind one real gRPC socket, over 3FS and a holder in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from threefs.csi.controller import Controller
+from threefs.csi.directories import Clusters
+from threefs.csi.identity import Identity
+from threefs.csi.inline import InlineVolumes
+from threefs.csi.metrics import Metrics, NodeCollector
+from threefs.csi.node import Node
+from threefs.csi.proto import csi_pb2 as csi
+from threefs.csi.proto import csi_pb2_grpc as stubs
+from threefs.csi.server import make_server
+from threefs.csi.testing.holder import MemoryHolder
+from threefs.csi.testing.memory import MemoryDirectories
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CALL_SECONDS = 60.0
+GIBIBYTE = 1 << 30
+Mode = csi.VolumeCapability.AccessMode
+
+
+@dataclass
+class Driver:
+    """A driver and its callers."""
+
+    folder: Path
+    files: MemoryDirectories = field(default_factory=MemoryDirectories)
+    holder: MemoryHolder = field(default_factory=MemoryHolder)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        default = self.folder / "clusters" / "default"
+        default.mkdir(parents=True)
+        (default / "cluster.json").write_text(
+            '{"mgmtd": ["a:1"], "meta": "a:2", "key_file": "key"}'
+        )
+        clusters = Clusters(self.folder / "clusters", 1.0, lambda _file, _timeout: self.files)
+        self.inline = InlineVolumes("node-a", clusters, self.holder, self.metrics, GIBIBYTE)
+        endpoint = f"unix://{self.folder}/csi.sock"
+        self.server = make_server(endpoint, 8, self.metrics)
+        self.metrics.registry.register(NodeCollector(self.holder))
+        stubs.add_IdentityServicer_to_server(
+            Identity(with_controller=True, is_ready=lambda: True), self.server
+        )
+        stubs.add_ControllerServicer_to_server(Controller(clusters, GIBIBYTE), self.server)
+        stubs.add_NodeServicer_to_server(
+            Node("node-a", clusters, self.holder, self.inline), self.server
+        )
+        self.server.start()
+        self.channel = grpc.insecure_channel(endpoint)
+        self._stubs = [
+            stubs.IdentityStub(self.channel),
+            stubs.ControllerStub(self.channel),
+            stubs.NodeStub(self.channel),
+        ]
+
+    def call(self, request: Any) -> Any:
+        """Send a request to the method of its name."""
+        name = type(request).__name__.removesuffix("Request")
+        for stub in self._stubs:
+            if hasattr(stub, name):
+                return getattr(stub, name)(request, timeout=CALL_SECONDS)
+        raise AssertionError(name)
+
+    def refused(self, request: Any) -> tuple[str, str]:
+        """The code and the words of a request that must not be served."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(request)
+        error: Any = caught.value
+        return error.code().name, error.details()
+
+    def code(self, request: Any) -> str:
+        """The code of a request that may be served or not."""
+        try:
+            self.call(request)
+        except grpc.RpcError as error:
+            told: Any = error
+            return str(told.code().name)
+        return "OK"
+
+    def create(self, name: str, **more: Any) -> Any:
+        request = csi.CreateVolumeRequest(name=name, volume_capabilities=[capability()], **more)
+        return self.call(request).volume
+
+    def stage(self, volume: str, path: str = "/k/stage", **more: Any) -> Any:
+        return self.call(stage_request(volume, path, **more))
+
+    def publish(self, volume: str, path: str = "/k/pod", **more: Any) -> Any:
+        return self.call(publish_request(volume, path, **more))
+
+    def counted(self, call: str, code: str) -> float:
+        value = self.metrics.registry.get_sample_value(
+            "threefs_csi_calls_total", {"call": call, "code": code}
+        )
+        return value or 0.0
+
+    def close(self) -> None:
+        self.channel.close()
+        self.server.stop(None)
+
+
+def capability(
+    mode: Any = Mode.MULTI_NODE_MULTI_WRITER, flags: tuple[str, ...] = ()
+) -> csi.VolumeCapability:
+    return csi.VolumeCapability(
+        mount=csi.VolumeCapability.MountVolume(mount_flags=flags),
+        access_mode=Mode(mode=mode),
+    )
+
+
+def stage_request(volume: str, path: str = "/k/stage", **more: Any) -> csi.NodeStageVolumeRequest:
+    wanted = {"volume_capability": capability(), **more}
+    return csi.NodeStageVolumeRequest(volume_id=volume, staging_target_path=path, **wanted)
+
+
+def publish_request(
+    volume: str, path: str = "/k/pod", stage: str = "/k/stage", **more: Any
+) -> csi.NodePublishVolumeRequest:
+    wanted = {"volume_capability": capability(), **more}
+    return csi.NodePublishVolumeRequest(
+        volume_id=volume, target_path=path, staging_target_path=stage, **wanted
+    )
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path)
+    yield driver
+    driver.files.free.set()
+    driver.close()

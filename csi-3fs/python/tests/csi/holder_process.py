@@ -1,0 +1,118 @@
+"""A holder as a process of its own, with the small daemon or the real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from threefs.csi.holder import mountinfo
+from threefs.csi.holder_client import HolderClient, Served
+from threefs.csi.main import holder_command
+from threefs.csi.testing import daemon
+
+PATIENCE_SECONDS = 60.0
+SMALL_DAEMON = [sys.executable, "-I", daemon.__file__]
+
+
+def can_mount() -> bool:
+    """Whether this machine and this user can make FUSE mounts."""
+    return os.geteuid() == 0 and Path("/dev/fuse").exists()
+
+
+@dataclass
+class HolderProcess:
+    """One node's folder, and the holders that ran there."""
+
+    folder: Path
+    daemon: list[str] = field(default_factory=lambda: SMALL_DAEMON)
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kubelet.mkdir(parents=True)
+        (self.folder / "clusters" / "default").mkdir(parents=True)
+
+    @property
+    def kubelet(self) -> Path:
+        return self.folder / "kubelet"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "holder.sock"
+
+    @property
+    def client(self) -> HolderClient:
+        return HolderClient(self.socket)
+
+    def place(self, name: str) -> str:
+        return str(self.kubelet / name)
+
+    def start(self) -> subprocess.Popen[str]:
+        command = holder_command(
+            [
+                *("--socket", str(self.socket)),
+                *("--clusters", str(self.folder / "clusters")),
+                *("--kubelet-dir", str(self.kubelet)),
+                *("--daemon", *self.daemon),
+            ]
+        )
+        with (self.folder / "holder.log").open("a") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", self.log()
+        self.processes.append(process)
+        return process
+
+    def mount(self, name: str, *, read_only: bool = False) -> str:
+        self.client.mount(
+            f"v1:default:/volumes/{name}",
+            "default",
+            f"/volumes/{name}/data",
+            self.place(name),
+            read_only=read_only,
+        )
+        return self.place(name)
+
+    def served(self, name: str) -> Served:
+        held = self.client.state()[1]
+        return next(one for one in held if one.volume.endswith(f"/{name}"))
+
+    def wait_state(self, name: str, state: str) -> Served:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (served := self.served(name)).state != state:
+            assert time.monotonic() < deadline, served
+            time.sleep(0.01)
+        return served
+
+    def log(self) -> str:
+        return (self.folder / "holder.log").read_text()
+
+    def mounts(self) -> list[str]:
+        """Where anything is mounted below this folder."""
+        inside = str(self.folder)
+        return [mount.target for mount in mountinfo.read() if mount.target.startswith(inside)]
+
+    def close(self) -> None:
+        """End everything that was started here and undo every mount."""
+        pids = set()
+        if self.processes and self.processes[-1].poll() is None:
+            pids = {served.pid for served in self.client.state()[1] if served.pid}
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for pid in pids:
+            end(pid)
+        for target in reversed(self.mounts()):
+            subprocess.run(["umount", "-l", target], check=False, timeout=PATIENCE_SECONDS)
+
+
+def end(pid: int) -> None:
+    """Kill a process that may have ended."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,357 @@
+"""The holder with real FUSE mounts: daemons are replaced, holders hand over, nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from threefs.csi.errors import (
+    AlreadyExists,
+    CsiError,
+    FailedPrecondition,
+    InvalidArgument,
+    Unreachable,
+)
+from threefs.csi.holder import mountinfo
+from threefs.csi.holder_client import HolderClient
+
+from .holder_process import PATIENCE_SECONDS, HolderProcess, can_mount, end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(not can_mount(), reason="FUSE mounts need root and /dev/fuse")
+
+UNDO_SECONDS_MAX = 5.0
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[HolderProcess]:
+    holder = HolderProcess(tmp_path)
+    holder.start()
+    yield holder
+    holder.close()
+    assert holder.mounts() == []
+
+
+def read(path: str) -> str:
+    """Read in a child: a test that hangs must not hang the tests."""
+    done = subprocess.run(
+        ["cat", path], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
+    return done.stdout
+
+
+def test_a_mount_serves_and_is_undone_with_its_place(holder: HolderProcess) -> None:
+    place = holder.mount("one")
+    assert read(f"{place}/hello").endswith("/volumes/one/data\n")
+    mounts, held = holder.client.state()
+    assert [(m.volume, m.target, m.read_only) for m in mounts] == [
+        ("v1:default:/volumes/one", place, False)
+    ]
+    assert [one.state for one in held] == ["serving"]
+    assert holder.client.unmount(place) == "v1:default:/volumes/one"
+    assert holder.mounts() == []
+    assert not Path(place).exists()
+    assert holder.client.state() == ([], [])
+    assert not Path(f"/proc/{held[0].pid}").exists()
+
+
+def test_calls_may_be_repeated(holder: HolderProcess) -> None:
+    place = holder.mount("one")
+    holder.mount("one")
+    for _ in range(2):
+        holder.client.bind(place, holder.place("pod"), read_only=False, flags=[])
+    assert len(holder.mounts()) == 2
+    for _ in range(2):
+        holder.client.unmount(holder.place("pod"))
+        holder.client.unmount(holder.place("never"))
+    for _ in range(2):
+        holder.client.unmount(place)
+    assert holder.mounts() == []
+
+
+def test_what_is_there_already_is_not_replaced_by_something_else(holder: HolderProcess) -> None:
+    place = holder.mount("one")
+    with pytest.raises(AlreadyExists, match="mounted already"):
+        holder.client.mount("v1:default:/x/two", "default", "/x", place, read_only=False)
+    with pytest.raises(AlreadyExists):
+        holder.mount("one", read_only=True)
+    two = holder.mount("two")
+    holder.client.bind(place, holder.place("pod"), read_only=True, flags=[])
+    with pytest.raises(AlreadyExists, match="read-only"):
+        holder.client.bind(place, holder.place("pod"), read_only=False, flags=[])
+    with pytest.raises(AlreadyExists, match="is mounted at"):
+        holder.client.bind(two, holder.place("pod"), read_only=True, flags=[])
+    with pytest.raises(AlreadyExists, match="nothing of 3FS"):
+        holder.client.bind(holder.place("empty"), holder.place("p"), read_only=True, flags=[])
+
+
+def test_a_volume_stays_staged_while_a_pod_has_it(holder: HolderProcess) -> None:
+    place = holder.mount("one")
+    holder.client.bind(place, holder.place("pod"), read_only=False, flags=[])
+    with pytest.raises(FailedPrecondition, match=r"still mounted at .*pod"):
+        holder.client.unmount(place)
+    assert read(holder.place("pod/hello"))
+    holder.client.unmount(holder.place("pod"))
+    assert read(f"{place}/hello")
+
+
+def test_a_read_only_place_is_read_only_and_the_other_is_not(holder: HolderProcess) -> None:
+    place = holder.mount("one")
+    holder.client.bind(place, holder.place("ro"), read_only=True, flags=["noexec"])
+    holder.client.bind(place, holder.place("rw"), read_only=False, flags=[])
+    by_target = {mount.target: mount for mount in mountinfo.read()}
+    assert by_target[holder.place("ro")].read_only
+    assert not by_target[holder.place("rw")].read_only
+    assert not by_target[place].read_only
+
+
+def test_a_killed_daemon_is_replaced_and_readers_only_wait(holder: HolderProcess) -> None:
+    place = holder.mount("one")
+    holder.client.bind(place, holder.place("pod"), read_only=False, flags=[])
+    first = holder.served("one").pid
+    descriptor = os.open(holder.place("pod/hello"), os.O_RDONLY)
+    try:
+        for count in range(1, 4):
+            os.kill(holder.served("one").pid, signal.SIGKILL)
+            assert "/volumes/one/data" in read(holder.place("pod/hello"))
+            assert holder.wait_state("one", "serving").restarts == count
+        assert str(first) not in read(holder.place("pod/hello"))
+        assert os.pread(descriptor, 100, 0)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_read_that_was_under_way_is_answered_by_the_successor(holder: HolderProcess) -> None:
+    holder.mount("one")
+    pid = holder.served("one").pid
+    os.kill(pid, signal.SIGSTOP)
+    assert holder.wait_state("one", "stopped").message.startswith(f"process {pid} is stopped")
+    texts: list[str] = []
+    reader = threading.Thread(target=lambda: texts.append(read(holder.place("one/hello"))))
+    reader.start()
+    os.kill(pid, signal.SIGKILL)
+    reader.join(PATIENCE_SECONDS)
+    assert texts
+    assert str(pid) not in texts[0]
+
+
+@pytest.mark.parametrize("trouble", ["killed for good", "stopped", "serving"])
+def test_undoing_takes_no_longer_than_promised(tmp_path: Path, trouble: str) -> None:
+    holder = HolderProcess(tmp_path)
+    if trouble == "killed for good":
+        once = tmp_path / "once.sh"
+        once.write_text(ONCE.format(flag=tmp_path / "flag", python=" ".join(holder.daemon)))
+        holder.daemon = ["/bin/sh", str(once)]
+    holder.start()
+    try:
+        place = holder.mount("one")
+        holder.client.bind(place, holder.place("pod"), read_only=False, flags=[])
+        pid = holder.served("one").pid
+        if trouble == "killed for good":
+            os.kill(pid, signal.SIGKILL)
+            holder.wait_state("one", "down")
+        elif trouble == "stopped":
+            os.kill(pid, signal.SIGSTOP)
+        readers = []
+        if trouble != "serving":
+            # Somebody waits for the daemon in the kernel while the volume is undone.
+            readers = [subprocess.Popen(["cat", f"{place}/hello"], stderr=subprocess.DEVNULL)]
+            time.sleep(0.2)
+        for target in (holder.place("pod"), place):
+            began = time.monotonic()
+            holder.client.unmount(target)
+            assert time.monotonic() - began < UNDO_SECONDS_MAX
+        for reader in readers:
+            assert reader.wait(PATIENCE_SECONDS) != 0
+        assert holder.mounts() == []
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        holder.close()
+
+
+ONCE = 'if [ -e {flag} ]; then exit 1; fi\ntouch {flag}\nexec {python} "$@"\n'
+
+
+def test_a_daemon_that_cannot_begin_leaves_no_mount_and_says_why(tmp_path: Path) -> None:
+    holder = HolderProcess(tmp_path)
+    holder.daemon = [*holder.daemon, "--fail"]
+    holder.start()
+    try:
+        with pytest.raises(CsiError, match=r"cannot reach the cluster of .*default"):
+            holder.mount("one")
+        assert holder.mounts() == []
+        assert holder.client.state() == ([], [])
+    finally:
+        holder.close()
+
+
+def test_a_new_holder_takes_the_mounts_over_and_pods_only_wait(holder: HolderProcess) -> None:
+    places = [holder.mount(f"volume-{number}") for number in range(5)]
+    holder.client.bind(places[0], holder.place("pod"), read_only=False, flags=[])
+    pids = {holder.served(f"volume-{number}").pid for number in range(5)}
+    first = holder.processes[0]
+    second = holder.start()
+    assert holder.client.hello()["pid"] == second.pid
+    for number in range(5):
+        holder.wait_state(f"volume-{number}", "serving")
+    now = {one.pid for one in holder.client.state()[1]}
+    assert len(now) == 5
+    assert not now & pids
+    assert read(holder.place("pod/hello"))
+    # The former one holds nothing any more: its end changes nothing.
+    first.terminate()
+    assert first.wait(PATIENCE_SECONDS) == 0
+    assert read(holder.place("pod/hello"))
+    assert holder.client.unmount(holder.place("pod"))
+    assert holder.client.unmount(places[0])
+
+
+def test_a_holder_that_asks_and_dies_takes_nothing(holder: HolderProcess) -> None:
+    place = holder.mount("one")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(holder.socket))
+        connection.sendall(b'{"op": "handover"}\n')
+        assert json.loads(connection.makefile("rb").readline())["ok"] is True
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while holder.client.hello()["leaving"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    holder.wait_state("one", "serving")
+    assert read(f"{place}/hello")
+
+
+def test_after_a_killed_holder_the_mounts_are_told_as_lost_and_made_anew(
+    holder: HolderProcess,
+) -> None:
+    place = holder.mount("one")
+    holder.client.bind(place, holder.place("pod"), read_only=False, flags=[])
+    pid = holder.served("one").pid
+    holder.processes[0].kill()
+    holder.processes[0].wait()
+    end(pid)
+    with pytest.raises(Unreachable, match=str(holder.socket)):
+        holder.client.state()
+    holder.start()
+    mounts, held = holder.client.state()
+    assert {mount.target for mount in mounts} == {place, holder.place("pod")}
+    assert held == []
+    began = time.monotonic()
+    holder.client.unmount(holder.place("pod"))
+    assert time.monotonic() - began < UNDO_SECONDS_MAX
+    holder.mount("one")
+    assert read(f"{place}/hello")
+
+
+def test_two_calls_for_one_place_do_not_cross(holder: HolderProcess) -> None:
+    outcomes: list[str] = []
+
+    def one(number: int) -> None:
+        try:
+            if number % 2:
+                holder.client.unmount(holder.place("one"))
+            else:
+                holder.mount("one")
+        except CsiError as error:
+            outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert set(outcomes) <= {"InFlight"}
+    mounts, held = holder.client.state()
+    assert len(mounts) == len(held) <= 1
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"",
+        b"\n",
+        b"[]\n",
+        b"{}\n",
+        b"not json\n",
+        b'{"op": "format"}\n',
+        b'{"op": "mount"}\n',
+        b'{"op": "mount", "volume": 5, "cluster": "a", "root": "/", "target": "/x"}\n',
+        b'{"op": "unmount", "target": "/etc"}\n',
+        b'{"op": "unmount", "target": "KUBELET/../../etc"}\n',
+        b'{"op": "unmount", "target": "KUBELET"}\n',
+        b'{"op": "unmount", "target": "KUBELET/a\\u0000b"}\n',
+        b'{"op": "bind", "source": "/etc", "target": "KUBELET/x"}\n',
+        b'{"op": "bind", "source": "KUBELET/a", "target": "KUBELET/x", "flags": ["exec"]}\n',
+        b'{"op": "mount", "volume": "v", "cluster": "../..", "root": "/", "target": "KUBELET/x"}\n',
+        b"x" * 3_000_000 + b"\n",
+    ],
+)
+def test_a_wrong_request_is_refused_and_changes_nothing(
+    holder: HolderProcess, request_line: bytes
+) -> None:
+    request_line = request_line.replace(b"KUBELET", str(holder.kubelet).encode())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(PATIENCE_SECONDS)
+        connection.connect(str(holder.socket))
+        try:
+            connection.sendall(request_line)
+            connection.shutdown(socket.SHUT_WR)
+            answer: dict[str, Any] = json.loads(connection.makefile("rb").readline() or b"{}")
+        except (BrokenPipeError, ConnectionResetError):
+            answer = {}
+    assert answer.get("kind", "invalid") in ("invalid", "conflict")
+    assert holder.mounts() == []
+    assert holder.client.hello()["held"] == 0
+
+
+def test_only_root_may_ask(holder: HolderProcess) -> None:
+    assert holder.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_mount_of_something_else_is_not_undone(holder: HolderProcess) -> None:
+    place = holder.kubelet / "tmpfs"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], check=True)
+    with pytest.raises(AlreadyExists, match="a tmpfs file system"):
+        holder.client.unmount(str(place))
+    assert str(place) in holder.mounts()
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_the_holder_loads_the_standard_library_and_itself_only(holder: HolderProcess) -> None:
+    maps = Path(f"/proc/{holder.processes[0].pid}/maps").read_text()
+    assert "site-packages" not in maps
+    assert "_native" not in maps
+    resident = Path(f"/proc/{holder.processes[0].pid}/status").read_text()
+    kilobytes = int(resident.partition("VmRSS:")[2].split()[0])
+    assert kilobytes < 40_000
+
+
+def test_a_place_outside_the_kubelets_folder_is_refused(holder: HolderProcess) -> None:
+    with pytest.raises(InvalidArgument, match="must be below"):
+        holder.client.mount("v1:default:/v/a", "default", "/v/a", "/mnt/x", read_only=False)
+
+
+def test_nobody_there_is_told_with_the_socket(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=r"none\.sock"):
+        HolderClient(tmp_path / "none.sock").state()
+
+
+def test_mount_tables_are_read_as_they_are() -> None:
+    text = (
+        "36 35 0:52 / /var/a\\040b rw,relatime shared:1 - fuse.threefs 3fs:v1:default:/v/a rw\n"
+        "37 35 0:53 / /x ro - tmpfs none rw,size=1k\n"
+        "broken line\n"
+    )
+    first, second = mountinfo.parse(text)
+    assert (first.target, first.device, first.volume) == ("/var/a b", "0:52", "v1:default:/v/a")
+    assert (second.volume, second.read_only) == (None, True)

@@ -1,0 +1,197 @@
+"""A tree in memory with the calls that the driver needs; it can be told to fail or to wait."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from threefs.client import FileSystemSpace, Quota, Stat
+from threefs.errors import (
+    Exists,
+    InvalidArgument,
+    NoAttribute,
+    NotADirectory,
+    NotFound,
+    ThreeFSError,
+)
+
+__all__ = ["MemoryDirectories"]
+
+SPACE_BYTES = 1 << 40
+
+
+@dataclass
+class _Entry:
+    is_directory: bool
+    mode: int
+    inode: int
+    owner: tuple[int, int] = (0, 0)
+    attributes: dict[str, bytes] = field(default_factory=dict)
+    limits: tuple[int | None, int | None] | None = None
+    size: int = 0
+
+
+class MemoryDirectories:
+    """One cluster in memory; thread-safe. `fail` is raised by every call while it is set."""
+
+    def __init__(self) -> None:
+        self.fail: ThreeFSError | None = None
+        self.free = threading.Event()
+        self.free.set()
+        self.calls: list[str] = []
+        self._lock = threading.RLock()
+        self._entries: dict[str, _Entry] = {"/": _Entry(is_directory=True, mode=0o755, inode=1)}
+        self._inodes = 1
+
+    # What the driver calls
+
+    def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
+        """See `Directories`."""
+        with self._enter("make_directory"):
+            found = self._entries.get(path)
+            if found is not None:
+                if not found.is_directory:
+                    raise NotADirectory(f"`{path}` is a file")
+                if not exist_ok:
+                    raise Exists(f"`{path}` exists")
+                return self._stat(path)
+            self._directory(str(PurePosixPath(path).parent))
+            self._add(path, is_directory=True, mode=mode)
+            return self._stat(path)
+
+    def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
+        """See `Directories`."""
+        with self._enter("remove_tree"):
+            if path not in self._entries:
+                if missing_ok:
+                    return
+                raise NotFound(f"`{path}` does not exist")
+            for name in [name for name in self._entries if name == path or _below(name, path)]:
+                del self._entries[name]
+
+    def stat(self, path: str) -> Stat:
+        """See `Directories`."""
+        with self._enter("stat"):
+            return self._stat(path)
+
+    def listdir(self, path: str) -> list[str]:
+        """See `Directories`."""
+        with self._enter("listdir"):
+            self._directory(path)
+            parent = PurePosixPath(path)
+            names = (PurePosixPath(name) for name in self._entries if name != "/")
+            return sorted(name.name for name in names if name.parent == parent)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """See `Directories`."""
+        with self._enter("chmod"):
+            self._entry(path).mode = mode
+
+    def chown(self, path: str, uid: int, gid: int) -> None:
+        """See `Directories`."""
+        with self._enter("chown"):
+            self._entry(path).owner = (uid, gid)
+
+    def set_quota(
+        self, path: str, bytes_max: int | None = None, inodes_max: int | None = None
+    ) -> Quota:
+        """See `Directories`."""
+        with self._enter("set_quota"):
+            self._directory(path).limits = (bytes_max, inodes_max)
+            return self._quota(path)
+
+    def quota(self, path: str) -> Quota | None:
+        """See `Directories`."""
+        with self._enter("quota"):
+            return self._quota(path) if self._directory(path).limits is not None else None
+
+    def statfs(self, path: str = "/") -> FileSystemSpace:
+        """See `Directories`."""
+        with self._enter("statfs"):
+            self._entry(path)
+            return FileSystemSpace(SPACE_BYTES, SPACE_BYTES // 2, 1 << 30, 1 << 29)
+
+    def setxattr(self, path: str, attribute: str, value: bytes) -> None:
+        """See `Directories`."""
+        if not attribute.startswith("user."):
+            raise InvalidArgument(f"attribute `{attribute}` must begin with user.")
+        with self._enter("setxattr"):
+            self._entry(path).attributes[attribute] = bytes(value)
+
+    def getxattr(self, path: str, attribute: str) -> bytes:
+        """See `Directories`."""
+        with self._enter("getxattr"):
+            attributes = self._entry(path).attributes
+            if attribute not in attributes:
+                raise NoAttribute(f"`{path}` has no attribute {attribute}")
+            return attributes[attribute]
+
+    def status(self) -> str:
+        """See `Directories`."""
+        with self._enter("status"):
+            return json.dumps({"cluster": {"chains": 1, "chains_whole": 1, "chains_down": 0}})
+
+    # What tests call
+
+    def write(self, path: str, size: int) -> None:
+        """Put a file of so many bytes there."""
+        with self._lock:
+            self._directory(str(PurePosixPath(path).parent))
+            self._add(path, is_directory=False, mode=0o644).size = size
+
+    def paths(self) -> list[str]:
+        """Everything there is, sorted."""
+        with self._lock:
+            return sorted(self._entries)
+
+    def mode_and_owner(self, path: str) -> tuple[int, int, int]:
+        """Permission bits, user, group."""
+        with self._lock:
+            entry = self._entry(path)
+            return (entry.mode, *entry.owner)
+
+    def _enter(self, call: str) -> threading.RLock:
+        self.calls.append(call)
+        self.free.wait(30)
+        if self.fail is not None:
+            raise self.fail
+        return self._lock
+
+    def _entry(self, path: str) -> _Entry:
+        for parent in PurePosixPath(path).parents:
+            above = self._entries.get(str(parent))
+            if above is not None and not above.is_directory:
+                raise NotADirectory(f"`{parent}` is a file")
+        found = self._entries.get(path)
+        if found is None:
+            raise NotFound(f"`{path}` does not exist", path=path)
+        return found
+
+    def _directory(self, path: str) -> _Entry:
+        found = self._entry(path)
+        if not found.is_directory:
+            raise NotADirectory(f"`{path}` is a file")
+        return found
+
+    def _add(self, path: str, *, is_directory: bool, mode: int) -> _Entry:
+        self._inodes += 1
+        entry = _Entry(is_directory=is_directory, mode=mode, inode=self._inodes)
+        self._entries[path] = entry
+        return entry
+
+    def _stat(self, path: str) -> Stat:
+        entry = self._entry(path)
+        kind = "directory" if entry.is_directory else "file"
+        return Stat(kind, entry.inode, entry.size, entry.mode, 0, 0)  # type: ignore[arg-type]
+
+    def _quota(self, path: str) -> Quota:
+        limits = self._entries[path].limits
+        assert limits is not None
+        below = [entry for name, entry in self._entries.items() if _below(name, path)]
+        return Quota(limits[0], sum(entry.size for entry in below), limits[1], len(below))
+
+
+def _below(name: str, path: str) -> bool:
+    return name.startswith(f"{path.rstrip('/')}/")
