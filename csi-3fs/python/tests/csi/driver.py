@@ -16,6 +16,7 @@ from threefs.csi.node import Node
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc as stubs
 from threefs.csi.server import make_server
+from threefs.csi.settings import DRIVER
 from threefs.csi.testing.holder import MemoryHolder
 from threefs.csi.testing.memory import MemoryDirectories
 
@@ -36,6 +37,7 @@ class Driver:
     files: MemoryDirectories = field(default_factory=MemoryDirectories)
     holder: MemoryHolder = field(default_factory=MemoryHolder)
     metrics: Metrics = field(default_factory=Metrics)
+    name: str = DRIVER
 
     def __post_init__(self) -> None:
         default = self.folder / "clusters" / "default"
@@ -49,7 +51,7 @@ class Driver:
         self.server = make_server(endpoint, 8, self.metrics)
         self.metrics.registry.register(NodeCollector(self.holder))
         stubs.add_IdentityServicer_to_server(
-            Identity(with_controller=True, is_ready=lambda: True), self.server
+            Identity(self.name, is_ready=lambda: True), self.server
         )
         stubs.add_ControllerServicer_to_server(Controller(clusters, GIBIBYTE), self.server)
         stubs.add_NodeServicer_to_server(

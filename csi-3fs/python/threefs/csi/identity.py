@@ -17,38 +17,32 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = ["DRIVER", "Identity"]
-
-DRIVER = "3fs.csi.fireflyer.dev"
+__all__ = ["Identity"]
 
 
 class Identity(csi_pb2_grpc.IdentityServicer):
     """Answers without asking 3FS: a cluster that is away is no reason to restart the driver."""
 
-    def __init__(self, *, with_controller: bool, is_ready: Callable[[], bool]) -> None:
-        self._with_controller = with_controller
+    def __init__(self, name: str, *, is_ready: Callable[[], bool]) -> None:
+        self._name = name
         self._is_ready = is_ready
 
     def GetPluginInfo(
         self, request: csi.GetPluginInfoRequest, context: grpc.ServicerContext
     ) -> csi.GetPluginInfoResponse:
         """Name and version."""
-        return csi.GetPluginInfoResponse(name=DRIVER, vendor_version=_version())
+        return csi.GetPluginInfoResponse(name=self._name, vendor_version=_version())
 
     def GetPluginCapabilities(
         self, request: csi.GetPluginCapabilitiesRequest, context: grpc.ServicerContext
     ) -> csi.GetPluginCapabilitiesResponse:
         """A controller, and expansion of volumes in use."""
         capability = csi.PluginCapability
-        capabilities = [
-            capability(
-                volume_expansion=capability.VolumeExpansion(type=capability.VolumeExpansion.ONLINE)
-            )
-        ]
-        if self._with_controller:
-            kind = capability.Service.CONTROLLER_SERVICE
-            capabilities.insert(0, capability(service=capability.Service(type=kind)))
-        return csi.GetPluginCapabilitiesResponse(capabilities=capabilities)
+        service = capability.Service(type=capability.Service.CONTROLLER_SERVICE)
+        online = capability.VolumeExpansion(type=capability.VolumeExpansion.ONLINE)
+        return csi.GetPluginCapabilitiesResponse(
+            capabilities=[capability(service=service), capability(volume_expansion=online)]
+        )
 
     def Probe(self, request: csi.ProbeRequest, context: grpc.ServicerContext) -> csi.ProbeResponse:
         """Ready once the settings of a cluster, and on a node the holder, are there."""

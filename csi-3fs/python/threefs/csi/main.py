@@ -9,7 +9,7 @@ from pathlib import Path
 
 from threefs.cli.output import bytes_of, report
 from threefs.csi.errors import CsiError
-from threefs.csi.settings import ControllerSettings, NodeSettings
+from threefs.csi.settings import DRIVER, ControllerSettings, NodeSettings
 from threefs.errors import ThreeFSError
 
 __all__ = ["holder_command", "main"]
@@ -56,6 +56,7 @@ def _run(options: argparse.Namespace) -> None:
                 timeout_seconds=options.timeout,
                 default_size_bytes=bytes_of(options.default_size),
                 log_level=options.log_level,
+                driver_name=options.driver_name,
             )
         )
         return
@@ -70,6 +71,7 @@ def _run(options: argparse.Namespace) -> None:
             timeout_seconds=options.timeout,
             default_size_bytes=bytes_of(options.default_size),
             log_level=options.log_level,
+            driver_name=options.driver_name,
         )
     )
 
@@ -100,6 +102,7 @@ def _common(command: argparse.ArgumentParser, metrics_port: str) -> None:
     add("--workers", type=int, default=_env("THREEFS_WORKERS", "16"))
     add("--timeout", type=float, default=_env("THREEFS_TIMEOUT", "10"))
     add("--default-size", default=_env("THREEFS_DEFAULT_SIZE", "1Gi"))
+    add("--driver-name", default=_env("THREEFS_CSI_DRIVER", DRIVER))
     add("--log-level", default=_env("THREEFS_LOG_LEVEL", "info"))
 
 

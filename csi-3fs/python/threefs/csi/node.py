@@ -143,7 +143,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> csi.NodeGetVolumeStatsResponse:
         """Use and condition; both without touching the mount."""
         _check_id(request.volume_id)
-        path = check_path("volume_path", request.volume_path)
+        path = _path(request.volume_path)
         table, held = self._holder.state()
         mounted = self._mounted(request.volume_id, path, table)
         condition = condition_of(mounted, held)
@@ -162,7 +162,7 @@ class Node(csi_pb2_grpc.NodeServicer):
     ) -> csi.NodeExpandVolumeResponse:
         """Nothing is left to do on a node: the quota is 3FS's. Says the size."""
         _check_id(request.volume_id)
-        path = check_path("volume_path", request.volume_path)
+        path = _path(request.volume_path)
         volume_id = _parsed(request.volume_id)
         table, _ = self._holder.state()
         self._mounted(request.volume_id, path, table)
@@ -207,6 +207,13 @@ class Node(csi_pb2_grpc.NodeServicer):
             if mounted.target == path and _same(volume_id, mounted.volume):
                 return mounted
         raise Missing(f"volume `{volume_id}` is not mounted at `{path}`")
+
+
+def _path(volume_path: str) -> str:
+    """A place to look for in the table; what no place can be is simply not there."""
+    if not volume_path:
+        raise InvalidArgument("volume_path is missing")
+    return volume_path
 
 
 def _same(volume_id: str, mounted: str) -> bool:

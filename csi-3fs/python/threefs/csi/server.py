@@ -70,7 +70,7 @@ def run_controller(settings: ControllerSettings) -> None:
     metrics = Metrics()
     clusters = Clusters(settings.clusters, settings.timeout_seconds)
     server = make_server(settings.endpoint, settings.workers, metrics)
-    identity = Identity(with_controller=True, is_ready=lambda: bool(clusters.names()))
+    identity = Identity(settings.driver_name, is_ready=lambda: bool(clusters.names()))
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
     controller = Controller(clusters, settings.default_size_bytes)
     csi_pb2_grpc.add_ControllerServicer_to_server(controller, server)
@@ -93,7 +93,7 @@ def run_node(settings: NodeSettings) -> None:
             return False
 
     server = make_server(settings.endpoint, settings.workers, metrics)
-    identity = Identity(with_controller=True, is_ready=is_ready)
+    identity = Identity(settings.driver_name, is_ready=is_ready)
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
     node = Node(settings.node_id, clusters, holder, inline)
     csi_pb2_grpc.add_NodeServicer_to_server(node, server)

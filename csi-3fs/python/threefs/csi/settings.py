@@ -11,11 +11,13 @@
 | `--workers` | `THREEFS_WORKERS` | yes | yes | | 16 calls at a time |
 | `--timeout` | `THREEFS_TIMEOUT` | yes | yes | | 10 seconds for one call to 3FS |
 | `--default-size` | `THREEFS_DEFAULT_SIZE` | yes | yes | | 1Gi, for a claim that asks for none |
+| `--driver-name` | `THREEFS_CSI_DRIVER` | yes | yes | | `3fs.csi.fireflyer.dev` |
 | `--log-level` | `THREEFS_LOG_LEVEL` | yes | yes | | info |
 
-`--clusters` is a folder with one folder a cluster, each with a `cluster.json` and the key file that
-it names (a projected volume of a ConfigMap and a Secret). The cluster that a class does not name is
-`default`. The holder listens at `--holder`; only root may connect to it.
+`--clusters` is a folder with one folder a cluster, each with a `cluster.json` and the key file
+that it names (a projected volume of a ConfigMap and a Secret). The cluster that a class does not
+name is `default`. The driver's name is that of the CSIDriver object: two installations in one
+Kubernetes need two names. The holder listens at `--holder`; only root may connect to it.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ControllerSettings", "NodeSettings"]
+__all__ = ["DRIVER", "ControllerSettings", "NodeSettings"]
 
-MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
+DRIVER = "3fs.csi.fireflyer.dev"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ControllerSettings:
     timeout_seconds: float = 10.0
     default_size_bytes: int = GIBIBYTE
     log_level: str = "info"
+    driver_name: str = DRIVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +58,4 @@ class NodeSettings:
     timeout_seconds: float = 10.0
     default_size_bytes: int = GIBIBYTE
     log_level: str = "info"
+    driver_name: str = DRIVER

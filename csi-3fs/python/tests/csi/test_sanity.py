@@ -1,0 +1,41 @@
+"""csi-sanity against the driver with 3FS in memory, and real mounts by a real holder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from threefs.csi.testing import sanity
+
+from .driver import Driver
+from .holder_process import HolderProcess, can_mount
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="FUSE mounts need root and /dev/fuse")
+@pytest.mark.timeout(900)
+def test_csi_sanity_finds_nothing(tmp_path: Path) -> None:
+    program = sanity.build()
+    if program is None:
+        pytest.skip("csi-sanity is built with Go, which is not here")
+    holder = HolderProcess(tmp_path / "node")
+    holder.start()
+    driver = Driver(tmp_path / "driver", holder=holder.client, name=sanity.DRIVER_NAME)
+    endpoint = f"unix://{tmp_path}/driver/csi.sock"
+    try:
+        outcome = sanity.run(program, endpoint, endpoint, holder.kubelet, tmp_path / "sanity.xml")
+    finally:
+        driver.close()
+        holder.close()
+    assert outcome.failed == (), outcome.text
+    assert outcome.status == 0, outcome.text
+    assert outcome.passed >= 49
+    wrong = [words for words in outcome.skipped if not words.endswith(("supported", "pending"))]
+    assert wrong == []
+    assert driver.files.paths() == ["/", "/.csi", "/.csi/parents", *LEFT]
+
+
+LEFT = ["/.csi/parents/%2Fvolumes", "/volumes"]
