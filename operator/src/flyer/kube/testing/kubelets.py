@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from flyer.kube.testing.store import Change, Object, Store
 
-__all__ = ["Exit", "Kubelets", "node_object"]
+__all__ = ["Exit", "Kubelets", "node_object", "wanted_node"]
 
 START_SECONDS: Final = 0.002
 
@@ -176,7 +176,7 @@ class Kubelets:
     def _look(self, pod: Object) -> None:
         uid, spec = pod["metadata"]["uid"], pod["spec"]
         if not spec.get("nodeName"):
-            node = _wanted_node(pod)
+            node = wanted_node(pod)
             if node and spec["schedulerName"] == "default-scheduler":
                 self._spawn(self._schedule(pod, node))
             return
@@ -284,7 +284,7 @@ class Kubelets:
         task.add_done_callback(self._tasks.discard)
 
 
-def _wanted_node(pod: Object) -> str:
+def wanted_node(pod: Object) -> str:
     """The node that an ungated pod's affinity names."""
     if pod["spec"].get("schedulingGates"):
         return ""

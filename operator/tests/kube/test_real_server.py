@@ -1,0 +1,214 @@
+"""The same scheduler against a real API server: its rules, its patches, its watches.
+
+There are no kubelets here: `Nodes` does by the API what they would do. Skipped where no control
+plane was built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyer.api import FlyerJobStatus, Phase
+from flyer.engine import Policy
+from flyer.kube.client import Access, Api, Cache, Election, LeaseSettings, find_access
+from flyer.kube.client.errors import ApiError
+from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES, PODS
+from flyer.kube.metrics import Metrics
+from flyer.kube.pods import PodSettings, build_pods
+from flyer.kube.services import Leader, Seams, Term, World
+from flyer.kube.testing import Exit, node_object
+from flyer.kube.testing.fakes import FakeGateway, outcome_of
+from flyer.kube.testing.kubelets import wanted_node
+
+CRDS = Path(__file__).parents[3] / "crds"
+OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
+SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
+POLICY = replace(Policy(), failure_window_seconds=0.5, same_split_seconds=0.5)
+
+
+class Nodes:
+    """Runs bound pods by writing their statuses, and plays Kubernetes' scheduler."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.store = self  # as FakeGateway asks for pods
+        self._address = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started: set[str] = set()
+        self.pods = Cache(api, PODS, lambda one: one, self._changed)
+
+    def find(self, _plural: str, name: str, namespace: str) -> dict[str, Any] | None:
+        return self.pods.get(namespace, name)
+
+    def finish(self, namespace: str, name: str, end: Exit) -> None:
+        state = {"terminated": {"exitCode": end.status, "reason": "Completed"}}
+        phase = "Failed" if end.status else "Succeeded"
+        statuses = [{"name": "trainer", "state": state, "image": "i", "imageID": "i",
+                     "ready": False, "restartCount": 0}]  # fmt: skip
+        self._do(self._status(namespace, name, {"phase": phase, "containerStatuses": statuses}))
+
+    def _changed(self, _key: Any, _before: Any, pod: dict[str, Any] | None) -> None:
+        if pod is None:
+            return
+        metadata, spec = pod["metadata"], pod["spec"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        if "deletionTimestamp" in metadata:
+            self._do(self.api.delete(PODS, name, namespace, uid=uid, grace_seconds=0))
+        elif not spec.get("nodeName"):
+            node = wanted_node(pod)
+            if node:
+                target = {"apiVersion": "v1", "kind": "Node", "name": node}
+                binding = {"apiVersion": "v1", "kind": "Binding", "target": target,
+                           "metadata": {"name": name}}  # fmt: skip
+                self._do(self.api.post(PODS, name, namespace, "binding", binding))
+        elif pod["status"]["phase"] == "Pending" and uid not in self._started:
+            self._started.add(uid)
+            self._address += 1
+            address = f"10.0.0.{self._address}"
+            status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+            self._do(self._status(namespace, name, status))
+
+    async def _status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
+        await self.api.merge(PODS, name, {"status": status}, namespace, "status")
+
+    def _do(self, work: Any) -> None:
+        async def quietly() -> None:
+            with contextlib.suppress(ApiError):
+                await work
+
+        task = asyncio.create_task(quietly())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Scene:
+    """An operator and nodes in a namespace of a real API server."""
+
+    def __init__(self, api: Api, namespace: str, group: str) -> None:
+        self.api, self.namespace, self.group = api, namespace, group
+        self.nodes = Nodes(api)
+        self.gateway: FakeGateway | None = None
+        self.jobs: Cache[FlyerJobStatus] = Cache(api, FLYERJOBS, _status_of, lambda *_: None)
+        self.world = World(api, outcome_of)
+        # Terms of other tests count on the same objects.
+        lease = LeaseSettings(namespace=namespace, duration_seconds=4, renew_seconds=3)
+        self.metrics = Metrics()
+        election = Election(api, "test", lease)
+        self.leader = Leader(api, election, self.world, self._term, self.metrics)
+
+    def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
+        def make_gateway(tell: Any) -> Any:
+            self.gateway = FakeGateway(tell, self.nodes)  # type: ignore[arg-type]
+            return self.gateway
+
+        seams = Seams(
+            build_pods=lambda job, start, nodes: build_pods(job, start, nodes, SETTINGS),
+            outcome_of=outcome_of,
+            make_gateway=make_gateway,
+        )
+        return Term(
+            api, self.world, seams, POLICY, self.metrics, epoch=epoch, raise_epoch=raise_epoch
+        )
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for work in (self.nodes.pods, self.jobs, self.world, self.leader):
+                group.create_task(work.run())
+
+    async def add_node(self, name: str, zone: str, *, dedicated: bool = True) -> None:
+        node = node_object(name, zone, node_class=self.group, dedicated=dedicated)
+        status = node.pop("status")
+        node["apiVersion"], node["kind"] = "v1", "Node"
+        await self.api.create(NODES, node)
+        await self.api.merge(NODES, name, {"status": status}, subresource="status")
+
+    async def submit(self, name: str, nodes: int, **spec: Any) -> None:
+        template = {
+            "spec": {"containers": [{"name": "trainer", "image": "i", "command": ["train"]}]}
+        }
+        preemption = {"grace": "30s", "maxGrace": "60s", "minRuntime": "0s"}
+        body = {"nodes": nodes, "group": self.group, "preemption": preemption,
+                "template": template, **spec}  # fmt: skip
+        job = {"apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob",
+               "metadata": {"name": name, "namespace": self.namespace}, "spec": body}  # fmt: skip
+        await self.api.create(FLYERJOBS, job, self.namespace)
+
+    async def edit(self, name: str, **spec: Any) -> None:
+        await self.api.merge(FLYERJOBS, name, {"spec": spec}, self.namespace)
+
+    def status(self, name: str) -> FlyerJobStatus:
+        return self.jobs.get(self.namespace, name) or FlyerJobStatus()
+
+    def finish(self, name: str) -> None:
+        for pod in self.nodes.pods.values():
+            labels = pod["metadata"].get("labels") or {}
+            if labels.get("fireflyer.dev/job") == name and pod["status"]["phase"] == "Running":
+                self.nodes.finish(self.namespace, pod["metadata"]["name"], Exit())
+
+
+def _status_of(value: dict[str, Any]) -> FlyerJobStatus:
+    return FlyerJobStatus.model_validate(value.get("status") or {})
+
+
+@pytest.fixture
+async def scene(control_plane, namespace):
+    control_plane.kubectl("apply", "--server-side", "-f", str(CRDS))
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all", deadline_s=70
+    )
+    found = await find_access(control_plane.kubeconfig)
+
+    async def headers() -> dict[str, str]:
+        # The admission policies let nobody else write statuses.
+        return {**await found.headers(), "Impersonate-User": OPERATOR,
+                "Impersonate-Group": "system:masters"}  # fmt: skip
+
+    async with Api(Access(found.url, found.context, headers), agent="operator") as api:
+        made = Scene(api, namespace, f"g{secrets.token_hex(3)}")
+        task = asyncio.create_task(made.run())
+        yield made
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await task
+        for node in await api.list(NODES, labelSelector=f"fireflyer.dev/group={made.group}"):
+            await api.delete(NODES, node["metadata"]["name"])
+
+
+async def test_a_whole_life_over_two_zones(scene, until):
+    for name, zone in (("a0", "A"), ("a1", "A"), ("b0", "B"), ("b1", "B")):
+        await scene.add_node(f"{scene.group}-{name}", zone)
+    await scene.submit("low", 4, priority="low")
+    await until(lambda: scene.status("low").phase is Phase.RUNNING)
+    assert len(scene.status("low").assignment.bridge) == 2
+    topology = await scene.api.get(FLYERTOPOLOGIES, "cluster")
+    assert topology["status"]["holder"]["job"] == "low"
+    await scene.edit("low", suspend=True)
+    await until(lambda: scene.status("low").phase is Phase.SUSPENDED)
+    await scene.edit("low", suspend=False)
+    await until(lambda: scene.status("low").phase is Phase.RUNNING)
+    await scene.submit("high", 3, priority="high")
+    await until(lambda: scene.status("high").phase is Phase.RUNNING)
+    assert scene.status("low").eviction.reason == "Preempted"
+    scene.finish("high")
+    await until(lambda: scene.status("high").phase is Phase.SUCCEEDED)
+    await until(lambda: scene.status("low").phase is Phase.RUNNING)
+    scene.finish("low")
+    await until(lambda: scene.status("low").phase is Phase.SUCCEEDED)
+    status = scene.status("low")
+    assert (status.chain.attempt, status.chain.restarts, status.checkpoint.step) == (3, 0, 2)
+    await until(lambda: not scene.status("low").occupied)
+
+
+async def test_the_gate_of_pods_on_shared_nodes_is_opened(scene, until):
+    await scene.add_node(f"{scene.group}-s0", "A", dedicated=False)
+    await scene.add_node(f"{scene.group}-s1", "A", dedicated=False)
+    await scene.submit("shared", 2)
+    await until(lambda: scene.status("shared").phase is Phase.RUNNING)
+    scene.finish("shared")
+    await until(lambda: scene.status("shared").phase is Phase.SUCCEEDED)
