@@ -27,6 +27,13 @@ class Alert:
     description: str
 
 
+def of_leader(metric: str) -> str:
+    """A gauge of the replica that leads: the others still tell what they saw last."""
+    return f"({metric} and on (pod) (flyer_leader == 1))"
+
+
+QUEUED, READY = 'flyer_jobs{phase="Queued"}', 'flyer_nodes{state="ready"}'
+
 GROUPS: dict[str, tuple[Alert, ...]] = {
     "fire-flyer-operator": (
         Alert(
@@ -46,48 +53,61 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         ),
         Alert(
             "FlyerDecisionsSlow", "warning",
-            "histogram_quantile(0.99, sum by (le) (rate(flyer_decision_seconds_bucket[10m]))) > 0.25",
+            "histogram_quantile(0.99, sum by (le) (rate(flyer_decision_duration_seconds_bucket[10m]))) > 0.25",
             "10m",
             "A scheduling step takes {{ $value | humanizeDuration }} at the 99th percentile",
             "Expected are milliseconds; suspends and starts are late by as much.",
         ),
         Alert(
             "FlyerGangStartsRollBack", "warning",
-            'sum(increase(flyer_gang_starts_total{result="rolled_back"}[30m])) > 3', "5m",
+            'sum(increase(flyer_evictions_total{reason="PodsReadyTimeout"}[30m])) > 3', "5m",
             "{{ $value | humanize }} gangs could not be started within 30 minutes",
             "Each was rolled back whole and queued again; a node or an image is likely at fault.",
         ),
         Alert(
             "FlyerJobsWaitWhileNodesIdle", "info",
-            'sum(flyer_jobs{phase="Queued"}) > 0 and sum(flyer_nodes{state="idle"}) > 0', "1h",
+            f"sum({of_leader(QUEUED)}) > 0 and sum({of_leader(READY)})"
+            f" - sum({of_leader('flyer_gang_nodes')}) > 0",
+            "1h",
             "Jobs have waited for an hour while nodes are idle",
             "Often right (quota, zone, size), sometimes a label or a quota that nobody remembers.",
         ),
         Alert(
-            "FlyerSuspendsIgnored", "warning",
-            'sum(increase(flyer_suspends_total{result="killed"}[1h])) > 0', "0m",
-            "{{ $value | humanize }} suspended jobs did not leave by themselves within an hour",
-            "They were killed at their deadline and lost the steps since their last checkpoint.",
+            "FlyerInterruptsLoseWork", "warning",
+            'sum(increase(flyer_lost_node_seconds_total{reason=~"Preempted|Suspended|Requeued"}[1h]))'
+            ' / sum(increase(flyer_evictions_total{reason=~"Preempted|Suspended|Requeued"}[1h])) > 600',
+            "5m",
+            "An interrupt costs {{ $value | humanizeDuration }} of node time that was not saved",
+            "Jobs that leave by themselves lose next to nothing: some do not, or are killed while they save.",
         ),
         Alert(
-            "FlyerGoodputLow", "warning", "flyer_goodput_ratio < 0.9", "30m",
-            "Only {{ $value | humanizePercentage }} of the jobs' node time was kept",
-            "The rest was lost with killed attempts, or spent on starting and suspending.",
+            "FlyerGoodputLow", "warning",
+            "sum(increase(flyer_lost_node_seconds_total[6h]))"
+            " / sum(increase(flyer_gang_node_seconds_total[6h])) > 0.1",
+            "30m",
+            "{{ $value | humanizePercentage }} of the jobs' node time was lost within six hours",
+            "Work since the last durable checkpoint of attempts that ended early.",
         ),
         Alert(
-            "FlyerCrossZoneTokenHeldLong", "info", "flyer_cross_zone_token_held == 1", "24h",
+            "FlyerSchedulerRebuilds", "warning",
+            "sum(increase(flyer_scheduler_rebuilds_total[30m])) > 6", "0m",
+            "The scheduler read everything anew {{ $value | humanize }} times within 30 minutes",
+            "Somebody else writes the status of jobs, or leadership changes again and again.",
+        ),
+        Alert(
+            "FlyerCrossZoneTokenHeldLong", "info", f"{of_leader('flyer_cross_zone_token_held')} == 1", "24h",
             "One job has spanned both zones for a day",
             "No other job can; it is given back when the job is next suspended or ends.",
         ),
         Alert(
             "FlyerGatewayRefusals", "warning",
-            "sum by (reason) (increase(flyer_gateway_refusals_total[15m])) > 20", "5m",
+            "sum by (reason) (increase(flyer_gateway_refusals_total{reason!~'replaced|forgotten'}[15m])) > 20", "5m",
             "The gateway refused {{ $value | humanize }} streams or messages: {{ $labels.reason }}",
             "Sidecars that cannot connect leave their job waiting; strangers that try are an attack.",
         ),
         Alert(
             "FlyerApiErrors", "warning",
-            'sum(rate(flyer_api_requests_total{code=~"5..|429"}[10m]))'
+            'sum(rate(flyer_api_requests_total{code=~"5..|429|none"}[10m]))'
             " / sum(rate(flyer_api_requests_total[10m])) > 0.05",
             "10m",
             "{{ $value | humanizePercentage }} of the operator's API requests fail",
@@ -98,7 +118,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         Alert(
             "FlyerNodeAgentSilent", "warning",
             'count(kube_pod_status_phase{phase="Running", pod=~"flyer-node-.*"} == 1)'
-            " - (count(flyer_node_build_info) or vector(0)) > 0",
+            " - (count(count by (pod) (flyer_node_last_observation_timestamp_seconds)) or vector(0)) > 0",
             "10m",
             "{{ $value | humanize }} node agents run but report nothing",
             "Their nodes' devices are not watched.",
@@ -119,21 +139,21 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         ),
         Alert(
             "FlyerXidHardware", "warning",
-            'sum by (node, xid) (increase(flyer_node_xid_total{class="hardware"}[30m])) > 0', "0m",
+            'sum by (node, xid) (increase(flyer_node_gpu_xid_total{class=~"uncorrectable|ecc|gsp"}[30m])) > 0', "0m",
             "Xid {{ $labels.xid }} on {{ $labels.node }}",
             "The GPU reports a fault that no program causes.",
         ),
         Alert(
             "FlyerLinkFlaps", "warning",
-            "sum by (node, hca, port) (increase(flyer_node_link_down_total[1h])) >= 3", "0m",
+            "sum by (node, hca, port) (increase(flyer_node_port_errors_total{counter='link_downed'}[1h])) >= 3", "0m",
             "{{ $labels.hca }} port {{ $labels.port }} on {{ $labels.node }} went down"
             " {{ $value | humanize }} times in an hour",
             "Cable, transceiver or switch port; collectives stall at each cut.",
         ),
         Alert(
             "FlyerHardwareHangs", "warning",
-            "sum by (node, source) (increase(flyer_node_hardware_timeouts_total[15m])) > 2", "5m",
-            "Calls into {{ $labels.source }} on {{ $labels.node }} hang",
+            "sum by (node) (increase(flyer_node_hardware_worker_kills_total[15m])) > 2", "5m",
+            "Calls into a driver on {{ $labels.node }} hang",
             "The driver does not answer; health there is unknown, not good.",
         ),
     ),

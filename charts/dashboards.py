@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from charts.alerts import of_leader
+
 __all__ = ["DASHBOARDS", "Dashboard", "Panel", "dashboard"]
 
 SOURCE = {"type": "prometheus", "uid": "${source}"}
@@ -64,51 +66,53 @@ def gauge(metric: str, by: str) -> tuple[tuple[str, str], ...]:
     return ((f"sum by ({by}) ({metric})", f"{{{{{by}}}}}"),)
 
 
+QUEUED, RUNNING = 'flyer_jobs{phase="Queued"}', 'flyer_jobs{phase="Running"}'
+
 DASHBOARDS = (
     Dashboard(
         "fleet",
         "Fire-Flyer: fleet and queue",
         (
-            Panel("Occupancy", "percentunit", (("max(flyer_occupancy_ratio)", ""),), "Nodes with a job, of those that could have one"),
-            Panel("Goodput", "percentunit", (("max(flyer_goodput_ratio)", ""),), "Node time that was kept"),
-            Panel("Queued", "short", (('sum(flyer_jobs{phase="Queued"})', ""),)),
-            Panel("Running", "short", (('sum(flyer_jobs{phase="Running"})', ""),)),
-            Panel("Idle nodes", "short", (('sum(flyer_nodes{state="idle"})', ""),)),
-            Panel("Cross-zone token", "short", (("max(flyer_cross_zone_token_held)", ""),), "1 while a job spans zones"),
+            Panel("Occupancy", "percentunit", ((f"max({of_leader('flyer_node_occupancy_ratio')})", ""),), "Nodes of gangs, of those that may work"),
+            Panel("Kept, 6 h", "percentunit", (("1 - sum(increase(flyer_lost_node_seconds_total[6h])) / sum(increase(flyer_gang_node_seconds_total[6h]))", ""),), "Node time of jobs that was not lost"),
+            Panel("Queued", "short", ((f"sum({of_leader(QUEUED)})", ""),)),
+            Panel("Running", "short", ((f"sum({of_leader(RUNNING)})", ""),)),
+            Panel("Nodes with gangs", "short", ((f"sum({of_leader('flyer_gang_nodes')})", ""),)),
+            Panel("Cross-zone token", "short", ((f"max({of_leader('flyer_cross_zone_token_held')})", ""),), "1 while a job spans zones"),
         ),
         (
-            Panel("Nodes by state", "short", gauge("flyer_nodes", "state"), stacked=True),
-            Panel("Jobs by phase", "short", gauge("flyer_jobs", "phase"), stacked=True),
-            Panel("Nodes by zone, busy", "short", (('sum by (zone) (flyer_nodes{state="busy"})', "{{zone}}"),)),
-            Panel("Jobs by queue, waiting", "short", (('sum by (queue) (flyer_jobs{phase="Queued"})', "{{queue}}"),)),
-            Panel("Wait until assigned", "s", quantiles("flyer_queue_wait_seconds", "priority")),
-            Panel("Scheduling step", "s", quantiles("flyer_decision_seconds"), "Events in, decisions out"),
-            Panel("Decisions", "ops", rate("flyer_decisions_total", "action")),
-            Panel("Requests to the API server", "ops", rate("flyer_api_requests_total", "verb")),
+            Panel("Nodes by state", "short", gauge(of_leader("flyer_nodes"), "state"), stacked=True),
+            Panel("Jobs by phase", "short", gauge(of_leader("flyer_jobs"), "phase"), stacked=True),
+            Panel("Nodes by zone", "short", gauge(of_leader("flyer_nodes"), "zone"), stacked=True),
+            Panel("Nodes that waiting jobs ask for", "short", ((f"sum({of_leader('flyer_queued_nodes')})", "nodes"),)),
+            Panel("From queued to running", "s", quantiles("flyer_job_wait_seconds")),
+            Panel("Scheduling step", "s", quantiles("flyer_decision_duration_seconds"), "Events in, decisions out"),
+            Panel("Requests to the API server", "reqps", rate("flyer_api_requests_total", "verb")),
+            Panel("Their duration", "s", quantiles("flyer_api_request_duration_seconds", "verb")),
             Panel("Silence of watches", "s", (("max by (resource) (flyer_watch_age_seconds)", "{{resource}}"),), "Beyond a minute or two the picture is old"),
-            Panel("Sidecars connected", "short", (("sum(flyer_gateway_connections)", "streams"),)),
+            Panel("Sidecars connected", "short", (("sum(flyer_gateway_streams)", "proved"), ("sum(flyer_gateway_connections)", "all"))),
+            Panel("Refused by the gateway", "ops", rate("flyer_gateway_refusals_total", "reason")),
+            Panel("Who leads", "short", (("flyer_leader", "{{pod}}"), ("flyer_leader_epoch", "{{pod}} epoch"))),
         ),
     ),
     Dashboard(
         "jobs",
         "Fire-Flyer: jobs, interrupts and losses",
         (
-            Panel("Gangs started, 1 h", "short", (('sum(increase(flyer_gang_starts_total{result="started"}[1h]))', ""),)),
-            Panel("Rolled back, 1 h", "short", (('sum(increase(flyer_gang_starts_total{result="rolled_back"}[1h]))', ""),)),
-            Panel("Made room, 1 h", "short", (("sum(increase(flyer_preemptions_total[1h]))", ""),)),
-            Panel("Killed at the deadline, 1 h", "short", (('sum(increase(flyer_suspends_total{result="killed"}[1h]))', ""),)),
-            Panel("Failed, 1 h", "short", (("sum(increase(flyer_job_failures_total[1h]))", ""),)),
+            Panel("Gangs started, 1 h", "short", (("sum(increase(flyer_gangs_started_total[1h]))", ""),)),
+            Panel("Rolled back, 1 h", "short", (('sum(increase(flyer_evictions_total{reason="PodsReadyTimeout"}[1h]))', ""),)),
+            Panel("Made room, 1 h", "short", (('sum(increase(flyer_evictions_total{reason="Preempted"}[1h]))', ""),)),
+            Panel("Node failures, 1 h", "short", (('sum(increase(flyer_evictions_total{reason="NodeFailures"}[1h]))', ""),)),
+            Panel("Failed, 1 h", "short", (('sum(increase(flyer_jobs_ended_total{phase="Failed"}[1h]))', ""),)),
             Panel("Lost work, 1 h", "s", (("sum(increase(flyer_lost_node_seconds_total[1h]))", ""),), "Node seconds"),
         ),
         (
-            Panel("Node time by use", "percentunit", (("sum by (use) (rate(flyer_node_seconds_total[$__rate_interval])) / ignoring(use) group_left sum(rate(flyer_node_seconds_total[$__rate_interval]))", "{{use}}"),), stacked=True),
+            Panel("Why gangs lost their nodes", "ops", rate("flyer_evictions_total", "reason")),
             Panel("Lost work by reason", "s", rate("flyer_lost_node_seconds_total", "reason"), "Node seconds each second"),
-            Panel("Gang start", "s", quantiles("flyer_gang_start_seconds"), "Assignment to all ranks running"),
-            Panel("Suspend: until the job knows", "s", quantiles("flyer_suspend_notice_seconds")),
-            Panel("Suspend: until the nodes are empty", "s", quantiles("flyer_suspend_seconds")),
-            Panel("Who made room, and why", "ops", rate("flyer_preemptions_total", "reason")),
-            Panel("Restarts by reason", "ops", rate("flyer_restarts_total", "reason")),
-            Panel("Replaced nodes by reason", "ops", rate("flyer_node_replacements_total", "reason")),
+            Panel("Suspend: until the ranks know", "s", quantiles("flyer_gateway_signal_seconds")),
+            Panel("Gang start", "s", quantiles("flyer_gateway_start_seconds"), "Pods made to all launchers running"),
+            Panel("Jobs that ended", "ops", rate("flyer_jobs_ended_total", "phase")),
+            Panel("Reports of sidecars", "ops", rate("flyer_gateway_reports_total")),
         ),
     ),
     Dashboard(
@@ -139,22 +143,24 @@ DASHBOARDS = (
         "devices",
         "Fire-Flyer: devices",
         (
-            Panel("Agents", "short", (("count(flyer_node_build_info)", ""),)),
+            Panel("Agents", "short", (("count(count by (pod) (flyer_node_last_observation_timestamp_seconds))", ""),)),
             Panel("Healthy", "short", (('sum(flyer_node_devices{health="healthy"})', ""),)),
             Panel("Unhealthy", "short", (('sum(flyer_node_devices{health="unhealthy"})', ""),)),
-            Panel("Recovering", "short", (('sum(flyer_node_devices{health="recovering"})', ""),)),
-            Panel("Xid events, 24 h", "short", (("sum(increase(flyer_node_xid_total[24h]))", ""),)),
-            Panel("Link cuts, 24 h", "short", (("sum(increase(flyer_node_link_down_total[24h]))", ""),)),
+            Panel("On probation", "short", (('sum(flyer_node_device_state{state="Recovering"})', ""),)),
+            Panel("Xid events, 24 h", "short", (("sum(increase(flyer_node_gpu_xid_total[24h]))", ""),)),
+            Panel("Link cuts, 24 h", "short", (('sum(increase(flyer_node_port_errors_total{counter="link_downed"}[24h]))', ""),)),
         ),
         (
-            Panel("Devices by health", "short", gauge("flyer_node_devices", "health"), stacked=True),
+            Panel("Devices by state", "short", gauge("flyer_node_device_state", "state"), stacked=True),
             Panel("Unhealthy by node", "short", (('sum by (node, resource) (flyer_node_devices{health="unhealthy"}) > 0', "{{node}} {{resource}}"),)),
-            Panel("Xid by number", "short", (("sum by (xid) (increase(flyer_node_xid_total[$__rate_interval]))", "Xid {{xid}}"),), stacked=True),
-            Panel("Link cuts by node", "short", (("sum by (node, hca) (increase(flyer_node_link_down_total[$__rate_interval]))", "{{node}} {{hca}}"),)),
-            Panel("Changes of health by reason", "ops", rate("flyer_node_device_transitions_total", "reason")),
-            Panel("Answers to Allocate", "s", quantiles("flyer_node_allocate_seconds")),
-            Panel("Registrations", "ops", rate("flyer_node_registrations_total", "result")),
-            Panel("Driver calls that hung", "ops", rate("flyer_node_hardware_timeouts_total", "source")),
+            Panel("Xid by number", "short", (("sum by (xid) (increase(flyer_node_gpu_xid_total[$__rate_interval]))", "Xid {{xid}}"),), stacked=True),
+            Panel("Errors of ports", "ops", rate("flyer_node_port_errors_total", "counter")),
+            Panel("Changes of state", "ops", rate("flyer_node_device_transitions_total", "after")),
+            Panel("Answers to the kubelet", "s", quantiles("flyer_node_request_seconds", "method")),
+            Panel("Refused calls of the kubelet", "ops", (('sum by (method, code) (rate(flyer_node_requests_total{code!="OK"}[$__rate_interval]))', "{{method}} {{code}}"),)),
+            Panel("Registrations", "ops", rate("flyer_node_registrations_total", "outcome")),
+            Panel("Workers that hardware hung", "ops", rate("flyer_node_hardware_worker_kills_total", "node")),
+            Panel("Since a source last spoke", "s", (("max by (source) (time() - (flyer_node_last_observation_timestamp_seconds > 0))", "{{source}}"),)),
         ),
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@
 | `fire-flyer/values.schema.yaml` | `values.yaml`, `.schema.json`, `docs/reference/values.md` |
 | `alerts.py` | `fire-flyer/files/alerts.yaml` |
 | `dashboards.py` | `fire-flyer/files/dashboards/*.json` |
-| `metrics.yaml` | `docs/reference/metrics.md` |
+| the code, read by `metrics.py` | `docs/reference/metrics.md` |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
-from charts import alerts, dashboards
+from charts import alerts, dashboards, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +29,6 @@ __all__ = ["generated", "main", "rows"]
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "fire-flyer"
 SOURCE = CHART / "values.schema.yaml"
-METRICS = ROOT / "charts" / "metrics.yaml"
 NOTICE = "Generated from charts/fire-flyer/values.schema.yaml by `python -m charts.generate`."
 
 
@@ -49,7 +48,7 @@ def generated() -> dict[Path, str]:
             + "\n"
             for page in dashboards.DASHBOARDS
         },
-        ROOT / "docs" / "reference" / "metrics.md": _metrics(YAML(typ="safe").load(METRICS)),
+        ROOT / "docs" / "reference" / "metrics.md": _metrics(),
     }
 
 
@@ -127,9 +126,9 @@ def _page(source: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _metrics(components: Mapping[str, Any]) -> str:
+def _metrics() -> str:
     lines = [
-        "<!-- Generated from charts/metrics.yaml by `python -m charts.generate`. -->",
+        "<!-- Generated from the code by `python -m charts.generate`. -->",
         "# Metrics",
         "",
         "Read by Prometheus; `monitoring.podMonitors=true` makes the PodMonitors. Units are base "
@@ -137,16 +136,16 @@ def _metrics(components: Mapping[str, Any]) -> str:
         "PodMonitors add `node`.",
         "",
     ]
-    for component in components.values():
+    for component in metrics.COMPONENTS:
         lines += [
-            f"## {component['title']}",
+            f"## {component.title}",
             "",
             "| metric | type | labels | what |",
             "|---|---|---|---|",
         ]
-        for name, metric in component["metrics"].items():
-            labels = ", ".join(f"`{label}`" for label in metric.get("labels", ()))
-            lines.append(f"| `{name}` | {metric['type']} | {labels} | {metric['help']} |")
+        for metric in metrics.metrics(component):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.what} |")
         lines.append("")
     lines += [
         "## Alerts",

@@ -6,20 +6,16 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from charts import alerts, dashboards, generate
+from charts import alerts, dashboards, generate, metrics
+from charts.metrics import COMPONENTS, Metric
 from charts.tests.conftest import CHART, Render
 
 ROOT = generate.ROOT
-METRICS: dict[str, dict[str, Any]] = {
-    name: metric
-    for component in YAML(typ="safe").load(generate.METRICS).values()
-    for name, metric in component["metrics"].items()
-}
+METRICS = {metric.name: metric for component in COMPONENTS for metric in metrics.metrics(component)}
 OURS = re.compile(r"\b(?:flyer|threefs)_[a-z0-9_]+\b")
 THEIRS = re.compile(r"\b(?:kubelet_volume_stats|kube)_[a-z_]+\b")
 """Of the kubelet and of kube-state-metrics: they exist where Prometheus watches a cluster."""
@@ -27,12 +23,17 @@ ALERTS = [alert for group in alerts.GROUPS.values() for alert in group]
 PAGES = ROOT / "docs" / "operations" / "runbooks"
 
 
-def defined(name: str) -> dict[str, Any] | None:
+def defined(name: str) -> Metric | None:
     if name in METRICS:
         return METRICS[name]
     series = re.sub(r"_(bucket|sum|count)$", "", name)
     found = METRICS.get(series)
-    return found if found and found["type"] == "histogram" else None
+    return found if found and found.kind == "histogram" else None
+
+
+def labels_of(name: str) -> set[str]:
+    found = defined(name)
+    return set(found.labels) if found else set()
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -55,19 +56,15 @@ def test_every_metric_of_a_query_is_defined(where: str, expression: str) -> None
 def test_every_label_of_a_query_is_one_that_the_metric_has(where: str, expression: str) -> None:
     for name, matchers in re.findall(r"\b((?:flyer|threefs)_[a-z0-9_]+)\{([^}]*)\}", expression):
         labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
-        assert labels <= {*(defined(name) or {}).get("labels", ())}, where
+        assert labels <= labels_of(name) | {"pod"}, where
     grouped = {
         label.strip()
         for part in re.findall(r"by \(([^)]*)\)", expression)
         for label in part.split(",")
     }
-    known = {
-        label
-        for name in OURS.findall(expression)
-        for label in (defined(name) or {}).get("labels", ())
-    }
-    # The PodMonitors add the node; a histogram has its bounds.
-    assert grouped <= known | {"node", "le"}, where
+    known = {label for name in OURS.findall(expression) for label in labels_of(name)}
+    # Prometheus adds the pod, the PodMonitors the node; a histogram has its bounds.
+    assert grouped <= known | {"node", "pod", "le"}, where
 
 
 def test_pages_speak_of_metrics_that_exist() -> None:
@@ -79,9 +76,9 @@ def test_pages_speak_of_metrics_that_exist() -> None:
 
 def test_metrics_keep_prometheus_manners() -> None:
     for name, metric in METRICS.items():
-        assert (metric["type"] == "counter") == name.endswith("_total"), name
-        assert not {"pod", "job", "user", "name", "namespace"} & {*metric.get("labels", ())}, name
-        if metric["type"] == "histogram":
+        assert (metric.kind == "counter") == name.endswith("_total"), name
+        assert not {"pod", "job", "user", "name", "namespace"} & set(metric.labels), name
+        if metric.kind == "histogram":
             assert name.endswith(("_seconds", "_bytes")), name
 
 
@@ -89,10 +86,8 @@ def test_every_metric_is_shown_or_told_about() -> None:
     shown = " ".join(expression for _, expression in expressions())
     # What one looks at when something is odd, not all day.
     rest = {
-        "flyer_build_info", "flyer_leader_changes_total", "flyer_commit_conflicts_total",
-        "flyer_api_request_seconds", "flyer_watch_restarts_total",
-        "flyer_gateway_messages_total", "flyer_injections_total", "flyer_gateway_sockets",
-        "flyer_gateway_signal_seconds", "flyer_gateway_start_seconds",
+        "flyer_node_kubelet_restarts_total", "flyer_node_findings", "flyer_node_report_writes_total",
+        "flyer_node_kernel_log_lost_total",
         "threefs_csi_calls_in_flight", "threefs_csi_inline_removals_deferred_total",
     }  # fmt: skip
     missing = {name for name in METRICS if not re.search(rf"\b{name}(_bucket)?\b", shown)}
@@ -160,36 +155,71 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "FlyerDecisionsSlow": (
         {
-            'flyer_decision_seconds_bucket{le="0.1"}': "0+90x180",
-            'flyer_decision_seconds_bucket{le="1"}': "0+100x180",
-            'flyer_decision_seconds_bucket{le="+Inf"}': "0+100x180",
+            'flyer_decision_duration_seconds_bucket{le="0.1"}': "0+90x180",
+            'flyer_decision_duration_seconds_bucket{le="1"}': "0+100x180",
+            'flyer_decision_duration_seconds_bucket{le="+Inf"}': "0+100x180",
         },
         {
-            'flyer_decision_seconds_bucket{le="0.1"}': "0+100x180",
-            'flyer_decision_seconds_bucket{le="1"}': "0+100x180",
-            'flyer_decision_seconds_bucket{le="+Inf"}': "0+100x180",
+            'flyer_decision_duration_seconds_bucket{le="0.1"}': "0+100x180",
+            'flyer_decision_duration_seconds_bucket{le="1"}': "0+100x180",
+            'flyer_decision_duration_seconds_bucket{le="+Inf"}': "0+100x180",
         },
     ),
     "FlyerGangStartsRollBack": (
-        {'flyer_gang_starts_total{result="rolled_back"}': "0+1x180"},
-        {'flyer_gang_starts_total{result="started"}': "0+1x180"},
+        {'flyer_evictions_total{reason="PodsReadyTimeout"}': "0+1x180"},
+        {'flyer_evictions_total{reason="Preempted"}': "0+1x180"},
     ),
     "FlyerJobsWaitWhileNodesIdle": (
-        {'flyer_jobs{phase="Queued"}': "2x180", 'flyer_nodes{state="idle"}': "4x180"},
-        {'flyer_jobs{phase="Queued"}': "2x180", 'flyer_nodes{state="idle"}': "0x180"},
+        {
+            'flyer_leader{pod="a"}': "1x180",
+            'flyer_jobs{phase="Queued",pod="a"}': "2x180",
+            'flyer_nodes{state="ready",pod="a"}': "4x180",
+            'flyer_gang_nodes{pod="a"}': "2x180",
+        },
+        # What an earlier leader saw last does not count.
+        {
+            'flyer_leader{pod="a"}': "1x180",
+            'flyer_leader{pod="b"}': "0x180",
+            'flyer_jobs{phase="Queued",pod="a"}': "2x180",
+            'flyer_nodes{state="ready",pod="a"}': "4x180",
+            'flyer_gang_nodes{pod="a"}': "4x180",
+            'flyer_jobs{phase="Queued",pod="b"}': "2x180",
+            'flyer_nodes{state="ready",pod="b"}': "4x180",
+            'flyer_gang_nodes{pod="b"}': "0x180",
+        },
     ),
-    "FlyerSuspendsIgnored": (
-        {'flyer_suspends_total{result="killed"}': "0x170 1x10"},
-        {'flyer_suspends_total{result="released"}': "0+1x180"},
+    "FlyerInterruptsLoseWork": (
+        {
+            'flyer_lost_node_seconds_total{reason="Preempted"}': "0+900x180",
+            'flyer_evictions_total{reason="Preempted"}': "0+1x180",
+        },
+        {
+            'flyer_lost_node_seconds_total{reason="Preempted"}': "0+20x180",
+            'flyer_evictions_total{reason="Preempted"}': "0+1x180",
+            'flyer_lost_node_seconds_total{reason="NodeFailures"}': "0+9000x180",
+        },
     ),
-    "FlyerGoodputLow": ({"flyer_goodput_ratio": "0.8x180"}, {"flyer_goodput_ratio": "0.99x180"}),
+    "FlyerGoodputLow": (
+        {
+            'flyer_lost_node_seconds_total{reason="NodeFailures"}': "0+20x180",
+            "flyer_gang_node_seconds_total": "0+100x180",
+        },
+        {
+            'flyer_lost_node_seconds_total{reason="NodeFailures"}': "0+2x180",
+            "flyer_gang_node_seconds_total": "0+100x180",
+        },
+    ),
+    "FlyerSchedulerRebuilds": (
+        {"flyer_scheduler_rebuilds_total": "0+1x180"},
+        {"flyer_scheduler_rebuilds_total": "1x180"},
+    ),
     "FlyerCrossZoneTokenHeldLong": (
-        {"flyer_cross_zone_token_held": "1x1600"},
-        {"flyer_cross_zone_token_held": "1x60 0 1x1400"},
+        {'flyer_leader{pod="a"}': "1x1600", 'flyer_cross_zone_token_held{pod="a"}': "1x1600"},
+        {'flyer_leader{pod="a"}': "1x1600", 'flyer_cross_zone_token_held{pod="a"}': "1x60 0 1x1400"},
     ),
     "FlyerGatewayRefusals": (
-        {'flyer_gateway_refusals_total{reason="token"}': "0+5x180"},
-        {'flyer_gateway_refusals_total{reason="token"}': "3x180"},
+        {'flyer_gateway_refusals_total{reason="bad_token"}': "0+5x180"},
+        {'flyer_gateway_refusals_total{reason="replaced"}': "0+5x180"},
     ),
     "FlyerApiErrors": (
         {
@@ -205,11 +235,11 @@ CASES: dict[str, tuple[Series, Series]] = {
         {
             'kube_pod_status_phase{phase="Running",pod="flyer-node-x"}': "1x180",
             'kube_pod_status_phase{phase="Running",pod="flyer-node-y"}': "1x180",
-            'flyer_node_build_info{node="x"}': "1x180",
+            'flyer_node_last_observation_timestamp_seconds{pod="x",source="driver"}': "9x180",
         },
         {
             'kube_pod_status_phase{phase="Running",pod="flyer-node-x"}': "1x180",
-            'flyer_node_build_info{node="x"}': "1x180",
+            'flyer_node_last_observation_timestamp_seconds{pod="x",source="driver"}': "9x180",
         },
     ),
     "FlyerDeviceUnhealthy": (
@@ -229,16 +259,16 @@ CASES: dict[str, tuple[Series, Series]] = {
         },
     ),
     "FlyerXidHardware": (
-        {'flyer_node_xid_total{class="hardware",node="x",xid="79"}': "0x170 1x10"},
-        {'flyer_node_xid_total{class="software",node="x",xid="31"}': "0+1x180"},
+        {'flyer_node_gpu_xid_total{class="uncorrectable",node="x",xid="79"}': "0x170 1x10"},
+        {'flyer_node_gpu_xid_total{class="software",node="x",xid="31"}': "0+1x180"},
     ),
     "FlyerLinkFlaps": (
-        {'flyer_node_link_down_total{hca="mlx5_0",node="x",port="1"}': "0x150 2 4 6x28"},
-        {'flyer_node_link_down_total{hca="mlx5_0",node="x",port="1"}': "0x170 1x10"},
+        {'flyer_node_port_errors_total{counter="link_downed",hca="mlx5_0",node="x",port="1"}': "0x150 2 4 6x28"},
+        {'flyer_node_port_errors_total{counter="link_downed",hca="mlx5_0",node="x",port="1"}': "0x170 1x10"},
     ),
     "FlyerHardwareHangs": (
-        {'flyer_node_hardware_timeouts_total{node="x",source="nvml"}': "0+1x180"},
-        {'flyer_node_hardware_timeouts_total{node="x",source="nvml"}': "1x180"},
+        {'flyer_node_hardware_worker_kills_total{node="x"}': "0+1x180"},
+        {'flyer_node_hardware_worker_kills_total{node="x"}': "1x180"},
     ),
     "ThreeFSDown": ({"threefs_up": "0x180"}, {"threefs_up": "1x180"}),
     "ThreeFSNodeDead": (

@@ -13,7 +13,7 @@ NODE_PARTS = {
 }  # fmt: skip
 HOST_PATHS = {
     "DaemonSet/flyer-node": {
-        "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources", "/sys", "/dev",
+        "/var/lib/kubelet/device-plugins", "/var/lib/fire-flyer/node", "/sys", "/dev",
     },
     "DaemonSet/threefs-csi-node": {
         "/var/lib/kubelet/plugins/3fs.csi.fireflyer.dev", "/var/lib/kubelet/plugins_registry",
@@ -99,13 +99,13 @@ def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rende
     assert {name: paths for name, paths in found.items() if paths} == HOST_PATHS
 
 
-def test_the_node_agent_writes_into_the_plugin_folder_alone(everything: Rendered) -> None:
+def test_the_node_agent_writes_into_two_folders_alone(everything: Rendered) -> None:
     [agent] = [pod for name, pod in pods(everything) if name == "DaemonSet/flyer-node"]
     [container] = containers(agent)
     writable = {
         mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly", False)
     }
-    assert writable == {"device-plugins", "tmp"}
+    assert writable == {"device-plugins", "state", "tmp"}
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 

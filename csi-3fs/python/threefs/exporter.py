@@ -58,41 +58,53 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     cluster, chains = status["cluster"], status["routing"]["chains"].values()
     nodes = cluster["nodes"]
     alive = sum(node["alive"] for node in nodes)
-    yield _by(
-        "threefs_nodes", "Storage services.", "state", {"alive": alive, "dead": len(nodes) - alive}
+    yield _filled(
+        GaugeMetricFamily("threefs_nodes", "Storage services: alive, dead.", labels=["state"]),
+        {"alive": alive, "dead": len(nodes) - alive},
     )
     states = Counter(place["state"].lower() for chain in chains for place in chain["targets"])
-    yield _by(
-        "threefs_targets", "Copies of chains.", "state", {one: states[one] for one in TARGET_STATES}
+    yield _filled(
+        GaugeMetricFamily("threefs_targets", "Copies of chains by state.", labels=["state"]),
+        {state: states[state] for state in TARGET_STATES},
     )
     whole, down = cluster["chains_whole"], cluster["chains_down"]
-    degraded = cluster["chains"] - whole - down
-    yield _by(
-        "threefs_chains",
-        "Chains: whole, degraded (a copy is missing), unavailable (nobody serves).",
-        "state",
-        {"whole": whole, "degraded": degraded, "unavailable": down},
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_chains",
+            "Chains: whole, degraded (a copy is missing), unavailable (nobody serves).",
+            labels=["state"],
+        ),
+        {"whole": whole, "degraded": cluster["chains"] - whole - down, "unavailable": down},
     )
-    yield _by(
-        "threefs_heartbeat_age_seconds",
-        "Since mgmtd heard of a storage service.",
-        "storage",
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_heartbeat_age_seconds",
+            "Since mgmtd heard of a storage service.",
+            labels=["storage"],
+        ),
         {
             str(node["node"]): node["heartbeat_age_ms"] / 1000
             for node in nodes
             if node["heartbeat_age_ms"] is not None
         },
     )
-    for name, text in (
-        ("capacity", "What a storage service may hold."),
-        ("used", "What it holds."),
-    ):
-        values = {str(node["node"]): node[f"{name}_bytes"] for node in nodes}
-        yield _by(f"threefs_{name}_bytes", text, "storage", values)
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_capacity_bytes",
+            "What a storage service may hold; 0: unknown.",
+            labels=["storage"],
+        ),
+        {str(node["node"]): node["capacity_bytes"] for node in nodes},
+    )
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_used_bytes", "What a storage service holds.", labels=["storage"]
+        ),
+        {str(node["node"]): node["used_bytes"] for node in nodes},
+    )
 
 
-def _by(name: str, text: str, label: str, values: dict[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
+def _filled(family: GaugeMetricFamily, values: dict[str, float]) -> Metric:
     for key, value in values.items():
         family.add_metric([key], value)
     return family
