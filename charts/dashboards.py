@@ -90,7 +90,7 @@ DASHBOARDS = (
             Panel("Requests to the API server", "reqps", rate("flyer_api_requests_total", "verb")),
             Panel("Their duration", "s", quantiles("flyer_api_request_duration_seconds", "verb")),
             Panel("Silence of watches", "s", (("max by (resource) (flyer_watch_age_seconds)", "{{resource}}"),), "Beyond a minute or two the picture is old"),
-            Panel("Sidecars connected", "short", (("sum(flyer_gateway_streams)", "proved"), ("sum(flyer_gateway_connections)", "all"))),
+            Panel("Sidecars connected", "short", (("sum(flyer_gateway_connections)", "proved"), ("sum(flyer_gateway_sockets)", "all"))),
             Panel("Refused by the gateway", "ops", rate("flyer_gateway_refusals_total", "reason")),
             Panel("Who leads", "short", (("flyer_leader", "{{pod}}"), ("flyer_leader_epoch", "{{pod}} epoch"))),
         ),
@@ -112,7 +112,8 @@ DASHBOARDS = (
             Panel("Suspend: until the ranks know", "s", quantiles("flyer_gateway_signal_seconds")),
             Panel("Gang start", "s", quantiles("flyer_gateway_start_seconds"), "Pods made to all launchers running"),
             Panel("Jobs that ended", "ops", rate("flyer_jobs_ended_total", "phase")),
-            Panel("Reports of sidecars", "ops", rate("flyer_gateway_reports_total")),
+            Panel("Messages of sidecars", "ops", rate("flyer_gateway_messages_total", "kind")),
+            Panel("Pods that the webhook saw", "ops", rate("flyer_injections_total", "result")),
         ),
     ),
     Dashboard(

@@ -1,0 +1,75 @@
+"""What the chart tells a program is something that the program reads."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from flyer.kube.settings import Settings, parse_settings
+from flyer_node.settings import add_flags, read_settings
+
+from charts.tests.conftest import Object, Render, containers, pods
+
+ROOT = Path(__file__).resolve().parents[2]
+LABELS = {"global.imagePullSecrets": [{"name": "one"}, {"name": "two"}]}
+
+
+def container(render: Render, owner: str, name: str) -> Object:
+    [pod] = [pod for found, pod in pods(render(**LABELS)) if found == owner]
+    [one] = [one for one in containers(pod) if one["name"] == name]
+    return one
+
+
+def variables(one: Object) -> dict[str, str]:
+    # What is filled in from the pod is a text too.
+    return {each["name"]: each.get("value", "x") for each in one["env"]}
+
+
+def test_the_operator_reads_what_it_is_told(
+    render: Render, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = variables(container(render, "Deployment/flyer-operator", "operator"))
+    known = {f"FLYER_{field.name.upper()}" for field in fields(Settings)}
+    assert given.keys() <= known
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = parse_settings([])
+    assert settings.gateway_port == 7443
+    assert settings.injection is True
+    assert settings.image_pull_secrets == "one,two"
+    assert settings.endpoint == "flyer-gateway.fireflyer-system.svc:7443"
+
+
+def test_the_node_agent_reads_what_it_is_told(render: Render) -> None:
+    import argparse
+
+    one = container(render, "DaemonSet/flyer-node", "node-agent")
+    given = {key: value for key, value in variables(one).items() if key.startswith("FLYER_")}
+    parser = argparse.ArgumentParser()
+    add_flags(parser, given)
+    options = {action.dest for action in parser._actions}
+    assert {name.removeprefix("FLYER_NODE_").lower() for name in given} <= options
+    settings = read_settings(parser.parse_args(one["args"]), given)
+    assert settings.kernel_log is None
+    assert str(settings.sysfs_root) == "/host/sys"
+    assert settings.metrics_port == 8080
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "sources"),
+    [
+        ("StatefulSet/threefs-mgmtd", "mgmtd", "services"),
+        ("StatefulSet/threefs-meta", "meta", "services"),
+        ("StatefulSet/threefs-storage", "storage", "services"),
+        ("Deployment/threefs-csi-controller", "driver", "csi"),
+        ("DaemonSet/threefs-csi-node", "driver", "csi"),
+        ("DaemonSet/threefs-csi-holder", "holder", "csi"),
+    ],
+)
+def test_3fs_and_its_driver_read_what_they_are_told(
+    owner: str, name: str, sources: str, render: Render
+) -> None:
+    folder = ROOT / "csi-3fs" / "python" / "threefs" / sources
+    text = "\n".join(path.read_text() for path in folder.rglob("*.py"))
+    known = set(re.findall(r'"((?:THREEFS|CSI|NODE|POD)_[A-Z_]+)"', text))
+    assert variables(container(render, owner, name)).keys() <= known
