@@ -220,7 +220,8 @@ conf_dir = "{self.root / "cni"}"
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "serializeImagePulls": False,
-            "nodeStatusUpdateFrequency": "5s",
+            # How soon an unhealthy device is seen in the node's allocatable.
+            "nodeStatusUpdateFrequency": "1s",
             "nodeLeaseDurationSeconds": 20,
             "syncFrequency": "30s",
             "shutdownGracePeriod": "0s",

@@ -1,0 +1,230 @@
+"""The device plugin under a real kubelet: pairs, environment, a lost GPU, kubelet restarts."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e.cluster.handle import Cluster, KubectlError, wait_for
+from e2e.tests.fake_gpus import NAMESPACE, FakeHardware, agent_objects, agent_pod, fake_hardware
+from e2e.tests.pods import sleeper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODE = "node-a1"
+POD = f"flyer-node-{NODE}"
+GPU = "fireflyer.dev/gpu"
+CLASSES = ("rdma-hfreduce", "rdma-nccl", "rdma-storage")
+CRDS = Path(__file__).resolve().parents[2] / "crds"
+RESTARTS = 20
+
+
+@pytest.fixture(scope="module")
+def hardware(cluster: Cluster) -> Iterator[FakeHardware]:
+    cluster.load_images("node-agent", "train")
+    cluster.kubectl("apply", "-f", str(CRDS / "nodehealths.fireflyer.dev.yaml"))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/nodehealths.fireflyer.dev")
+    fake = fake_hardware(cluster, NODE, seed=1)
+    cluster.apply(*agent_objects(), namespace=NAMESPACE)
+    cluster.apply(agent_pod(NODE), namespace=NAMESPACE)
+    cluster.wait_ready(POD, namespace=NAMESPACE)
+    yield fake
+    cluster.kubectl("delete", "pod", POD, f"--namespace={NAMESPACE}", "--wait=true")
+
+
+def allocatable(cluster: Cluster, resource: str = GPU) -> int:
+    return int(cluster.get("node", NODE)["status"]["allocatable"].get(resource, -1))
+
+
+def health(cluster: Cluster) -> dict[str, Any]:
+    status: dict[str, Any] = cluster.get("nodehealth", NODE).get("status", {})
+    return status
+
+
+def environment(cluster: Cluster, pod: str, namespace: str) -> dict[str, str]:
+    text = cluster.kubectl(f"--namespace={namespace}", "exec", pod, "--", "env")
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def asking(name: str, **resources: int) -> dict[str, Any]:
+    pod = sleeper(name, NODE)
+    limits = {f"fireflyer.dev/{key.replace('_', '-')}": value for key, value in resources.items()}
+    pod["spec"]["containers"][0]["resources"] = {"limits": limits}
+    return pod
+
+
+def test_every_resource_becomes_allocatable(cluster: Cluster, hardware: FakeHardware) -> None:
+    wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
+    for name in (*(f"fireflyer.dev/{one}" for one in CLASSES), "rdma/hca"):
+        assert allocatable(cluster, name) == 64
+    status = wait_for("NodeHealth", lambda: health(cluster) or None)
+    assert (status["state"], status["inventory"]["gpus"]) == ("Healthy", 8)
+    assert status["inventory"]["bridgePairs"] == 4
+
+
+def test_pods_get_whole_pairs_devices_and_their_classes_fields(
+    cluster: Cluster, hardware: FakeHardware, namespace: str
+) -> None:
+    wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
+    pods = [
+        asking("one", gpu=4, rdma_hfreduce=1, rdma_nccl=1, rdma_storage=1),
+        asking("two", gpu=2, rdma_hfreduce=1),
+    ]
+    cluster.apply(*pods, namespace=namespace)
+    cluster.wait_ready("one", "two", namespace=namespace)
+    taken: set[str] = set()
+    for pod, count in (("one", 4), ("two", 2)):
+        values = environment(cluster, pod, namespace)
+        gpus = set(values["FLYER_GPUS"].split(","))
+        pairs = [set(pair.split("+")) for pair in values["FLYER_GPU_PAIRS"].split(",")]
+        assert len(gpus) == count
+        assert len(pairs) == count // 2
+        assert set().union(*pairs) == gpus, "whole pairs"
+        assert not gpus & taken
+        taken |= gpus
+        assert values["FLYER_HFREDUCE_SERVICE_LEVEL"] == "2"
+        listed = cluster.kubectl(
+            *(f"--namespace={namespace}", "exec", pod, "--", "sh", "-c"), "ls /dev /dev/infiniband"
+        ).split()
+        cards = [name for name in listed if name.removeprefix("nvidia").isdecimal()]
+        assert len([name for name in cards if name.startswith("nvidia")]) == count
+        assert {"nvidiactl", "uverbs0", "rdma_cm"} <= set(listed)
+    values = environment(cluster, "one", namespace)
+    assert values["NCCL_IB_SL"] == values["UCX_IB_SL"] == "1"
+    assert values["NCCL_IB_HCA"] == "=mlx5_0:1"
+    assert values["FLYER_STORAGE_SERVICE_LEVEL"] == "3"
+    topology = cluster.kubectl(
+        *(f"--namespace={namespace}", "exec", "one", "--", "cat"), values["NCCL_TOPO_FILE"]
+    )
+    assert topology.startswith('<system version="1">')
+    assert "FLYER_NCCL_SERVICE_LEVEL" not in environment(cluster, "two", namespace)
+    cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "one", "two", "--wait=true")
+
+
+def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
+    cluster: Cluster, hardware: FakeHardware, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
+    lost = hardware.driver.node.gpus[5].uuid
+    started = time.monotonic()
+    hardware.driver.fall_off_the_bus(5)
+    status = wait_for(
+        "NodeHealth", lambda: found if (found := health(cluster))["state"] == "Unhealthy" else None
+    )
+    told = time.monotonic() - started
+    wait_for("7 GPUs", lambda: allocatable(cluster) == 7 or None)
+    left = time.monotonic() - started
+    device = next(one for one in status["devices"] if one["id"] == lost)
+    assert (device["state"], device["kind"]) == ("Unhealthy", "gpu")
+    assert device["reason"] in ("Xid79", "GpuLost")
+    assert device["recovery"]
+    hardware.driver.reset(5)
+    wait_for("8 GPUs again", lambda: allocatable(cluster) == 8 or None)
+    wait_for("health", lambda: health(cluster)["state"] == "Healthy" or None)
+    codes = {fault["code"] for fault in health(cluster)["faults"]}
+    assert "Xid79" in codes, "the cause is kept"
+    pod = cluster.get("pod", POD, NAMESPACE)
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    with capsys.disabled():
+        print(f"\nXid 79: NodeHealth after {told:.2f} s, node's allocatable after {left:.2f} s")
+
+
+MEMORY = """
+import pathlib
+total = 0
+for folder in pathlib.Path("/proc").iterdir():
+    if folder.name.isdecimal():
+        try:
+            command = (folder / "cmdline").read_bytes()
+            if b"flyer-node" in command or b"flyer_node.hardware.worker" in command:
+                lines = (folder / "smaps_rollup").read_text().splitlines()
+                total += sum(int(x.split()[1]) for x in lines if x.startswith("Pss:"))
+        except OSError:
+            pass
+print(total)
+"""
+"""Proportional set size in KiB of the agent and its worker: shared pages count once."""
+
+
+def test_the_agent_is_small(
+    cluster: Cluster, hardware: FakeHardware, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
+    text = cluster.kubectl(
+        *(f"--namespace={NAMESPACE}", "exec", POD, "--", "python3", "-c"), MEMORY
+    )
+    mebibytes = int(text) / 1024
+    with capsys.disabled():
+        print(f"\nagent and worker: {mebibytes:.1f} MiB resident")
+    assert 10 < mebibytes < 80
+
+
+def registrations(cluster: Cluster) -> list[tuple[float, str]]:
+    """Times and resources of the agent's registrations, from its log."""
+    try:
+        lines = cluster.kubectl(f"--namespace={NAMESPACE}", "logs", POD).splitlines()
+    except KubectlError:  # the kubelet that serves the log is just starting
+        return []
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    return [
+        (datetime.fromisoformat(one["timestamp"]).timestamp(), one["resource"])
+        for one in told
+        if one["event"] == "registered"
+    ]
+
+
+def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
+    cluster: Cluster,
+    hardware: FakeHardware,
+    namespace: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
+    cluster.apply(asking("keeper", gpu=2), namespace=namespace)
+    cluster.wait_ready("keeper", namespace=namespace)
+    before = environment(cluster, "keeper", namespace)["FLYER_GPUS"]
+    kubelet = cluster.process(f"{NODE}-kubelet")
+    took: list[float] = []
+    for _ in range(RESTARTS):
+        old = hardware.kubelet_socket.lstat().st_mtime_ns
+        kubelet.restart()
+
+        def made(old: int = old) -> float | None:
+            try:
+                fresh = hardware.kubelet_socket.lstat().st_mtime_ns
+            except FileNotFoundError:
+                return None
+            return fresh / 1e9 if fresh != old else None
+
+        came = wait_for("the kubelet's socket", made)
+
+        def all_registered(came: float = came) -> float | None:
+            after = {name: at for at, name in registrations(cluster) if at >= came}
+            return max(after.values()) if len(after) == 5 else None
+
+        took.append(wait_for("5 registrations", all_registered) - came)
+    wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
+    after = environment(cluster, "keeper", namespace)["FLYER_GPUS"]
+    assert after == before
+    pod = cluster.get("pod", "keeper", namespace)
+    assert pod["status"]["phase"] == "Running"
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    cluster.apply(asking("later", gpu=6), namespace=namespace)
+    cluster.wait_ready("later", namespace=namespace)
+    mine = set(environment(cluster, "later", namespace)["FLYER_GPUS"].split(","))
+    assert not mine & set(before.split(",")), "nothing is given out twice"
+    cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "keeper", "later", "--wait=true")
+    with capsys.disabled():
+        middle, worst = statistics.median(took), max(took)
+        print(
+            f"\n{RESTARTS} kubelet restarts: registered after {middle:.3f} s, at most {worst:.3f}"
+        )
+    # The goal is 2 s; a loaded machine gets more before the test calls it broken.
+    assert max(took) < 30
