@@ -87,9 +87,7 @@ class Node:
 
     def value(self, name: str, **labels: str) -> float:
         assert self.agent is not None
-        value = self.agent.metrics._registry.get_sample_value(name, labels)
-        assert value is not None, f"{name}{labels} is not there"
-        return value
+        return self.agent.metrics.value(name, **labels)
 
     async def start(self, **flags: str) -> None:
         self.flags |= flags

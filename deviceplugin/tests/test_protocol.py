@@ -3,84 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from flyer_node.inventory import Gpu, Inventory
-from flyer_node.inventory.assemble import DriverFacts, DriverGpu, assemble, read_sysfs
+from flyer_node.inventory import Inventory
 from flyer_node.metrics import Metrics
 from flyer_node.plugin.offers import Offers
 from flyer_node.plugin.registrar import Registrar
 from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
 from flyer_node.proto import deviceplugin_pb2 as pb
-from flyer_node.testing.kubelet import FakeKubelet, call
-from flyer_node.testing.sysfs import FakeNode, paper_node, write_sysfs
+from flyer_node.testing.kubelet import call
+from flyer_node.testing.stage import Stage, inventory_of, staged
+from flyer_node.testing.sysfs import paper_node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-def inventory_of(node: FakeNode, folder: Path) -> Inventory:
-    gpus = tuple(
-        DriverGpu(
-            Gpu(gpu.uuid, index, index, gpu.address),
-            () if gpu.peer is None else (node.gpus[gpu.peer].address,) * 12,
-        )
-        for index, gpu in enumerate(node.gpus)
-    )
-    return assemble("node", read_sysfs(write_sysfs(node, folder)), DriverFacts("550", gpus))
-
-
-@dataclass
-class Stage:
-    kubelet: FakeKubelet
-    offers: Offers
-    metrics: Metrics
-    registrar: Registrar
-    view: NodeView
-
-    def count(self, name: str, **labels: str) -> float:
-        value = self.metrics._registry.get_sample_value(name, labels)
-        assert value is not None, f"{name}{labels} is not there"
-        return value
-
-    async def ready(self) -> float:
-        return await self.kubelet.until(
-            lambda: (
-                len(self.kubelet.plugins) == len(RESOURCES)
-                and all(one.connected and one.messages for one in self.kubelet.plugins.values())
-            ),
-            what="all resources registered and listed",
-        )
-
-
-@contextlib.asynccontextmanager
-async def staged(view: NodeView | None = None) -> AsyncIterator[Stage]:
-    # Sockets' paths are at most 107 bytes: pytest's own folders are too deep.
-    with tempfile.TemporaryDirectory(prefix="fn") as short:
-        folder = Path(short) / "p"
-        folder.mkdir()
-        if view is None:
-            view = NodeView(inventory_of(paper_node(), Path(short) / "sys"))
-        metrics = Metrics(RESOURCES)
-        offers = Offers(view)
-        registrar = Registrar(folder, RESOURCES, offers, metrics)
-        kubelet = FakeKubelet(folder)
-        await kubelet.start()
-        running = asyncio.create_task(registrar.run())
-        try:
-            yield Stage(kubelet, offers, metrics, registrar, view)
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-            await kubelet.stop()
-            assert not [one for one in folder.iterdir() if one.name.startswith("flyer-")]
 
 
 @pytest.fixture

@@ -125,6 +125,13 @@ class Metrics:
         """The page in Prometheus' format."""
         return generate_latest(self._registry)
 
+    def value(self, name: str, **labels: str) -> float:
+        """One sample, as a scrape would find it; KeyError if there is none."""
+        found = self._registry.get_sample_value(name, labels)
+        if found is None:
+            raise KeyError(f"{name}{labels}")
+        return found
+
     def _zero(self, resources: Iterable[str]) -> None:
         for resource in resources:
             for method in CALLS:

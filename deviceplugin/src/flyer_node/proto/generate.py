@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["SOURCES", "generate"]
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("deviceplugin.proto", "pluginregistration.proto")
+SOURCES = ("deviceplugin.proto",)
 
 
 def generate(destination: Path) -> list[Path]:

@@ -110,12 +110,12 @@ class FakeKubelet:
 
     async def stop(self) -> None:
         """As when the process dies: streams end, the socket stays behind, dead."""
-        for plugin in self.plugins.values():
-            await self._forget(plugin)
-        self.plugins.clear()
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(grace=None)
+        plugins, self.plugins = list(self.plugins.values()), {}
+        for plugin in plugins:
+            await self._forget(plugin)
 
     async def restart(self) -> None:
         """Stop and start; it remembers what containers hold, as its checkpoint file does."""
@@ -236,7 +236,8 @@ class FakeKubelet:
             plugin.stream.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await plugin.stream
-        await plugin.channel.close(grace=None)
+        # Calls that are under way end first, as the kubelet's do.
+        await plugin.channel.close(grace=2.0)
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

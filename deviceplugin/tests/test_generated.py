@@ -1,0 +1,37 @@
+"""What is generated, and what is shared with other parts by value, is compared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import flyer_node.proto
+from flyer_node.proto.generate import SOURCES, generate
+from flyer_node.traffic import MARKS, TrafficClass
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
+    folder = Path(flyer_node.proto.__file__).parent
+    fresh = {path.name: path.read_text() for path in generate(tmp_path)}
+    assert len(fresh) == 2 * len(SOURCES)
+    for name, text in fresh.items():
+        assert (folder / name).read_text() == text, (
+            f"run python -m flyer_node.proto.generate: {name}"
+        )
+
+
+def test_the_table_of_classes_is_the_transports_own() -> None:
+    source = (ROOT / "fabric/src/class.rs").read_text()
+    rows = re.findall(
+        r"Self::(\w+) => Marks \{ service_level: (\d+), roce_traffic_class: (\d+), dscp: (\d+) \}",
+        source,
+    )
+    theirs = {name.lower(): tuple(int(value) for value in values) for name, *values in rows}
+    ours = {
+        one.value: (marks.service_level, marks.roce_traffic_class, marks.dscp)
+        for one, marks in MARKS.items()
+    }
+    assert ours == theirs
+    assert set(ours) == {one.value for one in TrafficClass}

@@ -1,0 +1,139 @@
+"""Random sequences of everything that happens to a node; what must hold, holds after each settles.
+
+Registrations, kubelet restarts, wiped sockets, cut streams, allocations, releases, bad and mended
+GPUs and pairs, in any order. Safety at every step: nothing unhealthy or held is given out, ids
+never change, no pair is broken that need not be. Liveness after: all is registered and offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import grpc
+import pytest
+from flyer_node.plugin.resources import GPU
+from flyer_node.testing.stage import Stage, staged
+
+STEPS = 50
+REFUSALS = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+class Chaos:
+    """One seed's run."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self.stage = stage
+        self.kubelet = stage.kubelet
+        self.random = random.Random(seed)
+        self.bridges = stage.view.inventory.bridges
+        self.ids = {gpu.uuid for gpu in stage.view.inventory.gpus}
+        self.bad: set[str] = set()
+        self.bad_pairs: set[str] = set()
+        self.containers = 0
+
+    async def step(self) -> None:
+        acts = [
+            self.restart,
+            self.wipe,
+            self.cut,
+            self.allocate,
+            self.allocate,
+            self.allocate,
+            self.release,
+            self.release,
+            self.turn_gpu,
+            self.turn_gpu,
+            self.turn_pair,
+        ]
+        await self.random.choice(acts)()
+
+    async def restart(self) -> None:
+        await self.kubelet.restart()
+
+    async def wipe(self) -> None:
+        for plugin in list(self.kubelet.plugins.values()):
+            if self.random.random() < 0.5:
+                (self.kubelet.folder / plugin.endpoint).unlink(missing_ok=True)
+
+    async def cut(self) -> None:
+        if GPU in self.kubelet.plugins:
+            await self.kubelet.cut_stream(GPU)
+
+    async def allocate(self) -> None:
+        if not self.kubelet.free(GPU):
+            return
+        free = set(self.kubelet.free(GPU))
+        count = self.random.randint(1, min(4, len(free)))
+        self.containers += 1
+        name = f"c{self.containers}"
+        held = set().union(*self.kubelet.allocated.get(GPU, {}).values())
+        try:
+            got = await self.kubelet.admit(GPU, name, count)
+        except grpc.aio.UsageError:
+            return  # registered again between the two calls: the kubelet's old channel is closed
+        except grpc.aio.AioRpcError as error:
+            # The socket was just wiped, or the GPU just went bad: refused, and nothing happened.
+            if error.code() in REFUSALS:
+                return
+            raise
+        chosen = set(got.envs["FLYER_GPUS"].split(","))
+        assert len(chosen) == count
+        assert not chosen & held, "held already"
+        assert not chosen & self.bad, "out of service"
+        pairs = [b for b in self.bridges if b.id not in self.bad_pairs]
+        broken = [
+            b
+            for b in pairs
+            if {b.first, b.second} <= free and len({b.first, b.second} & chosen) == 1
+        ]
+        paired = {
+            uuid for b in pairs for uuid in (b.first, b.second) if {b.first, b.second} <= free
+        }
+        loose = free - paired
+        assert len(broken) <= (0 if count % 2 == 0 or loose else 1), "a pair broken needlessly"
+
+    async def release(self) -> None:
+        if holders := sorted(self.kubelet.allocated.get(GPU, {})):
+            self.kubelet.release(self.random.choice(holders))
+
+    async def turn_gpu(self) -> None:
+        self.bad ^= {self.random.choice(sorted(self.ids))}
+        await self.publish()
+
+    async def turn_pair(self) -> None:
+        self.bad_pairs ^= {self.random.choice(self.bridges).id}
+        await self.publish()
+
+    async def publish(self) -> None:
+        view = replace(
+            self.stage.view, bad_gpus=frozenset(self.bad), bad_pairs=frozenset(self.bad_pairs)
+        )
+        self.stage.offers.publish(view)
+
+    async def settle(self) -> None:
+        await self.kubelet.until(
+            lambda: self.kubelet.healthy(GPU) == self.ids - self.bad, what="all good GPUs offered"
+        )
+        assert set(self.kubelet.plugins[GPU].devices) == self.ids, "ids never change"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.timeout(300)
+async def test_any_sequence_ends_with_everything_offered(seed: int) -> None:
+    async with staged() as stage:
+        await stage.ready()
+        chaos = Chaos(stage, seed)
+        for number in range(STEPS):
+            await chaos.step()
+            if number % 6 == 0:
+                await chaos.settle()
+            else:
+                await asyncio.sleep(0)
+        await chaos.settle()
+        await stage.ready()
