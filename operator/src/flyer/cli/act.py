@@ -1,4 +1,4 @@
-"""The verbs that ask for something: suspend, resume, stop, requeue."""
+"""The verbs that ask for something: suspend, resume, stop, requeue, priority."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import time
 from typing import TYPE_CHECKING
 
 from flyer.cli.output import Output, colours, print_result, say
-from flyer.client import connect
 from flyer.local.errors import FlyerError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flyer.client import Client, EventView, JobView
+    from flyer.cli.target import Target
+    from flyer.client import EventView, JobView
+    from flyer.client.protocol import FlyerClient
 
 # After one of these events nothing of the job runs, and it waits to be resumed or has ended.
 LEFT = ("Suspended", "Succeeded", "Failed")
 
-__all__ = ["requeue", "resume", "stop", "suspend"]
+__all__ = ["priority", "requeue", "resume", "stop", "suspend"]
 
 
 def suspend(
     key: str,
-    state: Path | None,
+    target: Target,
     output: Output,
     *,
     reason: str,
@@ -31,7 +30,7 @@ def suspend(
     timeout_seconds: float,
 ) -> None:
     """Ask, then tell what happens with the time that each part took."""
-    client = connect(state)
+    client = target.connect()
     seen = max((event.sequence for event in client.events(job=key)), default=0)
     if client.job(key).state == "Suspended":
         raise FlyerError.usage(f"`{key}` is suspended already", f"`flyer resume {key}` ends that")
@@ -86,7 +85,7 @@ class _SuspendLine:
 
 
 def _until_suspended(
-    client: Client, key: str, seen: int, line: _SuspendLine, timeout_seconds: float | None
+    client: FlyerClient, key: str, seen: int, line: _SuspendLine, timeout_seconds: float | None
 ) -> JobView:
     """Note events until the one that says that the job has left, or has ended meanwhile."""
     for event in client.events(
@@ -101,22 +100,28 @@ def _until_suspended(
     )
 
 
-def resume(key: str, state: Path | None, output: Output) -> None:
+def resume(key: str, target: Target, output: Output) -> None:
     """Let it queue again."""
-    job = connect(state).resume(key)
+    job = target.connect().resume(key)
     _told(job, output, f"{job.key} is {job.state}{_because(job)}")
 
 
-def stop(key: str, state: Path | None, output: Output, *, reason: str, kill: bool) -> None:
+def stop(key: str, target: Target, output: Output, *, reason: str, kill: bool) -> None:
     """End it for good."""
-    job = connect(state).stop(key, reason=reason, kill=kill)
+    job = target.connect().stop(key, reason=reason, kill=kill)
     _told(job, output, f"{job.key} is {job.state}; its checkpoints and logs stay")
 
 
-def requeue(key: str, state: Path | None, output: Output, *, reason: str) -> None:
+def requeue(key: str, target: Target, output: Output, *, reason: str) -> None:
     """Leave and queue again."""
-    job = connect(state).requeue(key, reason=reason)
+    job = target.connect().requeue(key, reason=reason)
     _told(job, output, f"{job.key} is {job.state} and queues again{_because(job)}")
+
+
+def priority(key: str, level: str, target: Target, output: Output) -> None:
+    """Another place in the queue; what runs keeps its nodes."""
+    job = target.connect().set_priority(key, level)
+    _told(job, output, f"{job.key} has priority {job.priority}{_because(job)}")
 
 
 def _because(job: JobView) -> str:

@@ -13,19 +13,12 @@ from typing import Annotated
 
 import typer
 
-from flyer.cli.options import (
-    JobName,
-    Namespace,
-    OutputFormat,
-    Reason,
-    State,
-    key_of,
-    output_wanted,
-)
+from flyer.cli.options import JobName, OutputFormat, Reason, output_wanted
 from flyer.cli.output import Output, print_error
+from flyer.cli.target import Target, as_plugin, hang_up, targeted
 from flyer.local.errors import ExitStatus, FlyerError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "kubectl", "main"]
 
 HELP = """Run, watch and interrupt FlyerJobs.
 
@@ -35,6 +28,9 @@ HELP = """Run, watch and interrupt FlyerJobs.
   flyer why JOB                               every reason why a job waits
   flyer logs -f JOB                           its output, over all attempts
   flyer suspend JOB ; flyer resume JOB        interrupt and go on, losing nothing
+
+Where there is no cluster in .flyer/, or with --kube, --context or --kubeconfig, all of it is about
+the Kubernetes cluster that kubectl would talk to.
 """
 
 app = typer.Typer(
@@ -48,6 +44,7 @@ app = typer.Typer(
 
 
 @app.command()
+@targeted
 def run(
     manifest: Annotated[
         Path | None, typer.Argument(metavar="[JOB.yaml]", help="None: go on with what is stored.")
@@ -55,7 +52,6 @@ def run(
     cluster: Annotated[
         Path | None, typer.Option("--cluster", metavar="FILE", help="The nodes to pretend.")
     ] = None,
-    state: State = None,
     preload: Annotated[
         str, typer.Option("--preload", help="Modules that all ranks share, such as torch,numpy.")
     ] = "",
@@ -69,10 +65,13 @@ def run(
         bool, typer.Option("--detach", help="Submit to a running driver and return.")
     ] = False,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""Run a job to its end; start the cluster's driver if none runs.
 
-    The first `flyer run` on a state directory drives it in the foreground until every job has
+    On Kubernetes it creates the job and follows it; Ctrl-C leaves it running. On this machine the
+    first `flyer run` on a state directory drives it in the foreground until every job has
     ended; later ones submit to it. After a crash or Ctrl-C, run it again: unfinished jobs go on
     from their last durable checkpoint. Ends with the job's own exit status.
 
@@ -81,12 +80,16 @@ def run(
     flyer run other.yaml                     # to the driver that runs already
     flyer run                                # go on with everything that is unfinished
     """
+    if cluster is None and target.is_kube:
+        from flyer.cli.kube_run import run_on_kubernetes
+
+        raise typer.Exit(run_on_kubernetes(manifest, target, logs, output, detach=detach))
     from flyer.cli.run import RunOptions, run_command
 
     options = RunOptions(
         manifest=manifest,
         cluster=cluster,
-        state=state,
+        state=target.state,
         preload=[name for name in preload.split(",") if name],
         logs=logs,
         keep=keep,
@@ -97,12 +100,14 @@ def run(
 
 
 @app.command()
+@targeted
 def ps(
     watch: Annotated[
         bool, typer.Option("-w", "--watch", help="Show changes until Ctrl-C.")
     ] = False,
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""All jobs: state, reason, nodes, zone, progress.
 
@@ -113,15 +118,16 @@ def ps(
     """
     from flyer.cli import read
 
-    read.ps(state, output, watch=watch)
+    read.ps(target, output, watch=watch)
 
 
 @app.command()
+@targeted
 def show(
     job: JobName,
-    namespace: Namespace = "default",
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""One job: placement, chain, attempts, checkpoint, conditions, events.
 
@@ -131,15 +137,16 @@ def show(
     """
     from flyer.cli import read
 
-    read.show(key_of(job, namespace), state, output)
+    read.show(target.key(job), target, output)
 
 
 @app.command()
+@targeted
 def why(
     job: JobName,
-    namespace: Namespace = "default",
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""Every reason why a job waits, with numbers, and what would unblock it.
 
@@ -150,10 +157,11 @@ def why(
     """
     from flyer.cli import read
 
-    raise typer.Exit(read.why(key_of(job, namespace), state, output))
+    raise typer.Exit(read.why(target.key(job), target, output))
 
 
 @app.command()
+@targeted
 def logs(
     job: JobName,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the job ends.")] = False,
@@ -162,9 +170,9 @@ def logs(
     failed: Annotated[
         bool, typer.Option("--failed", help="The first failing rank's own last words.")
     ] = False,
-    namespace: Namespace = "default",
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""The ranks' output over all attempts, each line once.
 
@@ -175,11 +183,13 @@ def logs(
     """
     from flyer.cli import read
 
-    key = key_of(job, namespace)
-    read.logs(key, state, output, rank=rank, attempt=attempt, follow=follow, failed=failed)
+    read.logs(
+        target.key(job), target, output, rank=rank, attempt=attempt, follow=follow, failed=failed
+    )
 
 
 @app.command()
+@targeted
 def suspend(
     job: JobName,
     reason: Reason = "",
@@ -189,9 +199,9 @@ def suspend(
     timeout: Annotated[
         float, typer.Option("--timeout", min=0, help="Seconds to wait; 0: for ever.")
     ] = 0,
-    namespace: Namespace = "default",
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""Ask a job to save and leave its nodes; it waits until it is resumed.
 
@@ -200,17 +210,16 @@ def suspend(
     """
     from flyer.cli import act
 
-    act.suspend(
-        key_of(job, namespace), state, output, reason=reason, wait=wait, timeout_seconds=timeout
-    )
+    act.suspend(target.key(job), target, output, reason=reason, wait=wait, timeout_seconds=timeout)
 
 
 @app.command()
+@targeted
 def resume(
     job: JobName,
-    namespace: Namespace = "default",
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""Let a suspended job queue again, in its old place.
 
@@ -219,17 +228,18 @@ def resume(
     """
     from flyer.cli import act
 
-    act.resume(key_of(job, namespace), state, output)
+    act.resume(target.key(job), target, output)
 
 
 @app.command()
+@targeted
 def stop(
     job: JobName,
     reason: Reason = "",
     now: Annotated[bool, typer.Option("--now", help="Kill at once, without time to save.")] = False,
-    namespace: Namespace = "default",
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""End a job for good. Its checkpoints and logs stay.
 
@@ -238,16 +248,17 @@ def stop(
     """
     from flyer.cli import act
 
-    act.stop(key_of(job, namespace), state, output, reason=reason, kill=now)
+    act.stop(target.key(job), target, output, reason=reason, kill=now)
 
 
 @app.command()
+@targeted
 def requeue(
     job: JobName,
     reason: Reason = "",
-    namespace: Namespace = "default",
-    state: State = None,
     output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
 ) -> None:
     r"""Make a job save, leave its nodes and queue again at once.
 
@@ -256,11 +267,12 @@ def requeue(
     """
     from flyer.cli import act
 
-    act.requeue(key_of(job, namespace), state, output, reason=reason)
+    act.requeue(target.key(job), target, output, reason=reason)
 
 
 @app.command()
-def nodes(state: State = None, output: OutputFormat = Output.TABLE) -> None:
+@targeted
+def nodes(*, output: OutputFormat = Output.TABLE, target: Target) -> None:
     r"""Every node: zone, state, job, ranks, processes (the supervisor first).
 
     \b
@@ -269,25 +281,103 @@ def nodes(state: State = None, output: OutputFormat = Output.TABLE) -> None:
     """
     from flyer.cli import read
 
-    read.nodes(state, output)
+    read.nodes(target, output)
 
 
 @app.command()
-def queues(state: State = None, output: OutputFormat = Output.TABLE) -> None:
-    r"""Every queue: what runs, what waits.
+@targeted
+def queues(*, output: OutputFormat = Output.TABLE, target: Target) -> None:
+    r"""Every queue: what runs, what waits; and what is used of the quotas.
 
     \b
     flyer queues
     """
     from flyer.cli import read
 
-    read.queues(state, output)
+    read.queues(target, output)
 
 
-def main() -> None:
+@app.command()
+@targeted
+def quotas(*, output: OutputFormat = Output.TABLE, target: Target) -> None:
+    r"""Every quota: how many of its nodes each user holds, and with which jobs.
+
+    \b
+    flyer quotas
+    """
+    from flyer.cli import read
+
+    read.quotas(target, output)
+
+
+@app.command()
+@targeted
+def priority(
+    job: JobName,
+    level: Annotated[
+        str, typer.Argument(metavar="LEVEL", help="From low to extreme-high, or auto.")
+    ],
+    output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
+) -> None:
+    r"""Change a job's priority, now. What runs keeps its nodes.
+
+    \b
+    flyer priority gpt high
+    """
+    from flyer.cli import act
+
+    act.priority(target.key(job), level, target, output)
+
+
+@app.command()
+@targeted
+def top(
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Again and again.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+    output: OutputFormat = Output.TABLE,
+    *,
+    target: Target,
+) -> None:
+    r"""Running jobs: step, steps a second, what a kill would lose, age of the checkpoint.
+
+    \b
+    flyer top -w
+    """
+    from flyer.cli import read
+
+    read.top(target, output, watch=watch, interval_seconds=interval)
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Which shell.")],
+) -> None:
+    r"""The completion script of a shell.
+
+    \b
+    source <(flyer completion bash)
+    flyer completion zsh > "${fpath[1]}/_flyer"
+    flyer completion fish > ~/.config/fish/completions/flyer.fish
+    """
+    from flyer.cli.completion import script
+
+    print(script(shell), end="")
+
+
+def kubectl() -> None:
+    """The entry point of `kubectl flyer`."""
+    as_plugin()
+    main("kubectl flyer")
+
+
+def main(name: str = "flyer") -> None:
     """The entry point: turns errors into words and exit statuses."""
     try:
-        app(prog_name="flyer")
+        app(prog_name=name)
     except FlyerError as error:
         print_error(error, output_wanted())
         sys.exit(int(error.exit_status))
@@ -301,3 +391,5 @@ def main() -> None:
         # Who read our output has left (`| head`): nothing more to say, and no noise at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    finally:
+        hang_up()

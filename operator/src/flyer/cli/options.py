@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flyer.cli.output import Output
 
-__all__ = ["JobName", "Namespace", "OutputFormat", "Reason", "State", "key_of", "output_wanted"]
+__all__ = ["JobName", "OutputFormat", "Reason", "output_wanted"]
 
 _wanted = Output.TABLE
 
@@ -25,22 +24,7 @@ def output_wanted() -> Output:
     return _wanted
 
 
-def key_of(name: str, namespace: str) -> str:
-    """`namespace/name`; a name may bring its own namespace."""
-    return name if "/" in name else f"{namespace}/{name}"
-
-
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name, or namespace/name.")]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        envvar="FLYER_STATE",
-        help="The cluster's state directory (default: the one in .flyer/).",
-    ),
-]
-Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the job.")]
 OutputFormat = Annotated[
     Output, typer.Option("-o", "--output", help="What to print.", callback=_remember)
 ]

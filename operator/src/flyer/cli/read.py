@@ -9,25 +9,23 @@ from typing import TYPE_CHECKING
 
 from flyer.cli import screens
 from flyer.cli.output import Output, paint, print_result, say
-from flyer.client.offline import reader
 from flyer.local.errors import ExitStatus, FlyerError
 from flyer.local.views import to_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flyer.client import Client
+    from flyer.cli.target import Target
     from flyer.client.logs import LogLine
+    from flyer.client.protocol import FlyerClient
     from flyer.local.views import JobView
 
-__all__ = ["logs", "nodes", "ps", "queues", "show", "why"]
+__all__ = ["logs", "nodes", "ps", "queues", "quotas", "show", "top", "why"]
 
 RANK_COLOURS = ("36", "33", "35", "32", "34", "31")
 
 
-def ps(state: Path | None, output: Output, *, watch: bool) -> None:
+def ps(target: Target, output: Output, *, watch: bool) -> None:
     """All jobs."""
-    client = reader(state)
+    client = target.reader()
     if not watch:
         jobs = client.jobs()
         if output in (Output.JSON, Output.YAML):
@@ -49,13 +47,13 @@ def ps(state: Path | None, output: Output, *, watch: bool) -> None:
         _watch_lines(client, wide=output is Output.WIDE)
 
 
-def _watch_json(client: Client) -> None:
+def _watch_json(client: FlyerClient) -> None:
     for item in client.watch():
         if item.job is not None:
             print(json.dumps(to_json(item.job)), flush=True)
 
 
-def _watch_lines(client: Client, *, wide: bool) -> None:
+def _watch_lines(client: FlyerClient, *, wide: bool) -> None:
     """As `kubectl get -w`: a line a change."""
     shown: dict[str, list[str]] = {}
     for item in client.watch():
@@ -70,7 +68,7 @@ def _watch_lines(client: Client, *, wide: bool) -> None:
             shown[item.job.key] = row
 
 
-def _watch_live(client: Client, *, wide: bool) -> None:
+def _watch_live(client: FlyerClient, *, wide: bool) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -85,9 +83,9 @@ def _watch_live(client: Client, *, wide: bool) -> None:
                 live.update(Text.from_ansi(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
-def show(key: str, state: Path | None, output: Output) -> None:
+def show(key: str, target: Target, output: Output) -> None:
     """One job."""
-    client = reader(state)
+    client = target.reader()
     job = client.job(key)
     events = list(client.events(job=key))
     if output in (Output.JSON, Output.YAML):
@@ -97,9 +95,9 @@ def show(key: str, state: Path | None, output: Output) -> None:
         print(screens.job_screen(job, events))
 
 
-def why(key: str, state: Path | None, output: Output) -> int:
+def why(key: str, target: Target, output: Output) -> int:
     """Why a job waits; the exit status."""
-    client = reader(state)
+    client = target.reader()
     if not client.driven:
         job = client.job(key)
         raise FlyerError.unreachable(
@@ -116,7 +114,7 @@ def why(key: str, state: Path | None, output: Output) -> int:
 
 def logs(
     key: str,
-    state: Path | None,
+    target: Target,
     output: Output,
     *,
     rank: int | None,
@@ -125,7 +123,7 @@ def logs(
     failed: bool,
 ) -> None:
     """The ranks' output."""
-    client = reader(state)
+    client = target.reader()
     if failed:
         _last_words(client.job(key), output)
         return
@@ -160,21 +158,67 @@ def _last_words(job: JobView, output: Output) -> None:
         print("\n".join(screens.failure_lines(job)))
 
 
-def nodes(state: Path | None, output: Output) -> None:
+def nodes(target: Target, output: Output) -> None:
     """Every node."""
-    found = reader(state, must_be_driven=True).nodes()
+    found = target.reader(must_be_driven=True).nodes()
     if output in (Output.JSON, Output.YAML):
         print_result(found, output)
     else:
         print(screens.nodes_table(found, wide=output is Output.WIDE))
 
 
-def queues(state: Path | None, output: Output) -> None:
-    """Every queue."""
-    found = reader(state, must_be_driven=True).queues()
+def queues(target: Target, output: Output) -> None:
+    """Every queue, and every quota with what is used of it."""
+    client = target.reader(must_be_driven=True)
+    found = client.queues()
     if output in (Output.JSON, Output.YAML):
         print_result(found, output)
-    elif found:
+        return
+    if found:
         print(screens.queues_table(found))
     else:
         say(f"no unfinished jobs at {time.strftime('%H:%M:%S')}")
+    try:
+        limits = client.quotas()
+    except FlyerError as error:
+        if error.code != "Forbidden":
+            raise
+        say(f"quotas are not shown: {error.message}")
+        return
+    if limits:
+        print(f"\n{screens.quotas_table(limits)}")
+
+
+def quotas(target: Target, output: Output) -> None:
+    """Every quota with what is used of it."""
+    found = target.reader(must_be_driven=True).quotas()
+    if output in (Output.JSON, Output.YAML):
+        print_result(found, output)
+    elif found:
+        print(screens.quotas_table(found))
+    else:
+        say("no quotas: nobody is limited")
+
+
+def top(target: Target, output: Output, *, watch: bool, interval_seconds: float) -> None:
+    """Running jobs, with the rate since the look before."""
+    client = target.reader(must_be_driven=True)
+    before: dict[str, JobView] = {}
+    while True:
+        running = [job for job in client.jobs() if job.state in ("Running", "Suspending")]
+        if before or not watch:
+            if not before and running:
+                before = {job.key: job for job in running}
+                time.sleep(interval_seconds)
+                running = [job for job in client.jobs() if job.key in before]
+            rows = [screens.top_row(job, before.get(job.key)) for job in running]
+            if output in (Output.JSON, Output.YAML):
+                print_result(rows, output)
+            elif rows:
+                print(screens.top_table(rows), flush=True)
+            else:
+                say("no job runs; `flyer ps` shows those that wait")
+            if not watch:
+                return
+        before = {job.key: job for job in running}
+        time.sleep(interval_seconds)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flyer.local.driver import Driver
     from flyer.local.views import JobView
 
-__all__ = ["RunOptions", "run_command"]
+__all__ = ["RunOptions", "finish", "run_command"]
 
 DRIVE_TRIES_MAX = 3
 # Killing all pods takes a driver a moment.
@@ -161,7 +161,7 @@ def _follow(options: RunOptions, paths: StatePaths, jobs: list[JobView]) -> int:
         follower.close()
         say(f"detached: {names} goes on; `flyer logs -f {names}` follows, `flyer stop` ends it")
         return 130
-    return _finish(follower.last, options.output, driven=follower.ended_by_driver)
+    return finish(follower.last, options.output, driven=follower.ended_by_driver)
 
 
 # -- the driver's way --------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def _drive(
             thread.join(timeout=5)
     if signal_number:
         return _interrupted(outcome, signal_number)
-    return _finish(outcome.last, options.output, driven=False)
+    return finish(outcome.last, options.output, driven=False)
 
 
 def _preloads(text: str | None, manifest: Path | None, paths: StatePaths) -> list[str]:
@@ -265,7 +265,7 @@ def _interrupted(outcome: _Outcome, signal_number: int) -> int:
 # -- the end -----------------------------------------------------------------------------------
 
 
-def _finish(last: dict[str, JobView], output: Output, *, driven: bool) -> int:
+def finish(last: dict[str, JobView], output: Output, *, driven: bool) -> int:
     """Say how it ended; a failing rank's own words come last, undecorated."""
     if output in (Output.JSON, Output.YAML):
         print_result(list(last.values()), output)

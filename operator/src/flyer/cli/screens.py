@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flyer.cli.output import age, clock, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flyer.local.views import EventView, JobView, NodeView, QueueView, WhyView
+    from flyer.local.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
 __all__ = [
     "JOB_COLUMNS", "JOB_COLUMNS_WIDE", "event_line", "job_row", "job_screen", "jobs_table",
-    "nodes_table", "progress_text", "queues_table", "why_screen",
+    "nodes_table", "progress_text", "queues_table", "quotas_table", "top_row", "top_table",
+    "why_screen",
 ]  # fmt: skip
 
 JOB_COLUMNS = (
@@ -105,6 +106,59 @@ def queues_table(queues: Iterable[QueueView]) -> str:
                 str(one.waiting_nodes), " ".join(one.jobs),
             )
             for one in queues
+        ],
+    )  # fmt: skip
+
+
+def quotas_table(quotas: Iterable[QuotaView]) -> str:
+    """The second table of `flyer queues`."""
+    return table(
+        ("QUOTA", "USER", "PRIORITY", "GROUP", "USED", "EXPIRES", "JOBS"),
+        [
+            (
+                one.name, one.user, one.priority, one.group, f"{one.used}/{one.nodes}",
+                clock(one.expires_at) if one.expires_at is not None else NOTHING,
+                " ".join(one.jobs) or NOTHING,
+            )
+            for one in quotas
+        ],
+    )  # fmt: skip
+
+
+def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
+    """What `flyer top` tells of one job; `before` is the same job at the look before."""
+    step = job.progress.step if job.progress else None
+    rate: float | None = None
+    if job.progress and before is not None and before.progress:
+        seconds = job.progress.time - before.progress.time
+        rate = (job.progress.step - before.progress.step) / seconds if seconds > 0 else None
+    saved = job.checkpoint
+    return {
+        "job": job.key,
+        "state": job.state,
+        "nodes": job.nodes,
+        "step": step,
+        "stepsPerSecond": rate,
+        "unsavedSteps": None if step is None else max(0, step - (saved.step if saved else 0)),
+        "checkpointAgeSeconds": time.time() - saved.time if saved and saved.time else None,
+        "progress": progress_text(job),
+    }
+
+
+def top_table(rows: Iterable[dict[str, Any]]) -> str:
+    """`flyer top`."""
+    return table(
+        ("JOB", "STATE", "NODES", "PROGRESS", "STEPS/S", "UNSAVED", "CKPT-AGE"),
+        [
+            (
+                one["job"], one["state"], str(one["nodes"]), one["progress"],
+                NOTHING if one["stepsPerSecond"] is None else f"{one['stepsPerSecond']:.2f}",
+                NOTHING if one["unsavedSteps"] is None else str(one["unsavedSteps"]),
+                NOTHING
+                if one["checkpointAgeSeconds"] is None
+                else age(one["checkpointAgeSeconds"]),
+            )
+            for one in rows
         ],
     )  # fmt: skip
 

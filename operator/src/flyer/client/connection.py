@@ -12,7 +12,15 @@ from flyer.client.channel import Channel
 from flyer.client.logs import LogLine, LogReader
 from flyer.local.errors import FlyerError
 from flyer.local.statedir import StatePaths, driver_alive, find_state
-from flyer.local.views import EventView, JobView, NodeView, QueueView, WhyView, from_json
+from flyer.local.views import (
+    EventView,
+    JobView,
+    NodeView,
+    QueueView,
+    QuotaView,
+    WhyView,
+    from_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -137,6 +145,14 @@ class Client:
     def queues(self) -> list[QueueView]:
         """Every queue with what runs and what waits."""
         return [from_json(QueueView, item) for item in self._call("queues")]
+
+    def quotas(self) -> list[QuotaView]:
+        """Every quota, and per user what is used of it."""
+        return [from_json(QuotaView, item) for item in self._call("quotas")]
+
+    def set_priority(self, name: str, priority: str) -> JobView:
+        """Change a job's priority; what runs keeps its nodes."""
+        return self._job_call("priority", name, priority=priority)
 
     # -- streams -------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from flyer.engine.actions import (
     Stop,
     WakeAt,
 )
-from flyer.engine.engine import explain, rebuild, step
+from flyer.engine.engine import explain, quota_usage, rebuild, step
 from flyer.engine.errors import EngineError, ReplayError, UnknownJob
 from flyer.engine.events import (
     CheckpointReported,
@@ -109,6 +109,7 @@ __all__ = [
     "UnknownJob",
     "WakeAt",
     "explain",
+    "quota_usage",
     "rebuild",
     "step",
     "topology_document",

@@ -13,6 +13,7 @@ from flyer.engine.effects import effects
 from flyer.engine.events import NodeEmptied
 from flyer.engine.explain import explain
 from flyer.engine.policy import Policy
+from flyer.engine.quotas import ledger, usage
 from flyer.engine.reactions import react
 from flyer.engine.schedule import launch, schedule
 from flyer.engine.settle import settle
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from flyer.engine.actions import Action
     from flyer.engine.events import Event
     from flyer.engine.nodes import Node
-    from flyer.engine.quotas import Quota
+    from flyer.engine.quotas import Holding, Quota
 
 
 def step(
@@ -77,6 +78,11 @@ def rebuild(
     return EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits)
 
 
+def quota_usage(state: EngineState, now: float) -> list[tuple[Quota, list[Holding]]]:
+    """Every limit that applies now, and who holds nodes under it."""
+    return usage(ledger(Draft(state, now)))
+
+
 def _commits(
     draft: Draft, committed: dict[str, FlyerJobStatus], *, shrinking_only: bool
 ) -> list[Commit]:
@@ -108,4 +114,4 @@ def _kept(status: FlyerJobStatus) -> frozenset[str]:
     return frozenset(status.assignment.names)
 
 
-__all__ = ["explain", "rebuild", "step"]
+__all__ = ["explain", "quota_usage", "rebuild", "step"]

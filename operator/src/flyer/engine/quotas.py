@@ -17,7 +17,7 @@ from flyer.engine.explanation import Blocker
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from flyer.api import FlyerQuota
     from flyer.engine.draft import Draft
@@ -268,16 +268,13 @@ def exceeded(draft: Draft, job: JobState, classes: Sequence[str]) -> Pending | N
     )
 
 
-def usage(quotas: Mapping[str, Quota], book: Ledger) -> dict[str, list[Holding]]:
-    """Who holds nodes under each limit, by its name."""
-    return {
-        name: [
-            one
-            for user in sorted({held.user for held in book.holdings.values()})
-            for one in book.holders(quota, user)
-        ]
-        for name, quota in sorted(quotas.items())
-    }
+def usage(book: Ledger) -> list[tuple[Quota, list[Holding]]]:
+    """Every limit that applies now, and who holds nodes under it."""
+    users = sorted({held.user for held in book.holdings.values()})
+    return [
+        (quota, [one for user in users for one in book.holders(quota, user)])
+        for quota in book.quotas
+    ]
 
 
 __all__ = [

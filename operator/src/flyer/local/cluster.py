@@ -15,7 +15,8 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from flyer.api.base import StrictModel
-from flyer.engine import Node
+from flyer.api.flyerquota import FlyerQuotaSpec
+from flyer.engine import Node, Quota
 from flyer.local.errors import FlyerError
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ class NodeGroup(StrictModel):
     slots: int = Field(default=1, ge=1, le=64)
 
 
+class LocalQuota(FlyerQuotaSpec):
+    """A FlyerQuota, by its name."""
+
+    name: NodeName
+
+
 class Settings(StrictModel):
     """Times that suit one machine; the engine's own suit a cluster."""
 
@@ -66,6 +73,14 @@ class LocalCluster(StrictModel):
     )
     settings: Settings = Settings()
     nodes: list[NodeGroup] = Field(min_length=1)
+    quotas: list[LocalQuota] = Field(default=[], description="As FlyerQuotas on Kubernetes")
+
+    def engine_quotas(self) -> list[Quota]:
+        """The quotas as the scheduler sees them."""
+        return [
+            Quota(one.name, one.user, one.priority, one.group, one.nodes, one.expires_at)
+            for one in self.quotas
+        ]
 
     def engine_nodes(self) -> list[Node]:
         """The nodes as the scheduler sees them, all ready."""
@@ -200,6 +215,13 @@ def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Prob
             place = ("nodes", index, "leaf")
             why = f"is in zone {zone} above and in zone {group.zone} here: a leaf is in one zone"
             problems.append(_Problem(_line(document, place), _field(place), f'"{group.leaf}"', why))
+    known: set[str] = set()
+    for index, quota in enumerate(cluster.quotas):
+        if quota.name in known:
+            there = ("quotas", index, "name")
+            why = "names a second quota so: give each its own name"
+            problems.append(_Problem(_line(document, there), _field(there), f'"{quota.name}"', why))
+        known.add(quota.name)
     if len(seen) > NODES_MAX:
         why = f"are more than {NODES_MAX}: each costs processes of this machine"
         problems.append(_Problem(_line(document, ("nodes",)), "nodes", str(len(seen)), why))

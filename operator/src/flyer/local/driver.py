@@ -388,7 +388,9 @@ class Driver:
 
     def _rebuilt(self) -> EngineState:
         self.jobs = {job.key: job for job in self.store.jobs()}
-        epochs = [
+        epochs = [job.status.epoch for job in self.jobs.values() if job.status]
+        # Written by an earlier version, which kept it in the assignment alone.
+        epochs += [
             job.status.assignment.epoch
             for job in self.jobs.values()
             if job.status and job.status.assignment
@@ -403,8 +405,10 @@ class Driver:
         )
         nodes, jobs = self.cluster.engine_nodes(), list(self.jobs.values())
         now, epoch = time.time(), max(epochs, default=0) + 1
-        self.store.note(self.store.decisions, rebuild_line(nodes, jobs, now, epoch, policy))
-        return engine.rebuild(nodes, jobs, now, epoch, policy)
+        quotas = self.cluster.engine_quotas()
+        line = rebuild_line(nodes, jobs, now, epoch, policy, quotas)
+        self.store.note(self.store.decisions, line)
+        return engine.rebuild(nodes, jobs, now, epoch, policy, quotas)
 
     def _observed_nodes(self) -> list[Event]:
         return [NodeObserved(node) for node in self.cluster.engine_nodes()]

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
-from flyer.api import FlyerJob, Phase
+from flyer.api import FlyerJob, Phase, Priority
 from flyer.engine import (
     Event,
+    JobSubmitted,
     ResumeRequested,
     StopRequested,
     SuspendRequested,
 )
 from flyer.local.errors import FlyerError
-from flyer.local.present import queue_views, why_view
+from flyer.local.present import queue_views, quota_views, why_view
 from flyer.local.submit import read_manifest, submit
 from flyer.local.views import to_json
 
@@ -53,6 +54,8 @@ class Operations:
             "requeue": self._requeue,
             "nodes": self._nodes,
             "queues": self._queues,
+            "quotas": self._quotas,
+            "priority": self._priority,
             "events": self._events,
         }
 
@@ -111,6 +114,9 @@ class Operations:
 
     def _queues(self, _arguments: dict[str, Any]) -> list[Any]:
         return list(queue_views(self._driver.jobs))
+
+    def _quotas(self, _arguments: dict[str, Any]) -> list[Any]:
+        return list(quota_views(self._driver.state, time.time()))
 
     def _events(self, arguments: dict[str, Any]) -> list[Any]:
         job = arguments.get("job")
@@ -183,6 +189,25 @@ class Operations:
         kill = arguments.get("kill") is True
         stop = StopRequested(job.key, _user(), _text(arguments, "reason"), kill)
         self._driver.advance([stop])
+        return self._driver.view(job.key)
+
+    def _priority(self, arguments: dict[str, Any]) -> Any:
+        """Stored in the spec first, as a suspension is."""
+        job = self._unfinished(arguments, "change the priority of")
+        text = _text(arguments, "priority")
+        try:
+            priority = Priority(text)
+        except ValueError:
+            raise FlyerError.usage(
+                f"priority `{text}` is not known", f"choose {', '.join(Priority)}"
+            ) from None
+        job = job.replace(
+            spec=job.spec.replace(priority=priority),
+            metadata=job.metadata.replace(generation=(job.metadata.generation or 0) + 1),
+        )
+        self._driver.store.commit(job.key, job.to_object())
+        self._driver.jobs[job.key] = job
+        self._driver.advance([JobSubmitted(job)])
         return self._driver.view(job.key)
 
     def _set_suspend(self, job: FlyerJob, event: Event, *, suspend: bool) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
+from flyer.engine import quota_usage
 from flyer.local.views import (
     CheckpointView,
     FailureView,
@@ -13,6 +14,7 @@ from flyer.local.views import (
     PlacedNode,
     ProgressView,
     QueueView,
+    QuotaView,
     WhyReason,
     WhyView,
 )
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from flyer.engine import Blocker, Explanation, NodeState
+    from flyer.engine import Blocker, EngineState, Explanation, NodeState
     from flyer.local.history import JobHistory
     from flyer.local.pods import Pod
 
-__all__ = ["job_exit_status", "job_view", "node_view", "queue_views", "why_view"]
+__all__ = ["job_exit_status", "job_view", "node_view", "queue_views", "quota_views", "why_view"]
 
 WAITING = (Phase.QUEUED, Phase.RESERVED, Phase.DRAINING)
 HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
@@ -182,6 +184,23 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
             )
         )
     return views
+
+
+def quota_views(state: EngineState, now: float) -> list[QuotaView]:
+    """Every quota that applies, and per user what is used of it."""
+    found = []
+    for quota, holdings in quota_usage(state, now):
+        users = sorted({one.user for one in holdings}) or [quota.user]
+        for user in users:
+            own = [one for one in holdings if one.user == user]
+            found.append(
+                QuotaView(
+                    quota.name, user, quota.priority, quota.group,
+                    sum(one.nodes for one in own), quota.nodes, quota.expires_at,
+                    [one.job for one in own],
+                )
+            )  # fmt: skip
+    return found
 
 
 def why_view(explanation: Explanation, returns_at: Mapping[str, float], now: float) -> WhyView:

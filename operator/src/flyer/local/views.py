@@ -23,6 +23,7 @@ __all__ = [
     "PlacedNode",
     "ProgressView",
     "QueueView",
+    "QuotaView",
     "WhyReason",
     "WhyView",
     "from_json",
@@ -165,6 +166,20 @@ class QueueView:
     waiting_jobs: int
     running_nodes: int
     waiting_nodes: int
+    jobs: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaView:
+    """What one user has of one quota. `user` is "*" when nobody holds anything under it."""
+
+    name: str
+    user: str
+    priority: str
+    group: str
+    used: int
+    nodes: int
+    expires_at: float | None
     jobs: list[str]
 
 

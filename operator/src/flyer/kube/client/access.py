@@ -81,7 +81,8 @@ async def _from_kubeconfig(kubeconfig: str, context: str) -> Access:
     configuration = client.Configuration()
     try:
         await config.load_kube_config(  # type: ignore[no-untyped-call]
-            config_file=kubeconfig or None,
+            # The package reads the variable when it is imported; it may have changed since.
+            config_file=kubeconfig or os.environ.get("KUBECONFIG") or None,
             context=context or None,
             client_configuration=configuration,
         )

@@ -135,9 +135,15 @@ class Api:
             found += page.items
         return found
 
-    async def create(self, resource: Resource, value: Object, namespace: str = "") -> Object:
-        """A new object; AlreadyExistsError may mean that a try before was performed."""
-        return await self._call("create", "POST", resource, namespace, body=value)
+    async def create(
+        self, resource: Resource, value: Object, namespace: str = "", *, dry_run: bool = False
+    ) -> Object:
+        """A new object; AlreadyExistsError may mean that a try before was performed.
+
+        `dry_run`: every check is made and nothing is stored.
+        """
+        query = {"dryRun": "All"} if dry_run else None
+        return await self._call("create", "POST", resource, namespace, body=value, query=query)
 
     async def replace(self, resource: Resource, value: Object, subresource: str = "") -> Object:
         """Another version of the object; with a resourceVersion in it, if it is unchanged."""
@@ -253,6 +259,39 @@ class Api:
                         )  # fmt: skip
                     yield event["type"], event["object"]
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise UnreachableError(label, _words(error)) from error
+
+    async def lines(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str,
+        subresource: str,
+        *,
+        silence_seconds: float,
+        **query: str,
+    ) -> AsyncIterator[bytes]:
+        """The lines of a text, such as a pod's log, until the server ends it.
+
+        UnreachableError: the stream broke, or nothing came for `silence_seconds`.
+        """
+        label = f"read {resource.plural}/{subresource} {namespace}/{name}"
+        timeout = aiohttp.ClientTimeout(
+            sock_connect=self.limits.connect_seconds, sock_read=silence_seconds
+        )
+        try:
+            async with self._opened().get(
+                self._access.url + resource.path(namespace, name, subresource),
+                params=query,
+                headers={**await self._headers(), "Accept": "*/*"},
+                timeout=timeout,
+                ssl=self._ssl,
+            ) as response:
+                if response.status != 200:
+                    raise _refusal(label, response, await response.read())
+                async for line in _lines(response.content):
+                    yield line
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnreachableError(label, _words(error)) from error
 
     # -- inside --------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class ApiServer:
                 return self._list(request, place)
             case "create":
                 value.setdefault("apiVersion", table.kind.api_version)
-                return _answer(store.create(place.plural, value, place.namespace), 201)
+                return _answer(self._create(request, place, value), 201)
             case "update":
                 value.setdefault("apiVersion", table.kind.api_version)
                 sub = place.subresource
@@ -196,6 +196,13 @@ class ApiServer:
                         name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
                         store.delete(place.plural, name, namespace, value)
                 return _answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+    def _create(self, request: web.Request, place: Place, value: Any) -> Any:
+        table = self.store.table(place.plural, place.group)
+        known = (place.namespace, value["metadata"].get("name", "")) in table.entries
+        if request.query.get("dryRun") == "All" and not known:
+            return value
+        return self.store.create(place.plural, value, place.namespace)
 
     def _list(self, request: web.Request, place: Place) -> web.Response:
         table = self.store.table(place.plural, place.group)

@@ -1,0 +1,153 @@
+"""Static completion scripts, made from the verbs and their options: no Python runs at a Tab key.
+
+`python -m flyer.cli.completion` writes `completions/`; `flyer completion SHELL` prints a file.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from flyer.local.errors import FlyerError
+
+__all__ = ["files", "script"]
+
+FOLDER = Path(__file__).parent / "completions"
+_NAMES = {"bash": "flyer.bash", "zsh": "_flyer", "fish": "flyer.fish"}
+_HEADER = "# Generated from the verbs by `python -m flyer.cli.completion`.\n"
+
+
+def script(shell: str) -> str:
+    """The script of one shell."""
+    if shell not in _NAMES:
+        raise FlyerError.usage(f"`{shell}` is no shell that we know", "choose bash, zsh or fish")
+    return (FOLDER / _NAMES[shell]).read_text()
+
+
+def files() -> dict[str, str]:
+    """Every script by its file name."""
+    verbs = _verbs()
+    return {
+        _NAMES["bash"]: _bash(verbs),
+        _NAMES["zsh"]: _zsh(verbs),
+        _NAMES["fish"]: _fish(verbs),
+    }
+
+
+Verbs = dict[str, tuple[str, list[tuple[list[str], str, bool]]]]
+
+
+def _verbs() -> Verbs:
+    """Verb → its help, and its options (names, help, whether a value follows)."""
+    import typer
+
+    from flyer.cli.main import app
+
+    group = typer.main.get_command(app)
+    found: Verbs = {}
+    for name, command in sorted(getattr(group, "commands", {}).items()):
+        options = [
+            ([*one.opts, *one.secondary_opts], _first(getattr(one, "help", "")), not one.is_flag)
+            for one in command.params
+            if one.param_type_name == "option"
+        ]
+        found[name] = (_first(command.help), [*options, (["-h", "--help"], "Help.", False)])
+    return found
+
+
+def _first(text: str | None) -> str:
+    return (text or "").strip().split("\n")[0].replace("'", "").replace("`", "").rstrip(".")
+
+
+def _bash(verbs: Verbs) -> str:
+    cases = "\n".join(
+        f'        {name}) words="{" ".join(one for names, _, _ in options for one in names)}" ;;'
+        for name, (_, options) in verbs.items()
+    )
+    return f"""{_HEADER}_flyer() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
+    case "$previous" in
+        -o|--output) words="table wide json yaml" ;;
+        --state|--cluster|--kubeconfig) COMPREPLY=($(compgen -f -- "$current")); return ;;
+    esac
+    if [[ -n "$words" ]]; then
+        COMPREPLY=($(compgen -W "$words" -- "$current"))
+        return
+    fi
+    if [[ $COMP_CWORD -eq 1 ]]; then
+        COMPREPLY=($(compgen -W "{" ".join(verbs)}" -- "$current"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}}" in
+{cases}
+    esac
+    if [[ "$current" == -* ]]; then
+        COMPREPLY=($(compgen -W "$words" -- "$current"))
+    elif [[ "${{COMP_WORDS[1]}}" == run ]]; then
+        COMPREPLY=($(compgen -f -X '!*.y*ml' -- "$current") $(compgen -d -- "$current"))
+    fi
+}}
+complete -o filenames -F _flyer flyer
+"""
+
+
+def _zsh(verbs: Verbs) -> str:
+    described = "\n".join(f"        '{name}:{text}'" for name, (text, _) in verbs.items())
+    cases = []
+    for name, (_, options) in verbs.items():
+        lines = " \\\n".join(
+            f"                '{one}[{_plain(text)}]{':value:_files' if value else ''}'"
+            for names, text, value in options
+            for one in names
+        )
+        cases.append(
+            f"            {name}) _arguments \\\n{lines} \\\n                '*:file:_files' ;;"
+        )
+    joined = "\n".join(cases)
+    return f"""#compdef flyer
+{_HEADER}_flyer() {{
+    local -a verbs
+    verbs=(
+{described}
+    )
+    if (( CURRENT == 2 )); then
+        _describe 'verb' verbs
+    else
+        local verb=$words[2]
+        shift words; (( CURRENT-- ))
+        case "$verb" in
+{joined}
+        esac
+    fi
+}}
+_flyer "$@"
+"""
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "(").replace("]", ")").replace(":", ";")
+
+
+def _fish(verbs: Verbs) -> str:
+    lines = [_HEADER + "complete -c flyer -f"]
+    for name, (text, options) in verbs.items():
+        lines.append(f"complete -c flyer -n __fish_use_subcommand -a {name} -d '{text}'")
+        seen = f"-n '__fish_seen_subcommand_from {name}'"
+        for names, words, value in options:
+            flags = " ".join(
+                f"-l {one[2:]}" if one.startswith("--") else f"-s {one[1:]}" for one in names
+            )
+            lines.append(f"complete -c flyer {seen} {flags}{' -r' if value else ''} -d '{words}'")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write the files."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in files().items():
+        (FOLDER / name).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What the scheduler sees, read once: so that `why` can ask the engine itself."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from flyer import engine
+from flyer.api import FlyerJob, FlyerJobStatus, FlyerQuota, NodeHealth, Phase
+from flyer.client.kube.views import job_of
+from flyer.engine import NodeState, Quota
+from flyer.kube.client.errors import NotFoundError
+from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, NODEHEALTHS, NODES
+from flyer.kube.services.views import shape_node
+from flyer.local.present import why_view
+from flyer.local.views import WhyReason, WhyView
+
+if TYPE_CHECKING:
+    from flyer.api import Pending
+    from flyer.engine import EngineState
+    from flyer.kube.client import Api
+    from flyer.kube.client.resources import Resource
+
+__all__ = ["Objects", "explain_job", "observe"]
+
+_ENDED = (Phase.SUCCEEDED, Phase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """All FlyerJobs, the nodes that get gangs (with the cause if one is lost), the quotas."""
+
+    jobs: list[FlyerJob]
+    nodes: list[NodeState]
+    quotas: list[Quota]
+
+    def state(self, now: float) -> EngineState:
+        """As a scheduler that starts now would have it."""
+        live = [job for job in self.jobs if not _forgotten(job)]
+        epoch = max((job.status.epoch for job in live if job.status), default=0)
+        nodes = [one.node for one in self.nodes]
+        found = engine.rebuild(nodes, live, now, epoch, quotas=self.quotas)
+        return replace(found, nodes={one.node.name: one for one in self.nodes})
+
+
+def _forgotten(job: FlyerJob) -> bool:
+    status = job.status or FlyerJobStatus()
+    return status.phase in _ENDED and not status.occupied
+
+
+async def observe(api: Api) -> Objects:
+    """Read everything. ForbiddenError: the caller may not."""
+    jobs, nodes, healths, quotas = await asyncio.gather(
+        api.list(FLYERJOBS),
+        api.list(NODES),
+        _optional(api, NODEHEALTHS),
+        _optional(api, FLYERQUOTAS),
+    )
+    unfit = {name: why for one in healths for name, why in _unfit(one)}
+    return Objects(
+        [job for one in jobs if (job := job_of(one)) is not None],
+        [
+            _with_health(NodeState(view.node, view.lost), unfit.get(view.node.name, ""))
+            for view in map(shape_node, nodes)
+            if view.ours
+        ],
+        [quota for one in quotas for quota in _quota(one)],
+    )
+
+
+async def _optional(api: Api, resource: Resource) -> list[dict[str, Any]]:
+    try:
+        return await api.list(resource)
+    except NotFoundError:  # the kind is not installed
+        return []
+
+
+def _unfit(value: dict[str, Any]) -> list[tuple[str, str]]:
+    try:
+        health = NodeHealth.model_validate(value)
+    except ValidationError:
+        return []
+    return [(health.metadata.name, health.unfit)]
+
+
+def _quota(value: dict[str, Any]) -> list[Quota]:
+    try:
+        return [Quota.of(FlyerQuota.model_validate(value))]
+    except ValidationError:
+        return []
+
+
+def _with_health(state: NodeState, unfit: str) -> NodeState:
+    if not unfit or not state.node.ready:
+        return state
+    return replace(state, node=replace(state.node, ready=False, reason=unfit))
+
+
+def explain_job(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
+    """What the engine says; without a view of the cluster, what it wrote into the status."""
+    known = objects is not None and any(one.key == job.key for one in objects.jobs)
+    if objects is not None and known and not _forgotten(job):
+        return why_view(engine.explain(objects.state(now), job.key, now), {}, now)
+    status = job.status or FlyerJobStatus()
+    pending = status.pending
+    verdict = _verdict(status)
+    summary = f"{status.phase}" + (f": {status.message}" if status.message else "")
+    return WhyView(
+        job=job.key,
+        phase=str(status.phase),
+        verdict=verdict,
+        summary=summary,
+        position=None,
+        reasons=_reasons(pending),
+        preempted_by=status.eviction.by if status.eviction else "",
+        preempted_at=status.eviction.time if status.eviction else None,
+        unblock=[],
+        eta=pending.eta if pending else None,
+    )
+
+
+def _verdict(status: FlyerJobStatus) -> str:
+    if status.phase in _ENDED:
+        return "ended"
+    if status.phase is Phase.SUSPENDED:
+        return "suspended"
+    if status.phase is not Phase.QUEUED:
+        return "can"
+    return "never" if status.pending and status.pending.verdict == "Never" else "cannot"
+
+
+def _reasons(pending: Pending | None) -> list[WhyReason]:
+    if pending is None:
+        return []
+    first = WhyReason(pending.reason, pending.message, "", "", "", None, pending.eta)
+    return [first] + [
+        WhyReason(pending.reason, f"{key} is in its way", key, "", "", None, None)
+        for key in pending.blocked_by
+    ]

@@ -1,0 +1,130 @@
+"""From the cluster's objects to the views that `flyer` shows. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, parse_timestamp
+from flyer.local.history import JobHistory
+from flyer.local.present import job_view
+from flyer.local.views import AttemptView, EventView, FailureView, NodeView, PlacedNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from flyer.engine import Node
+    from flyer.local.views import JobView
+
+__all__ = ["event_view", "job_of", "node_views", "view_of"]
+
+
+def job_of(value: Mapping[str, Any]) -> FlyerJob | None:
+    """The object as a model; None when a newer version of the API wrote it."""
+    metadata = {name: one for name, one in value["metadata"].items() if name != "managedFields"}
+    try:
+        return FlyerJob.model_validate({**value, "metadata": metadata})
+    except ValidationError:
+        return None
+
+
+def view_of(job: FlyerJob) -> JobView:
+    """One job. What is not in its status (older attempts, tracebacks) its events and logs tell."""
+    status = job.status or FlyerJobStatus()
+    history = JobHistory(_attempts(status), _failure(status))
+    return replace(job_view(job, history, None, Path()), log_folder="")
+
+
+def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
+    found = []
+    gone, assignment, attempt = status.eviction, status.assignment, status.chain.attempt
+    if gone is not None and (gone.attempt < attempt or assignment is None):
+        before = [PlacedNode(one.name, one.zone, 0) for one in status.chain.previous]
+        found.append(
+            AttemptView(
+                gone.attempt, gone.time, gone.time, before, None, None, gone.reason, gone.lost_steps
+            )
+        )
+    if assignment is not None:
+        ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
+        closed = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
+        found.append(
+            AttemptView(
+                attempt,
+                assignment.started_at or assignment.reserved_at,
+                closed.last_transition_time if ended and closed else None,
+                [PlacedNode(one.name, one.zone, one.first_rank) for one in assignment.nodes],
+                status.chain.restored_step,
+                assignment.same_split,
+                status.reason if ended else "",
+            )
+        )
+    return found
+
+
+def _failure(status: FlyerJobStatus) -> FailureView | None:
+    failed = [one for one in status.exits if one.outcome == "Failed"]
+    if not failed:
+        return None
+    first = min(failed, key=lambda one: one.time)
+    return FailureView(None, first.node, first.exit_status, first.signal, first.reason)
+
+
+def node_views(nodes: Iterable[Node], jobs: Iterable[FlyerJob]) -> list[NodeView]:
+    """Every node with the job that has it, or that has still to leave it."""
+    held: dict[str, tuple[FlyerJob, int, int | None]] = {}
+    for job in jobs:
+        status = job.status or FlyerJobStatus()
+        for gone in status.occupied:
+            held.setdefault(gone.name, (job, gone.attempt, None))
+        if status.assignment is not None and status.phase not in (Phase.SUCCEEDED, Phase.FAILED):
+            for one in status.assignment.nodes:
+                held[one.name] = (job, status.chain.attempt, one.first_rank)
+    return [_node_view(node, held.get(node.name)) for node in nodes]
+
+
+def _node_view(node: Node, held: tuple[FlyerJob, int, int | None] | None) -> NodeView:
+    job, attempt, first = held if held is not None else (None, None, None)
+    phase = job.status.phase if job is not None and job.status is not None else None
+    state = "Ready" if node.ready else "Lost"
+    if held is not None and node.ready:
+        state = "Reserved" if phase in (Phase.RESERVED, Phase.DRAINING) else "Busy"
+    last = first + job.spec.ranks_per_node - 1 if job is not None and first is not None else None
+    return NodeView(
+        name=node.name,
+        zone=node.zone,
+        leaf=node.leaf,
+        group=node.node_class,
+        slots=node.slots,
+        state=state,
+        reason=node.reason or (str(phase) if phase is not None else ""),
+        job=job.key if job is not None else "",
+        attempt=attempt,
+        first_rank=first,
+        last_rank=last,
+        supervisor_pid=None,
+        pids=[],
+        returns_at=None,
+    )
+
+
+def event_view(value: Mapping[str, Any]) -> EventView:
+    """A Kubernetes Event about a job. `sequence` is its resource version: it grows."""
+    about = value.get("involvedObject") or {}
+    metadata = value["metadata"]
+    moment = (
+        value.get("lastTimestamp") or value.get("eventTime") or metadata.get("creationTimestamp")
+    )
+    version = metadata.get("resourceVersion", "0")
+    return EventView(
+        sequence=int(version) if version.isdigit() else 0,
+        time=parse_timestamp(moment) if moment else 0.0,
+        type=value.get("type", "Normal"),
+        reason=value.get("reason", ""),
+        message=value.get("message", ""),
+        job=f"{about.get('namespace', '')}/{about.get('name', '')}",
+        fields={"count": int(value.get("count") or 1)},
+    )

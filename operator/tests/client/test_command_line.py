@@ -1,0 +1,197 @@
+"""`flyer` and `kubectl flyer` against an API server in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.cli import completion, options, output, target
+from flyer.cli.main import kubectl, main
+from flyer.cli.target import Target
+
+from .test_kube_client import TIME, log_of, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .conftest import Cluster
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Shell:
+    """A folder without a local cluster, and the kubeconfig. In this process: starts are slow."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capture = capture
+
+    def run(self, *words: str, program: str = "flyer") -> Done:
+        before, sys.argv = sys.argv, [program, *words]
+        status = 0
+        try:
+            (kubectl if program == "kubectl-flyer" else main)()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        finally:
+            sys.argv = before
+            target._plugin = False
+            options._wanted = output.Output.TABLE
+        found = self._capture.readouterr()
+        return Done(status, found.out, found.err)
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path,
+    kubeconfig: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Shell:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("FLYER_STATE", raising=False)
+    return Shell(folder, capsys)
+
+
+def test_the_program_is_installed_for_kubectl(
+    cluster: Cluster, tmp_path: Path, kubeconfig: Path
+) -> None:
+    cluster.add_job("one", namespace="ml")
+    done = subprocess.run(
+        [sys.executable, "-c", "from flyer.cli.main import kubectl; kubectl()", "ps"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110,
+        env={**os.environ, "KUBECONFIG": str(kubeconfig), "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert "ml/one" in done.stdout
+    assert done.stderr == ""
+
+
+def test_without_a_local_cluster_it_is_kubectls(cluster: Cluster, shell: Shell) -> None:
+    cluster.add_job("one", namespace="ml")
+    cluster.add_job("two")
+    listed = shell.run("ps", "-o", "json")
+    assert [job["name"] for job in json.loads(listed.stdout)] == ["one"], listed.stderr
+    # kubectl's own options, after the verb.
+    listed = shell.run("ps", "-A", "-o", "json", program="kubectl-flyer")
+    assert sorted(job["name"] for job in json.loads(listed.stdout)) == ["one", "two"]
+    listed = shell.run("ps", "-n", "default", "--context", "test")
+    assert listed.stdout.split()[:2] == ["NAME", "STATE"]
+    assert "two" in listed.stdout
+    assert listed.stderr == ""
+
+
+def test_a_wish_and_its_exit_statuses(cluster: Cluster, shell: Shell) -> None:
+    cluster.add_job("one", namespace="ml")
+    cluster.set_status("one", running(), "ml")
+    done = shell.run("priority", "one", "high")
+    assert (done.returncode, done.stderr) == (0, "ml/one has priority high\n")
+    assert cluster.job("one", "ml")["spec"]["priority"] == "high"
+    assert shell.run("stop", "one").returncode == 0
+    assert cluster.job("one", "ml")["spec"]["stop"] == "graceful"
+    missing = shell.run("show", "none")
+    assert missing.returncode == 102
+    assert missing.stderr.startswith("error: job `ml/none`")
+    refused = shell.run("priority", "one", "urgent", "-o", "json")
+    assert refused.returncode == 2
+    assert json.loads(refused.stderr)["error"]["code"] == "BadInput"
+    nowhere = shell.run("ps", "--kubeconfig", "missing.yaml")
+    assert nowhere.returncode == 107
+
+
+def test_why_nodes_queues_quotas_top_logs_show(cluster: Cluster, shell: Shell) -> None:
+    cluster.add_nodes("a1")
+    cluster.add_job("one", namespace="ml", priority="high")
+    progress = {"step": 12, "time": TIME}
+    cluster.set_status("one", running(progress=progress), "ml")
+    cluster.add_job("two", 1, namespace="ml")
+    why = shell.run("why", "two")
+    assert "ml/one of ml has 1" in why.stdout, why.stderr
+    cluster.add_job("big", 9, namespace="ml")
+    assert shell.run("why", "big").returncode == 105
+    assert "ml/one" in shell.run("nodes").stdout
+    assert "default" in shell.run("queues").stdout
+    assert shell.run("quotas").stderr == "no quotas: nobody is limited\n"
+    top = shell.run("top", "--interval", "0.1", "-o", "json")
+    assert json.loads(top.stdout)[0]["unsavedSteps"] == 12
+    assert json.loads(shell.run("show", "one", "-o", "json").stdout)["object"]["kind"] == "FlyerJob"
+
+
+def test_run_follows_to_the_jobs_own_exit_status(cluster: Cluster, shell: Shell) -> None:
+    cluster.add_namespace("ml")
+    (shell.folder / "job.yaml").write_text(
+        "apiVersion: fireflyer.dev/v1alpha1\nkind: FlyerJob\nmetadata: {name: one}\n"
+        "spec: {nodes: 1, template: {spec: {containers: [{name: trainer}]}}}\n"
+    )
+
+    def operate() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                cluster.job("one", "ml")
+                break
+            except Exception:
+                time.sleep(0.05)
+        cluster.add_pod("one", 1, 0, log_of("rank 0 | hello"), namespace="ml")
+        cluster.set_status("one", running(), "ml")
+        exits = [{"node": "a1", "outcome": "Failed", "exitStatus": 7, "time": TIME}]
+        cluster.set_status("one", {"phase": "Failed", "reason": "RankFailed", "exits": exits}, "ml")
+
+    thread = threading.Thread(target=operate)
+    thread.start()
+    done = shell.run("run", "job.yaml")
+    thread.join()
+    assert done.stdout == "hello\n", done.stderr
+    assert "ml/one is created" in done.stderr
+    assert done.returncode == 7
+
+
+def test_the_rule_of_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLYER_STATE", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    assert Target().is_kube
+    assert not Target(state=tmp_path).is_kube
+    assert Target().key("one") == "one"
+    (tmp_path / ".flyer" / "two-zones" / "jobs").mkdir(parents=True)
+    (tmp_path / ".flyer" / "two-zones" / "lock").touch()
+    assert not Target().is_kube
+    assert Target().key("one") == "default/one"
+    assert Target(kube=True).is_kube
+    assert Target(context="test").is_kube
+    assert Target(namespace="ml").key("one") == "ml/one"
+    with pytest.raises(Exception, match="is a cluster on this machine"):
+        _ = Target(state=tmp_path, kube=True).is_kube
+
+
+def test_completions_are_the_generated_ones() -> None:
+    for name, text in completion.files().items():
+        written = (completion.FOLDER / name).read_text()
+        assert written == text, "run python -m flyer.cli.completion"
+
+
+@pytest.mark.parametrize("words", [["flyer", "su"], ["flyer", "ps", "--kube"]])
+def test_bash_completes(words: list[str]) -> None:
+    script = completion.script("bash") + (
+        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _flyer; "
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() in (["suspend"], ["--kube", "--kubeconfig"]), done.stderr

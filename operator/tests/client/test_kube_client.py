@@ -1,0 +1,297 @@
+"""The client of a Kubernetes cluster, against an API server in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.client import FlyerError
+from flyer.client.kube.loglines import PodLog
+from ruamel.yaml import YAML
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flyer.client.kube import KubeClient
+
+    from .conftest import Cluster
+
+TIME = "2026-11-20T14:05:00.000Z"
+NODES = [{"name": "a1", "zone": "A", "firstRank": 0}]
+
+
+def running(**more: Any) -> dict[str, Any]:
+    return {
+        "phase": "Running",
+        "epoch": 1,
+        "chain": {"id": "c", "attempt": 1},
+        "zones": "A",
+        "assignment": {
+            "epoch": 1, "nodes": NODES, "group": "default", "reservedAt": TIME, "runningAt": TIME,
+        },
+        "occupied": [{"name": "a1", "zone": "A", "attempt": 1}],
+        **more,
+    }  # fmt: skip
+
+
+def test_jobs_and_one_job(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    cluster.add_job("two", namespace="other")
+    cluster.set_status("one", running(progress={"step": 7, "time": TIME}))
+    assert [job.key for job in client.jobs()] == ["default/one"]
+    client.asynchronous.all_namespaces = True
+    assert [job.key for job in client.jobs()] == ["default/one", "other/two"]
+    one = client.job("one")
+    assert (one.state, one.zones, one.progress.step, one.attempt) == ("Running", ["A"], 7, 1)
+    assert client.job("other/two").state == "Queued"
+    with pytest.raises(FlyerError, match="job `default/none`") as refusal:
+        client.job("none")
+    assert refusal.value.exit_status == 102
+
+
+def test_wishes_are_patches_of_the_object(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    cluster.set_status("one", running())
+    seen = client.asynchronous
+    seen._seen = _at_once(seen)  # type: ignore[method-assign]
+    client.suspend("one", reason="a demo")
+    job = cluster.job("one")
+    assert job["spec"]["suspend"] is True
+    assert job["metadata"]["annotations"]["fireflyer.dev/reason"] == "a demo"
+    client.resume("one")
+    assert cluster.job("one")["spec"]["suspend"] is False
+    assert "fireflyer.dev/reason" not in cluster.job("one")["metadata"]["annotations"]
+    client.requeue("one")
+    assert cluster.job("one")["metadata"]["annotations"]["fireflyer.dev/requeue"] == "1"
+    assert client.set_priority("one", "high").priority == "high"
+    client.stop("one")
+    assert cluster.job("one")["spec"]["stop"] == "graceful"
+    client.stop("one", kill=True)
+    assert cluster.job("one")["spec"]["stop"] == "now"
+
+
+def _at_once(seen: Any) -> Any:
+    async def answer(name: str, _before: Any) -> Any:
+        return await seen.job(name)
+
+    return answer
+
+
+def test_wishes_that_make_no_sense(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    with pytest.raises(FlyerError, match="`default/one` is Queued: it has no nodes to give back"):
+        client.requeue("one")
+    with pytest.raises(FlyerError, match="priority `urgent` is not known"):
+        client.set_priority("one", "urgent")
+    cluster.set_status("one", {"phase": "Failed", "chain": {"attempt": 0}})
+    with pytest.raises(FlyerError, match="cannot suspend `default/one`: it has Failed"):
+        client.suspend("one")
+
+
+def test_a_manifest_is_created_whole_or_not_at_all(
+    cluster: Cluster, client: KubeClient, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "jobs.yaml"
+    jobs = [
+        {
+            "apiVersion": "fireflyer.dev/v1alpha1",
+            "kind": "FlyerJob",
+            "metadata": {"name": name},
+            "spec": {
+                "nodes": 1,
+                "watchdog": None,
+                "template": {"spec": {"containers": [{"name": "trainer"}]}},
+            },
+        }
+        for name in ("one", "two")
+    ]
+    with manifest.open("w") as file:
+        YAML(typ="safe", pure=True).dump_all(jobs, file)
+    cluster.add_job("two")
+    with pytest.raises(FlyerError, match="job `default/two`") as refusal:
+        client.run_all(manifest)
+    assert refusal.value.exit_status == 2
+    assert [job.name for job in client.jobs()] == ["two"]
+    cluster.do(lambda store: store.delete("flyerjobs", "two", "default"))
+    assert [job.name for job in client.run_all(manifest)] == ["one", "two"]
+    # What the manifest says is what is stored: null is not the default.
+    assert cluster.job("one")["spec"]["watchdog"] is None
+    manifest.write_text(manifest.read_text().replace("nodes: 1", "nodes: zero"))
+    with pytest.raises(FlyerError, match=r"jobs\.yaml:.*spec\.nodes"):
+        client.run_all(manifest)
+
+
+def test_why_asks_the_engine(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_nodes("a1")
+    cluster.add_job("one", priority="high")
+    cluster.set_status("one", running())
+    cluster.add_job("two", 1)
+    told = client.why("two")
+    assert (told.verdict, told.position) == ("cannot", 1)
+    assert any("default/one of default has 1" in one.message for one in told.reasons)
+    cluster.add_job("three", 9)
+    assert client.why("three").verdict == "never"
+    assert client.why("one").verdict == "can"
+    health = {
+        "apiVersion": "fireflyer.dev/v1alpha1",
+        "kind": "NodeHealth",
+        "metadata": {"name": "a2"},
+        "spec": {"drain": {"reason": "disk", "by": "anna"}},
+    }
+    cluster.add_nodes("a2")
+    cluster.do(lambda store: store.create("nodehealths", health))
+    reasons = [one.message for one in client.why("two").reasons]
+    assert "node a2 is out: drained by anna: disk" in reasons
+
+
+def test_why_reads_the_status_of_who_may_see_no_more(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    pending = {
+        "reason": "WaitingForQuota", "message": "1 of 1 nodes missing", "blockedBy": ["x/y"],
+    }  # fmt: skip
+    cluster.set_status("one", {"phase": "Queued", "pending": pending, "chain": {"attempt": 0}})
+
+    async def forbidden() -> Any:
+        from flyer.kube.client.errors import ForbiddenError
+
+        raise ForbiddenError("list nodes", "forbidden", code=403)
+
+    client.asynchronous._observed = forbidden  # type: ignore[method-assign]
+    told = client.why("one")
+    assert told.verdict == "cannot"
+    assert [one.message for one in told.reasons] == ["1 of 1 nodes missing", "x/y is in its way"]
+    with pytest.raises(FlyerError, match="forbidden") as refusal:
+        client.nodes()
+    assert refusal.value.code == "Forbidden"
+
+
+def test_nodes_queues_and_quotas(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_nodes("a1", "a2")
+    cluster.add_job("one")
+    cluster.set_status("one", running())
+    views = {node.name: node for node in client.nodes()}
+    assert (views["a1"].state, views["a1"].job, views["a1"].first_rank) == (
+        "Busy", "default/one", 0,
+    )  # fmt: skip
+    assert (views["a2"].state, views["a2"].job) == ("Ready", "")
+    assert [(one.name, one.running_nodes) for one in client.queues()] == [("default", 1)]
+    quota = {
+        "apiVersion": "fireflyer.dev/v1alpha1",
+        "kind": "FlyerQuota",
+        "metadata": {"name": "all"},
+        "spec": {"nodes": 3},
+    }
+    cluster.do(lambda store: store.create("flyerquotas", quota))
+    (found,) = client.quotas()
+    assert (found.name, found.user, found.used, found.nodes) == ("all", "default", 1, 3)
+
+
+def test_a_watch_tells_changes_over_broken_streams(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+
+    def change() -> None:
+        time.sleep(0.2)
+        cluster.set_status("one", running())
+        cluster.do(lambda _: cluster.server.cut_watches())
+        cluster.do(lambda _: cluster.server.expire_watches())
+        cluster.set_status(
+            "one", {"phase": "Succeeded", "message": "all ranks of 1 nodes exited with status 0"}
+        )
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    states, reasons = [], []
+    for item in client.watch(timeout_seconds=60):
+        if item.job is not None:
+            states.append(item.job.state)
+        if item.event is not None:
+            reasons.append(item.event.reason)
+        if states and states[-1] == "Succeeded":
+            break
+    thread.join()
+    assert states[0] == "Queued"
+    assert "Succeeded" in states
+    assert client.wait("one", timeout_seconds=10).state == "Succeeded"
+
+
+def test_events_follow_from_what_was_asked(cluster: Cluster, client: KubeClient) -> None:
+    """Nothing is missed between the wish and the watch."""
+    cluster.add_job("one")
+    cluster.set_status("one", running())
+    seen = client.asynchronous
+    seen._seen = _at_once(seen)  # type: ignore[method-assign]
+    client.suspend("one")
+    suspension = {
+        "reason": "Suspended", "by": "anna", "since": TIME, "deadline": TIME, "limit": TIME,
+    }  # fmt: skip
+    cluster.set_status("one", {"phase": "Suspending", "suspendCode": 2, "suspension": suspension})
+    told = []
+    for event in client.events(job="one", follow=True, timeout_seconds=60):
+        told.append(event.reason)
+        if event.reason == "SuspendReceived":
+            break
+    assert told == ["SuspendSignalled", "SuspendReceived"]
+
+
+def test_a_wait_has_a_deadline(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    with pytest.raises(FlyerError, match="`default/one` is Queued after ") as refusal:
+        client.wait("one", timeout_seconds=0.2)
+    assert refusal.value.exit_status == 106
+
+
+def log_of(*lines: str, second: int = 0) -> str:
+    return "".join(f"2026-11-20T14:05:{second:02}.{n:09}Z {x}\n" for n, x in enumerate(lines))
+
+
+def test_logs_of_all_attempts_and_ranks(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one", 2, ranksPerNode=2)
+    cluster.add_pod("one", 1, 0, log_of("rank 0 | a", "rank 1 | b", "rank 0 | c"))
+    cluster.add_pod("one", 1, 1, log_of("rank 2 | d", "rank 2 ~ half ", "rank 2 | whole"))
+    cluster.add_pod("one", 2, 0, log_of("rank 0 | again", second=9))
+    cluster.add_pod("another", 1, 0, log_of("rank 0 | not mine"))
+    found = [(one.attempt, one.rank, one.text) for one in client.logs("one")]
+    assert found == [
+        (1, 0, "a"), (1, 1, "b"), (1, 0, "c"), (1, 2, "d"), (1, 2, "half whole"), (2, 0, "again"),
+    ]  # fmt: skip
+    assert [one.text for one in client.logs("one", rank=2)] == ["d", "half whole"]
+    assert [one.text for one in client.logs("one", attempt=2)] == ["again"]
+
+
+def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    cluster.set_status("one", running())
+    cluster.add_pod("one", 1, 0, log_of("rank 0 | first"), phase="Running")
+
+    def go_on() -> None:
+        time.sleep(0.3)
+        cluster.server.logs[("default", "one-1-0")] = log_of("rank 0 | first", "rank 0 | second")
+        time.sleep(0.3)
+        cluster.add_pod("one", 2, 0, log_of("rank 0 | third", second=5))
+        ended = {"status": {"phase": "Failed"}}
+        cluster.do(
+            lambda store: store.patch(
+                "pods", "one-1-0", ended, "default", "status", kind="application/merge-patch+json"
+            )
+        )
+        cluster.set_status("one", {"phase": "Succeeded"})
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    found = [one.text for one in client.logs("one", follow=True, timeout_seconds=60)]
+    thread.join()
+    assert sorted(found) == ["first", "second", "third"]  # each once
+
+
+def test_a_log_goes_on_where_it_broke_off() -> None:
+    log = PodLog(1, 0)
+    same = "2026-11-20T14:05:00.5Z"
+    first = [f"{same} rank 0 | a", f"{same} rank 0 | b"]
+    assert [log.take(line).text for line in first] == ["a", "b"]
+    log.reconnected()
+    again = [*first, f"{same} rank 0 | c", "2026-11-20T14:05:01Z rank 0 | d"]
+    assert [one.text for line in again if (one := log.take(line))] == ["c", "d"]
+    # Not through our launcher.
+    assert PodLog(1, 3, 8).take(f"{same} hello").rank == 24
