@@ -48,6 +48,8 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m ruff check --fix .
 	cargo fmt --all
 	$(PYTHON) -m flyer.api.crd
+	$(PYTHON) -m flyer.api.reference
+	$(PYTHON) -m flyer.cli.completion
 
 .PHONY: bench bench-collectives bench-storage
 bench: bench-collectives bench-storage ## side by side with peers in one run; JSON in build/bench
