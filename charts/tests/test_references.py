@@ -183,4 +183,8 @@ def test_folders_of_nodes_instead_of_claims(render: Render) -> None:
             for volume in one["spec"]["template"]["spec"]["volumes"]
             if "hostPath" in volume
         ]
-        assert paths == [f"/srv/3fs/{one['metadata']['name']}"]
+        assert paths == ["/srv/3fs"]
+        mounts = one["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+        assert [mount["subPathExpr"] for mount in mounts if mount["name"] == "data"] == [
+            "$(POD_NAME)"
+        ]

@@ -96,7 +96,12 @@ spec:
             {{- toYaml .values.resources | nindent 12 }}
           {{- include "fire-flyer.restricted-container" . | nindent 10 }}
           volumeMounts:
-            - {name: data, mountPath: /data}
+            - name: data
+              mountPath: /data
+              {{- if .values.volume.hostPath }}
+              # Two of them on one node keep apart.
+              subPathExpr: $(POD_NAME)
+              {{- end }}
             - {name: cluster, mountPath: /etc/threefs, readOnly: true}
             - {name: tmp, mountPath: /tmp}
         {{- if eq .kind "mgmtd" }}
@@ -136,7 +141,7 @@ spec:
           emptyDir: {sizeLimit: 64Mi}
         {{- with .values.volume.hostPath }}
         - name: data
-          hostPath: {path: {{ . }}/{{ $name }}, type: DirectoryOrCreate}
+          hostPath: {path: {{ . }}, type: DirectoryOrCreate}
         {{- end }}
   {{- if not .values.volume.hostPath }}
   volumeClaimTemplates:

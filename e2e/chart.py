@@ -1,0 +1,112 @@
+"""The chart on a cluster of ours: installed with the images of the tests, upgraded, taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from charts import helm
+from charts.generate import CHART
+from images.contents import TAG
+
+if TYPE_CHECKING:
+    from e2e.cluster.handle import Cluster
+
+__all__ = ["IMAGES", "NAMESPACE", "RELEASE", "VALUES", "Release"]
+
+RELEASE, NAMESPACE = "fire-flyer", "fireflyer-system"
+INSTALL_SECONDS = 300.0  # a loaded machine; a minute is the aim
+
+IMAGES = (
+    "controller",
+    "collectives",
+    "node-agent",
+    "storage",
+    "csi-provisioner",
+    "csi-resizer",
+    "csi-node-driver-registrar",
+    "livenessprobe",
+)
+"""What the chart's pods run, and pods of jobs with them: `cluster.load_images(*IMAGES)`."""
+
+
+def _image(repository: str) -> dict[str, str]:
+    name = f"fireflyer/{repository}"
+    return {"registry": "docker.io", "repository": name, "tag": TAG, "pullPolicy": "Never"}
+
+
+EVERYWHERE = [{"operator": "Exists"}]
+FOLDER = "/var/lib/fire-flyer/3fs"
+
+VALUES: dict[str, Any] = {
+    "images": {
+        "controller": _image("controller"),
+        "collectives": _image("collectives"),
+        "nodeAgent": _image("node-agent"),
+        "storage": _image("storage"),
+        "csiProvisioner": _image("csi-provisioner"),
+        "csiResizer": _image("csi-resizer"),
+        "csiNodeDriverRegistrar": _image("csi-node-driver-registrar"),
+        "csiLivenessProbe": _image("livenessprobe"),
+    },
+    "nodeAgent": {"maxUnavailable": "100%"},
+    "csi": {"node": {"maxUnavailable": "100%"}, "holder": {"maxSurge": "100%"}},
+    "threefs": {
+        "nodeFailureMs": 3000,
+        "mgmtd": {"volume": {"hostPath": FOLDER}},
+        "meta": {"volume": {"hostPath": FOLDER}},
+        # Three services on three machines; those of the test belong to jobs.
+        "storage": {"tolerations": EVERYWHERE, "volume": {"hostPath": FOLDER, "size": "8Gi"}},
+    },
+}
+
+
+@dataclass
+class Release:
+    """The one release of a cluster."""
+
+    cluster: Cluster
+    values: dict[str, Any] = field(default_factory=dict)
+    """Further values, with dots: {"operator.replicas": 1}."""
+
+    def install(self) -> float:
+        """Installs or upgrades and waits until all is ready; the seconds that it took."""
+        began = time.monotonic()
+        sets = [
+            word
+            for key, value in self.values.items()
+            for word in ("--set-json", f"{key}={json.dumps(value)}")
+        ]
+        self.helm(
+            "upgrade", "--install", RELEASE, str(CHART), "--create-namespace", "--values=-", *sets,
+            "--wait", f"--timeout={INSTALL_SECONDS:.0f}s",
+            stdin=json.dumps(VALUES), deadline_s=INSTALL_SECONDS + 60,
+        )  # fmt: skip
+        return time.monotonic() - began
+
+    def uninstall(self) -> None:
+        """Takes it away; definitions, the key and claims stay."""
+        self.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=180s")
+
+    def helm(self, *arguments: str, stdin: str = "", deadline_s: float = INSTALL_SECONDS) -> str:
+        """What Helm prints; an AssertionError with what it complained of, and the pods' state."""
+        done = subprocess.run(
+            [helm.find(), f"--namespace={NAMESPACE}", *arguments],
+            env={**os.environ, "KUBECONFIG": self.cluster.kubeconfig},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{self.pods()}")
+        return done.stdout
+
+    def pods(self) -> str:
+        """The pods of the release, for people."""
+        return self.cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=wide")
