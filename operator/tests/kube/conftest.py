@@ -27,7 +27,7 @@ POLICY = Policy(
     progress_commit_seconds=0.2,
 )  # fmt: skip
 LEASE = LeaseSettings(
-    namespace="fireflyer-system", duration_seconds=1, renew_seconds=0.7, retry_seconds=0.05
+    namespace="fireflyer-system", duration_seconds=2, renew_seconds=1.4, retry_seconds=0.1
 )
 LIMITS = Limits(answer_seconds=2.0, call_seconds=5.0, backoff_seconds=0.01)
 POD_SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")

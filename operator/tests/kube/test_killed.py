@@ -65,6 +65,7 @@ async def every(make_cluster, until, *, performed, writes):
             return after - AT_ONCE + sum(died) - 1
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("performed", [True, False])
 async def test_killed_with_every_write(make_cluster, until, performed):
     deaths = await every(make_cluster, until, performed=performed, writes=True)

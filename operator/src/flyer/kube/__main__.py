@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -38,6 +39,8 @@ log = logging.getLogger("flyer.operator")
 def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Exit status 0; 2: cannot begin."""
     settings = parse_settings(arguments)
+    # Objects live long here and are many: looking through all of them stops the scheduler.
+    gc.set_threshold(100_000, 50, 100)
     _write_json_logs(settings.log_level)
     try:
         asyncio.run(operate(settings))

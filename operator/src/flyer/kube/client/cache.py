@@ -135,7 +135,7 @@ class Cache(Generic[T]):
             except NotFoundError:
                 if not self._optional:
                     log.warning("%s: this kind is not installed", self.resource.plural)
-                self._replace({})
+                self._drop_missing(set(), {key: one.version for key, one in self._held.items()})
                 self._heard()
                 version, pause_seconds = "", self._settings.backoff_seconds_max
             except ApiError as error:
@@ -157,21 +157,27 @@ class Cache(Generic[T]):
         self.synced.set()
 
     async def _list(self) -> str:
-        found: dict[Key, dict[str, Any]] = {}
+        found: set[Key] = set()
+        before = {key: held.version for key, held in self._held.items()}
         version = ""
+        # Page by page: the JSON of all objects at once would need many times the room.
         async for page in self._api.pages(self.resource, **self._selectors):
             version = version or page.version
             for item in page.items:
-                found[_key(item)] = item
-        self._replace(found)
+                key = _key(item)
+                found.add(key)
+                self._put(key, _version(item), item)
+            self._heard_at = time.monotonic()
+        self._drop_missing(found, before)
         self._heard()
         return version
 
-    def _replace(self, found: dict[Key, dict[str, Any]]) -> None:
-        for key in [key for key in self._held if key not in found]:
-            self._drop(key, self._held[key].version)
-        for key, value in found.items():
-            self._put(key, _version(value), value)
+    def _drop_missing(self, found: set[Key], before: dict[Key, int]) -> None:
+        """What was held when the list began, is not in it, and has not changed since, is gone."""
+        for key, version in before.items():
+            held = self._held.get(key)
+            if key not in found and held is not None and held.version == version:
+                self._drop(key, version)
 
     async def _watch(self, version: str) -> str:
         seconds = int(self._settings.stream_seconds * random.uniform(0.8, 1.0))  # noqa: S311

@@ -29,6 +29,9 @@ __all__ = ["Commits", "difference", "waves"]
 
 # Somebody who edits a job all the time cannot keep us from committing for long.
 _TRIES_MAX: Final = 20
+# Commits under way together: enough to keep all connections busy, few enough that preparing them
+# does not hold up the loop.
+AT_ONCE: Final = 128
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +59,18 @@ class Commits:
         """
         for wave in waves(commits, self._status):
             wanted = [one for one in wave if one.job not in gone]
-            results = await asyncio.gather(
-                *(self._store(one) for one in wanted), return_exceptions=True
-            )
-            failures = [one for one in results if isinstance(one, BaseException)]
-            for lost in failures:
-                if isinstance(lost, LeadershipLostError):
-                    raise lost
-            if failures:
-                raise failures[0]
-            gone |= {one.job for one, done in zip(wanted, results, strict=True) if not done}
+            for first in range(0, len(wanted), AT_ONCE):
+                gone |= await self._store_all(wanted[first : first + AT_ONCE])
+
+    async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
+        """Store them at once; the jobs that are gone. Raises when all have ended."""
+        results = await asyncio.gather(
+            *(self._store(one) for one in commits), return_exceptions=True
+        )
+        failures = [one for one in results if isinstance(one, BaseException)]
+        for failure in sorted(failures, key=lambda one: not isinstance(one, LeadershipLostError)):
+            raise failure
+        return {one.job for one, done in zip(commits, results, strict=True) if not done}
 
     def _status(self, job: str) -> FlyerJobStatus | None:
         view = self._view(job)

@@ -13,7 +13,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.api import Phase, SuspendCode
+from pydantic import ValidationError
+
+from flyer.api import Phase, PodTemplate, SuspendCode
 from flyer.engine import Failed, Killed, NodeEmptied, PodExited, Start
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import (
@@ -23,7 +25,7 @@ from flyer.kube.client.errors import (
     InvalidError,
     NotFoundError,
 )
-from flyer.kube.client.resources import PODS
+from flyer.kube.client.resources import FLYERJOBS, PODS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.pods import PlacedNode, PodsRefusedError
 from flyer.kube.pods.names import GATE, LABEL_ATTEMPT, LABEL_JOB
@@ -185,7 +187,7 @@ class Gangs:
             await self._make(gang, job, start)
         except LeadershipLostError:
             raise
-        except (PodsRefusedError, InvalidError) as error:
+        except (PodsRefusedError, InvalidError, ValidationError) as error:
             # What the manifest asks for will not come to be.
             self._not_started(gang, start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
         except ApiError as error:
@@ -203,7 +205,8 @@ class Gangs:
 
     async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
         names = start.assignment.names
-        manifests = self._seams.build_pods(job, start, self._placed(names))
+        whole = await self._whole(job)
+        manifests = self._seams.build_pods(whole, start, self._placed(names))
         made = await _all([self._create(job, one) for one in manifests])
         if gang.stopping:
             return
@@ -226,6 +229,15 @@ class Gangs:
         )
         if start.attempt > ATTEMPTS_KEPT:
             await self._prune(job, start.attempt - ATTEMPTS_KEPT)
+
+    async def _whole(self, job: FlyerJob) -> FlyerJob:
+        """The job with its pod template, which views leave out."""
+        found = await self._api.get(FLYERJOBS, job.metadata.name, job.metadata.namespace)
+        metadata = found["metadata"]
+        if metadata.get("uid") != job.metadata.uid:
+            raise NotFoundError(f"get flyerjobs {job.key}", "it was deleted meanwhile")
+        template = PodTemplate.model_validate(found["spec"]["template"])
+        return job.replace(spec=job.spec.replace(template=template))
 
     def _placed(self, names: Sequence[str]) -> dict[str, PlacedNode]:
         placed = {}

@@ -58,6 +58,8 @@ __all__ = ["Term"]
 # The loop wakes at least so often, so that a clock that was set cannot stop it.
 IDLE_SECONDS_MAX: Final = 30.0
 REBUILD_SECONDS: Final = 0.1
+# With more jobs the engine steps in a thread.
+JOBS_INLINE_MAX: Final = 200
 REBUILD_SECONDS_MAX: Final = 10.0
 _LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
 _OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
@@ -248,7 +250,12 @@ class Term:
         known = self._state.jobs.keys() | {
             one.job.key for one in events if isinstance(one, JobSubmitted)
         }
-        self._state, actions = engine.step(self._state, events, now)
+        # A step of a large cluster takes long enough for the Lease and for signals to wait.
+        if len(self._state.jobs) > JOBS_INLINE_MAX:
+            stepped = asyncio.to_thread(engine.step, self._state, events, now)
+            self._state, actions = await asyncio.shield(stepped)
+        else:
+            self._state, actions = engine.step(self._state, events, now)
         self._metrics.decided(time.monotonic() - begun)
         self._wake_at = now + IDLE_SECONDS_MAX
         commits = [one for one in actions if isinstance(one, Commit)]

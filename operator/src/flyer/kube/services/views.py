@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob
+from flyer.api import FlyerJob, PodTemplate
 from flyer.engine import Node
 from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_NODE_RANK, RESOURCE_GPU
 
@@ -38,7 +38,7 @@ Strings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A FlyerJob; `job` is None when the object is not one (`problem` says why)."""
+    """A FlyerJob, without its pod template; None when the object is not one (see `problem`)."""
 
     key: str
     uid: str
@@ -49,12 +49,22 @@ class JobView:
     finalizers: tuple[str, ...] = ()
 
 
+# The scheduler never looks into a template, which is most of an object: it is read again when pods
+# are made of it.
+_NO_TEMPLATE: Final = PodTemplate.model_validate(
+    {"spec": {"containers": [{"name": "unread", "command": ["unread"]}]}}
+)
+
+
 def shape_job(value: dict[str, Any]) -> JobView:
-    """From the object's JSON."""
+    """From the object's JSON, all but its pod template."""
     metadata = {name: one for name, one in value["metadata"].items() if name != "managedFields"}
     job, problem = None, ""
+    spec = value.get("spec") or {}
+    if "template" in spec:
+        spec = {**spec, "template": _NO_TEMPLATE}
     try:
-        job = FlyerJob.model_validate({**value, "metadata": metadata})
+        job = FlyerJob.model_validate({**value, "metadata": metadata, "spec": spec})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
