@@ -56,7 +56,7 @@ def _pod(
 ) -> dict[str, Any]:
     spec = _template_spec(job)
     trainer = spec["containers"][job.spec.template.spec.containers.index(job.spec.template.trainer)]
-    _wrap(trainer)
+    _wrap(trainer, settings)
     add_tools(spec, trainer, settings)
     add_sidecar(spec, trainer, settings)
     add_environment(trainer, _environment(job, start, node_rank))
@@ -117,11 +117,11 @@ def _metadata(job: FlyerJob, start: Start, node_rank: int, trainer: str) -> dict
     }
 
 
-def _wrap(trainer: dict[str, Any]) -> None:
+def _wrap(trainer: dict[str, Any], settings: PodSettings) -> None:
     """The launcher runs the command's words; Kubernetes still expands $(NAME) in them."""
     words = [*trainer["command"], *trainer.get("args", [])]
     trainer["command"] = list(LAUNCH_COMMAND)
-    trainer["args"] = ["--", *words]
+    trainer["args"] = ["--start-seconds", f"{settings.start_seconds:g}", "--", *words]
     # The launcher leaves the first failing rank's traceback there.
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
