@@ -25,7 +25,7 @@ check: install check-static ## format, lint, types, import rules, unit tests: un
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not slow' $(UNIT_TESTS)
 
 # Tests that start no services: the rest of the tests runs real processes and takes longer.
-UNIT_TESTS := operator/tests/api operator/tests/engine operator/tests/sim tests
+UNIT_TESTS := operator/tests/api operator/tests/engine operator/tests/sim deviceplugin/tests/test_allocate.py deviceplugin/tests/test_health.py tests
 
 .PHONY: check-static
 check-static:

@@ -77,8 +77,11 @@ def test_pods_get_whole_pairs_devices_and_their_classes_fields(
         asking("one", gpu=4, rdma_hfreduce=1, rdma_nccl=1, rdma_storage=1),
         asking("two", gpu=2, rdma_hfreduce=1),
     ]
+    own = {"name": "NCCL_IB_SL", "value": "7"}
+    pods.append(asking("own", rdma_nccl=1))
+    pods[2]["spec"]["containers"][0]["env"] = [own]
     cluster.apply(*pods, namespace=namespace)
-    cluster.wait_ready("one", "two", namespace=namespace)
+    cluster.wait_ready("one", "two", "own", namespace=namespace)
     taken: set[str] = set()
     for pod, count in (("one", 4), ("two", 2)):
         values = environment(cluster, pod, namespace)
@@ -105,7 +108,8 @@ def test_pods_get_whole_pairs_devices_and_their_classes_fields(
     )
     assert topology.startswith('<system version="1">')
     assert "FLYER_NCCL_SERVICE_LEVEL" not in environment(cluster, "two", namespace)
-    cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "one", "two", "--wait=true")
+    assert environment(cluster, "own", namespace)["NCCL_IB_SL"] == "7", "the pod's own value wins"
+    cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "one", "two", "own", "--wait=true")
 
 
 def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(

@@ -1,0 +1,115 @@
+"""`flyer-node` as a person runs it: real processes on the stand-in driver."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+from flyer_node.errors import SettingError
+from flyer_node.settings import settings_from
+from flyer_node.testing.sysfs import set_port
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+
+def flyer_node(node: Node, *arguments: str, **flags: str) -> subprocess.CompletedProcess[str]:
+    values = [f"--{k.replace('_', '-')}={v}" for k, v in (node.flags | flags).items()]
+    command = [sys.executable, "-m", "flyer_node", arguments[0], *values, *arguments[1:]]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_inventory_for_people_and_programs(machine: Node) -> None:
+    done = flyer_node(machine, "inventory", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert (len(data["gpus"]), len(data["bridges"]), len(data["hcas"])) == (8, 4, 1)
+    text = flyer_node(machine, "inventory").stdout
+    assert "12 links to GPU 1" in text
+    assert "HCA mlx5_0" in text
+
+
+def test_the_tree_and_nccls_file(machine: Node) -> None:
+    text = flyer_node(machine, "topo").stdout
+    assert "pci0000:a0 (shared: about 37.5 GB/s to the CPU together)" in text
+    assert "pair GPU 4 = GPU 5" in text
+    system = ET.fromstring(flyer_node(machine, "topo", "-o", "xml").stdout)
+    assert len(list(system.iter("pci"))) == 9
+
+
+def test_the_doctor_names_what_is_wrong_and_the_remedy(machine: Node) -> None:
+    set_port(machine.sysfs, "mlx5_0", up=False)
+    (machine.folder / "dev/nvidia5").unlink()
+    done = flyer_node(machine, "doctor")
+    assert done.returncode == 1
+    for part in ("no kubelet at", "no nvidia5 below", "mlx5_0 port 1 is down", "->"):
+        assert part in done.stdout
+    levels = {one["level"] for one in json.loads(flyer_node(machine, "doctor", "-o=json").stdout)}
+    assert levels >= {"ok", "error"}
+
+
+def test_no_driver_at_all_is_a_node_without_gpus(
+    machine: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    done = flyer_node(machine, "inventory", "-o", "json")
+    data = json.loads(done.stdout)
+    assert data["gpus"] == []
+    assert len(data["hcas"]) == 1
+    assert {one["kind"] for one in data["findings"]} == {"Driver"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("slots", "0", "a whole number from 1 to 1000"),
+        ("slots", "many", "a whole number"),
+        ("poll", "0", "a number from 0.1"),
+        ("poll", "nan", "a number from 0.1"),
+        ("device-mode", "both", "nodes or cdi"),
+        ("metrics-port", "70000", "0 to 65535"),
+        ("sysfs-root", "sys", "an absolute path"),
+        ("log-level", "loud", "debug or info"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_with_the_remedy(
+    flag: str, value: str, expected: str
+) -> None:
+    with pytest.raises(SettingError, match=rf"--{flag}: '{value}'.*{expected}"):
+        settings_from([f"--{flag}={value}"], {})
+
+
+def test_variables_are_flags_with_another_spelling(machine: Node) -> None:
+    settings = settings_from([], {"FLYER_NODE_SLOTS": "7", "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert (settings.slots, settings.api_server) == (7, "https://10.0.0.1:443")
+    assert settings_from(["--slots=9"], {"FLYER_NODE_SLOTS": "7"}).slots == 9
+    done = flyer_node(machine, "run", slots="0")
+    assert done.returncode == 2
+    assert "--slots: '0' cannot be used" in done.stderr
+
+
+def test_sigterm_ends_the_agent_with_its_sockets_and_its_worker(machine: Node) -> None:
+    values = [f"--{k.replace('_', '-')}={v}" for k, v in machine.flags.items()]
+    agent = subprocess.Popen([sys.executable, "-m", "flyer_node", "run", *values])
+    folder = machine.folder / "p"
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("flyer-*.sock"))) < 5:
+            assert time.monotonic() < deadline
+            assert agent.poll() is None
+            time.sleep(0.02)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(60) == 0
+    finally:
+        agent.kill()
+    assert not list(folder.iterdir())
+    found = subprocess.run(
+        ["pgrep", "-P", str(agent.pid)], capture_output=True, text=True, check=False
+    )
+    assert not found.stdout

@@ -1,0 +1,155 @@
+"""The node agent's report against the API that owns its shape, and through an API server."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flyer.api.nodehealth import NodeHealth
+from flyer.kube.testing import ApiServer
+from flyer_node.hardware.driver import GpuStatus
+from flyer_node.health.ledger import Ledger
+from flyer_node.health.policy import load_policy
+from flyer_node.inventory.hca import PortStatus
+from flyer_node.metrics import Metrics
+from flyer_node.report.client import NodeHealthClient
+from flyer_node.report.document import status_document
+from flyer_node.report.reporter import Reporter
+from flyer_node.testing.stage import inventory_of
+from flyer_node.testing.sysfs import paper_node
+
+if TYPE_CHECKING:
+    from flyer_node.inventory import Inventory
+
+NOWHERE = Path("/nonexistent/token")
+
+
+def node(folder: Path) -> Inventory:
+    return replace(inventory_of(paper_node(), folder / "sys"), node="node-1", boot_id="b")
+
+
+def document(inventory: Inventory, book: Ledger, now: float = 100.0) -> dict[str, object]:
+    return status_document(
+        inventory, book.health, book.happened, agent_version="1", before={}, now=now
+    )
+
+
+def checked(status: dict[str, object]) -> NodeHealth:
+    return NodeHealth.model_validate(
+        {
+            "apiVersion": "fireflyer.dev/v1alpha1",
+            "kind": "NodeHealth",
+            "metadata": {"name": "node-1"},
+            "spec": {},
+            "status": status,
+        }
+    )
+
+
+def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: Path) -> None:
+    inventory = node(tmp_path)
+    book = Ledger(load_policy())
+    book.know(inventory, 1.0)
+    uuids = [gpu.uuid for gpu in inventory.gpus]
+    seen = {checked(document(inventory, book)).status.state.value}  # type: ignore[union-attr]
+    book.xid(inventory, uuids[0], 63, 2.0, source="driver")
+    seen.add(checked(document(inventory, book)).status.state.value)  # type: ignore[union-attr]
+    book.xid(inventory, uuids[1], 79, 3.0, source="driver")
+    book.xid(inventory, uuids[2], 74, 3.0, source="driver")
+    book.port_statuses([PortStatus("mlx5_0", 1, "down", "polling", {})], 4.0)
+    book.port_statuses([PortStatus("mlx5_0", 1, "down", "polling", {})], 9.0)
+    status = checked(document(inventory, book)).status
+    assert status is not None
+    seen.add(status.state.value)
+    kinds = {(one.kind, one.state.value) for one in status.devices}
+    assert {("gpu", "Unhealthy"), ("pair", "Unhealthy"), ("hca", "Unhealthy")} <= kinds
+    assert {one.code for one in status.faults} >= {"Xid79", "Xid74", "Xid63"}
+    good = [GpuStatus(uuid, answers=True, recovery_action=0, links_active=12) for uuid in uuids]
+    up = PortStatus("mlx5_0", 1, "active", "linkup", {})
+    for now in (5000.0, 5001.0):
+        book.gpu_statuses(inventory, good, now)
+        book.port_statuses([up], now)
+    seen.add(checked(document(inventory, book)).status.state.value)  # type: ignore[union-attr]
+    book.blind(("gpu", "pair"), "the driver hangs")
+    status = checked(document(inventory, book)).status
+    assert status is not None
+    seen.add(status.state.value)
+    assert status.reason == "NotObserved"
+    assert seen == {"Healthy", "Suspect", "Unhealthy", "Recovering", "Unknown"}
+
+
+def test_what_did_not_change_keeps_its_times(tmp_path: Path) -> None:
+    inventory = node(tmp_path)
+    book = Ledger(load_policy())
+    book.know(inventory, 1.0)
+    first = document(inventory, book, 100.0)
+    again = status_document(
+        inventory, book.health, book.happened, agent_version="1", before=first, now=999.0
+    )
+    assert again == first
+
+
+async def test_the_object_is_made_once_and_written_only_when_something_changed(
+    tmp_path: Path,
+) -> None:
+    inventory = node(tmp_path)
+    book = Ledger(load_policy())
+    book.know(inventory, 1.0)
+    async with ApiServer() as api:
+        client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
+        metrics = Metrics()
+
+        def make(before: object, now: float) -> dict[str, object]:
+            return status_document(
+                inventory,
+                book.health,
+                book.happened,
+                agent_version="1",
+                before=before,  # type: ignore[arg-type]
+                now=now,
+            )
+
+        reporter = Reporter(client, make, metrics)
+        running = asyncio.create_task(reporter.run())
+        try:
+            reporter.changed()
+            await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="ok") == 1)
+            reporter.changed()
+            book.xid(inventory, inventory.gpus[0].uuid, 79, 5.0, source="driver")
+            reporter.changed()
+            await _until(lambda: reporter.written.get("state") == "Unhealthy")
+            assert metrics.value("flyer_node_report_writes_total", outcome="ok") == 2
+            assert metrics.value("flyer_node_report_writes_total", outcome="failed") == 0
+        finally:
+            running.cancel()
+
+
+async def test_an_api_server_that_is_away_is_asked_again(tmp_path: Path) -> None:
+    inventory = node(tmp_path)
+    book = Ledger(load_policy())
+    book.know(inventory, 1.0)
+    metrics = Metrics()
+    async with ApiServer() as api:
+        port = int(api.url.rsplit(":", 1)[1])
+    client = NodeHealthClient(f"http://127.0.0.1:{port}", NOWHERE, NOWHERE, "node-1")
+    reporter = Reporter(client, lambda _before, now: document(inventory, book, now), metrics)
+    running = asyncio.create_task(reporter.run())
+    try:
+        reporter.changed()
+        await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="failed") >= 1)
+        back = ApiServer()
+        await back.start(port)
+        try:
+            await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="ok") >= 1)
+        finally:
+            await back.close()
+    finally:
+        running.cancel()
+
+
+async def _until(condition: object, seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.02)
