@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from threefs.csi.errors import AlreadyExists, CsiError
 from threefs.csi.logs import logger
-from threefs.csi.parameters import INLINE, Parameters, inline_size_bytes
+from threefs.csi.parameters import INLINE, Parameters, quantity_bytes
 from threefs.csi.volume_id import VolumeId, directory_name
 from threefs.csi.volumes import Volumes
 from threefs.errors import ThreeFSError
@@ -61,7 +61,7 @@ class InlineVolumes:
         parameters = Parameters.parse(wanted)
         size_bytes = self._default_size_bytes
         if SIZE in context:
-            size_bytes = inline_size_bytes(context[SIZE])
+            size_bytes = quantity_bytes("attribute `size`", context[SIZE])
         volume_id = VolumeId.make(parameters.cluster, parameters.path, handle)
         volumes = Volumes(parameters.cluster, self._clusters.of(parameters.cluster))
         found = volumes.find(volume_id)

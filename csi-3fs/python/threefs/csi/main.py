@@ -7,8 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from threefs.cli.output import bytes_of, report
+from threefs.cli.output import report
 from threefs.csi.errors import CsiError
+from threefs.csi.parameters import quantity_bytes
 from threefs.csi.settings import DRIVER, ControllerSettings, NodeSettings
 from threefs.errors import ThreeFSError
 
@@ -54,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
                 metrics_port=options.metrics_port,
                 workers=options.workers,
                 timeout_seconds=options.timeout,
-                default_size_bytes=bytes_of(options.default_size),
+                default_size_bytes=quantity_bytes("--default-size", options.default_size),
                 log_level=options.log_level,
                 driver_name=options.driver_name,
             )
@@ -69,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
             metrics_port=options.metrics_port,
             workers=options.workers,
             timeout_seconds=options.timeout,
-            default_size_bytes=bytes_of(options.default_size),
+            default_size_bytes=quantity_bytes("--default-size", options.default_size),
             log_level=options.log_level,
             driver_name=options.driver_name,
         )

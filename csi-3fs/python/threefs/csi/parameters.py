@@ -12,7 +12,7 @@ from threefs.csi.volume_id import check_cluster, check_parent
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_CLUSTER", "DEFAULT_PARENT", "INLINE", "Parameters"]
+__all__ = ["DEFAULT_CLUSTER", "DEFAULT_PARENT", "INLINE", "Parameters", "quantity_bytes"]
 
 DEFAULT_CLUSTER = "default"
 DEFAULT_PARENT = "/volumes"
@@ -23,6 +23,7 @@ KUBERNETES = "csi.storage.k8s.io/"
 """What the provisioner and the kubelet add; it is theirs to name and ours to leave alone."""
 
 ID_MAX = (1 << 32) - 2
+QUANTITY_CHARACTERS_MAX = 24
 QUANTITY = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti|Pi|K|k|M|G|T|P)?")
 UNITS = {
     None: 1,
@@ -72,11 +73,11 @@ class Parameters:
         return {"uid": self.uid, "gid": self.gid, "mode": self.mode}
 
 
-def inline_size_bytes(text: str) -> int:
-    """`size` of an inline volume: a quantity such as 10Gi."""
-    match = QUANTITY.fullmatch(text)
+def quantity_bytes(name: str, text: str) -> int:
+    """A size as Kubernetes writes it, such as 10Gi."""
+    match = QUANTITY.fullmatch(text) if len(text) <= QUANTITY_CHARACTERS_MAX else None
     if match is None or int(match[1]) == 0:
-        raise InvalidArgument(f"attribute `size` is `{text[:80]}`; give a quantity such as 10Gi")
+        raise InvalidArgument(f"{name} is `{text[:80]}`; give a quantity such as 10Gi")
     return int(match[1]) * UNITS[match[2]]
 
 

@@ -35,6 +35,7 @@ UNMOUNT_SECONDS = 2.0
 undoing may take in all."""
 DETACH_SECONDS = 1.5
 LOCK_SECONDS = 1.0
+READ_AHEAD_KIBIBYTES = 4096
 CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
@@ -54,8 +55,11 @@ class Held:
 class Mounts:
     """All mounts of one holder; thread-safe."""
 
-    def __init__(self, kubelet_dir: Path, clusters: Path, daemon_command: list[str]) -> None:
+    def __init__(
+        self, kubelet_dir: Path, clusters: Path, states: Path, daemon_command: list[str]
+    ) -> None:
         self._kubelet_dir = str(kubelet_dir)
+        self._states = states
         self._clusters = clusters
         self._daemon_command = daemon_command
         self._held: dict[str, tuple[Held, Daemon]] = {}
@@ -76,6 +80,9 @@ class Mounts:
                 return self._same(known, volume, root, read_only=read_only)
             self._clear_the_way(target, volume)
             held = self._mount(volume, cluster, root, target, read_only=read_only)
+            # The kernel gives the numbers of ended mounts again.
+            self._state_file(held).unlink(missing_ok=True)
+            _read_further_ahead(held.device)
             daemon = Daemon(self._command(held, cluster_file), held.descriptor, volume)
             with self._changed:
                 self._held[target] = (held, daemon)
@@ -294,6 +301,7 @@ class Mounts:
         with self._changed:
             self._held.pop(held.target, None)
         os.close(held.descriptor)
+        self._state_file(held).unlink(missing_ok=True)
 
     def _forget(self, target: str) -> None:
         """Something else has undone the mount: end its daemon."""
@@ -307,7 +315,12 @@ class Mounts:
 
     def _command(self, held: Held, cluster_file: Path) -> list[str]:
         command = [*self._daemon_command, "--cluster", str(cluster_file), "--root", held.root]
+        command += ["--state", str(self._state_file(held))]
         return [*command, *(["--read-only"] * held.read_only)]
+
+    def _state_file(self, held: Held) -> Path:
+        """What one daemon of a mount leaves to the next; beside the socket, as it outlives pods."""
+        return self._states / f"mount-{held.device.partition(':')[2]}.state"
 
     def _cluster_file(self, cluster: str) -> Path:
         if not cluster or "/" in cluster or cluster.startswith("."):
@@ -351,6 +364,12 @@ def _undo_other(mount: Mount, *, orphan: bool) -> str:
         return "clean"
     _call("detach", mount.target, timeout=DETACH_SECONDS)
     return "detached"
+
+
+def _read_further_ahead(device: str) -> None:
+    """For sequential readers. Best effort: /sys may be read-only, and all works without."""
+    with contextlib.suppress(OSError):
+        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KIBIBYTES))
 
 
 def _abort(device: str) -> None:

@@ -7,8 +7,9 @@ Requests, with the fields that each takes::
     bind     source target read_only flags          -> already
     unmount  target                                 -> was (volume or null), how
     list                                            -> mounts, held
-    handover                                        -> held, then one descriptor for each;
-                                                       the other side says {"op": "taken"}
+    handover                                        -> held
+    give     (after that)                           -> a descriptor for each
+    taken    (after those)
 
 An answer has `ok`: true, or false with `kind` (of `KINDS`) and `message`. Only root may connect:
 the socket's mode is 0600 and the peer's user is checked.

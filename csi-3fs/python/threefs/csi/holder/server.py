@@ -137,8 +137,11 @@ class Server:
         given = self._mounts.give_up()
         try:
             send(connection, {"ok": True, "held": [asdict(held) for held in given]})
-            send_descriptors(connection, [held.descriptor for held in given])
-            taken = receive(connection).get("op") == "taken"
+            # In turns: a line that is read together with a descriptor's message would lose it.
+            wanted = receive(connection).get("op") == "give"
+            if wanted:
+                send_descriptors(connection, [held.descriptor for held in given])
+            taken = wanted and receive(connection).get("op") == "taken"
         except (OSError, Refused) as error:
             self._mounts.take_back()
             _say(f"handing over failed, the mounts stay here: {error}")
@@ -179,6 +182,7 @@ def take_over(path: Path) -> list[Held] | None:
         if answer.get("ok") is not True:
             raise Refused(str(answer.get("kind", "failed")), str(answer.get("message")))
         lines = answer["held"]
+        send(connection, {"op": "give"})
         descriptors = receive_descriptors(connection, len(lines))
         held = [
             Held(**{**line, "descriptor": descriptor})
@@ -193,9 +197,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # The command may be followed by its own arguments, so it comes last on the command line.
     command = options.daemon or [sys.executable, "-P", "-m", "threefs", "fuse"]
-    mounts = Mounts(options.kubelet_dir, options.clusters, command)
-    server = Server(options.socket, mounts)
     options.socket.parent.mkdir(parents=True, exist_ok=True)
+    mounts = Mounts(options.kubelet_dir, options.clusters, options.socket.parent, command)
+    server = Server(options.socket, mounts)
     taken = take_over(options.socket)
     server.open()
     mounts.adopt(taken or [])

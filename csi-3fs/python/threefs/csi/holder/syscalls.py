@@ -22,6 +22,9 @@ __all__ = ["TimedOut", "call"]
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_BIND, MS_RELATIME = 32, 1024, 4096, 1 << 21
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+READ_BYTES_MAX = 1 << 20
+"""What one read may ask the daemon for: the size of a file chunk."""
+
 FLAGS = {
     "ro": MS_RDONLY,
     "nosuid": MS_NOSUID,
@@ -68,8 +71,9 @@ def main(arguments: list[str]) -> int:
 def fuse(descriptor: str, source: str, kind: str, options: str, target: str) -> None:
     """Mount a FUSE file system on a new directory."""
     os.makedirs(target, mode=0o750, exist_ok=True)  # noqa: PTH103 -- a child starts in 20 ms
-    flags = MS_NOSUID | MS_NODEV
-    data = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
+    flags = MS_NOSUID | MS_NODEV | MS_NOATIME
+    data = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other"
+    data += f",max_read={READ_BYTES_MAX}"
     if "ro" in options.split(","):
         flags |= MS_RDONLY
     _mount(source, target, kind, flags, data)
