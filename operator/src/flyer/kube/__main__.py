@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from flyer.api import FlyerJob
-    from flyer.engine import Event, Start
+    from flyer.engine import Event, Node, Start
     from flyer.kube.pods import PlacedNode
 
 __all__ = ["main", "operate"]
@@ -93,7 +93,7 @@ class _Operator:
         )
         mark = LeaderMark(api, settings.namespace, settings.pod_name) if settings.pod_name else None
         self._leader = Leader(
-            api, Election(api, holder, lease), self._world, self._term, metrics, mark
+            api, Election(api, holder, lease), self._world, self._term, metrics, mark, self._handle
         )
         self._policy = replace(
             Policy(),
@@ -131,6 +131,15 @@ class _Operator:
         )
         self._certificates.serve_with(webhook.use)
         await webhook.serve()
+
+    async def _handle(self, term: Term) -> None:
+        from flyer.kube.handlers import Handlers
+
+        def nodes() -> list[Node]:
+            return [known.node for known in term.state.nodes.values()]
+
+        if self._settings.handlers:
+            await Handlers(nodes, kubeconfig=self._settings.kubeconfig).run()
 
     def _pod_settings(self) -> PodSettings:
         settings, certificates = self._settings, self._certificates.current

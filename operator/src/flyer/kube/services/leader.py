@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """Runs terms. `make_term(api, epoch, raise_epoch)` makes one; `mark` names the leader's pod."""
+    """Runs terms. `make_term(api, epoch, raise_epoch)` makes one; `mark` names the leader's pod.
+
+    `beside` runs during a term and does not end it.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Leader:
         make_term: Callable[[Api, int, Callable[[int], Awaitable[int]]], Term],
         metrics: Metrics,
         mark: LeaderMark | None = None,
+        beside: Callable[[Term], Awaitable[None]] | None = None,
     ) -> None:
         self.term: Term | None = None
         self._api = api
@@ -47,6 +51,7 @@ class Leader:
         self._make_term = make_term
         self._metrics = metrics
         self._mark = mark
+        self._beside = beside
 
     async def run(self) -> None:
         """Lead whenever that is possible, until cancelled; then give the Lease back."""
@@ -72,7 +77,8 @@ class Leader:
         hold = asyncio.create_task(self._election.hold(), name="lease")
         work = asyncio.create_task(term.run(), name="term")
         marking = asyncio.create_task(self._marked(), name="mark")
-        tasks = (hold, work, marking)
+        beside = asyncio.create_task(self._run_beside(term), name="beside")
+        tasks = (hold, work, marking, beside)
         try:
             await asyncio.wait({hold, work}, return_when=asyncio.FIRST_COMPLETED)
             return term.serving
@@ -83,6 +89,10 @@ class Leader:
                 task.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 _log_end(result)
+
+    async def _run_beside(self, term: Term) -> None:
+        if self._beside is not None:
+            await self._beside(term)
 
     async def _marked(self) -> None:
         if self._mark is None:

@@ -1,0 +1,97 @@
+"""What kopf says about quotas and topologies, and that it says it once."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from flyer.engine import Node
+from flyer.kube.handlers import Handlers
+from flyer.kube.handlers.verdicts import condition_patch, quota_verdict, topology_verdict
+
+NODES = [Node("a0", "A", "leaf1", "a100"), Node("b0", "B", "leaf2", "a100")]
+
+
+def quota(**spec):
+    return {"metadata": {"name": "q", "generation": 1}, "spec": {"nodes": 1, **spec}}
+
+
+def topology(*zones):
+    return {"metadata": {"name": "cluster", "generation": 1}, "spec": {"zones": list(zones)}}
+
+
+@pytest.mark.parametrize(
+    ("value", "holds", "reason", "words"),
+    [
+        (quota(), True, "Effective", "1 of 2 nodes"),
+        (quota(nodes=9), True, "NeverReached", "limits nobody"),
+        (quota(group="h100"), False, "UnknownGroup", "no node has the class h100"),
+        (quota(nodes="x"), False, "Invalid", "spec.nodes"),
+    ],
+)
+def test_quotas(value, holds, reason, words):
+    kind, found, why, message = quota_verdict(value, NODES)
+    assert (kind, found, why) == ("Effective", holds, reason)
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("value", "holds", "reason", "words"),
+    [
+        (topology(), True, "Consistent", "2 nodes"),
+        (topology({"name": "A"}, {"name": "B"}), True, "Consistent", "2 zones"),
+        (topology({"name": "A"}), False, "UnknownZone", "b0"),
+        (topology({"name": "A", "leaves": ["x"]}, {"name": "B"}), False, "UnknownLeaf", "a0"),
+    ],
+)
+def test_topologies(value, holds, reason, words):
+    kind, found, why, message = topology_verdict(value, NODES)
+    assert (kind, found, why) == ("Consistent", holds, reason)
+    assert words in message
+
+
+def test_a_condition_changes_its_time_with_its_status_alone():
+    value = quota()
+    first = condition_patch(value, ("Effective", True, "Effective", "x"), 1000.0)
+    value = {**value, "status": first}
+    assert condition_patch(value, ("Effective", True, "Effective", "x"), 2000.0) is None
+    second = condition_patch(value, ("Effective", True, "NeverReached", "y"), 2000.0)
+    time = first["conditions"][0]["lastTransitionTime"]
+    assert second["conditions"][0]["lastTransitionTime"] == time
+    third = condition_patch(value, ("Effective", False, "Invalid", "z"), 2000.0)
+    assert third["conditions"][0]["lastTransitionTime"] != time
+
+
+async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, tmp_path):
+    path = tmp_path / "config"
+    path.write_text(
+        json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "k", "cluster": {"server": api_server.url}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        })
+    )  # fmt: skip
+    store = api_server.store
+    store.create("flyerquotas", quota(group="h100"))
+    store.create("flyertopologies", topology({"name": "A"}))
+    task = asyncio.create_task(Handlers(lambda: NODES, kubeconfig=str(path)).run())
+
+    def reason(plural, name):
+        conditions = store.get(plural, name).get("status", {}).get("conditions") or [{}]
+        return conditions[0].get("reason")
+
+    try:
+        await until(lambda: reason("flyerquotas", "q") == "UnknownGroup")
+        await until(lambda: reason("flyertopologies", "cluster") == "UnknownZone")
+        store.patch("flyerquotas", "q", {"spec": {"group": "a100"}})
+        await until(lambda: reason("flyerquotas", "q") == "Effective")
+        version = store.version
+        await asyncio.sleep(1.0)
+        assert store.version == version
+        assert "finalizers" not in store.get("flyerquotas", "q")["metadata"]
+        assert "annotations" not in store.get("flyerquotas", "q")["metadata"]
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
