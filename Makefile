@@ -68,8 +68,8 @@ cluster-tools: install ## build what a test cluster needs: minutes once, then ke
 	@scripts/bootstrap $(CLUSTER_PACKAGES)
 	@$(PYTHON) -m e2e.cluster build --quiet
 
-cluster-up: cluster-tools ## a real Kubernetes in build/cluster/default (LIGHT=1: control plane alone)
-	$(PYTHON) -m e2e.cluster up $(if $(LIGHT),--light --controllers)
+cluster-up: cluster-tools ## a real Kubernetes in build/cluster/default (LIGHT=1: no nodes, KWOK=512: fake ones)
+	$(PYTHON) -m e2e.cluster up $(if $(LIGHT),--light --controllers) $(if $(KWOK),--kwok=$(KWOK))
 
 cluster-down: ## remove it without a trace
 	$(PYTHON) -m e2e.cluster down

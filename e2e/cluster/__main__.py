@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--controllers", action="store_true", help="with --light: the controller manager too"
     )
+    command.add_argument("--kwok", type=int, default=0, metavar="N", help="N fake nodes on top")
     command.set_defaults(run=_up)
 
     command = commands.add_parser("down", parents=[folder], help="remove it without a trace")
@@ -57,7 +58,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    state = up(arguments.state, Options(arguments.light, arguments.controllers))
+    state = up(
+        arguments.state,
+        Options(
+            light=arguments.light,
+            controllers=arguments.controllers or arguments.kwok > 0,
+            kwok=arguments.kwok,
+        ),
+    )
     print(f"KUBECONFIG={state.kubeconfig}")
     return 0
 

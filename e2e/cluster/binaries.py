@@ -61,6 +61,8 @@ MODULES = (
         link_flags=_version_flags(KUBERNETES_VERSION),
     ),
     Module("coredns", {"coredns": "."}),
+    Module("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
+    Module("csi-sanity", {"csi-sanity": f"{CSI_PROJECT}/csi-test/v5/cmd/csi-sanity"}, static=True),
     Module(
         "csi",
         {

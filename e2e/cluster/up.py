@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from e2e.cluster import binaries, control_plane, dns, network, pki
+from e2e.cluster import binaries, control_plane, dns, kwok, network, pki
 from e2e.cluster.down import remove
 from e2e.cluster.handle import Cluster, wait_for
 from e2e.cluster.node import Node, load_image
@@ -37,6 +37,7 @@ class Options:
     light: bool = False  # the control plane alone
     controllers: bool = False  # in a light cluster: the controller manager too
     nodes: tuple[NodeSpec, ...] = NODES  # in a whole cluster
+    kwok: int = 0  # nodes without machines on top
 
 
 def programs(options: Options) -> tuple[str, ...]:
@@ -46,6 +47,8 @@ def programs(options: Options) -> tuple[str, ...]:
         names.append(control_plane.CONTROLLER_MANAGER)
     if not options.light:
         names += [control_plane.SCHEDULER, "kubelet", "kube-proxy", dns.DNS]
+    if options.kwok:
+        names.append(kwok.KWOK)
     return tuple(names)
 
 
@@ -63,6 +66,8 @@ def up(folder: Path, options: Options) -> State:
         else:
             state.nodes = [node.name for node in options.nodes]
             _start_whole(state, options)
+        if options.kwok:
+            kwok.add(Cluster(state), options.kwok)
         print(f"cluster: ready in {time.monotonic() - started:.1f} s", flush=True)
     return state
 
