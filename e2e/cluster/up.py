@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from e2e.cluster import binaries, control_plane, dns, kwok, network, pki
 from e2e.cluster.down import remove
@@ -14,9 +14,6 @@ from e2e.cluster.node import Node, load_image
 from e2e.cluster.nodes import NODES, NodeSpec
 from e2e.cluster.state import State, free_ports, locked
 from images.pause import PAUSE_IMAGE, pause_archive
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["Options", "programs", "up"]
 
@@ -27,6 +24,7 @@ PORTS = (
     control_plane.CONTROLLER_MANAGER,
     control_plane.SCHEDULER,
 )
+INOTIFY_INSTANCES = 8192
 READY_DEADLINE_S = 180.0  # a loaded machine; usually 15 s
 
 
@@ -72,7 +70,19 @@ def up(folder: Path, options: Options) -> State:
     return state
 
 
+def _allow_watches() -> None:
+    """Every kubelet takes some twenty inotify instances; Linux gives a user 128.
+
+    The one setting of the machine that outlives a cluster: others may count on it by then.
+    """
+    limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    if int(limit.read_text()) < INOTIFY_INSTANCES:
+        limit.write_text(str(INOTIFY_INSTANCES))
+        print(f"cluster: raised fs.inotify.max_user_instances to {INOTIFY_INSTANCES}", flush=True)
+
+
 def _start_whole(state: State, options: Options) -> None:
+    _allow_watches()
     network.create(state)
     pause = pause_archive(binaries.cache() / "images")
     nodes = [Node(state, spec, index, PAUSE_IMAGE) for index, spec in enumerate(options.nodes)]
