@@ -168,6 +168,8 @@ class Agent:
         )
         inventory = _with_missing(found, before, missing, extra)
         if inventory != before or not self._topology:
+            if set(inventory.gpus_by_uuid) != set(before.gpus_by_uuid):
+                self._hardware.renew()  # events are asked for anew, for all of them
             self.inventory = inventory
             self.ledger.know(inventory, time.time())
             self.metrics.know(inventory, self.policy)

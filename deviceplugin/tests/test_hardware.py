@@ -1,0 +1,157 @@
+"""The worker process: killed, hung and refused, and what the others notice of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer_node.errors import HardwareError
+from flyer_node.hardware.client import Deadlines, Hardware
+from flyer_node.hardware.driver import DriverEvent, EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from conftest import Node
+
+PATIENT = Deadlines(facts=60, status=60, sysfs=60, ports=60, listen=60, beat=60)
+
+
+@contextlib.asynccontextmanager
+async def hardware(
+    node: Node, deadlines: Deadlines = PATIENT
+) -> AsyncIterator[tuple[Hardware, list[DriverEvent], list[str]]]:
+    events: list[DriverEvent] = []
+    kills: list[str] = []
+    one = Hardware(node.sysfs, deadlines=deadlines, on_event=events.append, on_kill=kills.append)
+    try:
+        yield one, events, kills
+    finally:
+        await one.close()
+
+
+async def settled(condition: object) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.02)
+
+
+async def test_the_real_bindings_read_the_stand_in_driver(machine: Node) -> None:
+    machine.driver.remap[1] = (True, False)
+    machine.driver.ecc[2] = 7
+    machine.driver.links[4] = 3
+    machine.driver.lost.add(5)
+    machine.driver.recovery = {6: 4, 7: -1}
+    machine.driver.write()
+    async with hardware(machine) as (one, _, kills):
+        facts = await one.facts()
+        assert facts.driver_version == "550.90.07"
+        assert [gpu.gpu.index for gpu in facts.gpus] == [0, 1, 2, 3, 4, 6, 7]
+        assert [finding.where for finding in facts.findings] == ["nvml index 5"]
+        first = facts.gpus[0]
+        assert (first.gpu.address, first.gpu.minor) == ("0000:01:00.0", 0)
+        assert first.gpu.compute_capability == (8, 0)
+        assert first.link_peers == ("0000:21:00.0",) * 12
+        statuses = await one.status([machine.uuid(index) for index in range(8)])
+        assert [status.answers for status in statuses] == [True] * 5 + [False] + [True] * 2
+        assert statuses[1].remap_pending
+        assert statuses[2].uncorrectable_errors == 7
+        assert statuses[4].links_active == 3
+        assert [status.recovery_action for status in statuses[5:]] == [None, 4, None]
+        assert not kills
+
+
+async def test_events_arrive_once_and_in_order(machine: Node) -> None:
+    machine.driver.xid(0, 13)
+    async with hardware(machine) as (one, events, _):
+        await one.facts()
+        await one.listen([machine.uuid(index) for index in range(8)])
+        for gpu, code in ((1, 31), (1, 31), (2, 79)):
+            machine.driver.xid(gpu, code)
+        await settled(lambda: len(events) >= 3)
+        assert events == [
+            DriverEvent(machine.uuid(gpu), EventKind.XID, code)
+            for gpu, code in ((1, 31), (1, 31), (2, 79))
+        ]
+        assert one.listening
+
+
+async def test_ports_are_read_while_the_driver_hangs(machine: Node) -> None:
+    machine.driver.hang = "nvml"
+    machine.driver.write()
+    async with hardware(machine, Deadlines(facts=3, ports=60)) as (one, _, kills):
+        waiting = asyncio.create_task(one.facts())
+        for _ in range(5):
+            (port,) = await one.ports()
+            assert port.state == "active"
+        with pytest.raises(HardwareError, match="no answer after 3 s") as caught:
+            await waiting
+        assert caught.value.kind == "hung"
+        assert len(kills) == 1
+        with pytest.raises(HardwareError, match="asked again in"):
+            await one.facts()
+        assert await one.ports(), "no pause for the ports"
+        machine.driver.hang = ""
+        machine.driver.write()
+
+        async def answered() -> bool:
+            with contextlib.suppress(HardwareError):
+                return len((await one.facts()).gpus) == 8
+            return False
+
+        async with asyncio.timeout(60):
+            while not await answered():
+                await asyncio.sleep(0.1)
+
+
+async def test_a_worker_that_is_killed_is_replaced(machine: Node) -> None:
+    async with hardware(machine) as (one, _, kills):
+        for _ in range(3):
+            assert len((await one.facts()).gpus) == 8
+            assert one._worker is not None
+            os.kill(one._worker.process.pid, signal.SIGKILL)
+            await settled(lambda: one._worker is None)
+        assert len(kills) == 3
+
+
+async def test_a_wait_for_events_that_hangs_alone_is_noticed(machine: Node) -> None:
+    deadlines = Deadlines(facts=60, status=60, sysfs=60, ports=60, listen=60, beat=2)
+    async with hardware(machine, deadlines) as (one, _, kills):
+        await one.facts()
+        machine.driver.hang = "EventSetWait"
+        machine.driver.write()
+        await one.listen([machine.uuid(0)])
+        await settled(lambda: not one.listening)
+        assert kills == ["the wait for events gave no sign of life"]
+        machine.driver.hang = ""
+        machine.driver.write()
+        await one.listen([machine.uuid(0)])
+        assert one.listening
+
+
+async def test_a_driver_that_refuses_says_why(machine: Node) -> None:
+    machine.driver.control.unlink()
+    async with hardware(machine) as (one, _, kills):
+        with pytest.raises(HardwareError, match="Uninitialized") as caught:
+            await one.facts()
+        assert caught.value.kind == "refused"
+        assert not kills, "a refusal is an answer"
+
+
+async def test_no_worker_outlives_its_parent(machine: Node) -> None:
+    async with hardware(machine) as (one, _, _kills):
+        await one.facts()
+        assert one._worker is not None
+        pid = one._worker.process.pid
+        machine.driver.hang = "nvml"
+        machine.driver.write()
+        hung = asyncio.create_task(one.facts())
+        await asyncio.sleep(0)
+        await one.close()
+        with pytest.raises(HardwareError):
+            await hung
+        await settled(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
