@@ -151,8 +151,16 @@ def shape_node(value: dict[str, Any]) -> NodeView:
     ready: Strings = next((one for one in conditions if one["type"] == "Ready"), {})
     lost = _lost(ready, taints)
     reason = lost or _unready(ready, spec, taints)
+    capacity = status.get("capacity") or {}
+    # A device plugin that finds no device offers none: such a node has its cores. One that has
+    # devices, all of them out of order, has nothing to offer.
     slots = next(
-        (_number(allocatable[name]) for name in _SLOT_RESOURCES if name in allocatable),
+        (
+            _number(allocatable[name])
+            for name in _SLOT_RESOURCES
+            if name in allocatable
+            and (_number(allocatable[name]) or _number(str(capacity.get(name, "0"))))
+        ),
         _cores(allocatable.get("cpu", "1")),
     )
     if not slots:

@@ -1,0 +1,187 @@
+"""The chart on real kubelets: installed, upgraded under a running job, taken away.
+
+`build/e2e/chart.json` has the seconds that each took.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e import chart
+from e2e.cluster.handle import Cluster, wait_for
+from e2e.tests.pods import TRAIN_IMAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    # Images are built the first time.
+    pytest.mark.timeout(1800),
+]
+
+FIGURES = Path(__file__).resolve().parents[2] / "build" / "e2e" / "chart.json"
+JOB_SECONDS = 240.0
+STEPS = 400
+SCRIPT = f"""
+import os, time, flyer.job
+job = flyer.job.current()
+for step in range({STEPS}):
+    time.sleep(0.1)
+    if os.environ["RANK"] == "0":
+        job.progress(step + 1, total_steps={STEPS})
+print("done", flush=True)
+"""
+
+
+def figure(name: str, seconds: float) -> None:
+    known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    FIGURES.parent.mkdir(parents=True, exist_ok=True)
+    FIGURES.write_text(json.dumps(known | {name: round(seconds, 1)}, indent=1) + "\n")
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Iterator[chart.Release]:
+    cluster.load_images(*chart.IMAGES, "train")
+    made = chart.Release(cluster)
+    figure("install_seconds", made.install())
+    yield made
+    made.uninstall()
+
+
+def pods(cluster: Cluster, selector: str, namespace: str = chart.NAMESPACE) -> list[Any]:
+    found = json.loads(
+        cluster.kubectl(
+            "get", "pods", f"--namespace={namespace}", f"--selector={selector}", "--output=json"
+        )
+    )
+    items: list[Any] = found["items"]
+    return items
+
+
+def test_every_component_is_ready(release: chart.Release) -> None:
+    found = pods(release.cluster, "app.kubernetes.io/name=fire-flyer")
+    components = {one["metadata"]["labels"]["app.kubernetes.io/component"] for one in found}
+    assert components >= {"operator", "node-agent", "threefs-mgmtd", "threefs-storage", "csi-node"}
+    for one in found:
+        ready = {each["type"]: each["status"] for each in one["status"]["conditions"]}["Ready"]
+        restarts = sum(each["restartCount"] for each in one["status"]["containerStatuses"])
+        assert (ready, restarts) == ("True", 0), one["metadata"]["name"]
+
+
+def test_nobody_lacks_a_right(release: chart.Release) -> None:
+    """What a component asks the API server for, it may: no refusal in anybody's log."""
+    for one in pods(release.cluster, "app.kubernetes.io/name=fire-flyer"):
+        log = release.cluster.kubectl(
+            "logs", f"--namespace={chart.NAMESPACE}", one["metadata"]["name"], "--all-containers"
+        )
+        assert "forbidden" not in log.lower(), one["metadata"]["name"]
+
+
+def test_the_gateway_is_the_leader_alone_and_the_webhook_is_every_replica(
+    release: chart.Release,
+) -> None:
+    def addresses(service: str) -> set[str]:
+        slices = json.loads(
+            release.cluster.kubectl(
+                "get", "endpointslices", f"--namespace={chart.NAMESPACE}", "--output=json",
+                f"--selector=kubernetes.io/service-name={service}",
+            )
+        )  # fmt: skip
+        return {
+            address
+            for one in slices["items"]
+            for endpoint in one["endpoints"] or []
+            if endpoint["conditions"]["ready"]
+            for address in endpoint["addresses"]
+        }
+
+    wait_for("one leader", lambda: len(addresses("flyer-gateway")) == 1)
+    assert len(addresses("flyer-webhook")) == 2
+
+
+def job_manifest(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "fireflyer.dev/v1alpha1",
+        "kind": "FlyerJob",
+        "metadata": {"name": name},
+        "spec": {
+            "nodes": 2,
+            "ranksPerNode": 1,
+            "crossZone": "never",
+            "template": {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "trainer",
+                            "image": TRAIN_IMAGE,
+                            "imagePullPolicy": "Never",
+                            "command": ["python3", "-c", SCRIPT],
+                        }
+                    ]
+                }
+            },
+        },
+    }
+
+
+def test_an_upgrade_under_a_running_job_is_not_noticed(
+    release: chart.Release, namespace: str
+) -> None:
+    cluster = release.cluster
+    cluster.apply(job_manifest("steady"), namespace=namespace)
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = cluster.get("flyerjob", "steady", namespace=namespace)
+        return dict(found.get("status") or {})
+
+    def step() -> int:
+        return int((status().get("progress") or {}).get("step") or 0)
+
+    wait_for("the job's first steps", step, JOB_SECONDS)
+    selector = "fireflyer.dev/job=steady"
+    before = {one["metadata"]["uid"] for one in pods(cluster, selector, namespace)}
+    operators = {
+        one["metadata"]["uid"] for one in pods(cluster, "app.kubernetes.io/component=operator")
+    }
+
+    # Every pod of ours is replaced: the label is in every template.
+    release.values = {"commonLabels": {"upgraded": "yes"}}
+    figure("upgrade_seconds", release.install())
+
+    after = pods(cluster, "app.kubernetes.io/component=operator")
+    assert not operators & {one["metadata"]["uid"] for one in after}
+    seen = step()
+    wait_for(
+        "progress after the upgrade", lambda: step() > seen or status()["phase"] == "Succeeded"
+    )
+    wait_for("the job's end", lambda: status().get("phase") == "Succeeded", JOB_SECONDS)
+    assert {one["metadata"]["uid"] for one in pods(cluster, selector, namespace)} == before
+    assert status()["chain"]["attempt"] == 1
+    assert status()["chain"].get("restarts", 0) == 0
+    assert step() == STEPS
+
+
+def test_uninstalled_it_leaves_definitions_the_key_and_the_jobs(release: chart.Release) -> None:
+    cluster = release.cluster
+    release.uninstall()
+    wait_for("no pod of ours", lambda: not pods(cluster, "app.kubernetes.io/name=fire-flyer"))
+    names = cluster.kubectl(
+        "get", "--output=name", "--ignore-not-found", f"--namespace={chart.NAMESPACE}",
+        "--selector=app.kubernetes.io/name=fire-flyer",
+        "deployments,daemonsets,statefulsets,services,serviceaccounts,roles,rolebindings,"
+        "clusterroles,clusterrolebindings,networkpolicies,poddisruptionbudgets,storageclasses,"
+        "csidrivers,priorityclasses,mutatingwebhookconfigurations,validatingadmissionpolicies,"
+        "validatingadmissionpolicybindings,secrets,configmaps",
+    ).split()  # fmt: skip
+    assert names == ["secret/threefs-key"]
+    assert "flyerjobs.fireflyer.dev" in cluster.kubectl("get", "crds", "--output=name")
+
+    # And it comes back to what it left.
+    figure("install_again_seconds", release.install())
+    test_every_component_is_ready(release)
