@@ -1,0 +1,21 @@
+"""The chart, installed once for all stories of a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e.release import OPERATOR_ALONE, Release
+
+if TYPE_CHECKING:
+    from e2e.cluster.handle import Cluster
+
+
+@pytest.fixture(scope="session")
+def operator_release(cluster: Cluster) -> Release:
+    """Our operator, running; nothing else of the suite."""
+    cluster.load_images("train", "controller", "collectives")
+    release = Release(cluster)
+    release.install(OPERATOR_ALONE)
+    return release
