@@ -153,7 +153,12 @@ class Mounts:
             }
             for one, daemon in known
         ]
-        lines = [mount for mount in mountinfo.read() if mount.volume is not None]
+        inside = f"{self._kubelet_dir}/"
+        lines = [
+            mount
+            for mount in mountinfo.read()
+            if mount.volume is not None and mount.target.startswith(inside)
+        ]
         mounts = [
             {
                 "volume": mount.volume,

@@ -1,0 +1,234 @@
+"""A volume on two nodes of one machine, through the driver as it is deployed, over a real 3FS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from threefs.csi.proto import csi_pb2 as csi
+
+from e2e.csi import CALL_SECONDS, Deployed, has_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.csi import NodeProcesses
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="FUSE mounts need root"),
+    pytest.mark.timeout(600),
+]
+
+MEBIBYTE = 1 << 20
+PATIENCE_SECONDS = 60.0
+UNDO_SECONDS_MAX = 5.0
+Mode = csi.VolumeCapability.AccessMode
+EVERYWHERE = csi.VolumeCapability(
+    mount=csi.VolumeCapability.MountVolume(),
+    access_mode=Mode(mode=Mode.MULTI_NODE_MULTI_WRITER),
+)
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Iterator[Deployed]:
+    """Two nodes."""
+    if not has_daemon():
+        pytest.skip("this build of threefs has no FUSE daemon")
+    deployed = Deployed(tmp_path)
+    try:
+        deployed.start(nodes=2)
+        yield deployed
+    finally:
+        deployed.stop()
+
+
+def create(deployed: Deployed, name: str, size: int = 64 * MEBIBYTE) -> str:
+    request = csi.CreateVolumeRequest(
+        name=name,
+        volume_capabilities=[EVERYWHERE],
+        capacity_range=csi.CapacityRange(required_bytes=size),
+    )
+    reply = deployed.controller().CreateVolume(request, timeout=CALL_SECONDS)
+    return str(reply.volume.volume_id)
+
+
+def mount(node: NodeProcesses, volume: str, pod: str, *, readonly: bool = False) -> Path:
+    """Stage and publish; gives what a pod would see."""
+    stage, target = node.kubelet / "stage" / volume.rpartition("/")[2], node.kubelet / pod
+    stub: Any = node.stub()
+    stub.NodeStageVolume(
+        csi.NodeStageVolumeRequest(
+            volume_id=volume, staging_target_path=str(stage), volume_capability=EVERYWHERE
+        ),
+        timeout=CALL_SECONDS,
+    )
+    stub.NodePublishVolume(
+        csi.NodePublishVolumeRequest(
+            volume_id=volume,
+            staging_target_path=str(stage),
+            target_path=str(target),
+            volume_capability=EVERYWHERE,
+            readonly=readonly,
+        ),
+        timeout=CALL_SECONDS,
+    )
+    return target
+
+
+def undo(node: NodeProcesses, volume: str, pod: str, *, unstage: bool = True) -> None:
+    stub: Any = node.stub()
+    stub.NodeUnpublishVolume(
+        csi.NodeUnpublishVolumeRequest(volume_id=volume, target_path=str(node.kubelet / pod)),
+        timeout=CALL_SECONDS,
+    )
+    if unstage:
+        stage = node.kubelet / "stage" / volume.rpartition("/")[2]
+        stub.NodeUnstageVolume(
+            csi.NodeUnstageVolumeRequest(volume_id=volume, staging_target_path=str(stage)),
+            timeout=CALL_SECONDS,
+        )
+
+
+def condition(node: NodeProcesses, volume: str, target: Path) -> Any:
+    request = csi.NodeGetVolumeStatsRequest(volume_id=volume, volume_path=str(target))
+    stub: Any = node.stub()
+    return stub.NodeGetVolumeStats(request, timeout=CALL_SECONDS)
+
+
+def sh(command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """In a child with a deadline: a mount that hangs must not hang the tests."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=check,
+    )
+
+
+def test_two_nodes_share_a_volume_that_outlives_daemons_holders_and_drivers(
+    deployed: Deployed,
+) -> None:
+    first, second = deployed.nodes
+    began = time.monotonic()
+    volume = create(deployed, "pvc-1")
+    here = mount(first, volume, "pod-a")
+    sh(f"echo first > {here}/byte")
+    print(f"claim to first byte, without Kubernetes: {time.monotonic() - began:.2f} s")
+    there = mount(second, volume, "pod-b")
+    assert sh(f"cat {there}/byte").stdout == "first\n"
+    sh(f"echo second >> {there}/byte")
+    assert sh(f"cat {here}/byte").stdout == "first\nsecond\n"
+
+    # The daemon dies under an open file.
+    held = first.holder_client.state()[1][0]
+    with (here / "open").open("wb", buffering=0) as file:
+        file.write(b"before")
+        os.kill(held.pid, signal.SIGKILL)
+        file.write(b" after")
+        os.fsync(file.fileno())
+    assert sh(f"cat {there}/open").stdout == "before after"
+    told = condition(first, volume, here)
+    assert not told.volume_condition.abnormal
+    assert "replaced 1 times" in told.volume_condition.message
+
+    # A stopped one is told, and goes on.
+    held = first.holder_client.state()[1][0]
+    os.kill(held.pid, signal.SIGSTOP)
+    try:
+        assert condition(first, volume, here).volume_condition.abnormal
+    finally:
+        os.kill(held.pid, signal.SIGCONT)
+
+    # The node service is restarted, then the holder is replaced.
+    first.driver.terminate()
+    first.driver.wait(PATIENCE_SECONDS)
+    assert sh(f"cat {here}/byte").stdout == "first\nsecond\n"
+    first.driver = deployed.node_service(first.folder)
+    with (here / "over").open("wb", buffering=0) as file:
+        file.write(b"old")
+        first.holder = deployed.holder(first.folder)
+        file.write(b" new")
+        os.fsync(file.fileno())
+    assert sh(f"cat {there}/over").stdout == "old new"
+
+    for node, pod in ((first, "pod-a"), (second, "pod-b")):
+        began = time.monotonic()
+        undo(node, volume, pod)
+        assert time.monotonic() - began < 2 * UNDO_SECONDS_MAX
+        assert node.holder_client.state() == ([], [])
+    deployed.controller().DeleteVolume(
+        csi.DeleteVolumeRequest(volume_id=volume), timeout=CALL_SECONDS
+    )
+
+
+def test_the_size_is_a_hard_limit_that_grows_under_a_running_pod(deployed: Deployed) -> None:
+    node = deployed.nodes[0]
+    volume = create(deployed, "small", 4 * MEBIBYTE)
+    here = mount(node, volume, "pod")
+    full = sh(f"dd if=/dev/zero of={here}/a bs=1M count=8 conv=fsync", check=False)
+    assert full.returncode != 0
+    assert "quota" in full.stderr.lower() or "space" in full.stderr.lower(), full.stderr
+    deployed.controller().ControllerExpandVolume(
+        csi.ControllerExpandVolumeRequest(
+            volume_id=volume, capacity_range=csi.CapacityRange(required_bytes=32 * MEBIBYTE)
+        ),
+        timeout=CALL_SECONDS,
+    )
+    sh(f"dd if=/dev/zero of={here}/a bs=1M count=8 conv=fsync")
+    usage = condition(node, volume, here).usage[0]
+    assert (usage.total, usage.used) == (32 * MEBIBYTE, 8 * MEBIBYTE)
+    blocks = int(sh(f"df -B1 --output=size {here} | tail -1").stdout)
+    assert blocks == 32 * MEBIBYTE
+
+
+def test_a_read_only_place_cannot_be_written(deployed: Deployed) -> None:
+    node = deployed.nodes[0]
+    volume = create(deployed, "shared")
+    writable = mount(node, volume, "rw")
+    read_only = mount(node, volume, "ro", readonly=True)
+    sh(f"echo text > {writable}/file")
+    assert sh(f"cat {read_only}/file").stdout == "text\n"
+    refused = sh(f"echo more > {read_only}/file", check=False)
+    assert "Read-only file system" in refused.stderr
+
+
+def test_undoing_never_waits_for_a_cluster_that_is_gone(deployed: Deployed) -> None:
+    node = deployed.nodes[0]
+    volume = create(deployed, "doomed")
+    here = mount(node, volume, "pod")
+    sh(f"echo text > {here}/file")
+    # Everything of 3FS stops answering, and somebody waits for it in the kernel.
+    pids = [int(pid) for pid in sh(f"pgrep -f {deployed.folder}/3fs").stdout.split()]
+    own = [pid for pid in pids if "threefs.service" in _command(pid)]
+    assert len(own) >= 5
+    for pid in own:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        waiting = subprocess.Popen(["cat", f"{here}/file"], stderr=subprocess.DEVNULL)
+        time.sleep(0.5)
+        for unstage in (False, True):
+            began = time.monotonic()
+            undo(node, volume, "pod", unstage=unstage)
+            assert time.monotonic() - began < UNDO_SECONDS_MAX * (2 if unstage else 1)
+        waiting.wait(PATIENCE_SECONDS)
+        assert node.holder_client.state() == ([], [])
+    finally:
+        for pid in own:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_volume_that_is_not_there_is_not_mounted(deployed: Deployed) -> None:
+    with pytest.raises(grpc.RpcError, match="does not exist"):
+        mount(deployed.nodes[0], "v1:default:/volumes/none", "pod")
+    assert deployed.nodes[0].holder_client.state() == ([], [])
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
