@@ -149,6 +149,7 @@ class _Container(Surroundings):
         self._output_seconds = output_seconds
         self._output_told_at = time.monotonic()
         self._output_told = 0
+        self._terminated = False
 
     def output_for(self, rank: int) -> int | None:
         return self._console.open(rank)
@@ -169,11 +170,11 @@ class _Container(Surroundings):
         if due is not None and time.monotonic() >= due:
             self._output_told, self._output_told_at = self._console.bytes_read, time.monotonic()
             self._link.say({"op": "output"})
-        return [
-            int(signal.SIGTERM)
-            for message in self._link.read()
-            if message.get("kind") == "terminate"
-        ]
+        asked = any(message.get("kind") == "terminate" for message in self._link.read())
+        if not asked or self._terminated:
+            return []
+        self._terminated = True  # it is told again with every order
+        return [int(signal.SIGTERM)]
 
     def started(self) -> None:
         self._link.state = "running"

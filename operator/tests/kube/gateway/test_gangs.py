@@ -143,7 +143,7 @@ async def test_progress_is_told_before_what_follows_it(world: Any) -> None:
 
 
 async def test_a_suspension_goes_there_and_back(world: Any) -> None:
-    gang, _ = await started(world)
+    gang, launchers = await started(world)
     with await client(world, "gpt-1-0", 0) as rank:
         change = await asyncio.to_thread(rank.watch, 0)
         assert change.suspend_code is SuspendCode.NONE
@@ -158,6 +158,8 @@ async def test_a_suspension_goes_there_and_back(world: Any) -> None:
         await world.event(SuspendReceived)
         await asyncio.to_thread(rank.release, 9)
         await world.event(Released)
+    for one in launchers:  # all ranks may go now, wherever the API server and kubelets are
+        await one.hear("terminate")
     kinds = [type(event).__name__ for event in world.events]
     assert kinds == ["GangStarted", "SuspendReceived", "Released"]
 

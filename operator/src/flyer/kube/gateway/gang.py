@@ -317,6 +317,9 @@ class Gang:
             events.append(SuspendReceived(self.start.job, self.start.attempt))
         if report.released and not self._released:
             self._released = True
+            # It is done with its nodes: no need to wait for the kubelets' SIGTERM.
+            self._terminate = True
+            self.order_version += 1
             events += [*self._flush(), Released(self.start.job, self.start.attempt)]
         return events + self._fall_back()
 

@@ -1,0 +1,142 @@
+"""Any line is a message or a `ProtocolError`; what is written is read again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from flyer.job.fields import ProtocolError
+from flyer.sidecar.settings import SettingError, SidecarSettings
+from flyer.sidecar.wire import (
+    Beat,
+    End,
+    GivenUp,
+    Hello,
+    LauncherState,
+    Order,
+    Refusal,
+    Report,
+    Saved,
+    StartOrder,
+    Suspend,
+    Welcome,
+    encode,
+    parse_from_gateway,
+    parse_from_sidecar,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+NUMBERS = st.integers(0, 2**63 - 1)
+TEXTS = st.text(max_size=200)
+SAVED = st.none() | st.builds(Saved, NUMBERS, TEXTS)
+ENDS = st.builds(
+    End,
+    code=st.integers(-64, 255),
+    rank=st.none() | NUMBERS,
+    time=st.floats(0, 2**40),
+    peer_lost=st.booleans(),
+    rank_status=st.none() | st.integers(0, 255),
+    rank_signal=st.none() | st.integers(1, 64),
+    error_type=st.none() | TEXTS,
+    traceback=st.none() | st.text(max_size=4096),
+)
+REPORTS = st.builds(
+    Report,
+    revision=NUMBERS,
+    launcher=st.sampled_from(LauncherState),
+    port=st.none() | st.integers(1, 65535),
+    ranks_seen=NUMBERS,
+    suspended=st.booleans(),
+    received=st.booleans(),
+    released=st.booleans(),
+    step=st.none() | NUMBERS,
+    metrics=st.dictionaries(st.text(max_size=20), st.floats(allow_nan=False, width=32).filter(
+        lambda value: abs(value) < float("inf")
+    ), max_size=5),
+    durable=SAVED,
+    volatile=SAVED,
+    life_state=st.none() | st.integers(0, 2**32 - 1),
+    given_up=st.none() | st.builds(GivenUp, NUMBERS, TEXTS),
+    output=NUMBERS,
+    end=st.none() | ENDS,
+)  # fmt: skip
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(REPORTS)
+def test_a_report_is_read_as_it_was_written_and_fits_a_line(report: Report) -> None:
+    assert parse_from_sidecar(encode(report)) == report
+
+
+@given(st.sampled_from(["hello", "report", "beat", "order"]), st.dictionaries(
+    st.sampled_from([
+        "token", "version", "revision", "launcher", "port", "ranks_seen", "suspended", "step",
+        "metrics", "durable", "given_up", "output", "end", "life_state",
+    ]), JSON, max_size=14,
+))  # fmt: skip
+def test_a_report_with_anything_in_it_is_read_or_refused(kind: str, body: dict[str, Any]) -> None:
+    with contextlib.suppress(ProtocolError):  # and nothing else
+        parse_from_sidecar(json.dumps({"kind": kind, **body}).encode())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(line: bytes) -> None:
+    for parse in (parse_from_sidecar, parse_from_gateway):
+        with pytest.raises(ProtocolError):
+            parse(line)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Welcome(1.0, 2.0),
+        Order(),
+        Order(
+            start=StartOrder(
+                job="lab/gpt", chain="c", attempt=2, node="a", zone="A", node_rank=0, nodes=1,
+                ranks_per_node=2, master_addr="10.0.0.1", master_port=20000, topology={"a": [1]},
+            ),
+            suspend=Suspend(3.5, "why"),
+            terminate=True,
+        ),
+        Refusal("bad_token", "no"),
+        Beat(),
+    ],
+)  # fmt: skip
+def test_what_the_gateway_says_is_read_as_it_was_written(said: Any) -> None:
+    assert parse_from_gateway(encode(said)) == said
+
+
+def test_a_token_is_in_no_text_of_its_message() -> None:
+    assert "secret" not in repr(Hello("secret"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "FLYER_GATEWAY is ''"),
+        ({"FLYER_GATEWAY": "host"}, "HOST:PORT"),
+        ({"FLYER_GATEWAY": "host:0"}, "HOST:PORT"),
+        ({"FLYER_GATEWAY": "host:99999"}, "HOST:PORT"),
+        ({"FLYER_GATEWAY": "host:7443"}, "FLYER_GATEWAY_CA must hold"),
+    ],
+)
+def test_settings_name_the_variable_and_the_remedy(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        SidecarSettings.read(environment)
+
+
+def test_an_address_of_ipv6_is_taken() -> None:
+    settings = SidecarSettings.read(
+        {"FLYER_GATEWAY": "[fd00::1]:7443", "FLYER_GATEWAY_CA": "-----BEGIN CERTIFICATE-----"}
+    )
+    assert (settings.host, settings.port, settings.server_name) == ("fd00::1", 7443, "fd00::1")
