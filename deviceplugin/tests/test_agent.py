@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import urllib.request
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -241,6 +242,15 @@ async def test_two_agents_on_one_node_do_not_fight(node: Node) -> None:
     with pytest.raises(SettingError, match="another agent"):
         await second.run()
     assert len(node.kubelet.healthy(GPU)) == 8
+
+
+async def test_a_metrics_port_that_is_taken_is_named(node: Node) -> None:
+    from flyer_node.agent import Agent
+
+    assert node.agent is not None
+    settings = replace(node.agent.settings, metrics_port=node.agent.web.port)
+    with pytest.raises(SettingError, match=f"--metrics-port: '127.0.0.1:{node.agent.web.port}'"):
+        Agent(settings)
 
 
 async def test_the_topology_file_lies_where_containers_mount_it(node: Node) -> None:

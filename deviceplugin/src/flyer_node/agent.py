@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +74,6 @@ class Agent:
         )
         self._misses = {"driver": 0, "sysfs": 0}
         self._topology = ""
-        self._saved: dict[Any, Any] = {}
         self._last_error: dict[str, str] = {}
         self._gone: set[str] = set()
         self.web = Web(
@@ -327,8 +328,6 @@ class Agent:
         return Reporter(client, self._document, self.metrics)
 
     def _document(self, before: Mapping[str, Any], now: float) -> dict[str, Any]:
-        from importlib.metadata import version
-
         return status_document(
             self.inventory,
             self.ledger.health,
@@ -343,8 +342,6 @@ def _with_missing(
     found: Inventory, before: Inventory, missing: list[str], extra: list[Finding]
 ) -> Inventory:
     """Keeps GPUs that the driver does not list now: their ids must stay, as unhealthy devices."""
-    from dataclasses import replace
-
     kept = tuple(gpu for gpu in before.gpus if gpu.uuid in missing)
     gpus = tuple(sorted((*found.gpus, *kept), key=lambda gpu: (gpu.index, gpu.uuid)))
     present = {gpu.uuid for gpu in gpus}

@@ -11,6 +11,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
+from flyer_node.errors import SettingError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,7 +72,11 @@ class Web:
             def log_message(self, *_: object) -> None:
                 """Probes are not news."""
 
-        self._server = ThreadingHTTPServer((address, port), Handler)
+        try:
+            self._server = ThreadingHTTPServer((address, port), Handler)
+        except OSError as error:
+            expected = f"an address and port that are free ({error.strerror})"
+            raise SettingError("--metrics-port", f"{address}:{port}", expected) from error
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
