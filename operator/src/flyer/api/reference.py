@@ -87,7 +87,7 @@ def _row(path: str, schema: dict[str, Any], required: bool) -> str:  # noqa: FBT
 
 
 def _type(schema: dict[str, Any]) -> str:
-    kind: str = schema.get("type", "any")
+    kind = str(schema.get("type", "any"))
     if kind == "array":
         return f"list of {_type(schema['items'])}"
     if schema.get("format") == "date-time":
@@ -129,7 +129,7 @@ def _rules(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _message(rule: dict[str, Any]) -> str:
     expression = rule.get("messageExpression", "")
-    text = rule["message"]
+    text = str(rule["message"])
     if expression.startswith("'") and "'.format([" in expression:
         text = expression[1:].split("'.format([")[0].replace("\\'", "'")
     return text.replace("%d", "…").replace("%s", "…").replace("|", "\\|")

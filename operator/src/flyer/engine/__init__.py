@@ -53,9 +53,10 @@ from flyer.engine.events import (
     SuspendReceived,
     SuspendRequested,
     Tick,
+    ZonesObserved,
 )
 from flyer.engine.explanation import Blocker, Explanation, Remedy
-from flyer.engine.nodes import Node
+from flyer.engine.nodes import Node, Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota
 from flyer.engine.state import EngineState, JobState, NodeState
@@ -108,6 +109,8 @@ __all__ = [
     "Tick",
     "UnknownJob",
     "WakeAt",
+    "Zones",
+    "ZonesObserved",
     "explain",
     "quota_usage",
     "rebuild",

@@ -23,7 +23,7 @@ _NAMES_MAX = 5
 def never(draft: Draft, job: JobState) -> Pending | None:
     """Why this cluster, with every known node healthy and free, could not run the job."""
     spec = job.spec
-    known = [state.node for state in draft.nodes.values()]
+    known = list(draft.known_nodes())
     wanted = spec.nodes
     classes = sorted({node.node_class for node in known})
     if spec.node_class is not None and spec.node_class not in classes:
@@ -59,6 +59,10 @@ def never(draft: Draft, job: JobState) -> Pending | None:
     if spec.cross_zone is CrossZone.NEVER and wanted > best_zone:
         text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
         return _never("TopologyPlacementFailed", f"{text}: set crossZone to lastResort")
+    if not draft.may_cross(job) and wanted > best_zone:
+        text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
+        hint = "the FlyerTopology lets no gang cross zones (spec.crossZoneJobs is 0)"
+        return _never("TopologyPlacementFailed", f"{text}: {hint}")
     if spec.zone is None and wanted > max(best_zone, best_pair):
         text = f"wants {wanted} nodes, two zones have at most {best_pair}"
         return _never("TopologyPlacementFailed", f"{text}: a gang spans two zones at most")
@@ -151,7 +155,7 @@ def _topology(market: Market, job: JobState, sizes: str) -> Blocker:
         text = f"waits for nodes with its checkpoint's split over zones, {split} ({sizes} free)"
         return Blocker("TopologyPlacementFailed", text, until=patience)
     holders = keeping + leaving
-    if holders and job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None:
+    if holders and market.draft.may_cross(job):
         owner = market.draft.jobs[holders[0]]
         text = f"no zone has {job.spec.nodes} free nodes ({sizes}), and {owner.key} crosses zones"
         return Blocker("TopologyPlacementFailed", text, job=owner.key, user=owner.user)

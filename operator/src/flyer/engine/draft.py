@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flyer.api import Phase, Priority, quantize
+from flyer.api import CrossZone, Phase, Priority, quantize
 from flyer.engine.nodes import natural_order
 from flyer.engine.state import HOLDING, EngineState
 
@@ -34,6 +34,7 @@ class Draft:
         self.nodes: dict[str, NodeState] = dict(state.nodes)
         self.jobs: dict[str, JobState] = dict(state.jobs)
         self.quotas: dict[str, Quota] = dict(state.quotas)
+        self.zones = state.zones
         # What `auto` came to in this step, and what waits for a quota and why.
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
@@ -41,7 +42,9 @@ class Draft:
 
     def freeze(self) -> EngineState:
         """The state after the step."""
-        return EngineState(self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas)
+        return EngineState(
+            self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones
+        )
 
     def put(self, job: JobState) -> JobState:
         """Replace a job by a changed copy."""
@@ -124,11 +127,21 @@ class Draft:
             job.status.phase in RESERVING and assignment is not None and len(assignment.zones) > 1
         )
 
+    def may_cross(self, job: JobState) -> bool:
+        """Whether the job may span two zones at all, token or no token."""
+        allowed = job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None
+        return allowed and self.zones.cross_zone_jobs > 0
+
+    def known_nodes(self) -> Iterator[Node]:
+        """Every node that the topology admits, ready or not."""
+        for state in self.nodes.values():
+            if self.zones.admits(state.node):
+                yield state.node
+
     def usable_nodes(self, job: JobState) -> Iterator[Node]:
         """Every known node of the right class and size, ready or not, in natural order."""
         spec = job.spec
-        for name in sorted(self.nodes, key=natural_order):
-            node = self.nodes[name].node
+        for node in sorted(self.known_nodes(), key=lambda one: natural_order(one.name)):
             if spec.node_class not in (None, node.node_class) or spec.zone not in (None, node.zone):
                 continue
             if node.slots >= spec.ranks_per_node:

@@ -12,6 +12,7 @@ from flyer.engine.draft import RESERVING, Draft
 from flyer.engine.effects import effects
 from flyer.engine.events import NodeEmptied
 from flyer.engine.explain import explain
+from flyer.engine.nodes import Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import ledger, usage
 from flyer.engine.reactions import react
@@ -65,6 +66,7 @@ def rebuild(
     epoch: int,
     policy: Policy = Policy(),  # noqa: B008 - frozen
     quotas: Iterable[Quota] = (),
+    zones: Zones = Zones(),  # noqa: B008 - frozen
 ) -> EngineState:
     """The state that the jobs' statuses describe. `epoch` is the new leader's, above all before.
 
@@ -75,7 +77,7 @@ def rebuild(
     known = {node.name: NodeState(node) for node in nodes}
     states = [new_job(job, now) for job in jobs]
     limits = {quota.name: quota for quota in quotas}
-    return EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits)
+    return EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits, zones)
 
 
 def quota_usage(state: EngineState, now: float) -> list[tuple[Quota, list[Holding]]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyer.api import FlyerJob
-from flyer.engine.nodes import Node
+from flyer.engine.nodes import Node, Zones
 from flyer.engine.quotas import Quota
 
 
@@ -42,6 +42,13 @@ class NodeEmptied:
     node: str
     job: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZonesObserved:
+    """The FlyerTopology is so. Gangs that run stay where they are."""
+
+    zones: Zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +224,7 @@ Event = (
     NodeObserved | NodeLost | NodeEmptied | QuotaObserved | QuotaRemoved | JobSubmitted
     | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested | StopRequested
     | SuspendReceived | Released | ProgressReported | LogObserved | CheckpointReported
-    | LifeStateSet | GangStarted | PodExited | Tick
+    | LifeStateSet | GangStarted | PodExited | ZonesObserved | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -246,4 +253,5 @@ __all__ = [
     "SuspendReceived",
     "SuspendRequested",
     "Tick",
+    "ZonesObserved",
 ]

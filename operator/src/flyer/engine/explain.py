@@ -127,7 +127,7 @@ def _remedies(market: Market, job: JobState) -> tuple[Remedy, ...]:
     found: list[Remedy] = []
     for nodes in market.classes(job):
         zones = {node.zone for node in nodes}
-        for kind in options(job, zones, same_split=False):
+        for kind in options(market.draft, job, zones, same_split=False):
             plan = preemption_plan(market, job, nodes, kind, (), anyone=True)
             if plan is None or not plan[1]:
                 continue

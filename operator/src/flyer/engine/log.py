@@ -22,7 +22,7 @@ from flyer.api.base import Model
 from flyer.engine import events as events_module
 from flyer.engine.engine import rebuild, step
 from flyer.engine.errors import ReplayError
-from flyer.engine.nodes import Node
+from flyer.engine.nodes import Node, Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota
 
@@ -52,6 +52,7 @@ def rebuild_line(
     epoch: int,
     policy: Policy,
     quotas: Sequence[Quota] = (),
+    zones: Zones = Zones(),  # noqa: B008 - frozen
 ) -> str:
     """The line of a rebuild."""
     record = {
@@ -63,6 +64,7 @@ def rebuild_line(
             "epoch": epoch,
             "policy": _encode(policy),
             "quotas": [_encode(quota) for quota in quotas],
+            "zones": _encode(zones),
         },
     }
     return _line(record)
@@ -109,7 +111,8 @@ def _rebuild(record: dict[str, Any]) -> EngineState:
     jobs = [_decode(one, {"FlyerJob": FlyerJob}) for one in given["jobs"]]
     policy = _decode(given["policy"], {"Policy": Policy})
     quotas = [_decode(one, {"Quota": Quota}) for one in given["quotas"]]
-    return rebuild(nodes, jobs, given["now"], given["epoch"], policy, quotas)
+    zones = _decode(given["zones"], {"Zones": Zones})
+    return rebuild(nodes, jobs, given["now"], given["epoch"], policy, quotas, zones)
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -143,6 +146,8 @@ def _field(hint: Any, value: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if isinstance(value, dict):
         return _decode(value, {kind.__name__: kind for kind in kinds})
+    if isinstance(value, list):
+        return tuple(value)
     if isinstance(hint, type) and hint not in (bool, int, float, str):
         return hint(value)  # an enum
     return value
@@ -160,6 +165,7 @@ _TYPES: dict[str, type] = {
     "Node": Node,
     "Policy": Policy,
     "Quota": Quota,
+    "Zones": Zones,
 }
 
 __all__ = ["VERSION", "Difference", "rebuild_line", "replay", "step_line"]

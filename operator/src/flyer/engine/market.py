@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flyer.api import CrossZone, Phase, quantize
+from flyer.api import Phase, quantize
 from flyer.engine import placement
 from flyer.engine.draft import ACTIVE
 
@@ -157,10 +157,12 @@ def memory_of(job: JobState) -> Memory:
     )
 
 
-def options(job: JobState, zones: Iterable[str], *, same_split: bool) -> list[list[Option]]:
+def options(
+    draft: Draft, job: JobState, zones: Iterable[str], *, same_split: bool
+) -> list[list[Option]]:
     """The ways to lay the gang out, best kind first; only those like before if `same_split`."""
     known = set(zones)
-    crossing = job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None
+    crossing = draft.may_cross(job)
     memory = memory_of(job)
     like_before: list[Option] = []
     if sum(memory.split) == job.spec.nodes:

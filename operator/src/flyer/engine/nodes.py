@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flyer.api import FlyerTopology
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,32 @@ class Node:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Zones:
+    """Which zones and leaves get gangs, and how many gangs may span two zones: FlyerTopology."""
+
+    names: tuple[str, ...] = ()  # empty: every zone
+    leaves: tuple[str, ...] = ()  # as zone/leaf; a zone that has none here: all of its leaves
+    cross_zone_jobs: int = 1
+
+    @classmethod
+    def of(cls, topology: FlyerTopology) -> Zones:
+        """What the object says."""
+        spec = topology.spec
+        return cls(
+            tuple(zone.name for zone in spec.zones),
+            tuple(f"{zone.name}/{leaf}" for zone in spec.zones for leaf in zone.leaves),
+            spec.cross_zone_jobs,
+        )
+
+    def admits(self, node: Node) -> bool:
+        """Whether the node may get gangs."""
+        if self.names and node.zone not in self.names:
+            return False
+        listed = [one for one in self.leaves if one.startswith(f"{node.zone}/")]
+        return not listed or f"{node.zone}/{node.leaf}" in listed
+
+
 @functools.lru_cache(maxsize=65_536)
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     """A sort key that puts a10 after a9."""
@@ -34,4 +64,4 @@ def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     )
 
 
-__all__ = ["Node", "natural_order"]
+__all__ = ["Node", "Zones", "natural_order"]

@@ -83,6 +83,11 @@ def _(event: happened.NodeEmptied, draft: Draft) -> None:
     draft.update(event.job, occupied=left)
 
 
+@react.register(happened.ZonesObserved)
+def _(event: happened.ZonesObserved, draft: Draft) -> None:
+    draft.zones = event.zones
+
+
 @react.register(happened.QuotaObserved)
 def _(event: happened.QuotaObserved, draft: Draft) -> None:
     draft.quotas[event.quota.name] = event.quota

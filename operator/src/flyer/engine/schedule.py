@@ -11,7 +11,7 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
-from flyer.api import CrossZone, Pending, Phase, quantize
+from flyer.api import Pending, Phase, quantize
 from flyer.engine import blockers, placement, transitions
 from flyer.engine.draft import WAITING
 from flyer.engine.market import (
@@ -195,7 +195,7 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
         draft.wake(patience)
     for nodes in classes:
         zones = {node.zone for node in nodes}
-        kinds = options(job, zones, same_split=patience is not None)
+        kinds = options(draft, job, zones, same_split=patience is not None)
         for kind in kinds:
             found = _fit_free(market, job, nodes, kind, claims)
             if found is not None:
@@ -203,7 +203,7 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
                 return True
     for nodes in classes:
         zones = {node.zone for node in nodes}
-        for kind in options(job, zones, same_split=patience is not None):
+        for kind in options(draft, job, zones, same_split=patience is not None):
             plan = preemption_plan(market, job, nodes, kind, claims)
             if plan is not None:
                 _preempt(draft, job, *plan)
@@ -370,7 +370,7 @@ def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim |
     for nodes in market.classes(job):
         zones = sorted({node.zone for node in nodes})
         pools: list[tuple[str, ...]] = [(zone,) for zone in zones]
-        if job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None:
+        if market.draft.may_cross(job):
             pools += [one.zones for one in placement.cross_zone_options(count, zones)]
         for pool in pools:
             timed = sorted(

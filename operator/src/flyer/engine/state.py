@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flyer.api import FlyerJobSpec, FlyerJobStatus, Phase
+from flyer.engine.nodes import Node, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flyer.engine.nodes import Node
     from flyer.engine.policy import Policy
     from flyer.engine.quotas import Quota
 
@@ -98,6 +98,7 @@ class EngineState:
     nodes: Mapping[str, NodeState]
     jobs: Mapping[str, JobState]
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    zones: Zones = field(default_factory=Zones)
 
 
 __all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]
