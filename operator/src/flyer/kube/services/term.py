@@ -66,6 +66,7 @@ _OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 # Facts that a rebuild reads from the caches, newer than any that was told.
 _READ_AGAIN: Final = (
     JobSubmitted, NodeLost, NodeObserved, engine.QuotaObserved, engine.QuotaRemoved, Tick,
+    engine.ZonesObserved,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -192,8 +193,9 @@ class Term:
         jobs = [_of(view) for view in live.values()]
         quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
         self._state = engine.rebuild(
-            self._nodes.values(), jobs, time.time(), self.epoch, self._policy, quotas
-        )
+            self._nodes.values(), jobs, time.time(), self.epoch, self._policy, quotas,
+            self._world.zones(),
+        )  # fmt: skip
         self._inbox.keep([])
         self._uids = {key: view.uid for key, view in live.items()}
         self._lost = set()
@@ -405,6 +407,10 @@ class Term:
             self._inbox.tell(engine.QuotaRemoved(name))
         else:
             self._inbox.tell(engine.QuotaObserved(engine.Quota.of(quota)))
+
+    def topology_changed(self) -> None:
+        """What the FlyerTopology asks for came, changed or went."""
+        self._inbox.tell(engine.ZonesObserved(self._world.zones()))
 
     def _see_loss(self, name: str) -> None:
         view = self._world.nodes.get("", name)

@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerQuota, NodeHealth
+from flyer.api import TOPOLOGY_NAME, FlyerQuota, FlyerTopology, NodeHealth
+from flyer.engine import Zones
 from flyer.kube.client import Cache, WatchSettings
-from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, NODEHEALTHS, NODES, PODS
+from flyer.kube.client.resources import (
+    FLYERJOBS,
+    FLYERQUOTAS,
+    FLYERTOPOLOGIES,
+    NODEHEALTHS,
+    NODES,
+    PODS,
+)
 from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.services.errors import TermOverError
 from flyer.kube.services.views import JobView, NodeView, PodView, shape_job, shape_node, shape_pods
@@ -47,6 +55,9 @@ class Listener(Protocol):
     def quota_changed(self, name: str, quota: FlyerQuota | None) -> None:
         """A FlyerQuota came, changed or went."""
 
+    def topology_changed(self) -> None:
+        """What the FlyerTopology asks for came, changed or went."""
+
 
 class World:
     """All caches. `outcome_of` reads the status of a pod that ended."""
@@ -73,10 +84,14 @@ class World:
             api, FLYERQUOTAS, _shape_quota, self._quota, settings=settings, optional=True
         )
 
+        self.topologies = Cache(
+            api, FLYERTOPOLOGIES, _shape_topology, self._topology, settings=settings, optional=True
+        )
+
     @property
     def caches(self) -> tuple[Cache[Any], ...]:
         """All of them."""
-        return (self.jobs, self.pods, self.nodes, self.healths, self.quotas)
+        return (self.jobs, self.pods, self.nodes, self.healths, self.quotas, self.topologies)
 
     @property
     def age_seconds(self) -> float:
@@ -113,6 +128,11 @@ class World:
     def pods_on(self, node: str) -> list[PodView]:
         """The pods of FlyerJobs that are bound to a node."""
         return list(self._pods_on[node].values()) if node in self._pods_on else []
+
+    def zones(self) -> Zones:
+        """What the FlyerTopology says of zones, leaves and crossing."""
+        found = self.topologies.get("", TOPOLOGY_NAME)
+        return Zones.of(found) if found is not None else Zones()
 
     def engine_nodes(self) -> Iterator[Node]:
         """Every node that may get gangs."""
@@ -156,6 +176,13 @@ class World:
     def _quota(self, key: Key, _before: FlyerQuota | None, after: FlyerQuota | None) -> None:
         self._notify(lambda listener: listener.quota_changed(key[1], after))
 
+    def _topology(
+        self, _key: Key, before: FlyerTopology | None, after: FlyerTopology | None
+    ) -> None:
+        # Its status is the token, which changes often; only the spec is news.
+        if before is None or after is None or before.spec != after.spec:
+            self._notify(lambda listener: listener.topology_changed())
+
     def _notify(self, tell: Callable[[Listener], None]) -> None:
         if self.listener is None:
             return
@@ -179,6 +206,10 @@ def _shape_health(value: dict[str, Any]) -> NodeHealth | None:
 
 def _shape_quota(value: dict[str, Any]) -> FlyerQuota | None:
     return _parsed(FlyerQuota, value)  # type: ignore[no-any-return]
+
+
+def _shape_topology(value: dict[str, Any]) -> FlyerTopology | None:
+    return _parsed(FlyerTopology, value)  # type: ignore[no-any-return]
 
 
 def _parsed(model: Any, value: dict[str, Any]) -> Any:

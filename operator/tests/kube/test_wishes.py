@@ -1,0 +1,57 @@
+"""What people write into objects reaches the scheduler: stop, requeue, quotas, the topology."""
+
+from flyer.api import API_VERSION, Phase
+
+
+def custom(kind, name, **spec):
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+async def test_a_stop_is_a_field(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.edit("a", stop="graceful")
+    await until(lambda: cluster.phase("a") is Phase.FAILED)
+    assert cluster.status("a").reason == "Stopped"
+
+
+async def test_a_requeue_names_its_attempt(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    patch = {"metadata": {"annotations": {"fireflyer.dev/requeue": "1"}}}
+    cluster.store.patch("flyerjobs", "a", patch, "default", kind="application/merge-patch+json")
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    assert cluster.status("a").eviction.reason == "Requeued"
+
+
+async def test_a_quota_holds_and_lets_go(cluster, until):
+    cluster.nodes("AA")
+    cluster.store.create("flyerquotas", custom("FlyerQuota", "all", nodes=1))
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.status("a").pending is not None)
+    await until(lambda: cluster.status("a").pending.reason == "QuotaExceeded")
+    cluster.store.delete("flyerquotas", "all")
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+
+
+async def test_the_topology_says_which_zones_get_gangs(cluster, until):
+    cluster.nodes("AABB")
+    topology = custom("FlyerTopology", "cluster", zones=[{"name": "B"}])
+    cluster.store.create("flyertopologies", topology)
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    assert cluster.status("a").zones == "B"
+    cluster.submit("b", 2)
+    await until(lambda: cluster.status("b").pending is not None)
+    patch = {"spec": {"zones": [{"name": "A"}, {"name": "B"}]}}
+    cluster.store.patch("flyertopologies", "cluster", patch, kind="application/merge-patch+json")
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    assert cluster.status("b").zones == "A"
