@@ -6,12 +6,14 @@ import json
 import statistics
 import time
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e.cluster.handle import Cluster, KubectlError, wait_for
+from e2e.cluster import handle
+from e2e.cluster.handle import Cluster, KubectlError
 from e2e.tests.fake_gpus import NAMESPACE, FakeHardware, agent_objects, agent_pod, fake_hardware
 from e2e.tests.pods import sleeper
 
@@ -24,6 +26,9 @@ GPU = "fireflyer.dev/gpu"
 CLASSES = ("rdma-hfreduce", "rdma-nccl", "rdma-storage")
 CRDS = Path(__file__).resolve().parents[2] / "crds"
 RESTARTS = 20
+# Twenty restarts of a kubelet take a minute, and several on a machine that does other things too.
+pytestmark = pytest.mark.timeout(900)
+wait_for = partial(handle.wait_for, deadline_s=180)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,7 @@ def hardware(cluster: Cluster) -> Iterator[FakeHardware]:
     fake = fake_hardware(cluster, NODE, seed=1)
     cluster.apply(*agent_objects(), namespace=NAMESPACE)
     cluster.apply(agent_pod(NODE), namespace=NAMESPACE)
-    cluster.wait_ready(POD, namespace=NAMESPACE)
+    cluster.wait_ready(POD, namespace=NAMESPACE, deadline_s=240)
     yield fake
     cluster.kubectl("delete", "pod", POD, f"--namespace={NAMESPACE}", "--wait=true")
 
