@@ -78,20 +78,27 @@ spec:
             - {name: {{ .kind }}, containerPort: {{ .values.port }}}
           # Alive is its own port; what the rest of the cluster does is no reason to restart it.
           livenessProbe:
-            exec: {command: [threefs-service, check, {{ .kind }}]}
+            tcpSocket: {port: {{ .kind }}}
             periodSeconds: 20
             timeoutSeconds: 10
             failureThreshold: 6
           readinessProbe:
-            exec: {command: [threefs-service, check, {{ .kind }}, --ready]}
-            periodSeconds: 10
-            timeoutSeconds: 10
-          startupProbe:
-            exec: {command: [threefs-service, check, {{ .kind }}]}
+            {{- if eq .kind "mgmtd" }}
+            tcpSocket: {port: {{ .kind }}}
             periodSeconds: 2
-            timeoutSeconds: 10
+            timeoutSeconds: 5
+            {{- else }}
+            # Starts a program: seldom, and with patience.
+            exec: {command: [threefs-service, check, {{ .kind }}, --ready]}
+            periodSeconds: 15
+            timeoutSeconds: 30
+            {{- end }}
+          startupProbe:
+            tcpSocket: {port: {{ .kind }}}
+            periodSeconds: 2
+            timeoutSeconds: 5
             # Two hours: a storage service on an empty disk waits until the others do without it.
-            failureThreshold: {{ if eq .kind "storage" }}3600{{ else }}150{{ end }}
+            failureThreshold: {{ if eq .kind "storage" }}3600{{ else }}300{{ end }}
           resources:
             {{- toYaml .values.resources | nindent 12 }}
           {{- include "fire-flyer.restricted-container" . | nindent 10 }}

@@ -88,8 +88,8 @@ def describe_bytes(count: float) -> str:
 
 
 def bytes_of(text: str) -> int:
-    """A size as people write it: 4096, 64K, 1G (powers of 1024; a B or iB after it is allowed)."""
-    trimmed = text.strip().upper().removesuffix("IB").removesuffix("B")
+    """A size as people write it: 4096, 64K, 1G (powers of 1024; an i, B or iB may follow)."""
+    trimmed = text.strip().upper().removesuffix("B").removesuffix("I")
     factor = UNITS.get(trimmed[-1:], 1)
     digits = trimmed[:-1] if factor > 1 else trimmed
     try:
