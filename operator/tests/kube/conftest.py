@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 POLICY = Policy(
-    failure_window_seconds=0.3, start_deadline_seconds=20.0, stop_retry_seconds=1.0,
+    failure_window_seconds=0.3, start_deadline_seconds=110.0, stop_retry_seconds=1.0,
     same_split_seconds=0.2, backoff_seconds=0.05, backoff_seconds_max=0.2,
     progress_commit_seconds=0.2,
 )  # fmt: skip
@@ -68,7 +68,7 @@ class Operator:
 
     def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
         def make_gateway(tell: Any) -> FakeGateway:
-            self.gateway = FakeGateway(tell, self._cluster.kubelets)
+            self.gateway = FakeGateway(tell, self._cluster.kubelets, self._cluster.said)
             self.gateway.deaf = self._cluster.deaf
             return self.gateway
 
@@ -99,6 +99,7 @@ class Cluster:
         self.operators: list[Operator] = []
         self.deaf = False
         self.violations: list[str] = []
+        self.said: dict[tuple[str, int], list[Any]] = {}  # what sidecars remember
         self._count = 0
         self._epochs: dict[str, int] = {}
 

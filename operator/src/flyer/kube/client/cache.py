@@ -140,9 +140,13 @@ class Cache(Generic[T]):
                 version, pause_seconds = "", self._settings.backoff_seconds_max
             except ApiError as error:
                 if isinstance(error, UnreachableError) and self._silent:
+                    # Dead, or a kind of which nothing happens: some servers send no bookmarks
+                    # before a kind's first event. A new list tells which.
+                    log.info("%s: silent, so it is listed again", self.resource.plural)
                     version = ""
                     self.relists += 1
-                log.warning("%s: %s", self.resource.plural, error)
+                else:
+                    log.warning("%s: %s", self.resource.plural, error)
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads
             pause_seconds = min(2 * pause_seconds, self._settings.backoff_seconds_max)
 

@@ -60,10 +60,17 @@ class FakeGateway:
     """The interface of the gateway over pods that `Kubelets` run.
 
     A gang is up when all its pods have addresses. A signalled gang acknowledges, saves one step
-    more and ends, unless `deaf`.
+    more and ends, unless `deaf`. What its sidecars said they say again to the next leader's
+    gateway: `said`, which all gateways of a cluster share, is their memory.
     """
 
-    def __init__(self, tell: Callable[[Event], None], kubelets: Kubelets) -> None:
+    def __init__(
+        self,
+        tell: Callable[[Event], None],
+        kubelets: Kubelets,
+        said: dict[tuple[str, int], list[Event]] | None = None,
+    ) -> None:
+        self._said = {} if said is None else said
         self.gangs: dict[str, Gang] = {}
         self.signals: list[Signal] = []
         self.deaf = False
@@ -80,6 +87,8 @@ class FakeGateway:
         if known is not None and known.start.attempt == start.attempt:
             return
         gang = self.gangs[start.job] = Gang(job, start, tuple(pods))
+        for event in self._said.get((start.job, start.attempt), ()):
+            self._tell(event)
         for pod in pods:
             found = self._kubelets.store.find("pods", pod.name, pod.namespace)
             if found is not None and found["metadata"]["uid"] == pod.uid:
@@ -105,9 +114,14 @@ class FakeGateway:
         if gang is None or gang.start.attempt != signal.attempt or self.deaf:
             return
         saved = gang.start.restore_from.step if gang.start.restore_from else 0
-        self._tell(SuspendReceived(signal.job, signal.attempt))
-        self._tell(CheckpointReported(signal.job, signal.attempt, saved + 1, f"step-{saved + 1}"))
-        self._tell(Released(signal.job, signal.attempt))
+        job, attempt, step = signal.job, signal.attempt, saved + 1
+        said = self._said[(job, attempt)] = [
+            SuspendReceived(job, attempt),
+            CheckpointReported(job, attempt, step, f"step-{step}"),
+            Released(job, attempt),
+        ]
+        for event in said:
+            self._tell(event)
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())
 
