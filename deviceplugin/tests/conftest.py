@@ -95,7 +95,7 @@ class Node:
         # Loaded machines: a driver that answers must never look as if it hung.
         deadlines = Deadlines(facts=60, status=20, sysfs=60, ports=20, listen=60, beat=60)
         if self.flags.get("name") == "hangs":
-            deadlines = Deadlines(facts=3, status=1, sysfs=60, ports=20, listen=5, beat=30)
+            deadlines = Deadlines(facts=8, status=4, sysfs=60, ports=20, listen=20, beat=60)
         self.agent = Agent(settings_from(arguments, {}), deadlines)
         self.task = asyncio.create_task(self.agent.run())
 
