@@ -38,15 +38,19 @@ REAP_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds that each kind of question may take."""
+    """Seconds that each kind of question may take before the hardware counts as hung.
+
+    Far above what an answer takes (milliseconds): jobs may keep every core of a node busy, and a
+    healthy device that is called hung leaves service. Faults are told by answers, not by silence.
+    """
 
     facts: float = 20.0
     """The driver initialises itself at the first one: seconds on a machine of eight GPUs."""
-    status: float = 1.5
+    status: float = 10.0
     sysfs: float = 10.0
-    ports: float = 1.5
+    ports: float = 10.0
     listen: float = 20.0
-    beat: float = 5.0
+    beat: float = 15.0
     """Silence of the thread that waits for events."""
 
 
