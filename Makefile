@@ -38,6 +38,7 @@ check-static:
 
 .PHONY: test
 test: install check-static ## all tests: units, properties, simulators, real processes, the demo
+	@scripts/bootstrap prometheus=promtool
 	cargo test --workspace --locked --quiet
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not alone'
 	$(PYTHON) -m pytest -q -m alone
@@ -50,6 +51,7 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m flyer.api.crd
 	$(PYTHON) -m flyer.api.reference
 	$(PYTHON) -m flyer.cli.completion
+	$(PYTHON) -m charts.generate
 
 .PHONY: bench bench-collectives bench-storage
 bench: bench-collectives bench-storage ## side by side with peers in one run; JSON in build/bench

@@ -85,7 +85,7 @@ spec:
           readinessProbe:
             {{- if eq .kind "mgmtd" }}
             tcpSocket: {port: {{ .kind }}}
-            periodSeconds: 2
+            periodSeconds: 10
             timeoutSeconds: 5
             {{- else }}
             # Starts a program: seldom, and with patience.
