@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-from e2e.cluster import network
+from e2e.cluster import kind, network
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.node import cgroup
 from e2e.cluster.processes import kill_all
@@ -29,7 +29,9 @@ def remove(folder: Path) -> None:
         raise ClusterError(
             f"{folder} holds no cluster (no state.json) and is not empty; not removed"
         )
-    state = State(folder)
+    state = State.load(folder) if "state.json" in found else State(folder)
+    if state.kind:
+        kind.delete(state)
     kill_all(state)
     network.remove(state)
     _remove_cgroups(state)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from e2e.cluster import binaries
+from e2e.cluster import binaries, kind
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.node import load_image, run
 from e2e.cluster.processes import Process
@@ -105,6 +105,10 @@ class Cluster:
     def load_images(self, *names: str) -> None:
         """Builds these images of ours (`images.contents`) and loads them into every node."""
         known = {image.name: image for image in IMAGES}
+        if self.state.kind:
+            for name in names:
+                kind.load_image(self.state, archive(known[name]))
+            return
         with ThreadPoolExecutor(len(self.state.nodes)) as threads:
             for path in [archive(known[name]) for name in names]:
                 loads = [threads.submit(load_image, self.state, n, path) for n in self.state.nodes]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import binaries, control_plane, dns, kwok, network, pki
+from e2e.cluster import binaries, control_plane, dns, kind, kwok, network, pki
 from e2e.cluster.down import remove
 from e2e.cluster.handle import Cluster, wait_for
 from e2e.cluster.node import Node, load_image
@@ -58,7 +58,11 @@ def up(folder: Path, options: Options) -> State:
         remove(folder)
         started = time.monotonic()
         state = State(folder, light=options.light, ports=free_ports(PORTS))
-        if options.light:
+        if not options.light and kind.usable():
+            state.kind = True
+            state.save()
+            kind.create(state)
+        elif options.light:
             state.save()
             control_plane.start(state, controllers=options.controllers, scheduler=False)
         else:

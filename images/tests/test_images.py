@@ -1,0 +1,95 @@
+"""Archives that other tools read, and Containerfiles that say the same as the list of contents."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from images.contents import IMAGES, Image
+from images.oci import Config, Layer, write_archive
+
+FOLDER = Path(__file__).parents[1]
+OURS = [image for image in IMAGES if image.packages]
+
+
+@pytest.mark.parametrize("image", OURS, ids=lambda image: image.name)
+def test_containerfile_has_the_same_packages_and_user(image: Image) -> None:
+    text = (FOLDER / f"{image.name}.Containerfile").read_text()
+    stages = [line for line in text.splitlines() if line.startswith("FROM ")]
+    assert len(stages) == 2  # the build's tools stay behind
+    assert f"USER {image.user}:{image.user}" in text
+    sources = {"flyer": "operator", "flyer-node": "deviceplugin"}
+    sources |= {"hfreduce": "collectives/python", "threefs": "csi-3fs/python"}
+    for package in image.packages:
+        name, _, extras = package.rstrip("]").partition("[")
+        assert sources[name] in text
+        if image.dependencies:
+            assert f"--package {name}" in text
+            assert all(f"--extra {extra}" in text for extra in extras.split(",") if extra)
+
+
+def test_bases_are_pinned() -> None:
+    for path in FOLDER.glob("*.Containerfile"):
+        for line in path.read_text().splitlines():
+            if "docker.io/" in line or "ghcr.io/" in line:
+                if "docker build" in line:
+                    continue
+                assert ":latest" not in line
+                assert ":" in line.rpartition("/")[2] or "/uv" in line, f"{path.name}: {line}"
+
+
+def test_an_archive_names_its_blobs_by_their_digest(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    with tarfile.open(tmp_path / "layer.tar", "w") as tar:
+        tar.add(tmp_path / "file", "file")
+    layer = Layer.compress(tmp_path / "layer.tar", tmp_path / "layer.tar.gz")
+    assert Layer.load(layer.path) == layer
+    with gzip.open(layer.path) as inner:
+        assert layer.diff_id == f"sha256:{hashlib.sha256(inner.read()).hexdigest()}"
+
+    config = Config(entrypoint=("/file",), environment={"A": "b"}, user="1:1")
+    write_archive(tmp_path / "image.tar", "docker.io/x/y:z", [layer, layer], config)
+    with tarfile.open(tmp_path / "image.tar") as archive:
+
+        def read(name: str) -> bytes:
+            file = archive.extractfile(name)
+            assert file
+            return file.read()
+
+        for name in archive.getnames():
+            if name.startswith("blobs/"):
+                assert hashlib.sha256(read(name)).hexdigest() == name.rpartition("/")[2]
+        (entry,) = json.loads(read("index.json"))["manifests"]
+        assert entry["annotations"]["io.containerd.image.name"] == "docker.io/x/y:z"
+        manifest = json.loads(read("blobs/sha256/" + entry["digest"].removeprefix("sha256:")))
+        inside = json.loads(
+            read("blobs/sha256/" + manifest["config"]["digest"].removeprefix("sha256:"))
+        )
+    assert inside["rootfs"]["diff_ids"] == [layer.diff_id] * 2
+    assert inside["config"]["Env"] == ["A=b"]
+    assert inside["config"]["User"] == "1:1"
+
+
+def test_the_same_content_makes_the_same_archive_layer(tmp_path: Path) -> None:
+    (tmp_path / "layer.tar").write_bytes(b"\0" * 10240)
+    first = Layer.compress(tmp_path / "layer.tar", tmp_path / "a.gz")
+    second = Layer.compress(tmp_path / "layer.tar", tmp_path / "b.gz")
+    assert first.digest == second.digest
+
+
+def test_kind_has_the_same_nodes() -> None:
+    """What e2e/cluster/kind.yaml says and what `nodes.py` says are one cluster."""
+    import yaml
+
+    from e2e.cluster.nodes import NODES
+
+    config = yaml.safe_load((FOLDER.parent / "e2e" / "cluster" / "kind.yaml").read_text())
+    workers = [node for node in config["nodes"] if node["role"] == "worker"]
+    assert [worker["labels"] for worker in workers] == [node.labels for node in NODES]
+    for worker, node in zip(workers, NODES, strict=True):
+        assert bool(worker.get("kubeadmConfigPatches")) == bool(node.taints)
