@@ -195,3 +195,14 @@ def test_bash_completes(words: list[str]) -> None:
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() in (["suspend"], ["--kube", "--kubeconfig"]), done.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Start-up is the imports: what verbs need they import when they are called."""
+    look = (
+        "import sys; import flyer.cli.main; "
+        "print([one for one in ('pydantic', 'kubernetes', 'aiohttp', 'ruamel', 'rich', 'asyncio') "
+        "if one in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=110)
+    assert done.stdout.strip() == "[]", done.stderr
