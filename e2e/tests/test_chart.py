@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 FIGURES = Path(__file__).resolve().parents[2] / "build" / "e2e" / "chart.json"
-JOB_SECONDS = 240.0
-STEPS = 400
+JOB_SECONDS = 480.0
+STEPS = 1500
 SCRIPT = f"""
 import os, time, flyer.job
 job = flyer.job.current()
