@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from threefs._native import RawStat
+    from threefs._native import RawQuota, RawStat
     from threefs.file import Buffer
 
 __all__ = [
@@ -200,15 +200,22 @@ class Client:
 
     def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
         """Make one directory with exactly these permission bits; its parent must exist."""
-        raise NotImplementedError
+        try:
+            return _stat(self._native.make_directory(path, mode))
+        except Exists:
+            found = self.stat(path)
+            if not (exist_ok and found.is_dir):
+                raise
+            return found
 
     def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
         """Remove a path with everything below it, as one change.
 
-        The names are gone when this returns and the quotas above are credited; chunks are given
-        back in the background, a bounded amount at a time, over restarts of the service.
+        The name is gone when this returns; what was below it is given back in the background, a
+        bounded amount at a time, over restarts of the service. Quotas above are credited at once
+        for a directory that has a quota of its own, otherwise as the removal goes on.
         """
-        raise NotImplementedError
+        self.rmtree(path, missing_ok=missing_ok)
 
     def set_quota(
         self, path: str, bytes_max: int | None = None, inodes_max: int | None = None
@@ -218,39 +225,43 @@ class Client:
         Limits below what is in use are allowed: nothing new fits until something is removed. A
         directory gets its first quota while it is still small (a thousand inodes below it).
         """
-        raise NotImplementedError
+        return _quota(self._native.set_quota(path, bytes_max, inodes_max))
 
     def quota(self, path: str) -> Quota | None:
         """The directory's own limits and its exact use; None if it was never given any."""
-        raise NotImplementedError
+        inode = self.stat(path).inode
+        for raw in self._native.quotas(path):
+            if raw[0] == inode:
+                return _quota(raw)
+        return None
 
     def statfs(self, path: str = "/") -> FileSystemSpace:
         """What is free for new files at a path."""
-        raise NotImplementedError
+        return FileSystemSpace(*self._native.statfs(path))
 
     def setxattr(self, path: str, attribute: str, value: bytes) -> None:
         """Set an extended attribute; names begin with ``user.``; bounded as on ext4."""
-        raise NotImplementedError
+        self._native.setxattr(path, attribute, value)
 
     def getxattr(self, path: str, attribute: str) -> bytes:
         """An extended attribute's value; `NoAttribute` if it is not set."""
-        raise NotImplementedError
+        return self._native.getxattr(path, attribute)
 
     def listxattr(self, path: str) -> list[str]:
         """Names of all extended attributes, sorted."""
-        raise NotImplementedError
+        return self._native.listxattr(path)
 
     def removexattr(self, path: str, attribute: str) -> None:
         """Remove an extended attribute; `NoAttribute` if it is not set."""
-        raise NotImplementedError
+        self._native.removexattr(path, attribute)
 
     def chmod(self, path: str, mode: int) -> None:
         """Set permission bits."""
-        raise NotImplementedError
+        self._native.set_owner(path, mode, None, None)
 
     def chown(self, path: str, uid: int, gid: int) -> None:
         """Set owner and group."""
-        raise NotImplementedError
+        self._native.set_owner(path, None, uid, gid)
 
     # Whole files
 
@@ -319,6 +330,11 @@ class Client:
     def status(self) -> str:
         """The cluster's state as JSON: services, targets, chains, capacity."""
         return self._native.status()
+
+
+def _quota(raw: RawQuota) -> Quota:
+    _, bytes_max, bytes_used, inodes_max, inodes_used = raw
+    return Quota(bytes_max, bytes_used, inodes_max, inodes_used)
 
 
 def _stat(raw: RawStat) -> Stat:

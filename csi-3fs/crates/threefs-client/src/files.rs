@@ -6,6 +6,7 @@ use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 use threefs_meta::{
     At, Entry, Inode, InodeKind, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaReply,
+    RenameMode,
 };
 
 use crate::Client;
@@ -27,18 +28,24 @@ pub struct FileHandle {
     /// Where its chunks are.
     pub layout: Layout,
     /// The truncation that was the newest when the handle was made.
-    pub(crate) truncate_version: u64,
+    pub truncate_version: u64,
+    /// Whether it counts for a quota, so that what makes it longer must be reserved.
+    pub(crate) quota: bool,
 }
 
 impl FileHandle {
-    /// The file behind an inode.
-    pub(crate) fn of(path: &str, inode: &Inode) -> Result<Self, ClientError> {
+    /// The file behind an inode; `path` is for messages.
+    ///
+    /// # Errors
+    /// It is a directory or a symbolic link.
+    pub fn of(path: &str, inode: &Inode) -> Result<Self, ClientError> {
         match &inode.kind {
             InodeKind::File { layout, truncate_version, .. } => Ok(Self {
                 path: Arc::from(path),
                 inode: inode.id,
                 layout: layout.clone(),
                 truncate_version: *truncate_version,
+                quota: inode.quota.is_some(),
             }),
             InodeKind::Directory { .. } => {
                 Err(ClientError::Meta(MetaError::IsADirectory { path: path.into() }))
@@ -126,6 +133,7 @@ impl Client {
             exclusive,
             layout: LayoutDefaults::default(),
             write: false,
+            hold: false,
         };
         match self.change("create", path, change).await? {
             MetaReply::Opened { inode, .. } => FileHandle::of(path, &inode),
@@ -157,7 +165,7 @@ impl Client {
     /// Any [`ClientError`].
     pub async fn rename(&self, source: &str, destination: &str) -> Result<(), ClientError> {
         let (from, to) = (At::path(source), At::path(destination));
-        let change = MetaChange::Rename { from, to, no_replace: false };
+        let change = MetaChange::Rename { from, to, mode: RenameMode::Replace };
         self.change("rename", &format!("{source} to {destination}"), change).await.map(drop)
     }
 
@@ -237,7 +245,7 @@ impl Client {
         self.0.metadata.change(&what, change, self.deadline()).await
     }
 
-    async fn query(
+    pub(crate) async fn query(
         &self,
         verb: &str,
         path: &str,
@@ -248,7 +256,7 @@ impl Client {
     }
 }
 
-fn inode(reply: MetaReply) -> Result<Inode, ClientError> {
+pub(crate) fn inode(reply: MetaReply) -> Result<Inode, ClientError> {
     match reply {
         MetaReply::Inode(inode) => Ok(inode),
         other => Err(ClientError::unexpected("meta", &other)),

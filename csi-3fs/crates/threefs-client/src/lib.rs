@@ -10,6 +10,8 @@
 //! | `batch` | many of them, within bounds |
 //! | `metadata` | calls of the metadata service, each executed once |
 //! | `files` | paths, lengths, batches of (path, offset, bytes) |
+//! | `volumes` | quotas, attributes, owners |
+//! | `inodes` | files by their inodes, for a mount |
 //! | `trim` | cutting and removing chunks, for the metadata service |
 //! | [`status`] | the cluster as one value, for people and for JSON |
 //!
@@ -22,21 +24,25 @@ mod chunks;
 pub mod config;
 pub mod error;
 mod files;
+mod inodes;
 mod metadata;
 mod peers;
 mod ranges;
 mod routing;
 pub mod status;
 mod trim;
+mod volumes;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use fabric::deadline::Deadline;
+use threefs_core::ids::ClientId;
 
 pub use config::ClientConfig;
 pub use error::ClientError;
 pub use files::{FileHandle, ReadPlan, ReadRange, WriteRange};
+pub use volumes::Space;
 
 use batch::Window;
 use channels::Channels;
@@ -49,6 +55,7 @@ use routing::Routing;
 pub struct Client(Arc<Inner>);
 
 struct Inner {
+    id: ClientId,
     config: ClientConfig,
     routing: Routing,
     metadata: Metadata,
@@ -64,6 +71,7 @@ impl Client {
     pub fn start(config: ClientConfig) -> Self {
         let id = config::draw_client_id();
         Self(Arc::new(Inner {
+            id,
             routing: Routing::follow(&config),
             metadata: Metadata::new(&config, id),
             channels: Channels::new(id),

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use threefs_core::ids::ClientId;
-use threefs_meta::{MetaChange, MetaClient, MetaClientError, MetaError, MetaQuery, MetaReply};
+use threefs_meta::{
+    Identity, MetaChange, MetaClient, MetaClientError, MetaError, MetaQuery, MetaReply, RequestId,
+};
 
 use crate::config::ClientConfig;
 use crate::error::{Attempts, ClientError};
@@ -30,7 +32,29 @@ impl Metadata {
         query: MetaQuery,
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
-        let result = self.client.query(query, deadline).await;
+        self.query_as(&Identity::ROOT, what, query, deadline).await
+    }
+
+    pub(crate) async fn query_as(
+        &self,
+        who: &Identity,
+        what: &str,
+        query: MetaQuery,
+        deadline: Deadline,
+    ) -> Result<MetaReply, ClientError> {
+        let result = self.client.query_as(who, query, deadline).await;
+        result.map_err(|error| self.failed(what, error))
+    }
+
+    pub(crate) async fn change_with(
+        &self,
+        id: RequestId,
+        who: &Identity,
+        what: &str,
+        change: MetaChange,
+        deadline: Deadline,
+    ) -> Result<MetaReply, ClientError> {
+        let result = self.client.change_with(id, who, change, deadline).await;
         result.map_err(|error| self.failed(what, error))
     }
 

@@ -11,7 +11,9 @@ use fabric::deadline::Deadline;
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::{Layout, LayoutError};
 use threefs_meta::protocol::BATCH_MAX;
-use threefs_meta::{At, InodeKind, LengthReport, MetaChange, MetaError, MetaReply};
+use threefs_meta::{
+    At, InodeKind, LengthReport, MetaChange, MetaError, MetaReply, Reservation, SessionId,
+};
 use tokio::task::JoinSet;
 
 use crate::Client;
@@ -46,6 +48,7 @@ pub struct ReadRange {
 }
 
 /// Ranges whose files have been looked up: how much each will give.
+#[derive(Default)]
 pub struct ReadPlan {
     lengths: Vec<usize>,
     reads: Vec<ChunkRead>,
@@ -58,10 +61,10 @@ impl ReadPlan {
     }
 }
 
-struct FileWrite {
-    file: FileHandle,
-    offset: u64,
-    payload: Bytes,
+pub(crate) struct FileWrite {
+    pub file: FileHandle,
+    pub offset: u64,
+    pub payload: Bytes,
 }
 
 impl Client {
@@ -144,7 +147,16 @@ impl Client {
         plan: ReadPlan,
         buffers: &mut [&mut [u8]],
     ) -> Result<(), ClientError> {
-        self.read_chunks(plan.reads, self.deadline(), |read, bytes| {
+        self.read_planned_until(plan, buffers, self.deadline()).await
+    }
+
+    pub(crate) async fn read_planned_until(
+        &self,
+        plan: ReadPlan,
+        buffers: &mut [&mut [u8]],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        self.read_chunks(plan.reads, deadline, |read, bytes| {
             let end = read.at + read.length as usize;
             let Some(out) = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end))
             else {
@@ -157,7 +169,7 @@ impl Client {
         .await
     }
 
-    async fn plan_range(
+    pub(crate) async fn plan_range(
         &self,
         plan: &mut ReadPlan,
         file: &FileHandle,
@@ -200,8 +212,13 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         while !writes.is_empty() {
-            self.write_once(&writes, deadline).await?;
-            let truncated = self.report_lengths(&writes, deadline).await?;
+            let sessions = self.reserve(&mut writes, deadline).await?;
+            let written = self.write_once(&writes, deadline).await;
+            if let Err(error) = written {
+                self.end_sessions(sessions, deadline).await;
+                return Err(error);
+            }
+            let truncated = self.report_lengths(&writes, sessions, deadline).await?;
             // A truncation came between: it may have cut what was written, so write it again.
             writes.retain_mut(|write| match truncated.get(&write.file.inode) {
                 Some(version) => {
@@ -214,7 +231,7 @@ impl Client {
         Ok(())
     }
 
-    async fn write_once(
+    pub(crate) async fn write_once(
         &self,
         writes: &[FileWrite],
         deadline: Deadline,
@@ -236,10 +253,82 @@ impl Client {
         self.write_chunks(pieces, deadline).await
     }
 
+    /// Has the quotas charged for what will be written, before anything is. Gives the sessions that
+    /// hold it.
+    async fn reserve(
+        &self,
+        writes: &mut [FileWrite],
+        deadline: Deadline,
+    ) -> Result<HashMap<InodeId, SessionId>, ClientError> {
+        let mut wanted: BTreeMap<InodeId, (Reservation, What)> = BTreeMap::new();
+        for FileWrite { file, offset, payload } in writes.iter().filter(|write| write.file.quota) {
+            let (inode, truncate_version) = (file.inode, file.truncate_version);
+            let (session, end) = (SessionId(rand::random()), offset + payload.len() as u64);
+            let reservation = Reservation { inode, session, end, truncate_version };
+            let known = wanted.entry(inode).or_insert((reservation, Arc::clone(&file.path)));
+            known.0.end = known.0.end.max(end);
+        }
+        let wanted: Vec<(Reservation, What)> = wanted.into_values().collect();
+        let mut sessions = HashMap::new();
+        for page in wanted.chunks(BATCH_MAX) {
+            let mut reservations: Vec<Reservation> = page.iter().map(|it| it.0).collect();
+            let what = page.first().map_or_else(String::new, |(_, path)| format!("write `{path}`"));
+            while !reservations.is_empty() {
+                let change = MetaChange::Reserve { reservations: reservations.clone() };
+                let reserved = self.0.metadata.change(&what, change, deadline).await;
+                let inodes = match reserved {
+                    Ok(MetaReply::Inodes(inodes)) if inodes.len() == reservations.len() => inodes,
+                    Ok(other) => {
+                        self.end_sessions(sessions, deadline).await;
+                        return Err(ClientError::unexpected("meta", &other));
+                    }
+                    Err(error) => {
+                        self.end_sessions(sessions, deadline).await;
+                        return Err(error);
+                    }
+                };
+                // Those that were cut meanwhile are reserved again, for their new version.
+                let mut again = Vec::new();
+                for (reservation, inode) in reservations.iter().zip(inodes) {
+                    match inode?.kind {
+                        InodeKind::File { truncate_version, .. }
+                            if truncate_version != reservation.truncate_version =>
+                        {
+                            again.push(Reservation { truncate_version, ..*reservation });
+                            let of_file = |it: &&mut FileWrite| it.file.inode == reservation.inode;
+                            for write in writes.iter_mut().filter(of_file) {
+                                write.file.truncate_version = truncate_version;
+                            }
+                        }
+                        _ => {
+                            sessions.insert(reservation.inode, reservation.session);
+                        }
+                    }
+                }
+                reservations = again;
+            }
+        }
+        Ok(sessions)
+    }
+
+    /// Gives back what was reserved for writes that failed. If that fails too, the service does it
+    /// once it has not heard of this client for a while.
+    async fn end_sessions(&self, sessions: HashMap<InodeId, SessionId>, deadline: Deadline) {
+        let ends: Vec<(InodeId, SessionId)> = sessions.into_iter().collect();
+        for page in ends.chunks(BATCH_MAX) {
+            let change = MetaChange::ReportLengths { reports: Vec::new(), ends: page.to_vec() };
+            let ended = self.0.metadata.change("end write sessions", change, deadline).await;
+            if let Err(error) = ended {
+                tracing::info!(%error, "reserved space stays reserved for a while");
+            }
+        }
+    }
+
     /// Makes lengths durable. Gives the new `truncate_version` of files whose report came too late.
     async fn report_lengths(
         &self,
         writes: &[FileWrite],
+        sessions: HashMap<InodeId, SessionId>,
         deadline: Deadline,
     ) -> Result<HashMap<InodeId, u64>, ClientError> {
         let mut ends: BTreeMap<InodeId, (LengthReport, &What)> = BTreeMap::new();
@@ -255,7 +344,11 @@ impl Client {
         for page in ends.chunks(BATCH_MAX) {
             let reports = page.iter().map(|(report, _)| *report).collect();
             let what = page.first().map_or_else(String::new, |(_, path)| format!("write `{path}`"));
-            let change = MetaChange::ReportLengths { reports };
+            let ended = |(report, _): &(LengthReport, _)| {
+                Some((report.inode, *sessions.get(&report.inode)?))
+            };
+            let ends = page.iter().filter_map(ended).collect();
+            let change = MetaChange::ReportLengths { reports, ends };
             let inodes = match self.0.metadata.change(&what, change, deadline).await? {
                 MetaReply::Inodes(inodes) if inodes.len() == page.len() => inodes,
                 other => return Err(ClientError::unexpected("meta", &other)),

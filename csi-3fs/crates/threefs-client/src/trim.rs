@@ -7,7 +7,7 @@ use fabric::deadline::Deadline;
 use threefs_core::chunk::ContentChange;
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::Layout;
-use threefs_core::message::{LastChunk, QueryChunks, StorageReply, StorageRequest};
+use threefs_core::message::LastChunk;
 use threefs_kv::BoxFuture;
 use threefs_meta::ChunkTrimmer;
 use tokio::task::JoinSet;
@@ -15,10 +15,8 @@ use tokio::task::JoinSet;
 use crate::Client;
 use crate::batch::joined;
 use crate::chunks::{Place, What};
-use crate::error::{Attempts, ClientError};
+use crate::error::ClientError;
 
-/// Chunks asked for at once.
-const PAGE: u32 = 256;
 /// Chunks cut or removed at once.
 const UPDATES_IN_FLIGHT_MAX: usize = 16;
 
@@ -99,25 +97,6 @@ impl Client {
                 Some(newest) if !last => after = Some(newest.index),
                 _ => return Ok(()),
             }
-        }
-    }
-
-    /// One page of the chunks that a file has on a chain.
-    async fn chunks_after(
-        &self,
-        what: &What,
-        chain: ChainId,
-        inode: InodeId,
-        after: Option<u32>,
-        deadline: Deadline,
-    ) -> Result<(Vec<LastChunk>, bool), ClientError> {
-        let mut attempts = Attempts::of(&**what);
-        let ask = |to| StorageRequest::QueryChunks(QueryChunks { to, inode, after, limit: PAGE });
-        let asked = self.ask_head(chain, &mut attempts, Bytes::new(), deadline, ask).await?;
-        match asked {
-            Some((_, StorageReply::Chunks { chunks, last })) => Ok((chunks, last)),
-            Some((who, other)) => Err(ClientError::unexpected(&who, &other)),
-            None => Err(attempts.unavailable(self.0.config.timeout)),
         }
     }
 }

@@ -117,6 +117,19 @@ pub enum Mutation {
     },
 }
 
+/// An addition to a counter row (an `i64`, little endian; a missing row holds 0) that must stay
+/// within a bound. Checked and applied by the commit itself, after the mutations: such additions
+/// never conflict with each other, and no race lets a counter pass its bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundedAdd {
+    /// Its key. Only such additions write it, and clears.
+    pub key: Vec<u8>,
+    /// What to add. What does not grow a counter is always allowed.
+    pub delta: i64,
+    /// The largest value that the row may grow to.
+    pub max: i64,
+}
+
 /// A finished transaction on its way into the store.
 #[derive(Clone, Debug, Default)]
 pub struct Commit {
@@ -130,6 +143,8 @@ pub struct Commit {
     pub write_keys: Vec<Vec<u8>>,
     /// What to change.
     pub mutations: Vec<Mutation>,
+    /// At most one for a key.
+    pub bounded_adds: Vec<BoundedAdd>,
 }
 
 /// A consistent view of the whole store at one version.

@@ -19,7 +19,7 @@ use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::resolver::{Resolver, add, stamped_key};
+use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
 use crate::{
     Backend, BoxFuture, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch,
@@ -393,6 +393,13 @@ impl Committer {
                 add(key, stored, 0)?;
             }
         }
+        for addition in &commit.bounded_adds {
+            let stored = self.rows.get(txn, &addition.key).map_err(|error| KvError::Broken {
+                path: self.path.clone(),
+                detail: error.to_string(),
+            })?;
+            add_within(addition, stored)?;
+        }
         Ok(())
     }
 
@@ -428,6 +435,13 @@ impl Committer {
                     keys.push(key);
                 }
             }
+        }
+        for addition in &commit.bounded_adds {
+            let stored = self.rows.get(txn, &addition.key)?;
+            // Checked before, or cleared by this transaction.
+            let sum = add_within(addition, stored).unwrap_or(addition.delta);
+            self.rows.put(txn, &addition.key, &sum.to_le_bytes())?;
+            keys.push(addition.key.clone());
         }
         Ok(())
     }

@@ -32,6 +32,18 @@ pub enum KvError {
         /// The bound.
         size_max: usize,
     },
+    /// A counter would grow past its bound. Nothing of it was written.
+    #[error("counter {key} is {value}: {delta} more would pass its bound of {max}", key = key.escape_ascii())]
+    OverBound {
+        /// The counter's key.
+        key: Vec<u8>,
+        /// What it holds.
+        value: i64,
+        /// What was to be added.
+        delta: i64,
+        /// The bound.
+        max: i64,
+    },
     /// It may have been committed or not: the store failed meanwhile. Whoever retries recognises
     /// its own former success by what it wrote.
     #[error("it is unknown whether the transaction was committed: {detail}")]

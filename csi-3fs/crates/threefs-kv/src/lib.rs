@@ -21,7 +21,9 @@ mod store;
 mod transaction;
 mod watch;
 
-pub use backend::{Backend, BoxFuture, Commit, KeyRange, Mutation, Row, Snapshot, Versionstamp};
+pub use backend::{
+    Backend, BoundedAdd, BoxFuture, Commit, KeyRange, Mutation, Row, Snapshot, Versionstamp,
+};
 pub use embedded::EmbeddedConfig;
 pub use error::KvError;
 pub use store::{Operation, Retry, Store};

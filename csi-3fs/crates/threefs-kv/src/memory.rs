@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::resolver::{Resolver, add, stamped_key};
+use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
 use crate::{
     Backend, BoxFuture, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch,
@@ -101,6 +101,14 @@ impl State {
                     changes.insert(stamped_key(prefix, stamp, suffix), Some(value.clone()));
                 }
             }
+        }
+        for addition in &commit.bounded_adds {
+            let current = match changes.get(&addition.key) {
+                Some(own) => own.as_deref(),
+                None => self.newest(&addition.key),
+            };
+            let sum = add_within(addition, current)?;
+            changes.insert(addition.key.clone(), Some(sum.to_le_bytes().to_vec()));
         }
         Ok(changes)
     }

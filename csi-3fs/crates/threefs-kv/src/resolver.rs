@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::{Commit, KeyRange, KvError, Versionstamp};
+use crate::{BoundedAdd, Commit, KeyRange, KvError, Versionstamp};
 
 #[derive(Debug)]
 pub(crate) struct Resolver {
@@ -80,6 +80,16 @@ pub(crate) fn add(key: &[u8], current: Option<&[u8]>, delta: i64) -> Result<i64,
         })?),
     };
     Ok(current.wrapping_add(delta))
+}
+
+/// What a counter row holds after a bounded addition.
+pub(crate) fn add_within(addition: &BoundedAdd, current: Option<&[u8]>) -> Result<i64, KvError> {
+    let BoundedAdd { key, delta, max } = addition;
+    let value = add(key, current, 0)?;
+    match value.checked_add(*delta) {
+        Some(sum) if *delta <= 0 || sum <= *max => Ok(sum),
+        _ => Err(KvError::OverBound { key: key.clone(), value, delta: *delta, max: *max }),
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::resolver::add;
 use crate::{
-    Backend, COMMIT_BYTES_MAX, Commit, KEY_BYTES_MAX, KeyRange, KvError, MUTATIONS_MAX, Mutation,
-    Row, Snapshot, VALUE_BYTES_MAX, Versionstamp,
+    Backend, BoundedAdd, COMMIT_BYTES_MAX, Commit, KEY_BYTES_MAX, KeyRange, KvError, MUTATIONS_MAX,
+    Mutation, Row, Snapshot, VALUE_BYTES_MAX, Versionstamp,
 };
 
 /// Rows that a range read asks of the store at once at most.
@@ -163,6 +163,20 @@ impl Transaction {
         self.commit.mutations.push(Mutation::Add { key: key.to_vec(), delta });
     }
 
+    /// Adds to a counter row, without reading it, if the row then holds at most `max`; otherwise
+    /// `commit` fails with [`KvError::OverBound`]. Several additions to one row count as their sum.
+    /// What this adds cannot be read before the commit.
+    pub fn bounded_add(&mut self, key: &[u8], delta: i64, max: i64) {
+        self.account(key.len(), 8);
+        match self.commit.bounded_adds.iter_mut().find(|addition| addition.key == key) {
+            Some(addition) => {
+                addition.delta = addition.delta.saturating_add(delta);
+                addition.max = max;
+            }
+            None => self.commit.bounded_adds.push(BoundedAdd { key: key.to_vec(), delta, max }),
+        }
+    }
+
     /// Writes a row whose key is `prefix`, this commit's [`Versionstamp`], `suffix`. It cannot be
     /// read before the commit.
     pub fn set_stamped(&mut self, prefix: &[u8], suffix: &[u8], value: impl Into<Vec<u8>>) {
@@ -174,7 +188,9 @@ impl Transaction {
 
     /// True when it has written nothing.
     pub fn is_read_only(&self) -> bool {
-        self.commit.mutations.is_empty() && self.commit.write_keys.is_empty()
+        self.commit.mutations.is_empty()
+            && self.commit.bounded_adds.is_empty()
+            && self.commit.write_keys.is_empty()
     }
 
     /// Commits: `Ok` means checked, applied and durable. A transaction that wrote nothing is
@@ -188,7 +204,8 @@ impl Transaction {
         if let Some(refused) = refused {
             return Err(refused);
         }
-        if commit.mutations.is_empty() && commit.write_keys.is_empty() {
+        let writes = !commit.mutations.is_empty() || !commit.bounded_adds.is_empty();
+        if !writes && commit.write_keys.is_empty() {
             return Ok(Versionstamp::new(commit.read_version, 0));
         }
         // Old snapshots cost the store space: this one is not needed any more.

@@ -10,9 +10,10 @@ use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
 
+use crate::identity::Identity;
 use crate::protocol::{
     At, CONTEXT, Entry, Inode, LIST_LIMIT_MAX, LayoutDefaults, LengthReport, MetaChange, MetaError,
-    MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId, SessionId,
+    MetaQuery, MetaReply, MetaRequest, MetaResult, RenameMode, RequestId, SessionId,
 };
 
 /// One attempt at a call; a restarting service answers the next one.
@@ -71,7 +72,20 @@ impl MetaClient {
         query: MetaQuery,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
-        self.ask(&MetaRequest::Query(query), deadline).await
+        self.query_as(&Identity::ROOT, query, deadline).await
+    }
+
+    /// Asks a question for somebody.
+    ///
+    /// # Errors
+    /// As [`MetaClient::query`].
+    pub async fn query_as(
+        &self,
+        who: &Identity,
+        query: MetaQuery,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
+        self.ask(&MetaRequest::Query { who: who.clone(), query }, deadline).await
     }
 
     /// Makes a change, once.
@@ -83,9 +97,36 @@ impl MetaClient {
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
+        self.change_as(&Identity::ROOT, change, deadline).await
+    }
+
+    /// Makes a change for somebody, once.
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn change_as(
+        &self,
+        who: &Identity,
+        change: MetaChange,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
         let unfinished = Unfinished::begin(&self.0);
-        let id = unfinished.id();
-        self.ask(&MetaRequest::Change { id, change }, deadline).await
+        self.change_with(unfinished.id(), who, change, deadline).await
+    }
+
+    /// Makes a change under an identity of the caller's own, so that it stays one change over
+    /// lives of a program. Identities of one client come from one place.
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn change_with(
+        &self,
+        id: RequestId,
+        who: &Identity,
+        change: MetaChange,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
+        self.ask(&MetaRequest::Change { id, who: who.clone(), change }, deadline).await
     }
 
     async fn ask(
@@ -162,7 +203,8 @@ impl MetaClient {
         deadline: Deadline,
     ) -> Result<(Inode, Option<SessionId>), MetaClientError> {
         let (mode, layout) = (0o644, LayoutDefaults::default());
-        let change = MetaChange::Create { at, mode, exclusive, layout, write: true };
+        let (write, hold) = (true, false);
+        let change = MetaChange::Create { at, mode, exclusive, layout, write, hold };
         match self.change(change, deadline).await? {
             MetaReply::Opened { inode, session, .. } => Ok((inode, session)),
             other => Err(unexpected("an open file", &other)),
@@ -209,7 +251,8 @@ impl MetaClient {
         reports: Vec<LengthReport>,
         deadline: Deadline,
     ) -> Result<Vec<Result<Inode, MetaError>>, MetaClientError> {
-        match self.change(MetaChange::ReportLengths { reports }, deadline).await? {
+        match self.change(MetaChange::ReportLengths { reports, ends: Vec::new() }, deadline).await?
+        {
             MetaReply::Inodes(inodes) => Ok(inodes),
             other => Err(unexpected("inodes", &other)),
         }
@@ -238,7 +281,7 @@ impl MetaClient {
         to: At,
         deadline: Deadline,
     ) -> Result<Inode, MetaClientError> {
-        let change = MetaChange::Rename { from, to, no_replace: false };
+        let change = MetaChange::Rename { from, to, mode: RenameMode::Replace };
         inode(self.change(change, deadline).await?)
     }
 

@@ -47,6 +47,11 @@ impl Clients {
         client
     }
 
+    /// Something else of this client has arrived.
+    pub(crate) fn hear_of(&self, client: ClientId, now: Nanoseconds) {
+        self.hear(RequestId { client, ..RequestId::default() }, now);
+    }
+
     /// Whether it was heard since `since_ms`.
     pub(crate) fn heard_since(&self, client: ClientId, since_ms: u64) -> bool {
         let clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);

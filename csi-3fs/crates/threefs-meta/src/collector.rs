@@ -27,6 +27,8 @@ impl Tree {
         let every = Duration::from_millis(self.config.collect_interval_ms.max(1));
         let sweep_every_ms = (self.config.session_timeout_ms / 4).clamp(100, 60_000);
         let mut swept_ms = started_ms;
+        // A former life may have known more holders: they have this long to tell.
+        tokio::time::sleep(Duration::from_millis(self.config.collect_delay_ms)).await;
         loop {
             tokio::time::sleep(every).await;
             if let Err(error) = self.collect().await {
@@ -47,7 +49,7 @@ impl Tree {
         let mut finished = 0;
         let mut after = Vec::new();
         loop {
-            let list = ops::ListRemovals { after: &after, limit: PAGE };
+            let list = ops::ListRemovals { holds: &self.holds, after: &after, limit: PAGE };
             let page = self.store.transact(transaction(), &list).await?;
             for removal in &page {
                 let waited = milliseconds(now()).saturating_sub(milliseconds(removal.row.removed));
@@ -71,7 +73,8 @@ impl Tree {
 
     async fn collect_one(&self, removal: &ListedRemoval) -> Result<bool, OpError> {
         if removal.row.kind == EntryKind::Directory {
-            let collect = ops::CollectDirectory { removal, now: removal.row.removed };
+            let (holds, now) = (&self.holds, removal.row.removed);
+            let collect = ops::CollectDirectory { removal, holds, now };
             while !self.store.transact(transaction(), &collect).await? {}
             return Ok(true);
         }
@@ -97,12 +100,9 @@ impl Tree {
         let now_ms = milliseconds(now());
         let silent_since = now_ms.saturating_sub(self.config.session_timeout_ms);
         if started_ms <= silent_since {
-            self.forget_rows(rows::SESSIONS, |key, value| {
-                let row: SessionRow = rows::decode(key, value)?;
-                Ok(!self.clients.heard_since(row.client, silent_since))
-            })
-            .await?;
+            self.end_sessions(silent_since).await?;
             self.clients.forget_silent(silent_since);
+            self.holds.forget_silent(silent_since);
         }
         let kept_since = now_ms.saturating_sub(self.config.answer_keep_ms);
         self.forget_rows(rows::ANSWERS, |key, value| {
@@ -110,6 +110,25 @@ impl Tree {
             Ok(milliseconds(row.answered) < kept_since)
         })
         .await
+    }
+
+    /// Ends the sessions of clients that were not heard since, and what they had reserved.
+    async fn end_sessions(&self, silent_since: u64) -> Result<(), OpError> {
+        let mut after = Vec::new();
+        loop {
+            let list = ops::ListRows { prefix: rows::SESSIONS, after: &after, limit: PAGE };
+            let page = self.store.transact(transaction(), &list).await?;
+            for (key, value) in &page {
+                let row: SessionRow = rows::decode(key, value)?;
+                if !self.clients.heard_since(row.client, silent_since) {
+                    self.store.transact(transaction(), &ops::EndSession { key }).await?;
+                }
+            }
+            match page.last() {
+                Some((last, _)) if page.len() == PAGE => after.clone_from(last),
+                _ => return Ok(()),
+            }
+        }
     }
 
     async fn forget_rows(

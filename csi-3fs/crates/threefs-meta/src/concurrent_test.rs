@@ -7,6 +7,8 @@ use rand::{Rng, SeedableRng};
 use threefs_core::ids::ClientId;
 use threefs_kv::{EmbeddedConfig, Store};
 
+use crate::Identity;
+use crate::RenameMode;
 use crate::protocol::{At, MetaChange, MetaError, MetaReply, MetaRequest, ROOT, RequestId};
 use crate::testing::{
     Fixture, Yielding, check_tree, config, count_inodes, create, make_directory, rename, soon,
@@ -44,7 +46,7 @@ async fn storm(store: Store, seed: u64, changes: usize) {
                     let client = ClientId(u128::from(number) + 1);
                     let id = RequestId { client, sequence, finished_below: sequence };
                     let change = random_change(&mut random);
-                    let request = MetaRequest::Change { id, change };
+                    let request = MetaRequest::Change { id, who: Identity::ROOT, change };
                     match fixture.tree.answer(request, soon()).await {
                         Ok(_) => done += 1,
                         Err(
@@ -109,7 +111,7 @@ async fn two_moves_that_would_make_a_circle_do_not_both_happen() {
         let into = |name: &str, directory| MetaChange::Rename {
             from: At::entry(ROOT, name),
             to: At::entry(directory, "in"),
-            no_replace: false,
+            mode: RenameMode::Replace,
         };
         let (x, y) = (into("x", two.id), into("y", one.id));
         let (first, second) = (Arc::clone(&fixture), Arc::clone(&fixture));

@@ -8,6 +8,9 @@ mod client;
 mod clients;
 mod collector;
 mod config;
+mod error;
+mod holds;
+pub mod identity;
 mod layouts;
 mod ops;
 pub mod protocol;
@@ -20,14 +23,20 @@ mod concurrent_test;
 #[cfg(test)]
 mod model_test;
 #[cfg(test)]
+mod permission_test;
+#[cfg(test)]
+mod quota_test;
+#[cfg(test)]
 mod testing;
 
 pub use chunks::{ChunkTrimmer, NoChunks};
 pub use client::{MetaClient, MetaClientError};
 pub use config::{MetaConfig, TreeConfig};
+pub use identity::Identity;
 pub use protocol::{
     At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaError,
-    MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId, SessionId,
+    MetaQuery, MetaReply, MetaRequest, MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId,
+    Reservation, SessionId, SetMode, SetTime,
 };
 pub use service::{Meta, MetaRunError, run};
 pub use tree::Tree;

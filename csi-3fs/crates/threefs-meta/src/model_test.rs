@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use crate::Identity;
+use crate::RenameMode;
 use crate::protocol::{
     At, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
 };
@@ -95,7 +97,7 @@ impl Model {
             Action::Link(from, to) => {
                 let number = match self.find(from)?.ok_or("NotFound")? {
                     Node::File(number) => number,
-                    Node::Directory(_) => return Err("IsADirectory"),
+                    Node::Directory(_) => return Err("NotPermitted"),
                 };
                 match self.find(to)? {
                     Some(_) => Err("Exists"),
@@ -238,14 +240,23 @@ async fn change_of(fixture: &Fixture, action: &Action) -> Result<MetaChange, Met
     Ok(match action {
         Action::Create(path, exclusive) => {
             let (at, layout) = (at(path), Default::default());
-            MetaChange::Create { at, mode: 0o644, exclusive: *exclusive, layout, write: false }
+            MetaChange::Create {
+                at,
+                mode: 0o644,
+                exclusive: *exclusive,
+                layout,
+                write: false,
+                hold: false,
+            }
         }
         Action::MakeDirectory(path) => make_directory(&text(path), false),
         Action::MakeDirectories(path) => make_directory(&text(path), true),
         Action::Link(from, to) => MetaChange::Link { from: at(from), to: at(to) },
-        Action::Rename(from, to, no_replace) => {
-            MetaChange::Rename { from: at(from), to: at(to), no_replace: *no_replace }
-        }
+        Action::Rename(from, to, no_replace) => MetaChange::Rename {
+            from: at(from),
+            to: at(to),
+            mode: if *no_replace { RenameMode::NoReplace } else { RenameMode::Replace },
+        },
         Action::Unlink(path) => MetaChange::Unlink { at: at(path) },
         Action::RemoveDirectory(path) => MetaChange::RemoveDirectory { at: at(path) },
         Action::RemoveTree(path) => MetaChange::RemoveTree { at: at(path) },
@@ -256,7 +267,7 @@ async fn change_of(fixture: &Fixture, action: &Action) -> Result<MetaChange, Met
                 return Err(MetaError::IsADirectory { path: text(path) });
             };
             let report = LengthReport { inode: inode.id, length: *length, truncate_version };
-            MetaChange::ReportLengths { reports: vec![report] }
+            MetaChange::ReportLengths { reports: vec![report], ends: vec![] }
         }
     })
 }
@@ -304,7 +315,8 @@ async fn run(actions: Vec<Action>) {
         let result: MetaResult = match change_of(&fixture, action).await {
             Err(error) => Err(error),
             Ok(change) => {
-                let request = MetaRequest::Change { id: fixture.next_id(), change };
+                let request =
+                    MetaRequest::Change { id: fixture.next_id(), who: Identity::ROOT, change };
                 let first = fixture.tree.answer(request.clone(), soon()).await;
                 // As after a lost answer: the same request again.
                 let again = fixture.tree.answer(request, soon()).await;

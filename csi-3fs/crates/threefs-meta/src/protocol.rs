@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
 
+pub use crate::error::MetaError;
+use crate::identity::Identity;
+
 /// Name of the service; both sides of a connection sign it.
 pub const CONTEXT: &str = "threefs/meta";
 /// The root directory.
@@ -23,6 +26,10 @@ pub const PATH_BYTES_MAX: usize = 4096;
 pub const SYMLINKS_MAX: usize = 40;
 /// Entries of one page of a listing at most.
 pub const LIST_LIMIT_MAX: u32 = 4096;
+/// The longest value of an extended attribute.
+pub const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
+/// All extended attributes of an inode, names and values.
+pub const ATTRIBUTES_BYTES_MAX: usize = 128 << 10;
 /// Files of one batch at most.
 pub const BATCH_MAX: usize = 1024;
 
@@ -81,6 +88,9 @@ pub struct Inode {
     pub modified: Nanoseconds,
     /// Last change of the inode.
     pub changed: Nanoseconds,
+    /// The directory with a quota that it counts for, if there is one above it. Of a directory:
+    /// that which its entries count for, so the directory itself if it has a quota.
+    pub quota: Option<InodeId>,
 }
 
 /// What an inode is.
@@ -92,6 +102,8 @@ pub enum InodeKind {
         layout: Layout,
         /// Its length as last reported or set.
         length: u64,
+        /// Its writers may write up to here; counts for its quota if it is more than the length.
+        reserved: u64,
         /// Grows with every truncation; a length report counts only with the current one.
         truncate_version: u64,
     },
@@ -181,11 +193,18 @@ pub struct SessionId(pub u128);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaRequest {
     /// Reads; may be repeated.
-    Query(MetaQuery),
+    Query {
+        /// For whom.
+        who: Identity,
+        /// What.
+        query: MetaQuery,
+    },
     /// Changes; executed once for each id.
     Change {
         /// Its identity.
         id: RequestId,
+        /// For whom.
+        who: Identity,
         /// What to do.
         change: MetaChange,
     },
@@ -216,6 +235,45 @@ pub enum MetaQuery {
         /// Entries at most; 0 or too many = [`LIST_LIMIT_MAX`].
         limit: u32,
     },
+    /// The inode at a place, symbolic links not followed, if the caller may open it so. From now on
+    /// the client holds it open: it is not collected before `Hold` releases it. Answered with
+    /// [`MetaReply::Inode`].
+    Open {
+        /// Where.
+        at: At,
+        /// [`crate::identity::READ`] | [`crate::identity::WRITE`] | [`crate::identity::EXECUTE`].
+        access: u32,
+        /// Who holds it.
+        client: ClientId,
+    },
+    /// What a client holds open. Answered with [`MetaReply::Held`].
+    Hold {
+        /// Who.
+        client: ClientId,
+        /// What more than before.
+        add: Vec<InodeId>,
+        /// What less.
+        release: Vec<InodeId>,
+        /// Whether `add` is, or completes, all that it holds.
+        all: bool,
+    },
+    /// The quotas that a place counts for, innermost first. Answered with [`MetaReply::Quotas`].
+    Quotas {
+        /// Where.
+        at: At,
+    },
+    /// An extended attribute. Answered with [`MetaReply::Attribute`].
+    GetAttribute {
+        /// Where; symbolic links are not followed.
+        at: At,
+        /// Which.
+        name: String,
+    },
+    /// Names of extended attributes. Answered with [`MetaReply::Names`].
+    ListAttributes {
+        /// Where; symbolic links are not followed.
+        at: At,
+    },
     /// The whole path of a directory. Answered with [`MetaReply::Path`].
     PathOf {
         /// Which directory.
@@ -241,6 +299,8 @@ pub enum MetaChange {
         layout: LayoutDefaults,
         /// Whether a write session is wanted.
         write: bool,
+        /// Whether the client holds it open from now on, as with [`MetaQuery::Open`].
+        hold: bool,
     },
     /// Opens a file, following symbolic links. Answered with [`MetaReply::Opened`].
     Open {
@@ -263,6 +323,15 @@ pub enum MetaChange {
     ReportLengths {
         /// At most [`BATCH_MAX`].
         reports: Vec<LengthReport>,
+        /// Sessions that end with it.
+        ends: Vec<(InodeId, SessionId)>,
+    },
+    /// Lets writers write up to an end, and charges the quotas for it. It holds until the session
+    /// ends, or the file is cut. Answered with [`MetaReply::Inodes`], in order; nothing happens to
+    /// a file that was cut meanwhile (its `truncate_version` says so).
+    Reserve {
+        /// At most [`BATCH_MAX`].
+        reservations: Vec<Reservation>,
     },
     /// Cuts or extends a file. When this returns, no chunk holds bytes at or beyond the length, so
     /// a later extension reads as zeros. Answered with [`MetaReply::Inode`].
@@ -305,8 +374,8 @@ pub enum MetaChange {
         from: At,
         /// To where.
         to: At,
-        /// Fails with `Exists` instead of replacing.
-        no_replace: bool,
+        /// What happens to something that is there.
+        mode: RenameMode,
     },
     /// Removes a name that is not a directory's. Answered with [`MetaReply::Done`].
     Unlink {
@@ -326,8 +395,10 @@ pub enum MetaChange {
     },
     /// Changes attributes; `None` leaves them. Answered with [`MetaReply::Inode`].
     SetAttributes {
-        /// Where; symbolic links are followed.
+        /// Where.
         at: At,
+        /// Whether a symbolic link at the very end is followed.
+        follow: bool,
         /// Permission bits.
         mode: Option<u32>,
         /// Owner.
@@ -335,10 +406,91 @@ pub enum MetaChange {
         /// Group.
         gid: Option<u32>,
         /// Last read.
-        accessed: Option<Nanoseconds>,
+        accessed: Option<SetTime>,
         /// Last change of the content.
-        modified: Option<Nanoseconds>,
+        modified: Option<SetTime>,
     },
+    /// Sets or removes an extended attribute. Answered with [`MetaReply::Done`].
+    SetAttribute {
+        /// Where; symbolic links are not followed.
+        at: At,
+        /// Which; it begins with `user.`.
+        name: String,
+        /// At most [`ATTRIBUTE_BYTES_MAX`]; `None` removes it.
+        value: Option<Vec<u8>>,
+        /// Whether it must be there, or must not.
+        mode: SetMode,
+    },
+    /// Sets the limits of a directory; `None` is no limit. Answered with [`MetaReply::Quotas`].
+    SetQuota {
+        /// The directory.
+        at: At,
+        /// Of the lengths of all files below it.
+        bytes_max: Option<u64>,
+        /// Of files, directories and symbolic links below it.
+        inodes_max: Option<u64>,
+    },
+}
+
+/// What a move does to something that has the new name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replaces it: a file by a file, an empty directory by a directory.
+    #[default]
+    Replace,
+    /// Fails with `Exists`.
+    NoReplace,
+    /// Gives it the old name; it must be there.
+    Exchange,
+}
+
+/// Whether something must be there before it is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SetMode {
+    /// Whatever there is.
+    #[default]
+    Any,
+    /// It must not be there.
+    Create,
+    /// It must be there.
+    Replace,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SetTime {
+    /// The metadata service's now; who may write may set it.
+    Now,
+    /// This; the owner may set it.
+    At(Nanoseconds),
+}
+
+/// "I want to write up to `end`."
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reservation {
+    /// The file.
+    pub inode: InodeId,
+    /// The session that it belongs to; begins with it.
+    pub session: SessionId,
+    /// The end of what will be written.
+    pub end: u64,
+    /// As in [`LengthReport`].
+    pub truncate_version: u64,
+}
+
+/// A quota and what counts for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaUse {
+    /// The directory that has it.
+    pub directory: InodeId,
+    /// Limit of `bytes_used`; `None` is no limit.
+    pub bytes_max: Option<u64>,
+    /// Lengths of all files below it, or what their writers reserved.
+    pub bytes_used: u64,
+    /// Limit of `inodes_used`; `None` is no limit.
+    pub inodes_max: Option<u64>,
+    /// Files, directories and symbolic links below it.
+    pub inodes_used: u64,
 }
 
 /// "Bytes up to `length` are durable in the chunks."
@@ -378,6 +530,17 @@ pub enum MetaReply {
     },
     /// A path from the root.
     Path(String),
+    /// Quotas, innermost first.
+    Quotas(Vec<QuotaUse>),
+    /// The value of an extended attribute.
+    Attribute(Vec<u8>),
+    /// Names, sorted.
+    Names(Vec<String>),
+    /// Whether the service knows all that the client holds; if not, it must be told.
+    Held {
+        /// It does.
+        complete: bool,
+    },
     /// Nothing to say.
     Done,
     /// How the service is.
@@ -391,97 +554,6 @@ pub struct MetaStatus {
     pub removals_pending: u64,
     /// Write sessions.
     pub sessions: u64,
-}
-
-/// Why a call did not go well; nothing was changed by it. Paths and names are in it, so that the
-/// text alone tells what happened.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum MetaError {
-    /// ENOENT.
-    #[error("`{path}`: no such file or directory")]
-    NotFound {
-        /// As asked, up to the missing name.
-        path: String,
-    },
-    /// EEXIST.
-    #[error("`{path}` exists already")]
-    Exists {
-        /// As asked.
-        path: String,
-    },
-    /// ENOTDIR.
-    #[error("`{path}` is not a directory")]
-    NotADirectory {
-        /// As asked, up to the name that is no directory.
-        path: String,
-    },
-    /// EISDIR.
-    #[error("`{path}` is a directory")]
-    IsADirectory {
-        /// As asked.
-        path: String,
-    },
-    /// ENOTEMPTY.
-    #[error("directory `{path}` is not empty")]
-    NotEmpty {
-        /// As asked.
-        path: String,
-    },
-    /// EINVAL.
-    #[error("{field} `{value}`: {reason}")]
-    Invalid {
-        /// Which field of the call.
-        field: String,
-        /// What it held.
-        value: String,
-        /// What is wrong, and what would be right.
-        reason: String,
-    },
-    /// ENAMETOOLONG.
-    #[error(
-        "name `{name}` is longer than {NAME_BYTES_MAX} bytes, or its path than {PATH_BYTES_MAX}"
-    )]
-    NameTooLong {
-        /// The beginning of the name.
-        name: String,
-    },
-    /// ELOOP.
-    #[error("`{path}` goes through more than {SYMLINKS_MAX} symbolic links")]
-    TooManySymlinks {
-        /// As asked.
-        path: String,
-    },
-    /// EBUSY: the root cannot be moved or removed.
-    #[error("`{path}` is the root directory")]
-    IsRoot {
-        /// As asked.
-        path: String,
-    },
-    /// EIO, try again: routing, storage or the store of metadata is not there now.
-    #[error("not now: {detail}")]
-    Unavailable {
-        /// What is missing.
-        detail: String,
-    },
-    /// ENOSPC.
-    #[error("no space for metadata: {detail}")]
-    NoSpace {
-        /// What the store said.
-        detail: String,
-    },
-    /// EIO, for good: a row of the store contradicts another.
-    #[error("metadata is damaged: {detail}")]
-    Damaged {
-        /// What was found.
-        detail: String,
-    },
-}
-
-impl MetaError {
-    /// True when the same call may go well a moment later.
-    pub fn retryable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
-    }
 }
 
 /// What travels back.

@@ -9,6 +9,9 @@
 //! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
 //! | `GCQU` versionstamp | `RemovalRow` | something removed whose space has not come back yet |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
+//! | `QUOT` directory | `QuotaRow` | limits of a directory |
+//! | `QBYT`, `QINO` directory | i64 | what counts for them; only bounded additions write it |
+//! | `XATT` inode name | bytes | an extended attribute |
 //! | `META` name | u64 | the next free inode, the version of this schema |
 //!
 //! Numbers in keys are big endian, so that files made together lie together. Values are postcard.
@@ -26,8 +29,9 @@ pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
+pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
 /// The schema that this code reads and writes.
-pub(crate) const SCHEMA_VERSION: u64 = 1;
+pub(crate) const SCHEMA_VERSION: u64 = 2;
 
 /// Parent of a directory that was removed and is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
@@ -38,6 +42,18 @@ pub(crate) struct InodeRow {
     pub inode: Inode,
     /// The name of a directory in its parent, for finding its path; empty for everything else.
     pub name: String,
+    /// Whether it counts for its quota. An inode without a name that nobody had open when it lost
+    /// the last one does not.
+    pub charged: bool,
+}
+
+/// Limits of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct QuotaRow {
+    pub bytes_max: Option<u64>,
+    pub inodes_max: Option<u64>,
+    /// The next directory with a quota above it.
+    pub above: Option<InodeId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,6 +139,27 @@ pub(crate) fn session(id: InodeId, session: SessionId) -> Vec<u8> {
 /// Prefix of all sessions of a file.
 pub(crate) fn sessions(id: InodeId) -> Vec<u8> {
     numbered(b"INOS", id, &[])
+}
+
+pub(crate) fn quota(id: InodeId) -> Vec<u8> {
+    numbered(b"QUOT", id, &[])
+}
+
+pub(crate) fn quota_bytes(id: InodeId) -> Vec<u8> {
+    numbered(b"QBYT", id, &[])
+}
+
+pub(crate) fn quota_inodes(id: InodeId) -> Vec<u8> {
+    numbered(b"QINO", id, &[])
+}
+
+pub(crate) fn attribute(id: InodeId, name: &str) -> Vec<u8> {
+    numbered(b"XATT", id, name.as_bytes())
+}
+
+/// Prefix of all extended attributes of an inode.
+pub(crate) fn attributes(id: InodeId) -> Vec<u8> {
+    numbered(b"XATT", id, &[])
 }
 
 pub(crate) fn trim(id: InodeId) -> Vec<u8> {

@@ -11,17 +11,20 @@ use threefs_core::ids::{ChainId, ClientId, InodeId, TableVersion};
 use threefs_core::layout::Layout;
 use threefs_core::routing::{ChainTable, RoutingInfo};
 use threefs_kv::{
-    Backend, BoxFuture, Commit, KeyRange, KvError, Row, Snapshot, Store, Versionstamp, Watch,
+    Backend, BoxFuture, Commit, KeyRange, KvError, Row, Snapshot, Store, Transaction, Versionstamp,
+    Watch,
 };
 use tokio::sync::watch;
 
+use crate::Identity;
+use crate::RenameMode;
 use crate::chunks::ChunkTrimmer;
 use crate::config::TreeConfig;
 use crate::protocol::{
     At, EntryKind, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest,
     MetaResult, RequestId,
 };
-use crate::rows::{self, DentryRow, InodeRow, REMOVED, RemovalRow};
+use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED, RemovalRow};
 use crate::tree::Tree;
 
 pub(crate) fn soon() -> Deadline {
@@ -86,11 +89,13 @@ impl Fixture {
     }
 
     pub(crate) async fn change(&self, change: MetaChange) -> MetaResult {
-        self.tree.answer(MetaRequest::Change { id: self.next_id(), change }, soon()).await
+        self.tree
+            .answer(MetaRequest::Change { id: self.next_id(), who: Identity::ROOT, change }, soon())
+            .await
     }
 
     pub(crate) async fn query(&self, query: MetaQuery) -> MetaResult {
-        self.tree.answer(MetaRequest::Query(query), soon()).await
+        self.tree.answer(MetaRequest::Query { who: Identity::ROOT, query }, soon()).await
     }
 
     pub(crate) async fn stat(&self, path: &str) -> Result<Inode, crate::MetaError> {
@@ -133,7 +138,7 @@ pub(crate) fn routing() -> watch::Receiver<Arc<RoutingInfo>> {
 
 pub(crate) fn create(path: &str) -> MetaChange {
     let (at, layout) = (At::path(path), LayoutDefaults::default());
-    MetaChange::Create { at, mode: 0o644, exclusive: false, layout, write: false }
+    MetaChange::Create { at, mode: 0o644, exclusive: false, layout, write: false, hold: false }
 }
 
 pub(crate) fn make_directory(path: &str, parents: bool) -> MetaChange {
@@ -142,7 +147,7 @@ pub(crate) fn make_directory(path: &str, parents: bool) -> MetaChange {
 }
 
 pub(crate) fn rename(from: &str, to: &str) -> MetaChange {
-    MetaChange::Rename { from: At::path(from), to: At::path(to), no_replace: false }
+    MetaChange::Rename { from: At::path(from), to: At::path(to), mode: RenameMode::Replace }
 }
 
 /// Reads all rows and panics unless they make one tree: every name has its inode, every directory
@@ -169,6 +174,7 @@ pub(crate) async fn check_tree(store: &Store) {
         assert!(holder.inode.is_directory(), "`{name}` is in a file");
         names.entry(entry.inode).or_default().push((parent, name));
     }
+    check_quotas(&mut txn, &inodes).await;
     let queued: BTreeSet<InodeId> = txn
         .range(&all(b"GCQU"), usize::MAX)
         .await
@@ -194,6 +200,42 @@ pub(crate) async fn check_tree(store: &Store) {
                 assert_eq!(is_queued, names.is_empty(), "{id}: queued");
             }
         }
+    }
+}
+
+/// Counters are exactly what the inodes that count for them are, and each name is in a directory of
+/// its inode's quota.
+async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow>) {
+    let quotas: BTreeMap<InodeId, QuotaRow> = txn
+        .range(&KeyRange::prefix(b"QUOT"), usize::MAX)
+        .await
+        .unwrap()
+        .iter()
+        .map(|(key, value)| (rows::inode_of_key(key).unwrap(), rows::decode(key, value).unwrap()))
+        .collect();
+    let mut expected: BTreeMap<InodeId, (i64, i64)> = BTreeMap::new();
+    for (id, row) in inodes.iter().filter(|(_, row)| row.charged) {
+        let mut next = match row.inode.quota {
+            Some(quota) if quota == *id => quotas[id].above,
+            quota => quota,
+        };
+        while let Some((id, quota)) = next.and_then(|id| Some((id, quotas.get(&id)?))) {
+            let counted = expected.entry(id).or_default();
+            if let crate::InodeKind::File { length, reserved, .. } = row.inode.kind {
+                counted.0 += length.max(reserved) as i64;
+            }
+            counted.1 += 1;
+            next = quota.above;
+        }
+    }
+    for id in quotas.keys() {
+        let mut counted = async |key: Vec<u8>| {
+            let bytes = txn.get(&key).await.unwrap().unwrap();
+            i64::from_le_bytes(bytes.try_into().unwrap())
+        };
+        let counted =
+            (counted(rows::quota_bytes(*id)).await, counted(rows::quota_inodes(*id)).await);
+        assert_eq!(counted, expected.get(id).copied().unwrap_or_default(), "use of quota {id}");
     }
 }
 

@@ -14,8 +14,10 @@ use threefs_kv::{KvError, Operation, Store};
 use tokio::sync::watch;
 
 use crate::chunks::ChunkTrimmer;
-use crate::clients::{Client, Clients};
+use crate::clients::{Client, Clients, milliseconds};
 use crate::config::TreeConfig;
+use crate::holds::Holds;
+use crate::identity::{GROUPS_MAX, Identity};
 use crate::layouts::RoundRobin;
 use crate::ops::{self, FirstStep, Given, OpError};
 use crate::protocol::{
@@ -39,6 +41,7 @@ pub struct Tree {
     pub(crate) config: TreeConfig,
     pub(crate) trimmer: Arc<dyn ChunkTrimmer>,
     pub(crate) clients: Clients,
+    pub(crate) holds: Holds,
     layouts: RoundRobin,
     inodes: tokio::sync::Mutex<std::ops::Range<u64>>,
     /// Set when the store fails in a way from which only a restart recovers.
@@ -50,6 +53,7 @@ pub struct Tree {
 /// A change on its way: who asks, when, with which inodes.
 struct Ask<'a> {
     id: RequestId,
+    who: &'a Identity,
     client: &'a Client,
     given: Given,
     session: SessionId,
@@ -73,6 +77,7 @@ impl Tree {
             config,
             trimmer,
             clients: Clients::default(),
+            holds: Holds::default(),
             layouts: RoundRobin::new(routing, config.layout, rand::random()),
             inodes: tokio::sync::Mutex::new(0..0),
             failed: watch::channel(None).0,
@@ -87,8 +92,10 @@ impl Tree {
     pub async fn answer(&self, request: MetaRequest, deadline: Deadline) -> MetaResult {
         let deadline = deadline.within(REQUEST_TIMEOUT);
         let answered = match request {
-            MetaRequest::Query(query) => self.query(&query, deadline).await,
-            MetaRequest::Change { id, change } => self.change(id, &change, deadline).await,
+            MetaRequest::Query { who, query } => self.query(&who, &query, deadline).await,
+            MetaRequest::Change { id, who, change } => {
+                self.change(id, &who, &change, deadline).await
+            }
         };
         if let Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) =
             &answered
@@ -111,18 +118,56 @@ impl Tree {
         }
     }
 
-    async fn query(&self, query: &MetaQuery, deadline: Deadline) -> Result<MetaReply, OpError> {
+    async fn query(
+        &self,
+        who: &Identity,
+        query: &MetaQuery,
+        deadline: Deadline,
+    ) -> Result<MetaReply, OpError> {
+        check_identity(who)?;
         let store = &self.store;
         match query {
             MetaQuery::Stat { at, follow } => {
-                store.transact(deadline, &ops::Stat { at, follow: *follow }).await
+                store.transact(deadline, &ops::Stat { who, at, follow: *follow }).await
             }
             MetaQuery::StatMany { at } => {
                 check_batch("at", at.len())?;
-                store.transact(deadline, &ops::StatMany(at)).await
+                store.transact(deadline, &ops::StatMany { who, at }).await
             }
             MetaQuery::List { at, after, limit } => {
-                store.transact(deadline, &ops::List { at, after, limit: *limit }).await
+                store.transact(deadline, &ops::List { who, at, after, limit: *limit }).await
+            }
+            MetaQuery::Open { at, access, client } => {
+                let open = ops::OpenInode { who, at, access: *access };
+                // Noted twice where the path leads on: before the read for what is named by its
+                // inode, and after it for everything.
+                if at.path.is_empty() {
+                    self.holds.hold(*client, at.directory, milliseconds(now()));
+                }
+                let opened = self.store.transact(deadline, &open).await;
+                match &opened {
+                    Ok(MetaReply::Inode(inode)) => {
+                        self.holds.hold(*client, inode.id, milliseconds(now()));
+                    }
+                    _ if at.path.is_empty() => {
+                        self.holds.update(*client, &[], &[at.directory], false, 0);
+                    }
+                    _ => {}
+                }
+                opened
+            }
+            MetaQuery::Hold { client, add, release, all } => {
+                self.clients.hear_of(*client, now());
+                let now = milliseconds(now());
+                let complete = self.holds.update(*client, add, release, *all, now);
+                Ok(MetaReply::Held { complete })
+            }
+            MetaQuery::Quotas { at } => store.transact(deadline, &ops::Quotas { who, at }).await,
+            MetaQuery::GetAttribute { at, name } => {
+                store.transact(deadline, &ops::GetAttribute { who, at, name }).await
+            }
+            MetaQuery::ListAttributes { at } => {
+                store.transact(deadline, &ops::ListAttributes { who, at }).await
             }
             MetaQuery::PathOf { directory } => {
                 store.transact(deadline, &ops::PathOf(*directory)).await
@@ -141,9 +186,11 @@ impl Tree {
     async fn change(
         &self,
         id: RequestId,
+        who: &Identity,
         change: &MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, OpError> {
+        check_identity(who)?;
         let client = self.clients.hear(id, now());
         let names = match change {
             MetaChange::MakeDirectory { at, parents: true, .. } => ops::names_of(&at.path),
@@ -154,7 +201,7 @@ impl Tree {
         };
         let given = Given { now: now(), first_inode: self.fresh_inodes(names, deadline).await? };
         let session = SessionId(rand::random());
-        let ask = Ask { id, client: &client, given, session, deadline };
+        let ask = Ask { id, who, client: &client, given, session, deadline };
         for _ in 0..TRIMS_MAX {
             match self.apply(&ask, change).await {
                 Err(OpError::TrimPending(inode)) => self.finish_trim(inode, deadline).await?,
@@ -167,52 +214,86 @@ impl Tree {
 
     async fn apply(&self, ask: &Ask<'_>, change: &MetaChange) -> Result<MetaReply, OpError> {
         let given = ask.given.clone();
+        let (who, holds) = (ask.who, &self.holds);
         let wanted = |write: &bool| {
             write.then_some(ops::Wanted { session: ask.session, client: ask.id.client })
         };
         match change {
-            MetaChange::Create { at, mode, exclusive, layout, write } => {
+            MetaChange::Create { at, mode, exclusive, layout, write, hold } => {
                 let (mode, exclusive, layout, write) = (*mode, *exclusive, *layout, wanted(write));
                 let layouts = &self.layouts;
-                let create = ops::Create { at, mode, exclusive, layout, layouts, write, given };
-                self.once(ask, create).await
+                let create =
+                    ops::Create { who, at, mode, exclusive, layout, layouts, write, given };
+                let created = self.once(ask, create).await?;
+                if let (true, MetaReply::Opened { inode, .. }) = (*hold, &created) {
+                    self.holds.hold(ask.id.client, inode.id, milliseconds(now()));
+                }
+                Ok(created)
             }
             MetaChange::Open { at, write } => {
-                self.once(ask, ops::Open { at, write: wanted(write) }).await
+                self.once(ask, ops::Open { who, at, write: wanted(write) }).await
             }
             MetaChange::Close { inode, session, report } => {
                 let (inode, session, report) = (*inode, *session, report.as_ref());
                 self.once(ask, ops::Close { inode, session, report, given }).await
             }
-            MetaChange::ReportLengths { reports } => {
-                check_batch("reports", reports.len())?;
-                self.once(ask, ops::ReportLengths { reports, given }).await
+            MetaChange::ReportLengths { reports, ends } => {
+                check_batch("reports", reports.len().max(ends.len()))?;
+                self.once(ask, ops::ReportLengths { reports, ends, given }).await
+            }
+            MetaChange::Reserve { reservations } => {
+                check_batch("reservations", reservations.len())?;
+                self.once(ask, ops::Reserve { reservations, client: ask.id.client }).await
             }
             MetaChange::SetLength { at, length } => {
-                let begin = ops::BeginTrim { at, length: *length, given };
+                let begin = ops::BeginTrim { who, at, length: *length, given };
                 self.set_length(ask, begin).await
             }
             MetaChange::MakeDirectory { at, mode, parents, defaults } => {
                 let (mode, parents, defaults) = (*mode, *parents, *defaults);
-                self.once(ask, ops::MakeDirectory { at, mode, parents, defaults, given }).await
+                self.once(ask, ops::MakeDirectory { who, at, mode, parents, defaults, given }).await
             }
             MetaChange::MakeSymlink { at, target } => {
-                self.once(ask, ops::Symlink { at, target, given }).await
+                self.once(ask, ops::Symlink { who, at, target, given }).await
             }
-            MetaChange::Link { from, to } => self.once(ask, ops::Link { from, to, given }).await,
-            MetaChange::Rename { from, to, no_replace } => {
-                self.once(ask, ops::Rename { from, to, no_replace: *no_replace, given }).await
+            MetaChange::Link { from, to } => {
+                self.once(ask, ops::Link { who, from, to, given }).await
             }
-            MetaChange::Unlink { at } => self.once(ask, ops::Unlink { at, given }).await,
+            MetaChange::Rename { from, to, mode } => {
+                self.once(ask, ops::Rename { who, from, to, mode: *mode, holds, given }).await
+            }
+            MetaChange::Unlink { at } => {
+                self.once(ask, ops::Unlink { who, at, holds, given }).await
+            }
             MetaChange::RemoveDirectory { at } => {
-                self.once(ask, ops::RemoveDirectory { at, given }).await
+                self.once(ask, ops::RemoveDirectory { who, at, given }).await
             }
-            MetaChange::RemoveTree { at } => self.once(ask, ops::RemoveTree { at, given }).await,
-            MetaChange::SetAttributes { at, mode, uid, gid, accessed, modified } => {
-                let (mode, uid, gid) = (*mode, *uid, *gid);
+            MetaChange::RemoveTree { at } => {
+                self.once(ask, ops::RemoveTree { who, at, holds, given }).await
+            }
+            MetaChange::SetAttributes { at, follow, mode, uid, gid, accessed, modified } => {
+                let (follow, mode, uid, gid) = (*follow, *mode, *uid, *gid);
                 let (accessed, modified) = (*accessed, *modified);
-                let set = ops::SetAttributes { at, mode, uid, gid, accessed, modified, given };
+                let set = ops::SetAttributes {
+                    who,
+                    at,
+                    follow,
+                    mode,
+                    uid,
+                    gid,
+                    accessed,
+                    modified,
+                    given,
+                };
                 self.once(ask, set).await
+            }
+            MetaChange::SetAttribute { at, name, value, mode } => {
+                let (value, mode) = (value.as_deref(), *mode);
+                self.once(ask, ops::SetAttribute { who, at, name, value, mode, given }).await
+            }
+            MetaChange::SetQuota { at, bytes_max, inodes_max } => {
+                let (bytes_max, inodes_max) = (*bytes_max, *inodes_max);
+                self.once(ask, ops::SetQuota { who, at, bytes_max, inodes_max, given }).await
             }
         }
     }
@@ -291,6 +372,17 @@ impl Tree {
         free.start += count;
         Ok(InodeId(first))
     }
+}
+
+fn check_identity(who: &Identity) -> Result<(), MetaError> {
+    if who.groups.len() <= GROUPS_MAX {
+        return Ok(());
+    }
+    Err(MetaError::Invalid {
+        field: "who.groups".into(),
+        value: who.groups.len().to_string(),
+        reason: format!("a caller has at most {GROUPS_MAX} groups"),
+    })
 }
 
 fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {

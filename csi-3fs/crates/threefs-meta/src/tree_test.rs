@@ -69,6 +69,7 @@ async fn symbolic_links_lead_on_and_circles_of_them_end() {
         exclusive: true,
         layout: LayoutDefaults::default(),
         write: false,
+        hold: false,
     };
     assert!(refused(&fixture, exclusive).await.contains("exists already"));
     let made = fixture.create("/dangling").await;
@@ -106,10 +107,11 @@ async fn bad_names_and_places_are_refused_with_what_is_wrong() {
         exclusive: false,
         layout: bad_layout,
         write: false,
+        hold: false,
     };
     assert!(refused(&fixture, change).await.contains("100000"));
     let reports = vec![LengthReport { inode: ROOT, length: 1, truncate_version: 0 }; BATCH_MAX + 1];
-    let error = refused(&fixture, MetaChange::ReportLengths { reports }).await;
+    let error = refused(&fixture, MetaChange::ReportLengths { reports, ends: vec![] }).await;
     assert!(error.contains("at most 1024"), "{error}");
     check_tree(&fixture.store).await;
 }
@@ -145,16 +147,16 @@ async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over()
     let fixture = Fixture::memory().await;
     let before = fixture.create("/file").await;
     let reports = vec![report(&before, 100), report(&before, 50)];
-    fixture.change(MetaChange::ReportLengths { reports }).await.unwrap();
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
     assert_eq!(fixture.stat("/file").await.unwrap().length(), 100);
     fixture.change(set_length("/file", 10)).await.unwrap();
     assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(before.id, 10)]);
     let reports = vec![report(&before, 80)];
-    fixture.change(MetaChange::ReportLengths { reports }).await.unwrap();
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
     let after = fixture.stat("/file").await.unwrap();
     assert_eq!(after.length(), 10);
     let reports = vec![report(&after, 80)];
-    fixture.change(MetaChange::ReportLengths { reports }).await.unwrap();
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
     assert_eq!(fixture.stat("/file").await.unwrap().length(), 80);
     fixture.change(set_length("/file", 200)).await.unwrap();
     assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "growing cuts nothing");
@@ -164,10 +166,13 @@ async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over()
 async fn a_cut_that_storage_cannot_do_yet_keeps_writers_out_until_it_is_done() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
-    fixture.change(MetaChange::ReportLengths { reports: vec![report(&file, 9)] }).await.unwrap();
+    fixture
+        .change(MetaChange::ReportLengths { reports: vec![report(&file, 9)], ends: vec![] })
+        .await
+        .unwrap();
     fixture.recorder.refuse.store(true, SeqCst);
     let id = fixture.next_id();
-    let cut = MetaRequest::Change { id, change: set_length("/file", 3) };
+    let cut = MetaRequest::Change { id, who: Identity::ROOT, change: set_length("/file", 3) };
     let error = fixture.tree.answer(cut.clone(), soon()).await.unwrap_err();
     assert!(error.retryable() && error.to_string().contains("storage is away"), "{error}");
     assert!(fixture.change(open("/file")).await.unwrap_err().retryable());
@@ -177,18 +182,30 @@ async fn a_cut_that_storage_cannot_do_yet_keeps_writers_out_until_it_is_done() {
     assert_eq!(*next.recorder.trims.lock().unwrap(), [(file.id, 3)]);
     let (opened, _) = opened(&next, "/file").await;
     assert_eq!(opened.length(), 3);
-    next.change(MetaChange::ReportLengths { reports: vec![report(&opened, 7)] }).await.unwrap();
+    next.change(MetaChange::ReportLengths { reports: vec![report(&opened, 7)], ends: vec![] })
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_cut_that_was_answered_is_not_repeated_by_its_retry() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
-    fixture.change(MetaChange::ReportLengths { reports: vec![report(&file, 9)] }).await.unwrap();
-    let request = MetaRequest::Change { id: fixture.next_id(), change: set_length("/file", 0) };
+    fixture
+        .change(MetaChange::ReportLengths { reports: vec![report(&file, 9)], ends: vec![] })
+        .await
+        .unwrap();
+    let request = MetaRequest::Change {
+        id: fixture.next_id(),
+        who: Identity::ROOT,
+        change: set_length("/file", 0),
+    };
     let first = fixture.tree.answer(request.clone(), soon()).await.unwrap();
     let MetaReply::Inode(cut) = &first else { panic!() };
-    fixture.change(MetaChange::ReportLengths { reports: vec![report(cut, 5)] }).await.unwrap();
+    fixture
+        .change(MetaChange::ReportLengths { reports: vec![report(cut, 5)], ends: vec![] })
+        .await
+        .unwrap();
     assert_eq!(fixture.tree.answer(request, soon()).await.unwrap(), first);
     assert_eq!(fixture.stat("/file").await.unwrap().length(), 5);
 }
@@ -273,7 +290,11 @@ async fn a_retry_after_a_restart_gets_the_first_answer() {
     {
         let fixture = Fixture::open(store(), config()).await;
         fixture.create("/a").await;
-        request = MetaRequest::Change { id: fixture.next_id(), change: rename("/a", "/b") };
+        request = MetaRequest::Change {
+            id: fixture.next_id(),
+            who: Identity::ROOT,
+            change: rename("/a", "/b"),
+        };
         first = fixture.tree.answer(request.clone(), soon()).await.unwrap();
         collected = fixture.create("/a").await;
     }
@@ -289,7 +310,7 @@ async fn answers_that_the_client_has_are_forgotten_and_never_executed_again() {
     let client = fixture.client;
     let ask = |sequence, finished_below, change| {
         let id = RequestId { client, sequence, finished_below };
-        fixture.tree.answer(MetaRequest::Change { id, change }, soon())
+        fixture.tree.answer(MetaRequest::Change { id, who: Identity::ROOT, change }, soon())
     };
     ask(100, 100, create("/a")).await.unwrap();
     ask(101, 100, rename("/a", "/b")).await.unwrap();
@@ -314,11 +335,12 @@ async fn directories_know_their_path_and_when_they_changed() {
     assert!(fixture.stat("/moved/c").await.unwrap().modified > before);
     let set = MetaChange::SetAttributes {
         at: At::path("/moved/c"),
+        follow: true,
         mode: Some(0o700),
         uid: Some(5),
         gid: None,
         accessed: None,
-        modified: Some(Nanoseconds(77)),
+        modified: Some(crate::SetTime::At(Nanoseconds(77))),
     };
     fixture.change(set).await.unwrap();
     let after = fixture.stat("/moved/c").await.unwrap();
@@ -349,7 +371,11 @@ async fn a_commit_of_which_nobody_knows_is_recognised_by_its_retry_and_ends_the_
     let store = Store::new(Unsure(Store::memory(), Arc::clone(&unsure)));
     let fixture = Fixture::open(store, config()).await;
     fixture.create("/a").await;
-    let request = MetaRequest::Change { id: fixture.next_id(), change: rename("/a", "/b") };
+    let request = MetaRequest::Change {
+        id: fixture.next_id(),
+        who: Identity::ROOT,
+        change: rename("/a", "/b"),
+    };
     unsure.store(true, SeqCst);
     let error = fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
     assert!(error.retryable(), "{error}");

@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use threefs_client::{ClientConfig, ReadRange, WriteRange};
-use threefs_meta::{Inode, InodeKind};
+use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 
 use crate::buffer::{Lending, View};
 use crate::errors;
@@ -19,6 +19,9 @@ use crate::runtime::Live;
 
 /// kind, inode, size, mode, modified (nanoseconds since 1970), chunk bytes.
 pub(crate) type RawStat = (&'static str, u64, u64, u32, i64, u32);
+
+/// directory's inode, bytes_max, bytes_used, inodes_max, inodes_used.
+pub(crate) type RawQuota = (u64, Option<u64>, u64, Option<u64>, u64);
 
 /// One routing cache and pool of connections. Thread-safe; every call releases the GIL.
 #[pyclass(module = "threefs._native", frozen)]
@@ -120,6 +123,72 @@ impl Client {
         live.wait(py, live.client.readlink(path))
     }
 
+    fn make_directory(&self, py: Python<'_>, path: &str, mode: u32) -> PyResult<RawStat> {
+        let live = self.live()?;
+        Ok(raw(&live.wait(py, live.client.make_directory(path, mode))?))
+    }
+
+    fn set_quota(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        bytes_max: Option<u64>,
+        inodes_max: Option<u64>,
+    ) -> PyResult<RawQuota> {
+        let live = self.live()?;
+        Ok(raw_quota(&live.wait(py, live.client.set_quota(path, bytes_max, inodes_max))?))
+    }
+
+    fn quotas(&self, py: Python<'_>, path: &str) -> PyResult<Vec<RawQuota>> {
+        let live = self.live()?;
+        let quotas = live.wait(py, live.client.quotas(At::path(path)))?;
+        Ok(quotas.iter().map(raw_quota).collect())
+    }
+
+    fn statfs(&self, py: Python<'_>, path: &str) -> PyResult<(u64, u64, u64, u64)> {
+        let live = self.live()?;
+        let space = live.wait(py, live.client.space(At::path(path)))?;
+        Ok((space.bytes_total, space.bytes_free, space.inodes_total, space.inodes_free))
+    }
+
+    fn setxattr(&self, py: Python<'_>, path: &str, name: &str, value: Vec<u8>) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.set_attribute(path, name, Some(value)))
+    }
+
+    fn getxattr<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        name: &str,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let live = self.live()?;
+        let value = live.wait(py, live.client.attribute(path, name))?;
+        Ok(PyBytes::new(py, &value))
+    }
+
+    fn listxattr(&self, py: Python<'_>, path: &str) -> PyResult<Vec<String>> {
+        let live = self.live()?;
+        live.wait(py, live.client.attributes(path))
+    }
+
+    fn removexattr(&self, py: Python<'_>, path: &str, name: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.set_attribute(path, name, None))
+    }
+
+    fn set_owner(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    ) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.set_owner(path, mode, uid, gid))
+    }
+
     fn batch_write(
         &self,
         py: Python<'_>,
@@ -214,6 +283,11 @@ fn uninitialised<'py>(
         }
         Ok((object, std::slice::from_raw_parts_mut(memory, length)))
     }
+}
+
+fn raw_quota(quota: &QuotaUse) -> RawQuota {
+    let QuotaUse { directory, bytes_max, bytes_used, inodes_max, inodes_used } = *quota;
+    (directory.0, bytes_max, bytes_used, inodes_max, inodes_used)
 }
 
 pub(crate) fn raw(inode: &Inode) -> RawStat {

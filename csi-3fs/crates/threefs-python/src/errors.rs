@@ -44,6 +44,14 @@ fn from_meta(py: Python<'_>, error: &MetaError, message: &str) -> PyErr {
         MetaError::TooManySymlinks { path } | MetaError::IsRoot { path } => {
             ("InvalidArgument", Some(path))
         }
+        MetaError::PermissionDenied { path, .. } | MetaError::NotPermitted { path, .. } => {
+            ("PermissionDenied", Some(path))
+        }
+        MetaError::CrossQuota { path, .. } => ("CrossQuota", Some(path)),
+        MetaError::NoAttribute { path, .. } => ("NoAttribute", Some(path)),
+        MetaError::QuotaExceeded { .. } => ("QuotaExceeded", None),
+        MetaError::NotSupported { path, .. } => ("InvalidArgument", Some(path)),
+        MetaError::FileTooLarge { .. } => ("InvalidArgument", None),
         MetaError::Invalid { .. } | MetaError::NameTooLong { .. } => ("InvalidArgument", None),
         MetaError::Unavailable { .. } => ("Unavailable", None),
         MetaError::NoSpace { .. } => ("NoSpace", None),

@@ -7,12 +7,14 @@
 //! | `file` | an open file |
 //! | `errors` | the client's errors as classes of `threefs.errors` |
 //! | `runtime` | the threads behind a client, and what a fork does to them |
+//! | `fuse` | the FUSE daemon as a process |
 //! | `service` | mgmtd, meta and storage as processes |
 
 mod buffer;
 mod client;
 mod errors;
 mod file;
+mod fuse;
 mod runtime;
 mod service;
 
@@ -32,6 +34,7 @@ fn checksum(py: Python<'_>, data: &Bound<'_, PyAny>, initial: u32) -> PyResult<u
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checksum, module)?)?;
     module.add_function(wrap_pyfunction!(service::run_service, module)?)?;
+    module.add_function(wrap_pyfunction!(fuse::run_fuse, module)?)?;
     module.add_class::<client::Client>()?;
     module.add_class::<file::File>()
 }

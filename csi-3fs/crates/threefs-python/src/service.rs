@@ -169,7 +169,7 @@ fn die_with(parent_pid: u32) -> PyResult<()> {
 
 /// Payload buffers are of a chunk's size and live for milliseconds. Left alone, the allocator gives
 /// each back to the system, and the kernel clears every page of the next one.
-fn keep_memory() {
+pub(crate) fn keep_memory() {
     const MMAP_THRESHOLD_BYTES: libc::c_int = 32 << 20; // The most that glibc takes.
     const TRIM_THRESHOLD_BYTES: libc::c_int = 256 << 20;
     const ARENAS_MAX: libc::c_int = 4;
@@ -181,7 +181,7 @@ fn keep_memory() {
     }
 }
 
-fn log_to_stderr() {
+pub(crate) fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("THREEFS_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // An error means that somebody has set one already, who then gets the lines.

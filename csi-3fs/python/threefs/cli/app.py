@@ -149,6 +149,44 @@ def cat(
 
 
 @app.command()
+def fuse(
+    fd: Annotated[int, typer.Option(help="Descriptor of /dev/fuse, already mounted.")],
+    root: Annotated[str, typer.Option(help="Directory in 3FS that is the mount's root.")] = "/",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where another daemon of this mount ended.")
+    ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="What one daemon leaves to the next; by default in /run/threefs."),
+    ] = None,
+    cluster: Cluster = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Serve a mount whose descriptor the caller opened, mounted and keeps.
+
+    Writes one line of JSON when it serves. Ends when the mount is gone, or on SIGTERM.
+
+    Example: threefs fuse --root /volumes/one --fd 3
+    """
+    from threefs.cluster import ClusterFile
+    from threefs.daemon import run_daemon
+    from threefs.errors import InvalidArgument
+
+    if cluster is None:
+        raise InvalidArgument("no cluster given: pass --cluster FILE or set THREEFS_CLUSTER")
+    run_daemon(
+        ClusterFile.read(cluster),
+        root,
+        fd,
+        resume=resume,
+        state=state,
+        read_only=read_only,
+        timeout_seconds=timeout,
+    )
+
+
+@app.command()
 def bench(
     size: Annotated[str, typer.Option(help="Bytes to write and read.")] = "256M",
     batch: Annotated[str, typer.Option(help="Bytes of one batch.")] = "64M",

@@ -4,16 +4,19 @@ use threefs_kv::{Operation, Transaction};
 
 use super::walk::{Last, find};
 use super::{Given, OpError, store, visible};
-use crate::protocol::{At, MetaReply, Nanoseconds};
+use crate::identity::{Identity, SET_GROUP, SET_USER, WRITE};
+use crate::protocol::{At, Inode, MetaError, MetaReply, SetTime};
 
 /// `MetaChange::SetAttributes`.
 pub(crate) struct SetAttributes<'a> {
+    pub who: &'a Identity,
     pub at: &'a At,
+    pub follow: bool,
     pub mode: Option<u32>,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
-    pub accessed: Option<Nanoseconds>,
-    pub modified: Option<Nanoseconds>,
+    pub accessed: Option<SetTime>,
+    pub modified: Option<SetTime>,
     pub given: Given,
 }
 
@@ -22,15 +25,26 @@ impl Operation for SetAttributes<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let mut row = find(txn, self.at, Last::Follow).await?;
+        let last = if self.follow { Last::Follow } else { Last::Keep };
+        let mut row = find(txn, self.who, self.at, last).await?;
         let inode = &mut row.inode;
-        inode.mode = self.mode.map_or(inode.mode, |mode| mode & 0o7777);
-        inode.uid = self.uid.unwrap_or(inode.uid);
-        inode.gid = self.gid.unwrap_or(inode.gid);
-        inode.accessed = self.accessed.unwrap_or(inode.accessed);
+        self.set_owner(inode)?;
+        if let Some(mode) = self.mode {
+            self.check_owner(inode, "changes its mode")?;
+            inode.mode = mode & 0o7777;
+            if !self.who.is_root() && !self.who.in_group(inode.gid) && !inode.is_directory() {
+                inode.mode &= !SET_GROUP;
+            }
+        }
+        self.check_times(inode)?;
+        let time = |set: SetTime| match set {
+            SetTime::Now => self.given.now,
+            SetTime::At(time) => time,
+        };
+        inode.accessed = self.accessed.map_or(inode.accessed, time);
         inode.changed = self.given.now;
         if let Some(modified) = self.modified {
-            inode.modified = modified;
+            inode.modified = time(modified);
             if inode.is_directory() {
                 // The set time holds until the entries change again.
                 txn.clear(&crate::rows::directory_time(inode.id));
@@ -38,5 +52,52 @@ impl Operation for SetAttributes<'_> {
         }
         store(txn, &row)?;
         Ok(MetaReply::Inode(visible(txn, row).await?))
+    }
+}
+
+impl SetAttributes<'_> {
+    /// Root gives a file to anybody, its owner to a group of his. What ran as somebody does not
+    /// any more.
+    fn set_owner(&self, inode: &mut Inode) -> Result<(), OpError> {
+        if self.uid.is_none() && self.gid.is_none() {
+            return Ok(());
+        }
+        let same_user = self.uid.is_none_or(|uid| uid == inode.uid);
+        let own_group = self.gid.is_none_or(|gid| gid == inode.gid || self.who.in_group(gid));
+        let allowed = self.who.is_root() || (self.who.owns(inode) && same_user && own_group);
+        if !allowed {
+            return Err(self.not_permitted("gives it to one of his groups; root to anybody"));
+        }
+        inode.uid = self.uid.unwrap_or(inode.uid);
+        inode.gid = self.gid.unwrap_or(inode.gid);
+        if !inode.is_directory() && inode.mode & 0o111 != 0 {
+            inode.mode &= !SET_USER;
+            // Without the group's execute bit it means something else: mandatory locking.
+            if inode.mode & 0o010 != 0 {
+                inode.mode &= !SET_GROUP;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_times(&self, inode: &Inode) -> Result<(), OpError> {
+        let times = [self.accessed, self.modified];
+        let explicit = times.iter().any(|time| matches!(time, Some(SetTime::At(_))));
+        let now = times.iter().any(|time| matches!(time, Some(SetTime::Now)));
+        if explicit {
+            self.check_owner(inode, "sets its times")?;
+        } else if now && !self.who.owns(inode) {
+            self.who.check(inode, WRITE, &self.at.path)?;
+        }
+        Ok(())
+    }
+
+    fn check_owner(&self, inode: &Inode, what: &str) -> Result<(), OpError> {
+        if self.who.owns(inode) { Ok(()) } else { Err(self.not_permitted(what)) }
+    }
+
+    fn not_permitted(&self, what: &str) -> OpError {
+        let reason = format!("only its owner {what}, and uid {} is not", self.who.uid);
+        MetaError::NotPermitted { path: self.at.path.clone(), reason }.into()
     }
 }

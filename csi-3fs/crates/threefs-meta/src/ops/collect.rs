@@ -5,7 +5,8 @@ use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
 use super::remove::{clear_directory, detach_tree};
-use super::{OpError, drop_link, load_named};
+use super::{OpError, drop_link, load_named, quota};
+use crate::holds::Holds;
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, REMOVALS, RemovalRow};
 
@@ -33,6 +34,7 @@ pub(crate) enum RemovalState {
 
 /// One page of the queue, oldest first.
 pub(crate) struct ListRemovals<'a> {
+    pub holds: &'a Holds,
     pub after: &'a [u8],
     pub limit: usize,
 }
@@ -49,18 +51,25 @@ impl Operation for ListRemovals<'_> {
         let mut listed = Vec::new();
         for (key, value) in txn.snapshot_range(&range, self.limit).await? {
             let row: RemovalRow = rows::decode(&key, &value)?;
-            let state = state_of(txn, row.inode).await?;
+            let state = state_of(txn, row.inode, self.holds).await?;
             listed.push(ListedRemoval { key, row, state });
         }
         Ok(listed)
     }
 }
 
-async fn state_of(txn: &mut Transaction, id: InodeId) -> Result<RemovalState, OpError> {
+async fn state_of(
+    txn: &mut Transaction,
+    id: InodeId,
+    holds: &Holds,
+) -> Result<RemovalState, OpError> {
     let Some(row) = rows::read::<InodeRow>(txn, &rows::inode(id)).await? else {
         return Ok(RemovalState::Rows);
     };
     let InodeKind::File { layout, .. } = row.inode.kind else { return Ok(RemovalState::Rows) };
+    if holds.is_held(id) {
+        return Ok(RemovalState::InUse);
+    }
     let sessions = txn.range(&KeyRange::prefix(&rows::sessions(id)), 1).await?;
     Ok(if sessions.is_empty() { RemovalState::Chunks(layout) } else { RemovalState::InUse })
 }
@@ -74,7 +83,14 @@ impl Operation for FinishRemoval<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        txn.clear(&rows::inode(self.0.row.inode));
+        let key = rows::inode(self.0.row.inode);
+        if let Some(row) = rows::read::<InodeRow>(txn, &key).await?
+            && row.charged
+        {
+            quota::release(txn, &row).await?;
+        }
+        txn.clear(&key);
+        txn.clear_range(KeyRange::prefix(&rows::attributes(self.0.row.inode)));
         txn.clear(&rows::trim(self.0.row.inode));
         txn.clear(&self.0.key);
         Ok(())
@@ -84,6 +100,7 @@ impl Operation for FinishRemoval<'_> {
 /// Takes some names out of a removed directory; true once the directory itself is gone.
 pub(crate) struct CollectDirectory<'a> {
     pub removal: &'a ListedRemoval,
+    pub holds: &'a Holds,
     pub now: Nanoseconds,
 }
 
@@ -99,13 +116,15 @@ impl Operation for CollectDirectory<'_> {
             let entry: DentryRow = rows::decode(key, value)?;
             let row = load_named(txn, entry, "(removed)").await?;
             match entry.kind {
-                EntryKind::Directory => detach_tree(txn, row, self.now)?,
-                EntryKind::File | EntryKind::Symlink => drop_link(txn, row, self.now).await?,
+                EntryKind::Directory => detach_tree(txn, row, self.now).await?,
+                EntryKind::File | EntryKind::Symlink => {
+                    drop_link(txn, row, self.now, self.holds).await?;
+                }
             }
             txn.clear(key);
         }
         if page.len() < NAMES_PER_TRANSACTION {
-            clear_directory(txn, directory)?;
+            clear_directory(txn, directory);
             txn.clear(&self.removal.key);
             return Ok(true);
         }

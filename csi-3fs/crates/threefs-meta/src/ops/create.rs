@@ -4,8 +4,10 @@ use threefs_core::ids::ClientId;
 use threefs_core::layout::Layout;
 use threefs_kv::{Operation, Transaction};
 
+use super::quota::{self, Charge};
 use super::walk::{Last, Place, Slot, find, slot, walk};
-use super::{Given, OpError, load_named, new_file, new_inode, store, touch};
+use super::{Birth, Given, OpError, load_named, store, touch};
+use crate::identity::{Identity, READ, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, LayoutDefaults, MetaError, MetaReply, PATH_BYTES_MAX, SessionId,
 };
@@ -26,6 +28,7 @@ pub(crate) struct Wanted {
 
 /// `MetaChange::Create`.
 pub(crate) struct Create<'a, L> {
+    pub who: &'a Identity,
     pub at: &'a At,
     pub mode: u32,
     pub exclusive: bool,
@@ -42,9 +45,9 @@ impl<L: Layouts> Operation for Create<'_, L> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         // As in POSIX, an exclusive creation does not go through a symbolic link.
         let last = if self.exclusive { Last::Keep } else { Last::Follow };
-        let place = walk(txn, self.at, last).await?;
+        let place = walk(txn, self.who, self.at, last).await?;
         let found = match &place {
-            Place::Bare(_) => Some(find(txn, self.at, last).await?),
+            Place::Bare(_) => Some(find(txn, self.who, self.at, last).await?),
             Place::Entry { found: Some(entry), .. } => {
                 Some(load_named(txn, *entry, &self.at.path).await?)
             }
@@ -56,19 +59,23 @@ impl<L: Layouts> Operation for Create<'_, L> {
             }
             return opened(txn, row, self.at, self.write, false).await;
         }
-        let Slot { parent, name, .. } = slot(txn, self.at, last).await?;
+        let slot = slot(txn, self.who, self.at, last).await?;
+        slot.check(self.who, self.at)?;
+        let Slot { parent, name, .. } = slot;
         let InodeKind::Directory { defaults, .. } = &parent.inode.kind else {
             return Err(MetaError::NotADirectory { path: self.at.path.clone() }.into());
         };
         let layout = self.layouts.choose([self.layout, *defaults])?;
-        let row = new_file(&self.given, self.given.first_inode, self.mode, layout);
-        insert(txn, &parent, &name, &row, &self.given)?;
+        let (who, given, mode) = (self.who, &self.given, self.mode);
+        let birth = Birth { who, parent: &parent.inode, given, mode };
+        let row = birth.file(given.first_inode, layout);
+        insert(txn, &parent, &name, &row, given).await?;
         opened(txn, row, self.at, self.write, true).await
     }
 }
 
-/// Writes a new inode and its name.
-pub(super) fn insert(
+/// Writes a new inode and its name; it counts for its directory's quota.
+pub(super) async fn insert(
     txn: &mut Transaction,
     parent: &InodeRow,
     name: &str,
@@ -79,7 +86,7 @@ pub(super) fn insert(
     rows::write(txn, &rows::dentry(parent.inode.id, name), &entry)?;
     store(txn, row)?;
     touch(txn, parent.inode.id, given.now);
-    Ok(())
+    quota::charge(txn, row.inode.quota, Charge::of(row)).await
 }
 
 async fn opened(
@@ -117,6 +124,7 @@ async fn opened(
 
 /// `MetaChange::Open`.
 pub(crate) struct Open<'a> {
+    pub who: &'a Identity,
     pub at: &'a At,
     pub write: Option<Wanted>,
 }
@@ -126,13 +134,16 @@ impl Operation for Open<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let row = find(txn, self.at, Last::Follow).await?;
+        let row = find(txn, self.who, self.at, Last::Follow).await?;
+        let access = if self.write.is_some() { WRITE } else { READ };
+        self.who.check(&row.inode, access, &self.at.path)?;
         opened(txn, row, self.at, self.write, false).await
     }
 }
 
 /// `MetaChange::MakeSymlink`.
 pub(crate) struct Symlink<'a> {
+    pub who: &'a Identity,
     pub at: &'a At,
     pub target: &'a str,
     pub given: Given,
@@ -152,13 +163,15 @@ impl Operation for Symlink<'_> {
             }
             .into());
         }
-        let Slot { parent, name, found } = slot(txn, self.at, Last::Keep).await?;
-        if found.is_some() {
+        let slot = slot(txn, self.who, self.at, Last::Keep).await?;
+        if slot.found.is_some() {
             return Err(MetaError::Exists { path: self.at.path.clone() }.into());
         }
-        let id = self.given.first_inode;
-        let row = new_inode(&self.given, id, 0o777, 1, InodeKind::Symlink { target });
-        insert(txn, &parent, &name, &row, &self.given)?;
+        slot.check(self.who, self.at)?;
+        let (who, given, parent) = (self.who, &self.given, &slot.parent.inode);
+        let birth = Birth { who, parent, given, mode: 0o777 };
+        let row = birth.inode(given.first_inode, 1, InodeKind::Symlink { target });
+        insert(txn, &slot.parent, &slot.name, &row, given).await?;
         Ok(MetaReply::Inode(row.inode))
     }
 }

@@ -5,12 +5,14 @@ use threefs_kv::{Operation, Transaction};
 
 use super::create::insert;
 use super::walk::{Last, Place, Slot, slot, split, walk};
-use super::{Given, OpError, load, load_named, new_inode, visible};
+use super::{Birth, Given, OpError, load, load_named, visible};
+use crate::identity::Identity;
 use crate::protocol::{At, InodeKind, LayoutDefaults, MetaError, MetaReply};
 use crate::rows::InodeRow;
 
 /// `MetaChange::MakeDirectory`. With `parents`, `given` holds an inode for each name of the path.
 pub(crate) struct MakeDirectory<'a> {
+    pub who: &'a Identity,
     pub at: &'a At,
     pub mode: u32,
     pub parents: bool,
@@ -29,11 +31,11 @@ impl Operation for MakeDirectory<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         if !self.parents {
-            let Slot { parent, name, found } = slot(txn, self.at, Last::Keep).await?;
-            if found.is_some() {
+            let slot = slot(txn, self.who, self.at, Last::Keep).await?;
+            if slot.found.is_some() {
                 return Err(MetaError::Exists { path: self.at.path.clone() }.into());
             }
-            let row = self.make(txn, &parent, &name, self.given.first_inode)?;
+            let row = self.make(txn, &slot, self.given.first_inode).await?;
             return Ok(MetaReply::Inode(row.inode));
         }
         let row = self.make_all(txn).await?;
@@ -42,13 +44,14 @@ impl Operation for MakeDirectory<'_> {
 }
 
 impl MakeDirectory<'_> {
-    fn make(
+    async fn make(
         &self,
         txn: &mut Transaction,
-        parent: &InodeRow,
-        name: &str,
+        slot: &Slot,
         id: InodeId,
     ) -> Result<InodeRow, OpError> {
+        slot.check(self.who, self.at)?;
+        let Slot { parent, name, .. } = slot;
         let mut defaults = self.defaults;
         if let InodeKind::Directory { defaults: inherited, .. } = parent.inode.kind {
             if defaults.chunk_bytes == 0 {
@@ -59,9 +62,10 @@ impl MakeDirectory<'_> {
             }
         }
         let kind = InodeKind::Directory { parent: parent.inode.id, defaults };
-        let mut row = new_inode(&self.given, id, self.mode, 2, kind);
-        row.name = name.into();
-        insert(txn, parent, name, &row, &self.given)?;
+        let (who, given, mode) = (self.who, &self.given, self.mode);
+        let mut row = Birth { who, parent: &parent.inode, given, mode }.inode(id, 2, kind);
+        row.name.clone_from(name);
+        insert(txn, parent, name, &row, given).await?;
         Ok(row)
     }
 
@@ -72,19 +76,20 @@ impl MakeDirectory<'_> {
         for (number, name) in (0..).zip(split(&self.at.path)) {
             prefix.push_str(name);
             let at = At { directory: self.at.directory, path: prefix.clone() };
-            last = Some(match walk(txn, &at, Last::Follow).await? {
+            last = Some(match walk(txn, self.who, &at, Last::Follow).await? {
                 Place::Bare(id) => load(txn, id, &prefix).await?,
                 Place::Entry { found: Some(entry), .. } => load_named(txn, entry, &prefix).await?,
                 Place::Entry { found: None, .. } => {
-                    let Slot { parent, name, .. } = slot(txn, &at, Last::Follow).await?;
-                    self.make(txn, &parent, &name, InodeId(self.given.first_inode.0 + number))?
+                    let slot = slot(txn, self.who, &at, Last::Follow).await?;
+                    let id = InodeId(self.given.first_inode.0 + number);
+                    self.make(txn, &slot, id).await?
                 }
             });
             prefix.push('/');
         }
         let row = match last {
             Some(row) => row,
-            None => super::walk::find(txn, self.at, Last::Follow).await?,
+            None => super::walk::find(txn, self.who, self.at, Last::Follow).await?,
         };
         if !row.inode.is_directory() {
             return Err(MetaError::Exists { path: self.at.path.clone() }.into());

@@ -3,9 +3,9 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::{KvError, Operation, Transaction};
 
-use super::{Given, OpError, new_inode, store};
-use crate::protocol::{InodeKind, LayoutDefaults, Nanoseconds, ROOT};
-use crate::rows::{self, NEXT_INODE, SCHEMA, SCHEMA_VERSION};
+use super::{OpError, store};
+use crate::protocol::{Inode, InodeKind, LayoutDefaults, Nanoseconds, ROOT};
+use crate::rows::{self, InodeRow, NEXT_INODE, SCHEMA, SCHEMA_VERSION};
 
 /// Makes the root if there is none; refuses a store of another schema.
 pub(crate) struct InitTree(pub Nanoseconds);
@@ -27,9 +27,19 @@ impl Operation for InitTree {
             }
         }
         rows::write(txn, SCHEMA, &SCHEMA_VERSION)?;
-        let given = Given { now: self.0, first_inode: ROOT };
-        let kind = InodeKind::Directory { parent: ROOT, defaults: LayoutDefaults::default() };
-        Ok(store(txn, &new_inode(&given, ROOT, 0o755, 2, kind))?)
+        let inode = Inode {
+            id: ROOT,
+            kind: InodeKind::Directory { parent: ROOT, defaults: LayoutDefaults::default() },
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            links: 2,
+            accessed: self.0,
+            modified: self.0,
+            changed: self.0,
+            quota: None,
+        };
+        Ok(store(txn, &InodeRow { inode, name: String::new(), charged: true })?)
     }
 }
 

@@ -4,18 +4,21 @@
 //! are cut; then the row goes. Nobody opens the file for writing or grows it in between, or the
 //! cut, repeated after a crash, would take what was written since.
 
-use threefs_core::ids::InodeId;
+use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
-use threefs_kv::{Operation, Transaction};
+use threefs_kv::{KeyRange, Operation, Transaction};
 
+use super::quota::{self, Charge, bytes_of};
 use super::walk::{Last, find};
 use super::{Given, OpError, load, store};
-use crate::protocol::{At, InodeKind, LengthReport, MetaError, MetaReply};
-use crate::rows::{self, InodeRow, TrimRow};
+use crate::identity::{Identity, WRITE};
+use crate::protocol::{At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SessionId};
+use crate::rows::{self, InodeRow, SessionRow, TrimRow};
 
 /// `MetaChange::ReportLengths`.
 pub(crate) struct ReportLengths<'a> {
     pub reports: &'a [LengthReport],
+    pub ends: &'a [(InodeId, SessionId)],
     pub given: Given,
 }
 
@@ -32,8 +35,95 @@ impl Operation for ReportLengths<'_> {
                 Err(error) => return Err(error),
             }
         }
+        for (inode, session) in self.ends {
+            end_session(txn, *inode, *session).await?;
+        }
         Ok(MetaReply::Inodes(inodes))
     }
+}
+
+/// `MetaChange::Reserve`.
+pub(crate) struct Reserve<'a> {
+    pub reservations: &'a [Reservation],
+    pub client: ClientId,
+}
+
+impl Operation for Reserve<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut inodes = Vec::with_capacity(self.reservations.len());
+        for reservation in self.reservations {
+            match reserve(txn, reservation, self.client).await {
+                Ok(row) => inodes.push(Ok(row.inode)),
+                Err(OpError::Refused(error)) => inodes.push(Err(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(MetaReply::Inodes(inodes))
+    }
+}
+
+async fn reserve(
+    txn: &mut Transaction,
+    wanted: &Reservation,
+    client: ClientId,
+) -> Result<InodeRow, OpError> {
+    let mut row = load(txn, wanted.inode, "").await?;
+    let before = bytes_of(&row);
+    let InodeKind::File { reserved, truncate_version, .. } = &mut row.inode.kind else {
+        return Err(not_a_file(&row));
+    };
+    if wanted.truncate_version != *truncate_version {
+        return Ok(row);
+    }
+    if txn.get(&rows::trim(wanted.inode)).await?.is_some() {
+        return Err(OpError::TrimPending(wanted.inode));
+    }
+    *reserved = wanted.end.max(*reserved);
+    recharge(txn, &mut row, before).await?;
+    rows::write(txn, &rows::session(wanted.inode, wanted.session), &SessionRow { client })?;
+    store(txn, &row)?;
+    Ok(row)
+}
+
+/// Charges what a file counts for more than before. A file that lost its last name while nobody
+/// had it open counts again.
+async fn recharge(txn: &mut Transaction, row: &mut InodeRow, before: i64) -> Result<(), OpError> {
+    let charge = if row.charged {
+        Charge { bytes: bytes_of(row) - before, inodes: 0 }
+    } else {
+        Charge::of(row)
+    };
+    row.charged = true;
+    quota::charge(txn, row.inode.quota, charge).await
+}
+
+/// A session ends; the last one of a file takes what was reserved with it.
+pub(super) async fn end_session(
+    txn: &mut Transaction,
+    inode: InodeId,
+    session: SessionId,
+) -> Result<(), OpError> {
+    let key = rows::session(inode, session);
+    txn.clear(&key);
+    if !txn.range(&KeyRange::prefix(&rows::sessions(inode)), 1).await?.is_empty() {
+        return Ok(());
+    }
+    let Some(mut row) = rows::read::<InodeRow>(txn, &rows::inode(inode)).await? else {
+        return Ok(());
+    };
+    let before = bytes_of(&row);
+    let InodeKind::File { reserved, .. } = &mut row.inode.kind else { return Ok(()) };
+    if *reserved == 0 {
+        return Ok(());
+    }
+    *reserved = 0;
+    if row.charged {
+        recharge(txn, &mut row, before).await?;
+    }
+    Ok(store(txn, &row)?)
 }
 
 /// Applies one report if it is of the current truncate version and the file is shorter.
@@ -43,6 +133,7 @@ pub(super) async fn grow(
     given: &Given,
 ) -> Result<InodeRow, OpError> {
     let mut row = load(txn, report.inode, "").await?;
+    let before = bytes_of(&row);
     let InodeKind::File { length, truncate_version, .. } = &mut row.inode.kind else {
         return Err(not_a_file(&row));
     };
@@ -56,12 +147,14 @@ pub(super) async fn grow(
     // Also when it did not grow: something was written.
     row.inode.modified = given.now;
     row.inode.changed = given.now;
+    recharge(txn, &mut row, before).await?;
     store(txn, &row)?;
     Ok(row)
 }
 
 /// The first step of `MetaChange::SetLength`.
 pub(crate) struct BeginTrim<'a> {
+    pub who: &'a Identity,
     pub at: &'a At,
     pub length: u64,
     pub given: Given,
@@ -72,25 +165,43 @@ impl Operation for BeginTrim<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<InodeId, OpError> {
-        let mut row = find(txn, self.at, Last::Follow).await?;
+        let mut row = find(txn, self.who, self.at, Last::Follow).await?;
         let id = row.inode.id;
-        let InodeKind::File { length, truncate_version, .. } = &mut row.inode.kind else {
+        let before = bytes_of(&row);
+        if !row.inode.is_directory() {
+            self.who.check(&row.inode, WRITE, &self.at.path)?;
+        }
+        let InodeKind::File { length, reserved, truncate_version, layout } = &mut row.inode.kind
+        else {
             return Err(match row.inode.is_directory() {
                 true => MetaError::IsADirectory { path: self.at.path.clone() }.into(),
                 false => not_a_file(&row),
             });
         };
+        let length_max = u64::from(layout.chunk_bytes) << 32;
+        if self.length > length_max {
+            let detail = format!(
+                "{} bytes are more than a file with chunks of {} bytes can have ({length_max})",
+                self.length, layout.chunk_bytes
+            );
+            return Err(MetaError::FileTooLarge { detail }.into());
+        }
         if txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
-        if self.length < *length || self.length == 0 {
+        if self.length < *length || self.length < *reserved || self.length == 0 {
             *truncate_version += 1;
+            // Writers learn it with the version, and reserve again.
+            *reserved = 0;
             let trim = TrimRow { length: self.length, truncate_version: *truncate_version };
             rows::write(txn, &rows::trim(id), &trim)?;
         }
         *length = self.length;
         row.inode.modified = self.given.now;
         row.inode.changed = self.given.now;
+        if row.charged || self.length > 0 {
+            recharge(txn, &mut row, before).await?;
+        }
         store(txn, &row)?;
         Ok(id)
     }

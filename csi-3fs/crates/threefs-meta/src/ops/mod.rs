@@ -10,6 +10,7 @@
 //!   own that nobody reads before writing.
 
 mod answer_once;
+mod attribute;
 mod attributes;
 mod collect;
 mod create;
@@ -18,12 +19,14 @@ mod init;
 mod length;
 mod link;
 mod query;
+mod quota;
 mod remove;
 mod rename;
 mod session;
 mod walk;
 
 pub(crate) use answer_once::{AnswerOnce, FirstStep, UnlessAnswered};
+pub(crate) use attribute::{GetAttribute, ListAttributes, SetAttribute};
 pub(crate) use attributes::SetAttributes;
 pub(crate) use collect::{
     CollectDirectory, FinishRemoval, ForgetRows, ListRemovals, ListRows, ListedRemoval,
@@ -32,17 +35,20 @@ pub(crate) use collect::{
 pub(crate) use create::{Create, Layouts, Open, Symlink, Wanted};
 pub(crate) use directory::{MakeDirectory, names_of};
 pub(crate) use init::{InitTree, ReserveInodes};
-pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths};
+pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths, Reserve};
 pub(crate) use link::Link;
-pub(crate) use query::{CountRows, List, PathOf, Stat, StatMany};
+pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatMany};
+pub(crate) use quota::{Quotas, SetQuota};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
-pub(crate) use session::Close;
+pub(crate) use session::{Close, EndSession};
 
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
-use threefs_kv::{KvError, Retry, Transaction};
+use threefs_kv::{KeyRange, KvError, Retry, Transaction};
 
+use crate::holds::Holds;
+use crate::identity::{Identity, SET_GROUP};
 use crate::protocol::{EntryKind, Inode, InodeKind, MetaError, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
 
@@ -77,6 +83,9 @@ impl From<OpError> for MetaError {
             OpError::TrimPending(_) => Self::Unavailable { detail: error.to_string() },
             OpError::Kv(error) => match error {
                 KvError::NoSpace { .. } => Self::NoSpace { detail: error.to_string() },
+                KvError::OverBound { key, value, delta, max } => {
+                    quota::exceeded(&key, value, delta, max)
+                }
                 KvError::BadRow { .. } => Self::Damaged { detail: error.to_string() },
                 KvError::TooLarge { what, size, .. } => Self::Invalid {
                     field: what.into(),
@@ -146,15 +155,23 @@ pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inod
     Ok(inode)
 }
 
-/// Takes one name away from a file or symbolic link; the last one gives it to the collector.
+/// Takes one name away from a file or symbolic link; the last one gives it to the collector. What
+/// is still open counts for its quota until it is collected.
 pub(crate) async fn drop_link(
     txn: &mut Transaction,
     mut row: InodeRow,
     now: Nanoseconds,
+    holds: &Holds,
 ) -> Result<(), OpError> {
     row.inode.links = row.inode.links.saturating_sub(1);
     row.inode.changed = now;
     if row.inode.links == 0 {
+        let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
+        let open = holds.is_held(row.inode.id) || !txn.range(&sessions, 1).await?.is_empty();
+        if row.charged && !open {
+            quota::release(txn, &row).await?;
+            row.charged = false;
+        }
         queue_removal(txn, row.inode.id, row.kind(), now)?;
     }
     Ok(store(txn, &row)?)
@@ -179,19 +196,41 @@ pub(crate) fn not_found(path: &str, id: InodeId) -> OpError {
     MetaError::NotFound { path }.into()
 }
 
-pub(crate) fn new_file(given: &Given, id: InodeId, mode: u32, layout: Layout) -> InodeRow {
-    new_inode(given, id, mode, 1, InodeKind::File { layout, length: 0, truncate_version: 0 })
+/// What a new inode takes from who makes it and where.
+pub(crate) struct Birth<'a> {
+    pub who: &'a Identity,
+    pub parent: &'a Inode,
+    pub given: &'a Given,
+    pub mode: u32,
 }
 
-pub(crate) fn new_inode(
-    given: &Given,
-    id: InodeId,
-    mode: u32,
-    links: u32,
-    kind: InodeKind,
-) -> InodeRow {
-    let (accessed, modified, changed) = (given.now, given.now, given.now);
-    let mode = mode & 0o7777;
-    let inode = Inode { id, kind, mode, uid: 0, gid: 0, links, accessed, modified, changed };
-    InodeRow { inode, name: String::new() }
+impl Birth<'_> {
+    pub(crate) fn file(&self, id: InodeId, layout: Layout) -> InodeRow {
+        let kind = InodeKind::File { layout, length: 0, reserved: 0, truncate_version: 0 };
+        self.inode(id, 1, kind)
+    }
+
+    /// As on Linux: in a directory with the set-group bit it has the directory's group, and a
+    /// directory has the bit too.
+    pub(crate) fn inode(&self, id: InodeId, links: u32, kind: InodeKind) -> InodeRow {
+        let now = self.given.now;
+        let inherits = self.parent.mode & SET_GROUP != 0;
+        let mut mode = self.mode & 0o7777;
+        if inherits && matches!(kind, InodeKind::Directory { .. }) {
+            mode |= SET_GROUP;
+        }
+        let inode = Inode {
+            id,
+            kind,
+            mode,
+            uid: self.who.uid,
+            gid: if inherits { self.parent.gid } else { self.who.gid },
+            links,
+            accessed: now,
+            modified: now,
+            changed: now,
+            quota: self.parent.quota,
+        };
+        InodeRow { inode, name: String::new(), charged: true }
+    }
 }

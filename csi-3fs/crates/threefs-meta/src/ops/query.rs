@@ -5,11 +5,13 @@ use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
 use super::walk::{Last, find, not_a_directory};
 use super::{OpError, load, not_found, visible};
+use crate::identity::{Identity, READ};
 use crate::protocol::{At, Entry, LIST_LIMIT_MAX, MetaReply, ROOT};
 use crate::rows::{self, DentryRow, REMOVED};
 
 /// `MetaQuery::Stat`.
 pub(crate) struct Stat<'a> {
+    pub who: &'a Identity,
     pub at: &'a At,
     pub follow: bool,
 }
@@ -19,22 +21,45 @@ impl Operation for Stat<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let row = find(txn, self.at, if self.follow { Last::Follow } else { Last::Keep }).await?;
+        let last = if self.follow { Last::Follow } else { Last::Keep };
+        let row = find(txn, self.who, self.at, last).await?;
+        Ok(MetaReply::Inode(visible(txn, row).await?))
+    }
+}
+
+/// `MetaQuery::Open`. The caller has noted the hold before: what is collected or uncounted after
+/// this read has seen it.
+pub(crate) struct OpenInode<'a> {
+    pub who: &'a Identity,
+    pub at: &'a At,
+    pub access: u32,
+}
+
+impl Operation for OpenInode<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.who, self.at, Last::Keep).await?;
+        self.who.check(&row.inode, self.access, &self.at.path)?;
         Ok(MetaReply::Inode(visible(txn, row).await?))
     }
 }
 
 /// `MetaQuery::StatMany`: all of one moment.
-pub(crate) struct StatMany<'a>(pub &'a [At]);
+pub(crate) struct StatMany<'a> {
+    pub who: &'a Identity,
+    pub at: &'a [At],
+}
 
 impl Operation for StatMany<'_> {
     type Output = MetaReply;
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let mut inodes = Vec::with_capacity(self.0.len());
-        for at in self.0 {
-            match find(txn, at, Last::Follow).await {
+        let mut inodes = Vec::with_capacity(self.at.len());
+        for at in self.at {
+            match find(txn, self.who, at, Last::Follow).await {
                 Ok(row) => inodes.push(Ok(visible(txn, row).await?)),
                 Err(OpError::Refused(error)) => inodes.push(Err(error)),
                 Err(error) => return Err(error),
@@ -46,6 +71,7 @@ impl Operation for StatMany<'_> {
 
 /// `MetaQuery::List`.
 pub(crate) struct List<'a> {
+    pub who: &'a Identity,
     pub at: &'a At,
     pub after: &'a str,
     pub limit: u32,
@@ -56,10 +82,11 @@ impl Operation for List<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let row = find(txn, self.at, Last::Follow).await?;
+        let row = find(txn, self.who, self.at, Last::Follow).await?;
         if !row.inode.is_directory() {
             return Err(not_a_directory(self.at));
         }
+        self.who.check(&row.inode, READ, &self.at.path)?;
         let limit = match self.limit {
             0 => LIST_LIMIT_MAX as usize,
             limit => limit.min(LIST_LIMIT_MAX) as usize,

@@ -3,18 +3,29 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::{Operation, Transaction};
 
+use super::quota;
 use super::remove::remove_empty;
-use super::walk::{Last, slot};
+use super::walk::{Last, Slot, slot};
 use super::{Given, OpError, drop_link, load, load_named, not_found, store, touch, visible};
-use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT};
-use crate::rows::{self, DentryRow, REMOVED};
+use crate::holds::Holds;
+use crate::identity::{Identity, WRITE};
+use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, RenameMode};
+use crate::rows::{self, DentryRow, InodeRow, REMOVED};
 
 /// `MetaChange::Rename`.
 pub(crate) struct Rename<'a> {
+    pub who: &'a Identity,
     pub from: &'a At,
     pub to: &'a At,
-    pub no_replace: bool,
+    pub mode: RenameMode,
+    pub holds: &'a Holds,
     pub given: Given,
+}
+
+/// One of the two places of a move, with what is there.
+struct End<'a> {
+    slot: &'a Slot,
+    at: &'a At,
 }
 
 impl Operation for Rename<'_> {
@@ -22,33 +33,41 @@ impl Operation for Rename<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let from = slot(txn, self.from, Last::Keep).await?;
-        let to = slot(txn, self.to, Last::Keep).await?;
+        let from = slot(txn, self.who, self.from, Last::Keep).await?;
+        let to = slot(txn, self.who, self.to, Last::Keep).await?;
         let entry = from.found.ok_or_else(|| not_found(&self.from.path, self.from.directory))?;
-        let mut row = load_named(txn, entry, &self.from.path).await?;
-        if let Some(there) = to.found {
-            if self.no_replace {
+        from.check(self.who, self.from)?;
+        to.check(self.who, self.to)?;
+        let row = load_named(txn, entry, &self.from.path).await?;
+        let (source, destination) =
+            (End { slot: &from, at: self.from }, End { slot: &to, at: self.to });
+        self.check_mover(&source, &row)?;
+        match (to.found, self.mode) {
+            (Some(_), RenameMode::NoReplace) => {
                 return Err(MetaError::Exists { path: self.to.path.clone() }.into());
             }
-            if there.inode == entry.inode {
+            (None, RenameMode::Exchange) => {
+                return Err(not_found(&self.to.path, self.to.directory));
+            }
+            (Some(there), _) if there.inode == entry.inode => {
                 // The same name, or two names of one file: POSIX says that nothing happens.
                 return Ok(MetaReply::Inode(visible(txn, row).await?));
             }
+            (Some(there), RenameMode::Exchange) => {
+                let other = load_named(txn, there, &self.to.path).await?;
+                self.check_mover(&destination, &other)?;
+                self.put(txn, other, there, &destination, &source).await?;
+            }
+            (Some(there), _) => {
+                if entry.kind == EntryKind::Directory {
+                    self.refuse_circle(txn, entry.inode, to.parent.inode.id, self.to).await?;
+                }
+                self.replace(txn, entry, there, &to).await?;
+                txn.clear(&rows::dentry(from.parent.inode.id, &from.name));
+            }
+            (None, _) => txn.clear(&rows::dentry(from.parent.inode.id, &from.name)),
         }
-        if entry.kind == EntryKind::Directory {
-            self.refuse_circle(txn, entry.inode, to.parent.inode.id).await?;
-        }
-        if let Some(there) = to.found {
-            self.replace(txn, entry, there).await?;
-        }
-        txn.clear(&rows::dentry(from.parent.inode.id, &from.name));
-        rows::write(txn, &rows::dentry(to.parent.inode.id, &to.name), &entry)?;
-        if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
-            *parent = to.parent.inode.id;
-            row.name = to.name;
-        }
-        row.inode.changed = self.given.now;
-        store(txn, &row)?;
+        let row = self.put(txn, row, entry, &source, &destination).await?;
         touch(txn, from.parent.inode.id, self.given.now);
         touch(txn, to.parent.inode.id, self.given.now);
         Ok(MetaReply::Inode(visible(txn, row).await?))
@@ -56,6 +75,39 @@ impl Operation for Rename<'_> {
 }
 
 impl Rename<'_> {
+    /// Who moves a directory elsewhere changes its `..`, so he must be allowed to write in it.
+    fn check_mover(&self, place: &End<'_>, row: &InodeRow) -> Result<(), OpError> {
+        self.who.check_sticky(&place.slot.parent.inode, &row.inode, &place.at.path)?;
+        Ok(())
+    }
+
+    /// Gives an inode its new name.
+    async fn put(
+        &self,
+        txn: &mut Transaction,
+        mut row: InodeRow,
+        entry: DentryRow,
+        source: &End<'_>,
+        destination: &End<'_>,
+    ) -> Result<InodeRow, OpError> {
+        let (old_parent, new_parent) = (&source.slot.parent.inode, &destination.slot.parent.inode);
+        if entry.kind == EntryKind::Directory && old_parent.id != new_parent.id {
+            self.refuse_circle(txn, entry.inode, new_parent.id, destination.at).await?;
+            if !self.who.owns(&row.inode) {
+                self.who.check(&row.inode, WRITE, &source.at.path)?;
+            }
+        }
+        quota::move_to(txn, &mut row, new_parent.quota, &destination.at.path).await?;
+        rows::write(txn, &rows::dentry(new_parent.id, &destination.slot.name), &entry)?;
+        if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
+            *parent = new_parent.id;
+            row.name.clone_from(&destination.slot.name);
+        }
+        row.inode.changed = self.given.now;
+        store(txn, &row)?;
+        Ok(row)
+    }
+
     /// A directory cannot move below itself. Every directory from the new place up to the root is
     /// read, so a move of one of them meanwhile conflicts.
     async fn refuse_circle(
@@ -63,21 +115,22 @@ impl Rename<'_> {
         txn: &mut Transaction,
         moved: InodeId,
         new_parent: InodeId,
+        at: &At,
     ) -> Result<(), OpError> {
         let mut above = new_parent;
         while above != ROOT {
             if above == moved {
                 return Err(MetaError::Invalid {
                     field: "to".into(),
-                    value: self.to.path.clone(),
+                    value: at.path.clone(),
                     reason: "a directory cannot be moved below itself".into(),
                 }
                 .into());
             }
-            let row = load(txn, above, &self.to.path).await?;
+            let row = load(txn, above, &at.path).await?;
             above = match row.parent() {
                 Some(parent) if parent != REMOVED => parent,
-                _ => return Err(not_found(&self.to.path, above)),
+                _ => return Err(not_found(&at.path, above)),
             };
         }
         Ok(())
@@ -88,18 +141,18 @@ impl Rename<'_> {
         txn: &mut Transaction,
         entry: DentryRow,
         there: DentryRow,
+        to: &Slot,
     ) -> Result<(), OpError> {
         let path = || self.to.path.clone();
+        let replaced = load_named(txn, there, &self.to.path).await?;
+        self.who.check_sticky(&to.parent.inode, &replaced.inode, &self.to.path)?;
         match (entry.kind, there.kind) {
             (EntryKind::Directory, EntryKind::Directory) => {
-                remove_empty(txn, there.inode, &self.to.path).await
+                remove_empty(txn, &replaced, &self.to.path).await
             }
             (EntryKind::Directory, _) => Err(MetaError::NotADirectory { path: path() }.into()),
             (_, EntryKind::Directory) => Err(MetaError::IsADirectory { path: path() }.into()),
-            _ => {
-                let replaced = load_named(txn, there, &self.to.path).await?;
-                drop_link(txn, replaced, self.given.now).await
-            }
+            _ => drop_link(txn, replaced, self.given.now, self.holds).await,
         }
     }
 }

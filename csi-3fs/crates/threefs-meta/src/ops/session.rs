@@ -1,9 +1,9 @@
 //! Ends write sessions.
 
 use threefs_core::ids::InodeId;
-use threefs_kv::{Operation, Transaction};
+use threefs_kv::{KvError, Operation, Transaction};
 
-use super::length::grow;
+use super::length::{end_session, grow};
 use super::{Given, OpError, load};
 use crate::protocol::{LengthReport, MetaError, MetaReply, SessionId};
 use crate::rows;
@@ -21,7 +21,6 @@ impl Operation for Close<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        txn.clear(&rows::session(self.inode, self.session));
         let row = match self.report {
             None => load(txn, self.inode, "").await?,
             Some(report) if report.inode == self.inode => grow(txn, report, &self.given).await?,
@@ -34,6 +33,25 @@ impl Operation for Close<'_> {
                 .into());
             }
         };
+        end_session(txn, self.inode, self.session).await?;
         Ok(MetaReply::Inode(row.inode))
+    }
+}
+
+/// Ends a session of a client that is gone.
+pub(crate) struct EndSession<'a> {
+    /// Key of the session's row.
+    pub key: &'a [u8],
+}
+
+impl Operation for EndSession<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        let inode = rows::inode_of_key(self.key)?;
+        let id = self.key.get(12..28).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
+        let id = id.ok_or_else(|| KvError::bad_row(self.key, "the key holds no session"))?;
+        end_session(txn, inode, SessionId(u128::from_be_bytes(id))).await
     }
 }

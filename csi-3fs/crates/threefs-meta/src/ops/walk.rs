@@ -4,6 +4,7 @@ use threefs_core::ids::InodeId;
 use threefs_kv::Transaction;
 
 use super::{OpError, load, load_named, not_found};
+use crate::identity::{EXECUTE, Identity, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, MetaError, NAME_BYTES_MAX, PATH_BYTES_MAX, ROOT, SYMLINKS_MAX,
 };
@@ -25,8 +26,14 @@ pub(crate) enum Place {
     Bare(InodeId),
 }
 
-/// Walks a path. What it reads conflicts with whoever changes it.
-pub(crate) async fn walk(txn: &mut Transaction, at: &At, last: Last) -> Result<Place, OpError> {
+/// Walks a path, if the caller may go through its directories. What it reads conflicts with whoever
+/// changes it.
+pub(crate) async fn walk(
+    txn: &mut Transaction,
+    who: &Identity,
+    at: &At,
+    last: Last,
+) -> Result<Place, OpError> {
     if at.path.len() > PATH_BYTES_MAX {
         return Err(too_long(&at.path));
     }
@@ -37,6 +44,10 @@ pub(crate) async fn walk(txn: &mut Transaction, at: &At, last: Last) -> Result<P
     let mut names: Vec<String> = split(&at.path).rev().map(str::to_owned).collect();
     while let Some(name) = names.pop() {
         let parent = directory_of(txn, &place, at).await?;
+        if !who.is_root() {
+            let row = load(txn, parent, &at.path).await?;
+            who.check(&row.inode, EXECUTE, &at.path)?;
+        }
         if name == ".." {
             let row = load(txn, parent, &at.path).await?;
             let above = row.parent().ok_or_else(|| not_a_directory(at))?;
@@ -84,8 +95,13 @@ async fn directory_of(txn: &mut Transaction, place: &Place, at: &At) -> Result<I
 }
 
 /// The inode at a place, or `NotFound`.
-pub(crate) async fn find(txn: &mut Transaction, at: &At, last: Last) -> Result<InodeRow, OpError> {
-    match walk(txn, at, last).await? {
+pub(crate) async fn find(
+    txn: &mut Transaction,
+    who: &Identity,
+    at: &At,
+    last: Last,
+) -> Result<InodeRow, OpError> {
+    match walk(txn, who, at, last).await? {
         Place::Bare(id) => load(txn, id, &at.path).await,
         Place::Entry { found: Some(entry), .. } => load_named(txn, entry, &at.path).await,
         Place::Entry { found: None, .. } => Err(not_found(&at.path, at.directory)),
@@ -99,9 +115,15 @@ pub(crate) struct Slot {
     pub found: Option<DentryRow>,
 }
 
-/// A place as a name in a directory. `.` and `..` at the end and the root have none.
-pub(crate) async fn slot(txn: &mut Transaction, at: &At, last: Last) -> Result<Slot, OpError> {
-    match walk(txn, at, last).await? {
+/// A place as a name in a directory whose names the caller may change, which the caller of this
+/// checks with `Slot::check`. `.` and `..` at the end and the root have none.
+pub(crate) async fn slot(
+    txn: &mut Transaction,
+    who: &Identity,
+    at: &At,
+    last: Last,
+) -> Result<Slot, OpError> {
+    match walk(txn, who, at, last).await? {
         Place::Bare(ROOT) => Err(MetaError::IsRoot { path: at.path.clone() }.into()),
         Place::Bare(_) => Err(MetaError::Invalid {
             field: "path".into(),
@@ -117,6 +139,13 @@ pub(crate) async fn slot(txn: &mut Transaction, at: &At, last: Last) -> Result<S
                 Some(_) => Ok(Slot { parent, name, found }),
             }
         }
+    }
+}
+
+impl Slot {
+    /// Whether the caller may add and remove names here.
+    pub(crate) fn check(&self, who: &Identity, at: &At) -> Result<(), OpError> {
+        Ok(who.check(&self.parent.inode, WRITE | EXECUTE, &at.path)?)
     }
 }
 

@@ -1,0 +1,444 @@
+//! Content of files: opening, reading, writing, telling lengths.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fabric::deadline::Deadline;
+use rustix::io::Errno;
+use threefs_client::{ClientError, FileHandle};
+use threefs_core::ids::InodeId;
+use threefs_meta::identity::{READ, WRITE};
+use threefs_meta::{
+    At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Reservation,
+};
+
+use crate::calls::{inode_of, unexpected};
+use crate::daemon::{Call, Daemon};
+use crate::files::{OpenFile, session_of};
+use crate::wire::{self, Body, Fields};
+
+const O_ACCMODE: u32 = 3;
+const O_WRONLY: u32 = 1;
+const O_RDWR: u32 = 2;
+/// Space that a growing file reserves ahead: as much as it has, between these.
+const RESERVE_MIN: u64 = 1 << 20;
+const RESERVE_MAX: u64 = 64 << 20;
+/// Truncations by others that a write follows before it gives up.
+const CUTS_MAX: usize = 16;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+impl Daemon {
+    /// Opens an inode if the caller may; whatever it was, it is the newest.
+    pub(crate) async fn open_inode(
+        &self,
+        call: &Call<'_>,
+        id: InodeId,
+        flags: u32,
+    ) -> Result<Inode, Errno> {
+        let access = match flags & O_ACCMODE {
+            O_WRONLY => WRITE,
+            O_RDWR => READ | WRITE,
+            _ => READ,
+        };
+        if self.read_only && access & WRITE != 0 {
+            return Err(Errno::ROFS);
+        }
+        let open = MetaQuery::Open { at: At::inode(id), access, client: self.journal.client() };
+        let inode = match self.query(call, &format!("open {id}"), open).await {
+            // A program that may only be executed is read by the kernel, which has checked that.
+            Err(Errno::ACCESS) if access == READ => {
+                let client = self.journal.client();
+                let access = threefs_meta::identity::EXECUTE;
+                let open = MetaQuery::Open { at: At::inode(id), access, client };
+                inode_of(self.query(call, &format!("execute {id}"), open).await?)?
+            }
+            answered => inode_of(answered?)?,
+        };
+        if inode.links == 0 && self.files.get(id).is_none() {
+            // Somebody removed it; perhaps the path leads to another one now.
+            return Err(Errno::STALE);
+        }
+        Ok(inode)
+    }
+
+    pub(crate) async fn open(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let flags = Fields(&call.request.body).u32().ok_or(Errno::INVAL)?;
+        let id = self.inode(call.request.node);
+        let inode = self.open_inode(call, id, flags).await?;
+        let handle = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
+        let (_, same) = self.files.open(handle, &inode, 1);
+        if !same {
+            // The length that the kernel knows may be as old as the pages.
+            self.device.invalidate_attributes(call.request.node);
+        }
+        let flags = if same { wire::OPEN_KEEP_CACHE } else { 0 };
+        Ok(wire::opened(Body::default(), self.handle(0), flags))
+    }
+
+    /// The file of a handle. One that a former daemon opened is taken over.
+    async fn file_of(&self, call: &Call<'_>, handle: u64) -> Result<Arc<OpenFile>, Errno> {
+        let id = self.inode(call.request.node);
+        if let Some(file) = self.files.get(id) {
+            return Ok(file);
+        }
+        let client = self.journal.client();
+        let open = MetaQuery::Open { at: At::inode(id), access: 0, client };
+        let inode = inode_of(self.query_as_root(call, &format!("take over {id}"), open).await?)?;
+        let file = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
+        let end = if self.is_former(handle) && !self.read_only {
+            let end = self.client.stored_end(&file, inode.length(), call.deadline).await;
+            end.map_err(|error| self.failed(&format!("take over {id}"), &error, true))?
+        } else {
+            inode.length()
+        };
+        let (open, _) = self.files.open(file, &inode, 0);
+        let mut state = open.state();
+        state.has_session = inode.quota.is_some();
+        state.learn(&inode);
+        if end > state.length {
+            state.length = end;
+            state.dirty = true;
+            state.written = now();
+        }
+        drop(state);
+        Ok(open)
+    }
+
+    pub(crate) async fn read(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
+        let size = fields.u32().ok_or(Errno::INVAL)?;
+        let open = self.file_of(call, handle).await?;
+        let (file, length) = {
+            let state = open.state();
+            (state.file.clone(), state.length)
+        };
+        let size = length.saturating_sub(offset).min(u64::from(size));
+        // At most what one read of the kernel asks for.
+        let mut buffer = vec![0; size as usize];
+        if size > 0 {
+            let read = self.client.read_range(&file, offset, &mut buffer, call.deadline).await;
+            read.map_err(|error| self.failed(&format!("read {}", file.inode), &error, true))?;
+        }
+        Ok(Body(buffer))
+    }
+
+    pub(crate) async fn write(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
+        let size = fields.u32().ok_or(Errno::INVAL)? as usize;
+        let payload =
+            call.request.body.slice_ref(call.request.body.get(40..40 + size).ok_or(Errno::INVAL)?);
+        let end = offset.checked_add(size as u64).ok_or(Errno::FBIG)?;
+        let open = self.file_of(call, handle).await?;
+        self.reserve(&open, end, call.deadline).await?;
+        let file = open.state().file.clone();
+        let written = self.client.write_range(&file, offset, payload, call.deadline).await;
+        written.map_err(|error| match &error {
+            ClientError::InvalidArgument { .. } => Errno::FBIG,
+            _ => self.failed(&format!("write {}", file.inode), &error, true),
+        })?;
+        {
+            let mut state = open.state();
+            state.length = state.length.max(end);
+            state.dirty = true;
+            state.written = now();
+        }
+        if !self.journal.untold(file.inode) {
+            self.tell_length(file.inode, &open, false, call.deadline).await?;
+        }
+        Ok(Body::default().u32(size as u32).u32(0))
+    }
+
+    /// Has a quota charged before anything is written: ahead if that fits, else exactly.
+    async fn reserve(&self, open: &OpenFile, end: u64, deadline: Deadline) -> Result<(), Errno> {
+        let enough = |open: &OpenFile| {
+            let state = open.state();
+            !state.in_quota || (state.has_session && end <= state.reserved) || end <= state.length
+        };
+        if enough(open) {
+            return Ok(());
+        }
+        let _one_at_a_time = open.telling.lock().await;
+        let ahead = open.state().length.clamp(RESERVE_MIN, RESERVE_MAX);
+        let mut wanted = end.saturating_add(ahead);
+        for _ in 0..CUTS_MAX {
+            if enough(open) {
+                return Ok(());
+            }
+            let (id, truncate_version) = {
+                let state = open.state();
+                (state.file.inode, state.file.truncate_version)
+            };
+            let session = session_of(self.journal.client(), id);
+            let reservation = Reservation { inode: id, session, end: wanted, truncate_version };
+            let change = MetaChange::Reserve { reservations: vec![reservation] };
+            let what = format!("reserve {wanted} bytes for {id}");
+            match self.tell(&what, change, deadline).await {
+                Ok(MetaReply::Inodes(mut inodes)) => {
+                    let inode = inodes.pop().ok_or(Errno::IO)?;
+                    let inode = inode
+                        .map_err(|error| self.failed(&what, &ClientError::Meta(error), true))?;
+                    let mut state = open.state();
+                    if truncate_version_of(&inode) == Some(truncate_version) {
+                        state.has_session = true;
+                    }
+                    state.follow(&inode);
+                }
+                Ok(other) => return Err(unexpected(&other)),
+                Err(ClientError::Meta(MetaError::QuotaExceeded { .. })) if wanted > end => {
+                    wanted = end;
+                }
+                Err(error) => return Err(self.failed(&what, &error, true)),
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    /// Tells the metadata service the length, if it does not know it; with `last` also that nothing
+    /// is reserved any more. Makes it durable: the metadata half of an fsync.
+    pub(crate) async fn tell_length(
+        &self,
+        id: InodeId,
+        open: &OpenFile,
+        last: bool,
+        deadline: Deadline,
+    ) -> Result<(), Errno> {
+        let _one_at_a_time = open.telling.lock().await;
+        for _ in 0..CUTS_MAX {
+            let telling = Telling::begin(open);
+            let (length, truncate_version, dirty, ends) = {
+                let state = open.state();
+                let ends = last && state.has_session;
+                (state.length, state.file.truncate_version, telling.dirty, ends)
+            };
+            if !dirty && !ends {
+                return Ok(());
+            }
+            let report = LengthReport { inode: id, length, truncate_version };
+            let change = MetaChange::ReportLengths {
+                reports: if dirty { vec![report] } else { Vec::new() },
+                ends: if ends {
+                    vec![(id, session_of(self.journal.client(), id))]
+                } else {
+                    Vec::new()
+                },
+            };
+            let what = format!("tell the length of {id}");
+            let told = self.tell(&what, change, deadline).await;
+            let inode = match told {
+                Ok(MetaReply::Inodes(mut inodes)) => match inodes.pop() {
+                    Some(Ok(inode)) => Some(inode),
+                    Some(Err(error)) => {
+                        // The file is gone: nobody will read it.
+                        telling.told();
+                        return Err(self.failed(&what, &ClientError::Meta(error), true));
+                    }
+                    None => None,
+                },
+                Ok(other) => return Err(unexpected(&other)),
+                Err(error) => return Err(self.failed(&what, &error, true)),
+            };
+            let cut = {
+                let mut state = open.state();
+                state.has_session &= !ends;
+                let cut = inode
+                    .as_ref()
+                    .is_some_and(|inode| truncate_version_of(inode) != Some(truncate_version));
+                if let Some(inode) = &inode {
+                    // Somebody cut it, before it was written or after: what was acknowledged counts.
+                    state.dirty |= cut && inode.length() < length;
+                    // It keeps a length that has grown since.
+                    state.follow(inode);
+                }
+                // A write that sets `dirty` notes it after that.
+                if !state.dirty {
+                    self.journal.told(id);
+                }
+                cut
+            };
+            telling.told();
+            if !cut {
+                if let Some(inode) = &inode {
+                    self.files.remember(inode);
+                }
+                return Ok(());
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    pub(crate) async fn flush(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let handle = Fields(&call.request.body).u64().ok_or(Errno::INVAL)?;
+        let id = self.inode(call.request.node);
+        if self.files.get(id).is_none() && !self.is_former(handle) {
+            return Ok(Body::default());
+        }
+        let open = self.file_of(call, handle).await?;
+        let last = open.state().handles <= 1;
+        self.tell_length(id, &open, last, call.deadline).await?;
+        Ok(Body::default())
+    }
+
+    pub(crate) async fn fsync(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let handle = Fields(&call.request.body).u64().ok_or(Errno::INVAL)?;
+        let open = self.file_of(call, handle).await?;
+        self.tell_length(self.inode(call.request.node), &open, false, call.deadline).await?;
+        Ok(Body::default())
+    }
+
+    /// Its errors reach nobody: what matters was told by the close before.
+    pub(crate) async fn release(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let handle = Fields(&call.request.body).u64().ok_or(Errno::INVAL)?;
+        let id = self.inode(call.request.node);
+        let open = match self.files.get(id) {
+            Some(open) => open,
+            None if self.is_former(handle) => self.file_of(call, handle).await?,
+            None => return Ok(Body::default()),
+        };
+        let last = open.state().handles <= 1;
+        let told = self.tell_length(id, &open, last, call.deadline).await;
+        let forgotten = match self.is_former(handle) {
+            true => self.files.close_former(id),
+            false => self.files.close(id),
+        };
+        if forgotten {
+            let mut released =
+                self.released.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            released.push(id);
+            self.released_now.notify_one();
+        }
+        told?;
+        Ok(Body::default())
+    }
+
+    /// Makes a file as long as wanted, so that writing there cannot fail for its quota. Holes cost
+    /// nothing, so nothing else needs doing; nothing else is offered either.
+    pub(crate) async fn allocate<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset, length) = (
+            fields.u64().ok_or(Errno::INVAL)?,
+            fields.u64().ok_or(Errno::INVAL)?,
+            fields.u64().ok_or(Errno::INVAL)?,
+        );
+        if fields.u32() != Some(0) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        let id = self.inode(call.request.node);
+        let open = self.file_of(call, handle).await?;
+        if end > u64::from(open.state().file.layout.chunk_bytes) << 32 {
+            return Err(Errno::FBIG);
+        }
+        self.reserve(&open, end, call.deadline).await?;
+        {
+            let mut state = open.state();
+            if end > state.length {
+                state.length = end;
+                state.dirty = true;
+                state.written = now();
+            }
+        }
+        self.tell_length(id, &open, false, call.deadline).await?;
+        Ok(Body::default())
+    }
+
+    /// Everything before the end counts as data, as POSIX allows.
+    pub(crate) async fn seek(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
+        let whence = fields.u32().ok_or(Errno::INVAL)?;
+        let length = self.file_of(call, handle).await?.state().length;
+        match whence {
+            SEEK_DATA | SEEK_HOLE if offset >= length => Err(Errno::NXIO),
+            SEEK_DATA => Ok(Body::default().u64(offset)),
+            SEEK_HOLE => Ok(Body::default().u64(length)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Finds and tells the lengths that a former daemon had not told: before anybody asks for them.
+    pub(crate) async fn tell_former(&self, timeout: std::time::Duration) {
+        for id in self.journal.all_untold() {
+            let deadline = Deadline::after(timeout);
+            match self.tell_former_one(id, deadline).await {
+                Ok(()) | Err(ClientError::Meta(_)) => self.journal.told(id),
+                Err(error) => {
+                    // Whoever uses the file through an old handle finds it later.
+                    tracing::warn!(inode = id.0, %error, "a length was not told");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn tell_former_one(&self, id: InodeId, deadline: Deadline) -> Result<(), ClientError> {
+        let query = MetaQuery::Stat { at: At::inode(id), follow: false };
+        let what = format!("take over {id}");
+        let root = threefs_meta::Identity::ROOT;
+        let MetaReply::Inode(inode) = self.client.query_for(&root, &what, query, deadline).await?
+        else {
+            return Ok(());
+        };
+        let file = FileHandle::of(&id.to_string(), &inode)?;
+        let end = self.client.stored_end(&file, inode.length(), deadline).await?;
+        let truncate_version = file.truncate_version;
+        let report = LengthReport { inode: id, length: end, truncate_version };
+        let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
+        self.tell(&what, change, deadline).await.map(drop)
+    }
+
+    /// Tells all lengths that nobody was told. What fails is told by the next close or fsync.
+    pub(crate) async fn tell_lengths(&self) {
+        for (id, open) in self.files.dirty() {
+            let deadline = Deadline::after(std::time::Duration::from_secs(5));
+            if let Err(error) = self.tell_length(id, &open, false, deadline).await {
+                tracing::debug!(inode = id.0, %error, "its length is told later");
+            }
+        }
+    }
+}
+
+/// A length on its way. If it does not arrive, however that ends, it must be told again.
+struct Telling<'a> {
+    open: &'a OpenFile,
+    dirty: bool,
+}
+
+impl<'a> Telling<'a> {
+    fn begin(open: &'a OpenFile) -> Self {
+        let mut state = open.state();
+        let dirty = std::mem::take(&mut state.dirty);
+        state.telling = dirty;
+        drop(state);
+        Self { open, dirty }
+    }
+
+    fn told(mut self) {
+        self.dirty = false;
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        let mut state = self.open.state();
+        state.telling = false;
+        state.dirty |= self.dirty;
+    }
+}
+
+fn truncate_version_of(inode: &Inode) -> Option<u64> {
+    match inode.kind {
+        InodeKind::File { truncate_version, .. } => Some(truncate_version),
+        _ => None,
+    }
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,33 @@
+//! 3FS as a mounted file system.
+//!
+//! The daemon serves a descriptor of /dev/fuse that somebody else opened and mounted, and keeps.
+//! When the daemon dies, another one goes on with the same descriptor: open files, pages in the
+//! kernel and programs in the middle of a system call go on, with no error.
+//!
+//! | module | what |
+//! |---|---|
+//! | `wire` | the kernel's protocol |
+//! | `device` | the descriptor |
+//! | `journal` | what one daemon leaves to the next, so that no change is made twice |
+//! | `daemon` | requests as tasks: bounds, deadlines, interrupts, start and end |
+//! | `calls` | how an operation asks the cluster, for whom |
+//! | `files` | open files: lengths and reservations |
+//! | `names`, `data`, `attributes`, `listing` | the operations |
+//! | `errors` | the cluster's errors as errno |
+//!
+//! It holds no truth of its own: inodes are numbers of the metadata service, handles are inodes, and
+//! a write is durable before it is answered.
+
+mod attributes;
+mod calls;
+mod daemon;
+mod data;
+mod device;
+mod errors;
+mod files;
+mod journal;
+mod listing;
+mod names;
+mod wire;
+
+pub use daemon::{FuseConfig, FuseError, Ready, serve};

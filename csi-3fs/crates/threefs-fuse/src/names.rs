@@ -1,0 +1,164 @@
+//! Operations on names: looking up, making, removing, moving.
+
+use rustix::io::Errno;
+use threefs_client::FileHandle;
+use threefs_meta::{
+    At, Inode, InodeKind, LayoutDefaults, MetaChange, MetaQuery, MetaReply, RenameMode,
+};
+
+use crate::attributes::{kernel_attributes, kind_bits};
+use crate::calls::{inode_of, unexpected};
+use crate::daemon::{Call, Daemon};
+use crate::wire::{self, Body, Fields, opcode};
+
+const O_EXCL: u32 = 0o200;
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+const S_IFMT: u32 = 0o170_000;
+const S_IFREG: u32 = 0o100_000;
+
+impl Daemon {
+    pub(crate) async fn lookup(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let name = Fields(&call.request.body).name().ok_or(Errno::INVAL)?;
+        let at = self.entry(call.request.node, name)?;
+        let what = format!("look up `{}` in {}", at.path, at.directory);
+        let query = MetaQuery::Stat { at, follow: false };
+        Ok(self.named(&inode_of(self.query(call, &what, query).await?)?))
+    }
+
+    /// An inode with a name, as the kernel wants it.
+    pub(crate) fn named(&self, inode: &Inode) -> Body {
+        let attributes = kernel_attributes(inode, self.files.get(inode.id).as_deref());
+        wire::entry(Body::default(), inode.id.0, &attributes, self.valid)
+    }
+
+    pub(crate) async fn make_directory<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (mode, _umask) = (fields.u32().ok_or(Errno::INVAL)?, fields.u32());
+        let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
+        let what = format!("make directory `{}` in {}", at.path, at.directory);
+        let defaults = LayoutDefaults::default();
+        let change = MetaChange::MakeDirectory { at, mode, parents: false, defaults };
+        Ok(self.named(&inode_of(self.change(call, &what, change).await?)?))
+    }
+
+    /// Only regular files: 3FS knows no devices, pipes or sockets.
+    pub(crate) async fn make_node<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let mode = fields.u32().ok_or(Errno::INVAL)?;
+        let (_device, _umask, _padding) = (fields.u32(), fields.u32(), fields.u32());
+        if mode & S_IFMT != S_IFREG && mode & S_IFMT != 0 {
+            return Err(Errno::PERM);
+        }
+        let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
+        let change = MetaChange::Create {
+            at,
+            mode: mode & 0o7777,
+            exclusive: true,
+            layout: LayoutDefaults::default(),
+            write: false,
+            hold: false,
+        };
+        match self.change(call, "make a file", change).await? {
+            MetaReply::Opened { inode, .. } => Ok(self.named(&inode)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(crate) async fn create<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (flags, mode) = (fields.u32().ok_or(Errno::INVAL)?, fields.u32().ok_or(Errno::INVAL)?);
+        let (_umask, _open_flags) = (fields.u32(), fields.u32());
+        let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
+        let what = format!("create `{}` in {}", at.path, at.directory);
+        let change = MetaChange::Create {
+            at,
+            mode: mode & 0o7777,
+            exclusive: flags & O_EXCL != 0,
+            layout: LayoutDefaults::default(),
+            write: false,
+            hold: true,
+        };
+        let inode = match self.change(call, &what, change).await? {
+            MetaReply::Opened { inode, created: true, .. } => inode,
+            // Somebody else made it meanwhile: then it is opened, if that is allowed.
+            MetaReply::Opened { inode, .. } => self.open_inode(call, inode.id, flags).await?,
+            other => return Err(unexpected(&other)),
+        };
+        let handle = FileHandle::of(&inode.id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
+        let _ = self.files.open(handle, &inode, 1);
+        Ok(wire::opened(self.named(&inode), self.handle(0), wire::OPEN_KEEP_CACHE))
+    }
+
+    pub(crate) async fn symlink<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
+        let target = fields.name().ok_or(Errno::INVAL)?;
+        let target = std::str::from_utf8(target).map_err(|_| Errno::ILSEQ)?.to_owned();
+        let what = format!("make symbolic link `{}` in {}", at.path, at.directory);
+        let change = MetaChange::MakeSymlink { at, target };
+        Ok(self.named(&inode_of(self.change(call, &what, change).await?)?))
+    }
+
+    pub(crate) async fn read_link(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        match self.stat(call, self.inode(call.request.node)).await?.kind {
+            InodeKind::Symlink { target } => Ok(Body(target.into_bytes())),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(crate) async fn link<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let from = At::inode(self.inode(fields.u64().ok_or(Errno::INVAL)?));
+        let to = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
+        let what = format!("link {} as `{}` in {}", from.directory, to.path, to.directory);
+        let change = MetaChange::Link { from, to };
+        Ok(self.named(&inode_of(self.change(call, &what, change).await?)?))
+    }
+
+    pub(crate) async fn remove<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let name = Fields(&call.request.body).name().ok_or(Errno::INVAL)?;
+        let at = self.entry(call.request.node, name)?;
+        let what = format!("remove `{}` from {}", at.path, at.directory);
+        let change = match call.request.opcode {
+            opcode::RMDIR => MetaChange::RemoveDirectory { at },
+            _ => MetaChange::Unlink { at },
+        };
+        self.tell_released().await;
+        self.change(call, &what, change).await?;
+        Ok(Body::default())
+    }
+
+    pub(crate) async fn rename<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let new_parent = fields.u64().ok_or(Errno::INVAL)?;
+        let flags = match call.request.opcode {
+            opcode::RENAME2 => {
+                let flags = fields.u32().ok_or(Errno::INVAL)?;
+                let _padding = fields.u32();
+                flags
+            }
+            _ => 0,
+        };
+        let mode = match flags {
+            0 => RenameMode::Replace,
+            RENAME_NOREPLACE => RenameMode::NoReplace,
+            RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Errno::INVAL),
+        };
+        let from = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
+        let to = self.entry(new_parent, fields.name().ok_or(Errno::INVAL)?)?;
+        let what = format!(
+            "rename `{}` in {} to `{}` in {}",
+            from.path, from.directory, to.path, to.directory
+        );
+        self.tell_released().await;
+        self.change(call, &what, MetaChange::Rename { from, to, mode }).await?;
+        Ok(Body::default())
+    }
+}
+
+/// Kind and permission bits of a directory entry whose inode is not at hand.
+pub(crate) fn entry_mode(kind: threefs_meta::EntryKind) -> u32 {
+    kind_bits(kind)
+}

@@ -1,0 +1,142 @@
+//! Extended attributes, `user.*` only, bounded.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{KeyRange, KvError, Operation, Transaction};
+
+use super::walk::{Last, find};
+use super::{Given, OpError, store};
+use crate::identity::{Identity, READ, WRITE};
+use crate::protocol::{
+    ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, At, InodeKind, MetaError, MetaReply, NAME_BYTES_MAX,
+    SetMode,
+};
+use crate::rows;
+
+/// `MetaQuery::GetAttribute`.
+pub(crate) struct GetAttribute<'a> {
+    pub who: &'a Identity,
+    pub at: &'a At,
+    pub name: &'a str,
+}
+
+/// `MetaQuery::ListAttributes`.
+pub(crate) struct ListAttributes<'a> {
+    pub who: &'a Identity,
+    pub at: &'a At,
+}
+
+/// `MetaChange::SetAttribute`.
+pub(crate) struct SetAttribute<'a> {
+    pub who: &'a Identity,
+    pub at: &'a At,
+    pub name: &'a str,
+    /// `None` removes it.
+    pub value: Option<&'a [u8]>,
+    pub mode: SetMode,
+    pub given: Given,
+}
+
+impl Operation for GetAttribute<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.who, self.at, Last::Keep).await?;
+        self.who.check(&row.inode, READ, &self.at.path)?;
+        match txn.get(&rows::attribute(row.inode.id, self.name)).await? {
+            Some(value) => Ok(MetaReply::Attribute(value)),
+            None => Err(none(self.at, self.name)),
+        }
+    }
+}
+
+impl Operation for ListAttributes<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.who, self.at, Last::Keep).await?;
+        let names = all(txn, row.inode.id).await?.into_iter().map(|(name, _)| name).collect();
+        Ok(MetaReply::Names(names))
+    }
+}
+
+impl Operation for SetAttribute<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut row = find(txn, self.who, self.at, Last::Keep).await?;
+        check_name(self.name, self.at)?;
+        if matches!(row.inode.kind, InodeKind::Symlink { .. }) {
+            let reason = "a symbolic link has no user attributes".into();
+            return Err(MetaError::NotPermitted { path: self.at.path.clone(), reason }.into());
+        }
+        self.who.check(&row.inode, WRITE, &self.at.path)?;
+        let key = rows::attribute(row.inode.id, self.name);
+        let known = all(txn, row.inode.id).await?;
+        let there = known.iter().any(|(name, _)| name == self.name);
+        match (self.mode, there) {
+            (SetMode::Create, true) => {
+                return Err(MetaError::Exists { path: self.name.into() }.into());
+            }
+            (SetMode::Replace, false) => return Err(none(self.at, self.name)),
+            _ => {}
+        }
+        match self.value {
+            None if !there => return Err(none(self.at, self.name)),
+            None => txn.clear(&key),
+            Some(value) => {
+                let others: usize = known
+                    .iter()
+                    .filter(|(name, _)| name != self.name)
+                    .map(|(name, bytes)| name.len() + bytes)
+                    .sum();
+                let total = others + self.name.len() + value.len();
+                if value.len() > ATTRIBUTE_BYTES_MAX || total > ATTRIBUTES_BYTES_MAX {
+                    let detail = format!(
+                        "attribute `{}` of {} bytes: one holds at most {ATTRIBUTE_BYTES_MAX}, all \
+                         of an inode with their names {ATTRIBUTES_BYTES_MAX}",
+                        self.name,
+                        value.len()
+                    );
+                    return Err(MetaError::NoSpace { detail }.into());
+                }
+                txn.set(&key, value);
+            }
+        }
+        row.inode.changed = self.given.now;
+        store(txn, &row)?;
+        Ok(MetaReply::Done)
+    }
+}
+
+/// Names and lengths, in order.
+async fn all(txn: &mut Transaction, inode: InodeId) -> Result<Vec<(String, usize)>, OpError> {
+    let prefix = rows::attributes(inode);
+    let found = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await?;
+    let names = found.into_iter().map(|(key, value)| {
+        let name = String::from_utf8(key.get(prefix.len()..).unwrap_or_default().to_vec())
+            .map_err(|_| KvError::bad_row(&key, "the name is not UTF-8"))?;
+        Ok::<_, KvError>((name, value.len()))
+    });
+    Ok(names.collect::<Result<_, _>>()?)
+}
+
+fn check_name(name: &str, at: &At) -> Result<(), OpError> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(MetaError::NameTooLong { name: name.chars().take(40).collect() }.into());
+    }
+    match name.strip_prefix("user.") {
+        Some(rest) if !rest.is_empty() && !rest.contains('\0') => Ok(()),
+        _ => Err(MetaError::NotSupported {
+            path: at.path.clone(),
+            reason: format!("attribute `{}`: names begin with `user.`", name.escape_debug()),
+        }
+        .into()),
+    }
+}
+
+fn none(at: &At, name: &str) -> OpError {
+    MetaError::NoAttribute { path: at.path.clone(), name: name.into() }.into()
+}

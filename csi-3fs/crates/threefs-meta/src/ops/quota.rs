@@ -1,0 +1,321 @@
+//! Quotas of directories: every inode is charged to one quota and to those above it.
+//!
+//! A directory with a quota owns everything below it up to the next directory with one; each inode
+//! names its owner, so charging needs no walk. Counters are bounded additions of the store: they
+//! are checked by the commit that makes the change, so no race passes a limit.
+//!
+//! A name is always in a directory of its inode's quota. What would break that for more inodes
+//! than one transaction can move is refused as a move between file systems is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{KeyRange, KvError, Operation, Transaction};
+
+use super::walk::{Last, find, not_a_directory};
+use super::{Given, OpError, load, store};
+use crate::identity::Identity;
+use crate::protocol::{At, InodeKind, MetaError, MetaReply, QuotaUse, ROOT};
+use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED};
+
+/// Inodes that a directory may have below it when it gets its first quota.
+pub(crate) const ADOPT_MAX: usize = 1000;
+
+/// What something counts for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Charge {
+    pub bytes: i64,
+    pub inodes: i64,
+}
+
+impl Charge {
+    /// Of one inode. Length or reservation of a file, whichever is more.
+    pub(crate) fn of(row: &InodeRow) -> Self {
+        Self { bytes: bytes_of(row), inodes: 1 }
+    }
+
+    fn negated(self) -> Self {
+        Self { bytes: -self.bytes, inodes: -self.inodes }
+    }
+}
+
+pub(crate) fn bytes_of(row: &InodeRow) -> i64 {
+    match row.inode.kind {
+        InodeKind::File { length, reserved, .. } => {
+            i64::try_from(length.max(reserved)).unwrap_or(i64::MAX)
+        }
+        _ => 0,
+    }
+}
+
+/// The quota to which an inode itself counts: of a directory with a quota of its own, the one above.
+pub(crate) async fn owner(
+    txn: &mut Transaction,
+    row: &InodeRow,
+) -> Result<Option<InodeId>, OpError> {
+    match row.inode.quota {
+        Some(quota) if quota == row.inode.id => {
+            let own: Option<QuotaRow> = rows::read(txn, &rows::quota(quota)).await?;
+            Ok(own.and_then(|own| own.above))
+        }
+        quota => Ok(quota),
+    }
+}
+
+/// Counts more or less for a quota and all above it. Refused by the commit where it does not fit.
+pub(crate) async fn charge(
+    txn: &mut Transaction,
+    quota: Option<InodeId>,
+    charge: Charge,
+) -> Result<(), OpError> {
+    let mut next = quota;
+    while let Some(id) = next {
+        // A quota whose directory is gone counts nothing any more.
+        let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
+        if charge.bytes != 0 {
+            txn.bounded_add(&rows::quota_bytes(id), charge.bytes, limit(row.bytes_max));
+        }
+        if charge.inodes != 0 {
+            txn.bounded_add(&rows::quota_inodes(id), charge.inodes, limit(row.inodes_max));
+        }
+        next = row.above;
+    }
+    Ok(())
+}
+
+/// Takes back what was counted for an inode.
+pub(crate) async fn release(txn: &mut Transaction, row: &InodeRow) -> Result<(), OpError> {
+    let owner = owner(txn, row).await?;
+    charge(txn, owner, Charge::of(row).negated()).await
+}
+
+fn limit(max: Option<u64>) -> i64 {
+    max.map_or(i64::MAX, |max| i64::try_from(max).unwrap_or(i64::MAX))
+}
+
+/// What is counted in a quota. Conflicts with everything that is charged meanwhile.
+async fn counted(txn: &mut Transaction, quota: InodeId) -> Result<Charge, OpError> {
+    let mut counter = async |key: Vec<u8>| -> Result<i64, KvError> {
+        let Some(bytes) = txn.get(&key).await? else { return Ok(0) };
+        let bytes = bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a counter"))?;
+        Ok(i64::from_le_bytes(bytes))
+    };
+    let bytes = counter(rows::quota_bytes(quota)).await?;
+    let inodes = counter(rows::quota_inodes(quota)).await?;
+    Ok(Charge { bytes, inodes })
+}
+
+/// Moves what an inode counts for to the quota of its new directory.
+pub(crate) async fn move_to(
+    txn: &mut Transaction,
+    row: &mut InodeRow,
+    new: Option<InodeId>,
+    path: &str,
+) -> Result<(), OpError> {
+    let old = owner(txn, row).await?;
+    if old == new {
+        return Ok(());
+    }
+    let mut moved = Charge::of(row);
+    let crosses = |reason: &str| {
+        let (path, reason) = (path.to_owned(), reason.to_owned());
+        Err(MetaError::CrossQuota { path, reason }.into())
+    };
+    if row.inode.quota == Some(row.inode.id) {
+        let inside = counted(txn, row.inode.id).await?;
+        moved.bytes += inside.bytes;
+        moved.inodes += inside.inodes;
+        let key = rows::quota(row.inode.id);
+        if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
+            own.above = new;
+            rows::write(txn, &key, &own)?;
+        }
+    } else if row.inode.is_directory() {
+        let names = KeyRange::prefix(&rows::dentries(row.inode.id));
+        if !txn.range(&names, 1).await?.is_empty() {
+            return crosses("the directory is not empty");
+        }
+        row.inode.quota = new;
+    } else {
+        if row.inode.links > 1 {
+            return crosses("the file has other names");
+        }
+        row.inode.quota = new;
+    }
+    charge(txn, old, moved.negated()).await?;
+    charge(txn, new, moved).await
+}
+
+/// A directory with a quota is taken out of the tree: those above are rid of all of it at once.
+pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), OpError> {
+    let key = rows::quota(row.inode.id);
+    let own = match row.inode.quota {
+        Some(quota) if quota == row.inode.id => rows::read::<QuotaRow>(txn, &key).await?,
+        _ => None,
+    };
+    let Some(mut own) = own else {
+        return release(txn, row).await;
+    };
+    let mut all = counted(txn, row.inode.id).await?;
+    all.inodes += 1;
+    charge(txn, own.above, all.negated()).await?;
+    own.above = None;
+    Ok(rows::write(txn, &key, &own)?)
+}
+
+/// The rows of a directory's quota, once the directory goes.
+pub(crate) fn clear(txn: &mut Transaction, directory: InodeId) {
+    txn.clear(&rows::quota(directory));
+    txn.clear(&rows::quota_bytes(directory));
+    txn.clear(&rows::quota_inodes(directory));
+}
+
+/// `MetaChange::SetQuota`.
+pub(crate) struct SetQuota<'a> {
+    pub who: &'a Identity,
+    pub at: &'a At,
+    pub bytes_max: Option<u64>,
+    pub inodes_max: Option<u64>,
+    pub given: Given,
+}
+
+impl Operation for SetQuota<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let path = &self.at.path;
+        if !self.who.is_root() {
+            let reason = "only root sets quotas".into();
+            return Err(MetaError::NotPermitted { path: path.clone(), reason }.into());
+        }
+        let mut row = find(txn, self.who, self.at, Last::Follow).await?;
+        if !row.inode.is_directory() {
+            return Err(not_a_directory(self.at));
+        }
+        let id = row.inode.id;
+        let above = match row.inode.quota {
+            Some(quota) if quota == id => owner(txn, &row).await?,
+            above => {
+                let below = adopt(txn, id, above, path).await?;
+                row.inode.quota = Some(id);
+                row.inode.changed = self.given.now;
+                store(txn, &row)?;
+                txn.set(&rows::quota_bytes(id), below.bytes.to_le_bytes());
+                txn.set(&rows::quota_inodes(id), below.inodes.to_le_bytes());
+                above
+            }
+        };
+        let quota = QuotaRow { bytes_max: self.bytes_max, inodes_max: self.inodes_max, above };
+        rows::write(txn, &rows::quota(id), &quota)?;
+        let used = counted(txn, id).await?;
+        Ok(MetaReply::Quotas(vec![quota_use(id, &quota, used)]))
+    }
+}
+
+/// Gives everything below a directory to its new quota; tells what that counts for.
+async fn adopt(
+    txn: &mut Transaction,
+    directory: InodeId,
+    old: Option<InodeId>,
+    path: &str,
+) -> Result<Charge, OpError> {
+    let mut total = Charge::default();
+    let mut names_seen: HashMap<InodeId, u32> = HashMap::new();
+    let mut files: BTreeMap<InodeId, InodeRow> = BTreeMap::new();
+    let mut open = vec![directory];
+    let mut seen = 0;
+    while let Some(parent) = open.pop() {
+        let names = KeyRange::prefix(&rows::dentries(parent));
+        let page = txn.range(&names, ADOPT_MAX + 1).await?;
+        seen += page.len();
+        if seen > ADOPT_MAX {
+            return Err(MetaError::Invalid {
+                field: "path".into(),
+                value: path.into(),
+                reason: format!(
+                    "it has more than {ADOPT_MAX} names below it; give a directory its quota \
+                     before it is filled, and move the files into it"
+                ),
+            }
+            .into());
+        }
+        for (key, value) in page {
+            let entry: DentryRow = rows::decode(&key, &value)?;
+            let mut row = load(txn, entry.inode, path).await?;
+            if !row.inode.is_directory() {
+                *names_seen.entry(entry.inode).or_default() += 1;
+                files.insert(entry.inode, row);
+                continue;
+            }
+            total.inodes += 1;
+            if row.inode.quota == Some(entry.inode) {
+                let inside = counted(txn, entry.inode).await?;
+                total.bytes += inside.bytes;
+                total.inodes += inside.inodes;
+                let key = rows::quota(entry.inode);
+                if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
+                    own.above = Some(directory);
+                    rows::write(txn, &key, &own)?;
+                }
+                continue;
+            }
+            row.inode.quota = Some(directory);
+            store(txn, &row)?;
+            open.push(entry.inode);
+        }
+    }
+    for (id, mut row) in files {
+        if names_seen.get(&id) != Some(&row.inode.links) || row.inode.quota != old {
+            let reason = format!("{id} below it has a name outside of it");
+            return Err(MetaError::CrossQuota { path: path.into(), reason }.into());
+        }
+        let own = Charge::of(&row);
+        total.bytes += own.bytes;
+        total.inodes += own.inodes;
+        row.inode.quota = Some(directory);
+        store(txn, &row)?;
+    }
+    Ok(total)
+}
+
+/// `MetaQuery::Quotas`.
+pub(crate) struct Quotas<'a> {
+    pub who: &'a Identity,
+    pub at: &'a At,
+}
+
+impl Operation for Quotas<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.who, self.at, Last::Follow).await?;
+        let mut quotas = Vec::new();
+        let mut next = row.inode.quota;
+        while let Some(id) = next {
+            let Some(quota) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
+            quotas.push(quota_use(id, &quota, counted(txn, id).await?));
+            next = quota.above;
+        }
+        Ok(MetaReply::Quotas(quotas))
+    }
+}
+
+fn quota_use(directory: InodeId, quota: &QuotaRow, used: Charge) -> QuotaUse {
+    // A counter is never below 0: what was counted is taken back once.
+    QuotaUse {
+        directory,
+        bytes_max: quota.bytes_max,
+        bytes_used: u64::try_from(used.bytes).unwrap_or(0),
+        inodes_max: quota.inodes_max,
+        inodes_used: u64::try_from(used.inodes).unwrap_or(0),
+    }
+}
+
+/// The directory of a counter that would pass its bound, for the message.
+pub(crate) fn exceeded(key: &[u8], value: i64, delta: i64, max: i64) -> MetaError {
+    let directory = rows::inode_of_key(key).unwrap_or(if key.is_empty() { ROOT } else { REMOVED });
+    let what = if key.starts_with(rows::QUOTA_INODES) { "inodes" } else { "bytes" };
+    MetaError::QuotaExceeded { directory, what: what.into(), used: value, more: delta, max }
+}

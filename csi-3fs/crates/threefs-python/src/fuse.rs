@@ -1,0 +1,89 @@
+//! The FUSE daemon as a process: a mounted descriptor in, then serve until it is unmounted.
+
+use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fabric::auth::Key;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use serde::Deserialize;
+use threefs_client::{Client, ClientConfig};
+use threefs_fuse::{FuseConfig, FuseError};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::service::{keep_memory, log_to_stderr};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FuseJson {
+    mgmtd: Vec<String>,
+    meta: String,
+    key_file: PathBuf,
+    root: String,
+    fd: i32,
+    read_only: bool,
+    resume: bool,
+    state: Option<PathBuf>,
+    timeout_seconds: f64,
+    valid_seconds: f64,
+}
+
+/// Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM: then another
+/// daemon may go on with it. One JSON line on standard output says when it is served.
+#[pyfunction]
+pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
+    log_to_stderr();
+    keep_memory();
+    let json: FuseJson = serde_json::from_str(config_json)
+        .map_err(|error| PyValueError::new_err(format!("configuration of fuse: {error}")))?;
+    if json.fd < 3 {
+        let text =
+            format!("fd is {}; it must be an open descriptor of /dev/fuse, from 3 on", json.fd);
+        return Err(PyValueError::new_err(text));
+    }
+    // SAFETY: the caller hands over this descriptor, which is not one of the standard three. If it
+    // is not open, the first use of it fails.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(json.fd) };
+    let seconds = |name: &str, value: f64| {
+        Duration::try_from_secs_f64(value)
+            .map_err(|error| PyValueError::new_err(format!("{name} is {value}: {error}")))
+    };
+    let timeout = seconds("timeout_seconds", json.timeout_seconds)?;
+    let valid = seconds("valid_seconds", json.valid_seconds)?;
+    let key =
+        Key::read(&json.key_file).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let mut client = ClientConfig::new(json.mgmtd, json.meta, key);
+    client.timeout = timeout;
+    let (root, read_only, resume, state) = (json.root, json.read_only, json.resume, json.state);
+    let config = FuseConfig { root, read_only, resume, state, timeout, valid };
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("threefs-fuse")
+        .enable_all()
+        .build()?;
+    let outcome = py.detach(|| runtime.block_on(serve(client, descriptor, config)));
+    runtime.shutdown_background();
+    outcome.map_err(|error| PyRuntimeError::new_err(format!("fuse: {error}")))
+}
+
+async fn serve(
+    client: ClientConfig,
+    descriptor: OwnedFd,
+    config: FuseConfig,
+) -> Result<(), FuseError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(FuseError::Device)?;
+    let ready = |ready: &threefs_fuse::Ready| {
+        let line = serde_json::to_string(ready).unwrap_or_default();
+        let mut out = std::io::stdout().lock();
+        // Nobody reads it: then nobody waits for it either.
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    };
+    tokio::select! {
+        served = threefs_fuse::serve(Client::start(client), descriptor, config, ready) => served,
+        // Everything acknowledged is durable; what is in work the kernel sends to the next one.
+        _ = terminate.recv() => Ok(()),
+    }
+}

@@ -1,0 +1,58 @@
+"""Real mounts of the shared cluster. They need root and /dev/fuse."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import threefs
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from holding import HeldMount, held
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    able = os.geteuid() == 0 and Path("/dev/fuse").exists()
+    here = Path(__file__).parent
+    for item in items:
+        if not able and here in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs root and /dev/fuse"))
+
+
+@pytest.fixture
+def mount(
+    cluster: Any, client: threefs.Client, tmp_path: Path
+) -> Iterator[Callable[..., HeldMount]]:
+    """Mount a directory of its own: `mount("name")`; the same name gives the same directory."""
+    mounts: list[HeldMount] = []
+    base = f"/fuse-{uuid.uuid4().hex[:8]}"
+    client.make_directory(base, 0o755)
+    # Programs of other users come through here.
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o011)
+
+    def make(name: str = "root", **options: object) -> HeldMount:
+        client.make_directory(f"{base}/{name}", 0o777, exist_ok=True)
+        root = f"{base}/{name}"
+        mounts.append(held(cluster.file, root, tmp_path, len(mounts), **options))
+        return mounts[-1]
+
+    yield make
+    for made in mounts:
+        made.close()
+    client.rmtree(base)
+
+
+@pytest.fixture
+def tree(mount: Callable[..., HeldMount]) -> Path:
+    """A mounted, empty directory."""
+    return mount().target

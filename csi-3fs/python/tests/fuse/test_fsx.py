@@ -1,0 +1,155 @@
+"""Random operations on one file of a mount and on one of a local file system: the same all the way.
+
+A failure prints the seed; `THREEFS_FSX_SEED=N pytest …` repeats exactly that run.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from holding import HeldMount
+
+LENGTH_MAX = 3 << 20
+PIECE_MAX = 200_000
+
+
+class Pair:
+    """The same operations on both files; every read is compared."""
+
+    def __init__(self, real: Path, model: Path, seed: int) -> None:
+        self.paths = (real, model)
+        self.random = random.Random(seed)
+        self.log: list[str] = []
+        self.files = self._open()
+
+    def _open(self) -> tuple[int, int]:
+        first, second = (os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in self.paths)
+        return first, second
+
+    def both(self, text: str, real: object, model: object) -> None:
+        self.log.append(text)
+        assert real == model, f"{text} after {self.log[-20:]}"
+
+    def step(self) -> None:
+        name = self.random.choices(
+            [
+                "write",
+                "read",
+                "truncate",
+                "reopen",
+                "fsync",
+                "mapread",
+                "mapwrite",
+                "size",
+                "append",
+            ],
+            [8, 8, 3, 1, 1, 3, 3, 2, 2],
+        )[0]
+        getattr(self, f"do_{name}")()
+
+    def place(self) -> tuple[int, int]:
+        offset = self.random.randrange(LENGTH_MAX)
+        return offset, self.random.randrange(1, min(PIECE_MAX, LENGTH_MAX - offset) + 1)
+
+    def do_write(self) -> None:
+        offset, length = self.place()
+        data = self.random.randbytes(length)
+        done = [os.pwrite(file, data, offset) for file in self.files]
+        self.both(f"write {offset} {length}", *done)
+
+    def do_append(self) -> None:
+        size = os.fstat(self.files[1]).st_size
+        data = self.random.randbytes(self.random.randrange(1, 5000))
+        done = [os.pwrite(file, data, size) for file in self.files]
+        self.both(f"append {size} {len(data)}", *done)
+
+    def do_read(self) -> None:
+        offset, length = self.place()
+        self.both(f"read {offset} {length}", *(os.pread(it, length, offset) for it in self.files))
+
+    def do_truncate(self) -> None:
+        length = self.random.randrange(LENGTH_MAX)
+        for file in self.files:
+            os.ftruncate(file, length)
+        self.both(f"truncate {length}", *(os.fstat(file).st_size for file in self.files))
+
+    def do_size(self) -> None:
+        self.both("size", *(path.stat().st_size for path in self.paths))
+
+    def do_fsync(self) -> None:
+        self.both("fsync", *(os.fsync(file) for file in self.files))
+
+    def do_reopen(self) -> None:
+        for file in self.files:
+            os.close(file)
+        self.files = self._open()
+        self.both("reopen", *(path.read_bytes() for path in self.paths))
+
+    def do_mapread(self) -> None:
+        size = os.fstat(self.files[1]).st_size
+        if size:
+            offset = self.random.randrange(size)
+            seen = []
+            for file in self.files:
+                with mmap.mmap(file, size, access=mmap.ACCESS_READ) as memory:
+                    seen.append(memory[offset : offset + PIECE_MAX])
+            self.both(f"mapped read {offset}", *seen)
+
+    def do_mapwrite(self) -> None:
+        size = os.fstat(self.files[1]).st_size
+        if size:
+            offset = self.random.randrange(size)
+            data = self.random.randbytes(
+                self.random.randrange(1, min(PIECE_MAX, size - offset) + 1)
+            )
+            for file in self.files:
+                with mmap.mmap(file, size) as memory:
+                    memory[offset : offset + len(data)] = data
+            self.both(f"mapped write {offset} {len(data)}", 0, 0)
+
+
+def run(real: Path, model: Path, seed: int, steps: int) -> None:
+    pair = Pair(real, model, seed)
+    try:
+        for _ in range(steps):
+            pair.step()
+        pair.do_reopen()
+    except BaseException:
+        print(f"THREEFS_FSX_SEED={seed}")
+        raise
+    finally:
+        for file in pair.files:
+            os.close(file)
+
+
+def test_a_file_is_as_on_a_local_file_system(tree: Path, tmp_path: Path) -> None:
+    seed = int(os.environ.get("THREEFS_FSX_SEED") or random.randrange(1 << 32))
+    for number in range(2):
+        run(tree / f"file-{number}", tmp_path / f"model-{number}", seed + number, 250)
+
+
+def test_a_file_stays_so_while_the_daemon_is_killed(
+    mount: Callable[..., HeldMount], tmp_path: Path
+) -> None:
+    seed = int(os.environ.get("THREEFS_FSX_SEED") or random.randrange(1 << 32))
+    made = mount()
+    pair = Pair(made.target / "file", tmp_path / "model", seed)
+    try:
+        for _ in range(4):
+            for _ in range(40):
+                pair.step()
+            made.respawn()
+        pair.do_reopen()
+    except BaseException:
+        print(f"THREEFS_FSX_SEED={seed}")
+        raise
+    finally:
+        for file in pair.files:
+            os.close(file)

@@ -1,0 +1,204 @@
+"""The daemon dies, hangs, or has no cluster: programs go on, or end; nothing hangs for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from threefs.mount import unmount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from holding import HeldMount
+
+
+def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -> None:
+    made = mount()
+    content = os.urandom(1 << 20) * 16
+    path = made.target / "file"
+    path.write_bytes(content)
+    stop, read, problems = threading.Event(), [0], list[BaseException]()
+
+    def reader() -> None:
+        try:
+            while not stop.is_set():
+                descriptor = os.open(path, os.O_RDONLY)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                with os.fdopen(descriptor, "rb", buffering=0) as file:
+                    got = bytearray()
+                    while part := file.read(1 << 20):
+                        got += part
+                assert got == content
+                read[0] += 1
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    for _ in range(5):
+        time.sleep(0.1)
+        made.respawn()
+        assert made.ready["resumed"]
+        assert made.ready["resent"]
+    before = read[0]
+    deadline = time.monotonic() + 60
+    while read[0] <= before and not problems and time.monotonic() < deadline:
+        time.sleep(0.02)
+    stop.set()
+    thread.join()
+    assert not problems, problems
+    assert read[0] > before
+
+
+def test_changes_under_way_are_made_once(mount: Callable[..., HeldMount]) -> None:
+    made = mount()
+    tree = made.target
+    problems: list[BaseException] = []
+    done = threading.Event()
+    wanted: set[str] = set()
+
+    def maker() -> None:
+        try:
+            number = 0
+            while not done.is_set():
+                name = f"d-{number}"
+                os.mkdir(tree / name)
+                os.rename(tree / name, tree / f"moved-{number}")
+                descriptor = os.open(tree / "x", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                os.write(descriptor, b"x" * 100)
+                os.close(descriptor)
+                os.link(tree / "x", tree / f"link-{number}")
+                os.unlink(tree / "x")
+                wanted.update({f"moved-{number}", f"link-{number}"})
+                number += 1
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=maker)
+    thread.start()
+    for _ in range(6):
+        time.sleep(0.15)
+        made.respawn()
+    done.set()
+    thread.join()
+    assert not problems, problems
+    assert set(os.listdir(tree)) == wanted
+    for name in wanted:
+        if name.startswith("link-"):
+            assert (tree / name).read_bytes() == b"x" * 100
+
+
+def test_what_was_written_and_not_closed_is_there_after_a_kill(
+    mount: Callable[..., HeldMount], client: Any
+) -> None:
+    made = mount()
+    client.set_quota(made.root, 100 << 20, None)
+    content = os.urandom(3_000_001)
+    with open(made.target / "file", "w+b", buffering=0) as file:
+        file.write(content)
+        made.respawn()
+        file.seek(0)
+        assert file.read() == content
+        file.write(b"more")
+        made.respawn()
+        os.fsync(file.fileno())
+        assert client.read_file(f"{made.root}/file") == content + b"more"
+        os.unlink(made.target / "file")
+        made.respawn()
+        file.seek(0)
+        assert file.read() == content + b"more"
+    deadline = time.monotonic() + 60
+    while client.quota(made.root).bytes_used and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert client.quota(made.root).bytes_used == 0, "nothing stays reserved"
+
+
+def test_a_directory_that_is_being_listed(mount: Callable[..., HeldMount]) -> None:
+    made = mount()
+    names = {f"entry-{number:04}" for number in range(600)}
+    for name in names:
+        (made.target / name).touch()
+    listed = []
+    with os.scandir(made.target) as entries:
+        for number, entry in enumerate(entries):
+            listed.append(entry.name)
+            if number == 200:
+                made.respawn()
+    assert sorted(listed) == sorted(names)
+
+
+def test_asked_to_end_it_hands_over(mount: Callable[..., HeldMount]) -> None:
+    made = mount()
+    with open(made.target / "file", "w+b", buffering=0) as file:
+        file.write(b"before")
+        made.signal(signal.SIGTERM)
+        assert made.wait() == 0
+        made.respawn()
+        file.write(b" and after")
+    assert (made.target / "file").read_bytes() == b"before and after"
+    assert made.ready["life"] == 2
+
+
+def test_unmounting_does_not_wait_for_a_stopped_daemon(mount: Callable[..., HeldMount]) -> None:
+    made = mount()
+    (made.target / "file").write_bytes(b"x" * 100_000)
+    made.signal(signal.SIGSTOP)
+    reader = _reader(made.target / "new name")
+    begun = time.monotonic()
+    unmount(made.target)
+    assert time.monotonic() - begun < 5
+    assert reader.wait(30) != 0
+    made.signal(signal.SIGCONT)
+    made.wait()
+
+
+def test_without_a_cluster_operations_end_and_unmounting_is_quick(
+    start_cluster: Callable[..., Any], tmp_path: Path
+) -> None:
+    from holding import held
+
+    cluster = start_cluster()
+    made = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    target = made.target
+    (target / "file").write_bytes(b"x" * 3_000_000)
+    descriptor = os.open(target / "file", os.O_RDWR)
+    try:
+        cluster.stop()
+        begun = time.monotonic()
+        with pytest.raises(OSError, match="timed out") as caught:
+            os.mkdir(target / "directory")
+        assert caught.value.errno == errno.ETIMEDOUT
+        with pytest.raises(OSError, match="timed out"):
+            os.pwrite(descriptor, b"y" * 100, 0)
+        assert time.monotonic() - begun < 60
+        # A signal ends a wait before the operation does.
+        reader = _reader(target / "other")
+        reader.kill()
+        reader.wait(30)
+    finally:
+        begun = time.monotonic()
+        unmount(target)
+        assert time.monotonic() - begun < 5
+        made.close()
+    with pytest.raises(OSError, match=r"connected|abort"):
+        os.pread(descriptor, 10, 0)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+    log = (tmp_path / "daemon-0.log").read_text()
+    assert "meta at" in log
+    assert "chain" in log or "target" in log, log
+
+
+def _reader(path: Path) -> subprocess.Popen[bytes]:
+    script = "import os,sys; os.stat(sys.argv[1])"
+    return subprocess.Popen([sys.executable, "-c", script, str(path)], stderr=subprocess.DEVNULL)

@@ -1,0 +1,71 @@
+"""The FUSE daemon of one mount, as `threefs fuse` starts it.
+
+The caller owns the mount: it opened /dev/fuse, mounted with that descriptor, and keeps it, so that
+another daemon can go on when this one dies (`threefs.mount` does all of that).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from threefs import _native
+from threefs.errors import InvalidArgument, ThreeFSError
+
+if TYPE_CHECKING:
+    from threefs.cluster import ClusterFile
+
+__all__ = ["VALID_SECONDS", "default_state", "run_daemon"]
+
+VALID_SECONDS = 1.0
+"""How long the kernel trusts names and attributes; opening a file always asks."""
+
+
+def default_state(descriptor: int) -> Path:
+    """Where the daemons of one mount leave what the next one needs, if nobody says otherwise.
+
+    Named after the kernel's number of the mount, which the descriptor tells.
+    """
+    folder = Path(os.environ.get("THREEFS_RUN", "/run/threefs"))
+    try:
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"descriptor {descriptor} or folder `{folder}`: {error}") from error
+    number = next((it.split()[1] for it in told.splitlines() if "fuse_connection" in it), None)
+    # Older kernels do not tell; the descriptor has one number in all daemons of a mount.
+    return folder / (f"fuse-{number}.state" if number else f"fuse-fd-{descriptor}.state")
+
+
+def run_daemon(
+    cluster: ClusterFile,
+    root: str,
+    descriptor: int,
+    *,
+    resume: bool,
+    state: Path | None,
+    read_only: bool,
+    timeout_seconds: float,
+    valid_seconds: float = VALID_SECONDS,
+) -> None:
+    """Serve until it is unmounted or told to end; one JSON line on stdout says when it serves."""
+    config = {
+        "mgmtd": list(cluster.mgmtd),
+        "meta": cluster.meta,
+        "key_file": cluster.key_file,
+        "root": root,
+        "fd": descriptor,
+        "read_only": read_only,
+        "resume": resume,
+        "state": str(state or default_state(descriptor)),
+        "timeout_seconds": timeout_seconds,
+        "valid_seconds": valid_seconds,
+    }
+    try:
+        _native.run_fuse(json.dumps(config))
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from error
+    except RuntimeError as error:
+        raise ThreeFSError(str(error)) from error
