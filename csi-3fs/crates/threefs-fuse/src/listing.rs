@@ -69,7 +69,11 @@ impl Daemon {
             return Err(Errno::NOTDIR);
         }
         let mut who = call.identity();
-        if !who.allowed(&inode, READ) && !(call.add_groups(&mut who) && who.allowed(&inode, READ)) {
+        let mut allowed = who.allowed(&inode, READ);
+        if !allowed && call.add_groups(&mut who) {
+            allowed = who.allowed(&inode, READ);
+        }
+        if !allowed {
             return Err(Errno::ACCESS);
         }
         Ok(wire::opened(Body::default(), self.handle(self.listings.begin()), 0))
