@@ -259,9 +259,9 @@ async def connect(api_server: ApiServer) -> AsyncIterator[Callable[..., Api]]:
 
 @pytest.fixture
 def until() -> Callable[..., object]:
-    """Wait until something holds; a loaded machine may take a minute."""
+    """Wait until something holds; a loaded machine may take more than a minute."""
 
-    async def wait(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    async def wait(holds: Callable[[], object], seconds: float = 100.0) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while not holds():

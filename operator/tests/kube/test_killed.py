@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from flyer.api import Phase
 
-AT_ONCE = 8  # clusters that live at the same time: they mostly wait
+AT_ONCE = 4  # clusters that live at the same time: they mostly wait
 
 
 async def live(cluster, until):
@@ -25,7 +25,10 @@ async def live(cluster, until):
     for name, attempts in (("low", 2), ("high", 1)):
         status = cluster.status(name)
         assert status.phase is Phase.SUCCEEDED
-        assert (status.chain.attempt, status.chain.restarts) == (attempts, 0), name
+        assert (status.chain.attempt, status.chain.restarts) == (attempts, 0), (
+            name,
+            status.eviction,
+        )
     assert cluster.status("low").checkpoint.step == 1
     assert not cluster.pods()
 
