@@ -124,6 +124,12 @@ impl Daemon {
     ) -> Result<Inode, Errno> {
         let id = self.inode(call.request.node);
         let file = self.files.get(id);
+        if let Some(file) = &file
+            && file.state().dirty
+        {
+            // Cut is only what lies beyond the new length and before the one that the service knows.
+            self.tell_length(id, file, false, call.deadline).await?;
+        }
         let _one_at_a_time = match &file {
             Some(file) => Some(file.telling.lock().await),
             None => None,

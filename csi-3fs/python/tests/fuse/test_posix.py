@@ -112,6 +112,14 @@ def test_truncate(tree: Path) -> None:
         assert os.fstat(file.fileno()).st_size == 3
         file.write(b"z")
     assert path.read_bytes() == b"abc" + bytes(7) + b"z"
+    with open(path, "w+b", buffering=0) as file:
+        file.write(b"0123")
+        os.fsync(file.fileno())
+        file.write(b"456789")
+        os.ftruncate(file.fileno(), 6)
+        os.ftruncate(file.fileno(), 10)
+        file.seek(0)
+        assert file.read() == b"012345\0\0\0\0", "also what nobody was told of is cut"
     fails(errno.EISDIR, os.truncate, tree, 0)
     fails(errno.EINVAL, os.truncate, path, -1)
     fails(errno.ENOENT, os.truncate, tree / "missing", 0)
