@@ -279,11 +279,46 @@ async def test_policies(policies: Cluster, api: Api) -> None:
         patch = {"status": RUNNING["status"]}
         with pytest.raises(ForbiddenError, match=f"anna may not write it: only {OPERATOR} does"):
             await anna.merge(jobs, name, patch, "default", "status")
-        await operator.merge(jobs, name, patch, "default", "status")
+        await gone(api, "flyertopologies", "cluster")
+        await _taken(operator, name, patch)
+        await _epochs(api, operator, name)
         await gone(anna, "flyerjobs", name)
 
     await _priorities(policies, api)
     await _healths(policies, healths, api)
+
+
+async def _taken(operator: Api, name: str, patch: dict[str, Any]) -> None:
+    """Write a job's status; the API server may take a moment to see that no epoch forbids it."""
+    for _ in range(600):
+        with contextlib.suppress(InvalidError):
+            await operator.merge(RESOURCES["flyerjobs"], name, patch, "default", "status")
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{patch} was never taken")
+
+
+async def _epochs(api: Api, operator: Api, name: str) -> None:
+    """Who leads says so in the topology; whoever led before writes no status any more."""
+    jobs, topologies = RESOURCES["flyerjobs"], RESOURCES["flyertopologies"]
+    patch = {"status": {"message": "by epoch 3"}}
+    await api.create(topologies, named("flyertopologies", "cluster", {"spec": {}}))
+    await operator.merge(jobs, name, patch, "default", "status")  # nobody's epoch yet
+    await operator.merge(topologies, "cluster", {"status": {"epoch": 4}}, "", "status")
+    words = "status.epoch: 3 is lower than 4, which FlyerTopology cluster says: a newer leader"
+    for count in range(600):  # the topology is read from a watch
+        patch = {"status": {"message": f"by epoch 3, {count}"}}
+        try:
+            await operator.merge(jobs, name, patch, "default", "status")
+        except InvalidError as refusal:
+            assert words in str(refusal)  # noqa: PT017
+            break
+        await asyncio.sleep(0.1)
+    else:
+        raise AssertionError("a leader that was replaced still writes")
+    for epoch in (4, 5):
+        await operator.merge(jobs, name, {"status": {"epoch": epoch}}, "default", "status")
+    await gone(api, "flyertopologies", "cluster")
 
 
 async def _priorities(policies: Cluster, api: Api) -> None:

@@ -1,9 +1,13 @@
-"""Admission policies: what the CRDs' own rules cannot know, because it depends on who asks.
+"""Admission policies: what the CRDs' own rules cannot know, because it is not in the object.
 
 Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OPERATOR_ACCOUNT` and
 `NODE_ACCOUNT`. All of it is CEL inside the API server: nothing of ours has to be up for it.
 
 - `flyerjob-status`: only the operator writes the status of FlyerJobs, FlyerQuotas and the topology.
+- `flyerjob-epoch`: a status is not written by a leader that was replaced. The leader writes its
+  epoch to the FlyerTopology first, and lower ones are refused from then on, also in objects that
+  the new leader has not touched. The API server reads the topology from a watch, so milliseconds
+  may pass; the compare-and-swap of every write covers those.
 - `flyerjob-user` (mutating): stamps `fireflyer.dev/user` when a job is created, and
   `fireflyer.dev/changed-by` when somebody changes what it is asked to do.
 - `flyerjob-identity`: what was stamped is not changed by anybody afterwards.
@@ -32,6 +36,7 @@ def admission_policies() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for policy, action in (
         (_status_writers(), ["Deny"]),
+        (_epoch(), ["Deny"]),
         (_stamps(), None),
         (_identity(), ["Deny"]),
         (_priority(), ["Deny"]),
@@ -50,6 +55,9 @@ def _binding(policy: dict[str, Any], actions: list[str] | None) -> dict[str, Any
     spec: dict[str, Any] = {"policyName": name}
     if actions is not None:
         spec["validationActions"] = actions
+    if "paramKind" in policy["spec"]:
+        # Before there is a leader there is no topology, and nothing to compare with.
+        spec["paramRef"] = {"name": names.TOPOLOGY_NAME, "parameterNotFoundAction": "Allow"}
     kind = f"{policy['kind']}Binding"
     return {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
@@ -93,6 +101,26 @@ def _status_writers() -> dict[str, Any]:
                 " only ' + variables.operator + ' does; change spec instead (suspend, stop,"
                 " priority)'",
                 "reason": "Forbidden",
+            }
+        ],
+    )
+
+
+def _epoch() -> dict[str, Any]:
+    return _validating(
+        "flyerjob-epoch",
+        _matches(["UPDATE"], f"{names.PLURAL_JOBS}/status"),
+        paramKind={"apiVersion": names.API_VERSION, "kind": names.KIND_TOPOLOGY},
+        variables=[
+            {"name": "epoch", "expression": "object.?status.?epoch.orValue(0)"},
+            {"name": "leading", "expression": "params.?status.?epoch.orValue(0)"},
+        ],
+        validations=[
+            {
+                "expression": "variables.epoch >= variables.leading",
+                "messageExpression": "'status.epoch: ' + string(variables.epoch) + ' is lower than"
+                " ' + string(variables.leading) + ', which FlyerTopology ' + params.metadata.name"
+                " + ' says: a newer leader exists, stop writing and elect again'",
             }
         ],
     )
