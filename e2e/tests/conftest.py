@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from e2e import chart
 from e2e.release import OPERATOR_ALONE, Release
 
 if TYPE_CHECKING:
@@ -18,4 +19,13 @@ def operator_release(cluster: Cluster) -> Release:
     cluster.load_images("train", "controller", "collectives")
     release = Release(cluster)
     release.install(OPERATOR_ALONE)
+    return release
+
+
+@pytest.fixture(scope="module")
+def storage_release(cluster: Cluster) -> chart.Release:
+    """The whole suite, running: operator, 3FS, CSI driver. It stays; installing again is cheap."""
+    cluster.load_images(*chart.IMAGES, "train")
+    release = chart.Release(cluster)
+    release.install()
     return release

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from e2e import chart
 from e2e.cluster.handle import Cluster, wait_for
+from e2e.tests.figures import figure
 from e2e.tests.pods import TRAIN_IMAGE
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-FIGURES = Path(__file__).resolve().parents[2] / "build" / "e2e" / "chart.json"
 JOB_SECONDS = 480.0
 STEPS = 1500
 SCRIPT = f"""
@@ -39,17 +38,11 @@ print("done", flush=True)
 """
 
 
-def figure(name: str, seconds: float) -> None:
-    known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    FIGURES.parent.mkdir(parents=True, exist_ok=True)
-    FIGURES.write_text(json.dumps(known | {name: round(seconds, 1)}, indent=1) + "\n")
-
-
 @pytest.fixture(scope="module")
 def release(cluster: Cluster) -> Iterator[chart.Release]:
     cluster.load_images(*chart.IMAGES, "train")
     made = chart.Release(cluster)
-    figure("install_seconds", made.install())
+    figure("chart", "install_seconds", made.install())
     yield made
     made.uninstall()
 
@@ -152,7 +145,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
 
     # Every pod of ours is replaced: the label is in every template.
     release.values = {"commonLabels": {"upgraded": "yes"}}
-    figure("upgrade_seconds", release.install())
+    figure("chart", "upgrade_seconds", release.install())
 
     after = pods(cluster, "app.kubernetes.io/component=operator")
     assert not operators & {one["metadata"]["uid"] for one in after}
@@ -183,5 +176,5 @@ def test_uninstalled_it_leaves_definitions_the_key_and_the_jobs(release: chart.R
     assert "flyerjobs.fireflyer.dev" in cluster.kubectl("get", "crds", "--output=name")
 
     # And it comes back to what it left.
-    figure("install_again_seconds", release.install())
+    figure("chart", "install_again_seconds", release.install())
     test_every_component_is_ready(release)
