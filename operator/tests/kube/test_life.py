@@ -50,6 +50,18 @@ async def test_suspend_and_resume_lose_nothing(cluster, until):
     assert cluster.status("a").chain.attempt == 2
 
 
+async def test_logs_of_a_suspended_attempt_stay_although_kubelets_are_slow(cluster, until):
+    cluster.kubelets.tells_end_after_seconds = 2.0
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.edit("a", suspend=True)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: not cluster.status("a").occupied)
+    assert len(cluster.pods("a", living=False)) == 2
+
+
 async def test_a_higher_priority_takes_the_nodes_and_gives_them_back(cluster, until):
     cluster.nodes("AA")
     cluster.operator()

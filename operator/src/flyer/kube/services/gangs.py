@@ -46,8 +46,10 @@ __all__ = ["Gangs"]
 EXIT_NOT_STARTED: Final = 73
 # The least that a kubelet honours; 0 would remove the object while processes still live.
 KILL_SECONDS: Final = 1
-# A job that was told to go, or is over, ends by itself, and its logs stay readable.
-LINGER_SECONDS: Final = 1.0
+# A job that was told to go, or is over, ends by itself, and its logs stay readable: a deleted pod's
+# do not. A kubelet says seconds later that a container has ended; less than the engine's patience.
+LINGER_SECONDS: Final = 8.0
+LINGER_POLL_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 5
 # Pods of so many attempts are kept for their logs.
 ATTEMPTS_KEPT: Final = 3
@@ -362,7 +364,7 @@ class Gangs:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + LINGER_SECONDS
         while self._living(job, attempt, nodes) and loop.time() < ends_at:  # noqa: ASYNC110
-            await asyncio.sleep(LINGER_SECONDS / 50)
+            await asyncio.sleep(LINGER_POLL_SECONDS)
 
     async def _delete(self, namespace: str, name: str, uid: str, grace_seconds: int) -> None:
         try:

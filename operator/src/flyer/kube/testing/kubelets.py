@@ -88,6 +88,7 @@ class Kubelets:
         self.exits = exits
         self.start_seconds = start_seconds
         self.term_seconds = term_seconds
+        self.tells_end_after_seconds = 0.0  # how long a container's end takes to be in its status
         self.stopped_nodes: set[str] = set()  # their kubelets are dead
         self.stuck_nodes: set[str] = set()  # their pods never end
         self.refuses_start: set[str] = set()  # their pods stay Pending
@@ -123,7 +124,17 @@ class Kubelets:
         return self.store.create("nodes", node_object(name, zone, **details))
 
     def finish(self, namespace: str, name: str, end: Exit | None = None) -> None:
-        """The pod's container ends now."""
+        """The pod's container ends now; its status says so when the kubelet gets to it."""
+        if self.tells_end_after_seconds:
+            self._spawn(self._finish_later(namespace, name, end))
+        else:
+            self._finish(namespace, name, end)
+
+    async def _finish_later(self, namespace: str, name: str, end: Exit | None) -> None:
+        await asyncio.sleep(self.tells_end_after_seconds)
+        self._finish(namespace, name, end)
+
+    def _finish(self, namespace: str, name: str, end: Exit | None) -> None:
         pod = self.store.find("pods", name, namespace)
         if pod is not None and pod["status"]["phase"] in ("Pending", "Running"):
             self._end(pod, end or Exit())
