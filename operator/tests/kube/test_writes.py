@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from flyer.api import Phase
+from flyer.api import API_VERSION, Phase
 
 
 def writes(cluster, since):
@@ -41,13 +41,20 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes):
 
 async def test_idleness_costs_nothing(cluster, until):
     cluster.nodes("AAAA")
+    limit = {"apiVersion": API_VERSION, "kind": "FlyerQuota", "spec": {"nodes": 9}}
+    cluster.store.create("flyerquotas", {**limit, "metadata": {"name": "all"}})
     operator = cluster.operator()
     await until(lambda: operator.serves)
     cluster.submit("runs", 2)
     cluster.submit("waits", 3)
     await until(lambda: cluster.phase("runs") is Phase.RUNNING)
     await until(lambda: cluster.status("waits").pending is not None)
+    await until(lambda: _quota(cluster).get("usedNodes") == 2)
     await asyncio.sleep(0.5)
     since = len(cluster.server.faults.calls)
     await asyncio.sleep(5)
     assert writes(cluster, since) == []
+
+
+def _quota(cluster):
+    return cluster.store.get("flyerquotas", "all").get("status", {})

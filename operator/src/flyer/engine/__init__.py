@@ -56,6 +56,7 @@ from flyer.engine.events import (
     ZonesObserved,
 )
 from flyer.engine.explanation import Blocker, Explanation, Remedy
+from flyer.engine.loads import QuotaLoad, quota_loads
 from flyer.engine.nodes import Node, Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota
@@ -91,6 +92,7 @@ __all__ = [
     "Policy",
     "ProgressReported",
     "Quota",
+    "QuotaLoad",
     "QuotaObserved",
     "QuotaRemoved",
     "ReleaseToken",
@@ -112,6 +114,7 @@ __all__ = [
     "Zones",
     "ZonesObserved",
     "explain",
+    "quota_loads",
     "quota_usage",
     "rebuild",
     "step",

@@ -36,6 +36,7 @@ from flyer.kube.client.resources import FLYERJOBS, PODS
 from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.services.announcements import INVALID, Announcement, Announcer, announcement
 from flyer.kube.services.commits import Commits
+from flyer.kube.services.counts import Counts, count_zones
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox
@@ -96,6 +97,7 @@ class Term:
         self._inbox = Inbox()
         self._raise_epoch = raise_epoch
         self._token = Token(api)
+        self._counts = Counts(api, world, self._token, lambda: self._state)
         self._commits = Commits(api, world.jobs, self._uid_of, self._committed)
         self._announcer = Announcer(api)
         self._gateway = seams.make_gateway(self._inbox.tell)
@@ -127,6 +129,7 @@ class Term:
                 self._group = group
                 group.create_task(self._gateway.serve(), name="gateway")
                 group.create_task(self._announcer.run(), name="events")
+                group.create_task(self._counts.run(), name="counts")
                 await self._open()
                 await self._loop()
         finally:
@@ -145,7 +148,10 @@ class Term:
                 seen = max(seen, view.job.status.epoch)
         if seen >= self.epoch:
             self.epoch = await self._raise_epoch(seen + 1)
-        await self._token.open(self.epoch)
+        zones = count_zones(self._world.engine_nodes(), self._world.zones())
+        topology = await self._token.open(self.epoch, zones)
+        if topology is not None:
+            self._world.topologies.offer(topology)
         self._world.listener = self
         await self._rebuild()
         self.serving = True
@@ -272,6 +278,7 @@ class Term:
         for key in known - self._state.jobs.keys():
             self._gone(key)
         self._metrics.observe(self._state, self._token.holder)
+        self._counts.look()
 
     async def _perform(self, action: Action, gone: set[str]) -> None:
         match action:

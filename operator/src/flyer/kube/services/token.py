@@ -18,6 +18,9 @@ from flyer.kube.client.resources import FLYERTOPOLOGIES
 from flyer.kube.services.errors import StaleStateError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.api import ZoneCount
     from flyer.kube.client import Api
 
 __all__ = ["Token"]
@@ -45,11 +48,21 @@ class Token:
             return 0
         return int(self._status.get("epoch") or 0)
 
-    async def open(self, epoch: int) -> None:
-        """Let the API server know the term's epoch: it refuses lower ones from now on."""
+    async def open(self, epoch: int, zones: Sequence[ZoneCount]) -> dict[str, Any] | None:
+        """Let the API server know the term's epoch: it refuses lower ones from now on.
+
+        What the zones have goes along. The topology as it is now; None: it is not installed.
+        """
         self._epoch = epoch
         if self._value is not None:
-            await self._write({"epoch": epoch})
+            await self._write({"epoch": epoch, "zones": [one.to_object() for one in zones]})
+        return self._value
+
+    def saw(self, value: dict[str, Any]) -> None:
+        """The topology as another write of this leader left it: the next one starts from there."""
+        known = self._value
+        if known is None or _version(value) > _version(known):
+            self._take(value)
 
     async def hold(self, job: str) -> None:
         """Take it for a job."""
@@ -126,3 +139,7 @@ class Token:
             self._take(answer)
             return
         raise StaleStateError("the topology changes too often to write the token")
+
+
+def _version(value: dict[str, Any]) -> int:
+    return int(value["metadata"]["resourceVersion"])

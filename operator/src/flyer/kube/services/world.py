@@ -173,8 +173,10 @@ class World:
     def _health(self, key: Key, _before: NodeHealth | None, _after: NodeHealth | None) -> None:
         self._notify(lambda listener: listener.node_changed(key[1]))
 
-    def _quota(self, key: Key, _before: FlyerQuota | None, after: FlyerQuota | None) -> None:
-        self._notify(lambda listener: listener.quota_changed(key[1], after))
+    def _quota(self, key: Key, before: FlyerQuota | None, after: FlyerQuota | None) -> None:
+        # Its status is what we count; only the spec is news.
+        if before is None or after is None or before.spec != after.spec:
+            self._notify(lambda listener: listener.quota_changed(key[1], after))
 
     def _topology(
         self, _key: Key, before: FlyerTopology | None, after: FlyerTopology | None

@@ -1,0 +1,68 @@
+"""What each limit has to bear: for statuses, not for decisions. Linear in the jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine.draft import Draft
+from flyer.engine.quotas import ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyer.engine.quotas import Ledger, Quota
+    from flyer.engine.state import EngineState, JobState
+
+
+@dataclass(slots=True)
+class QuotaLoad:
+    """One limit now."""
+
+    held: dict[str, list[int]] = field(default_factory=dict)  # by user: the nodes of each job
+    waiting: int = 0  # jobs that wait for room in it
+
+
+def quota_loads(state: EngineState, now: float) -> dict[str, QuotaLoad]:
+    """By limit, for every limit that applies now."""
+    draft = Draft(state, now)
+    book = ledger(draft)
+    found = {quota.name: QuotaLoad() for quota in book.quotas}
+    for held in book.holdings.values():
+        for quota in book.limits(held.user, held.priority, held.node_class):
+            found[quota.name].held.setdefault(held.user, []).append(held.nodes)
+    waiting: dict[str, set[str]] = {name: set() for name in found}
+    jobs = [job for job in draft.jobs.values() if _waits(job)] if found else []
+    # The second time for those who find room, and wait behind others of their user.
+    for _ in range(2):
+        for job in jobs:
+            for quota in _obstacles(draft, book, job):
+                book.wait_in(quota, job)
+                waiting[quota.name].add(job.key)
+    for name, keys in waiting.items():
+        found[name].waiting = len(keys)
+    return found
+
+
+def _waits(job: JobState) -> bool:
+    status = job.status
+    return (
+        status.phase is Phase.QUEUED
+        and status.pending is not None
+        and status.pending.reason == "OutOfQuota"
+    )
+
+
+def _obstacles(draft: Draft, book: Ledger, job: JobState) -> Iterator[Quota]:
+    wanted = job.spec.node_class
+    classes = (
+        {wanted} if wanted is not None else {one.node.node_class for one in draft.nodes.values()}
+    )
+    for node_class in sorted(classes):
+        quota = book.obstacle(job, draft.priority(job), node_class)
+        if quota is not None:
+            yield quota
+
+
+__all__ = ["QuotaLoad", "quota_loads"]
