@@ -142,8 +142,14 @@ def test_why_asks_the_engine(cluster: Cluster, client: KubeClient) -> None:
     }
     cluster.add_nodes("a2")
     cluster.do(lambda store: store.create("nodehealths", health))
-    reasons = [one.message for one in client.why("two").reasons]
-    assert "node a2 is out: drained by anna: disk" in reasons
+    told = client.why("two")
+    assert "node a2 is out: drained by anna: disk" in [one.message for one in told.reasons]
+    release = """kubectl patch nodehealth a2 --type=merge -p '{"spec":{"drain":null}}'"""
+    assert told.unblock[-1] == f"{release}  # gives a2 new work again: drained by anna: disk"
+    assert not any("flyer node" in one for one in told.unblock)
+    cordoned = {"spec": {"unschedulable": True}}
+    cluster.do(lambda store: store.patch("nodes", "a2", cordoned))
+    assert client.why("two").unblock[-1].startswith("kubectl uncordon a2  #")
 
 
 def test_why_reads_the_status_of_who_may_see_no_more(cluster: Cluster, client: KubeClient) -> None:

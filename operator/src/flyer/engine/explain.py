@@ -136,7 +136,7 @@ def _remedies(market: Market, job: JobState) -> tuple[Remedy, ...]:
             text = "; ".join(f"flyer suspend {key}" for key in victims)
             found.append(Remedy(text, "frees the nodes once it has saved", cost))
     outs = [
-        Remedy(f"flyer node return {node.name}", f"brings back {node.name}, if it is healthy")
+        Remedy("", f"brings back {node.name}", node=node.name)
         for group in market.classes(job)
         for node in group
         if not market.draft.nodes[node.name].eligible

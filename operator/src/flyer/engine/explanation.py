@@ -21,11 +21,15 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something that would let the job start."""
+    """Something that would let the job start.
 
-    command: str
+    What brings a node back depends on how the cluster is run, so its driver knows the command.
+    """
+
+    command: str  # empty: `node` has to come back
     effect: str
     cost_node_seconds: float | None = None  # work that would be lost
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

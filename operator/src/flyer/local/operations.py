@@ -107,7 +107,12 @@ class Operations:
         key = self._known(arguments).key
         now = max(time.time(), self._driver.state.now)
         explanation = engine.explain(self._driver.state, key, now)
-        return why_view(explanation, self._driver.returns_at, now)
+        # Nodes that died return by themselves here.
+        returns = {
+            name: f"wait {max(moment - now, 0):.0f} s  # until {name} is ready again"
+            for name, moment in sorted(self._driver.returns_at.items(), key=lambda item: item[1])
+        }
+        return why_view(explanation, returns)
 
     def _nodes(self, _arguments: dict[str, Any]) -> list[Any]:
         return list(self._driver.node_views())

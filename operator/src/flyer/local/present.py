@@ -203,19 +203,14 @@ def quota_views(state: EngineState, now: float) -> list[QuotaView]:
     return found
 
 
-def why_view(explanation: Explanation, returns_at: Mapping[str, float], now: float) -> WhyView:
-    """Every reason and every way out. Nodes that died return by themselves here."""
-    returning = {f"flyer node return {name}" for name in returns_at}
-    unblock = [
-        f"{one.command}  # {one.effect}"
-        for one in explanation.remedies
-        if one.command not in returning
-    ]
-    unblock += [
-        f"wait {max(moment - now, 0):.0f} s  # until {name} is ready again"
-        for name, moment in sorted(returns_at.items(), key=lambda item: item[1])
-        if any(one.command == f"flyer node return {name}" for one in explanation.remedies)
-    ]
+def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
+    """Every reason and every way out. `returns` says by node how it comes back, if there is a way.
+
+    Such a line is a command, or something to wait for, and what it does after a #.
+    """
+    unblock = [f"{one.command}  # {one.effect}" for one in explanation.remedies if one.command]
+    wanted = {one.node for one in explanation.remedies if one.node}
+    unblock += [line for name, line in returns.items() if name in wanted]
     return WhyView(
         job=explanation.job,
         phase=explanation.phase,

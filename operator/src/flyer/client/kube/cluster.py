@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from flyer.client.kube.views import job_of
 from flyer.engine import NodeState, Quota
 from flyer.kube.client.errors import NotFoundError
 from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, NODEHEALTHS, NODES
-from flyer.kube.services.views import shape_node
+from flyer.kube.services.views import CORDONED, shape_node
 from flyer.local.present import why_view
 from flyer.local.views import WhyReason, WhyView
 
@@ -36,6 +36,7 @@ class Objects:
     jobs: list[FlyerJob]
     nodes: list[NodeState]
     quotas: list[Quota]
+    healths: dict[str, NodeHealth] = field(default_factory=dict)  # by node
 
     def state(self, now: float) -> EngineState:
         """As a scheduler that starts now would have it."""
@@ -59,7 +60,8 @@ async def observe(api: Api) -> Objects:
         _optional(api, NODEHEALTHS),
         _optional(api, FLYERQUOTAS),
     )
-    unfit = {name: why for one in healths for name, why in _unfit(one)}
+    known = {health.metadata.name: health for one in healths for health in _health(one)}
+    unfit = {name: health.unfit for name, health in known.items()}
     return Objects(
         [job for one in jobs if (job := job_of(one)) is not None],
         [
@@ -68,6 +70,7 @@ async def observe(api: Api) -> Objects:
             if view.ours
         ],
         [quota for one in quotas for quota in _quota(one)],
+        known,
     )
 
 
@@ -78,12 +81,11 @@ async def _optional(api: Api, resource: Resource) -> list[dict[str, Any]]:
         return []
 
 
-def _unfit(value: dict[str, Any]) -> list[tuple[str, str]]:
+def _health(value: dict[str, Any]) -> list[NodeHealth]:
     try:
-        health = NodeHealth.model_validate(value)
+        return [NodeHealth.model_validate(value)]
     except ValidationError:
         return []
-    return [(health.metadata.name, health.unfit)]
 
 
 def _quota(value: dict[str, Any]) -> list[Quota]:
@@ -103,7 +105,12 @@ def explain_job(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
     """What the engine says; without a view of the cluster, what it wrote into the status."""
     known = objects is not None and any(one.key == job.key for one in objects.jobs)
     if objects is not None and known and not _forgotten(job):
-        return why_view(engine.explain(objects.state(now), job.key, now), {}, now)
+        returns = {
+            one.node.name: _way_back(one, objects.healths.get(one.node.name))
+            for one in objects.nodes
+            if not one.eligible
+        }
+        return why_view(engine.explain(objects.state(now), job.key, now), returns)
     status = job.status or FlyerJobStatus()
     pending = status.pending
     verdict = _verdict(status)
@@ -119,6 +126,22 @@ def explain_job(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
         preempted_at=status.eviction.time if status.eviction else None,
         unblock=[],
         eta=pending.eta if pending else None,
+    )
+
+
+def _way_back(state: NodeState, health: NodeHealth | None) -> str:
+    """What a person does about a node that gets no new work, and why it gets none."""
+    name, why = state.node.name, state.lost or state.node.reason
+    if why == CORDONED:
+        return f"kubectl uncordon {name}  # gives {name} new work again"
+    if health is None or health.unfit != why:
+        return f"kubectl describe node {name}  # tells more of {name}: {why}"
+    if health.spec.drain is None:
+        return f"kubectl describe nodehealth {name}  # tells more of {name}: {why}"
+    patch = '{"spec":{"drain":null}}'
+    return (
+        f"kubectl patch nodehealth {name} --type=merge -p '{patch}'"
+        f"  # gives {name} new work again: {why}"
     )
 
 

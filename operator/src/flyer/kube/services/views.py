@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 
     from flyer.engine import Outcome
 
-__all__ = ["JobView", "NodeView", "PodView", "Strings", "shape_job", "shape_node", "shape_pods"]
+__all__ = [
+    "CORDONED",
+    "JobView",
+    "NodeView",
+    "PodView",
+    "Strings",
+    "shape_job",
+    "shape_node",
+    "shape_pods",
+]
+
+CORDONED: Final = "cordoned"  # why a node is not ready, when somebody cordoned it
 
 LABEL_ZONE: Final = "fireflyer.dev/zone"
 LABEL_ZONE_COMMON: Final = "topology.kubernetes.io/zone"
@@ -195,7 +206,7 @@ def _unready(ready: Strings, spec: dict[str, Any], taints: list[dict[str, Any]])
     if ready.get("status") != "True":
         return f"not ready: {ready.get('reason', 'no Ready condition')}"
     if spec.get("unschedulable"):
-        return "cordoned"
+        return CORDONED
     for one in taints:
         if one.get("key") not in _OUR_TAINTS and one.get("effect") in ("NoSchedule", "NoExecute"):
             return f"tainted {one.get('key')}"
