@@ -38,7 +38,11 @@ __all__ = [
 LIBRARY_FOLDER = f"{TOOLS_FOLDER}/lib"
 TOKEN_FOLDER = "/var/run/secrets/fireflyer.dev"  # noqa: S105  a folder
 NOBODY = 65532  # the user of the images; any other without privileges would do
-PROBE_SECONDS = 10
+# A probe waits for 10 s itself. Where many pods start at once, starting its process alone may take
+# longer, and the kubelet restarts a sidecar whose startup probe has failed for good. So there are
+# ten minutes: who is slow is not broken, and the start of a gang has a deadline of its own.
+PROBE_SECONDS = 60
+PROBE_FAILURES_MAX = 60
 
 _TOOLS_VOLUME = "flyer-tools"
 _RUN_VOLUME = "flyer-run"
@@ -81,7 +85,7 @@ def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSett
         "volumes",
         {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
     )
-    probe = {"exec": {"command": ["flyer-sidecar", "probe"]}, "timeoutSeconds": PROBE_SECONDS + 2}
+    probe = {"exec": {"command": ["flyer-sidecar", "probe"]}, "timeoutSeconds": PROBE_SECONDS}
     environment = {
         "FLYER_GATEWAY": settings.gateway_endpoint,
         "FLYER_GATEWAY_NAME": settings.gateway_name,
@@ -102,7 +106,7 @@ def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSett
         },
         "securityContext": _restricted(),
         # The probe itself waits for the socket, so one run of it is enough.
-        "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 6},
+        "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": PROBE_FAILURES_MAX},
         "volumeMounts": [
             {"name": _RUN_VOLUME, "mountPath": RUN_FOLDER},
             {"name": _TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True},
