@@ -7,6 +7,7 @@ import (
 	"flag"
 	"log"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -52,12 +53,22 @@ func driverName(address string) string {
 	return info.Name
 }
 
+// serveHealth is well as long as the kubelet finds the socket, as the original is.
+func serveHealth(address, socket string) {
+	http.HandleFunc("/healthz", func(answer http.ResponseWriter, _ *http.Request) {
+		if _, err := os.Stat(socket); err != nil {
+			http.Error(answer, err.Error(), http.StatusInternalServerError)
+		}
+	})
+	log.Fatal(http.ListenAndServe(address, nil))
+}
+
 func main() {
 	address := flag.String("csi-address", "/run/csi/socket", "the driver's socket, as this container sees it")
 	endpoint := flag.String("kubelet-registration-path", "", "the driver's socket, as the kubelet sees it")
 	folder := flag.String("plugin-registration-path", "/registration", "the kubelet's plugins_registry")
 	flag.Int("v", 0, "ignored: verbosity")
-	flag.String("http-endpoint", "", "ignored: health over HTTP")
+	health := flag.String("http-endpoint", "", "where /healthz is served; empty: nowhere")
 	flag.Duration("timeout", time.Second, "ignored")
 	flag.Parse()
 	name := driverName(*address)
@@ -68,6 +79,9 @@ func main() {
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		log.Fatal(err)
+	}
+	if *health != "" {
+		go serveHealth(*health, socket)
 	}
 	serving := grpc.NewServer()
 	registration.RegisterRegistrationServer(serving, &server{name: name, endpoint: *endpoint})
