@@ -51,7 +51,7 @@ async def test_suspend_and_resume_lose_nothing(cluster, until):
 
 
 async def test_logs_of_a_suspended_attempt_stay_although_kubelets_are_slow(cluster, until):
-    cluster.kubelets.tells_end_after_seconds = 2.0
+    cluster.kubelets.tells_end_after_seconds = 1.5
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)

@@ -49,6 +49,8 @@ KILL_SECONDS: Final = 1
 # A job that was told to go, or is over, ends by itself, and its logs stay readable: a deleted pod's
 # do not. A kubelet says seconds later that a container has ended; less than the engine's patience.
 LINGER_SECONDS: Final = 8.0
+# Others wait for the nodes of a job that released them, and its ranks may sleep through a SIGTERM.
+LINGER_RELEASED_SECONDS: Final = 3.0
 LINGER_POLL_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 5
 # Pods of so many attempts are kept for their logs.
@@ -345,10 +347,12 @@ class Gangs:
         nodes = set(stop.nodes)
         state = self._state_of(stop.job)
         if _ends_by_itself(state):
-            await self._linger(stop.job, stop.attempt, nodes)
-        seconds = KILL_SECONDS if stop.kill else STOP_SECONDS
+            over = state is not None and state.ended
+            seconds = LINGER_SECONDS if over else LINGER_RELEASED_SECONDS
+            await self._linger(stop.job, stop.attempt, nodes, seconds)
+        grace_seconds = KILL_SECONDS if stop.kill else STOP_SECONDS
         await _all([
-            self._delete(one.namespace, one.name, one.uid, seconds if one.node else 0)
+            self._delete(one.namespace, one.name, one.uid, grace_seconds if one.node else 0)
             for one in self._living(stop.job, stop.attempt, nodes)
         ])  # fmt: skip
         self.look(stop.job)
@@ -360,9 +364,9 @@ class Gangs:
             if one.attempt <= attempt and not one.ended and (not one.node or one.node in nodes)
         ]
 
-    async def _linger(self, job: str, attempt: int, nodes: set[str]) -> None:
+    async def _linger(self, job: str, attempt: int, nodes: set[str], seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + LINGER_SECONDS
+        ends_at = loop.time() + seconds
         while self._living(job, attempt, nodes) and loop.time() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(LINGER_POLL_SECONDS)
 
