@@ -99,6 +99,15 @@ def test_a_preempted_run_over_two_zones_ends_with_the_same_bits(
     assert done["chain"].get("restarts", 0) == 0
     assert done["progress"]["step"] == STEPS
 
+    # Both attempts can be read: what was said is not gone with the nodes.
+    selector = "fireflyer.dev/job=patient,fireflyer.dev/node-rank=0"
+    first, second = (
+        cluster.kubectl("logs", pod["metadata"]["name"], f"--namespace={namespace}")
+        for pod in cluster.get("pods", namespace=namespace, selector=selector)
+    )
+    assert f"saved step {saved}" in first
+    assert f"final {training.undisturbed(NODES, STEPS)}" in second
+
     # What a third party finds in the volume is what a run in one piece comes to.
     cluster.apply(pod_with("look", "node-b1", "runs"), namespace=namespace)
     cluster.wait_ready("look", namespace=namespace, deadline_s=SECONDS)

@@ -146,8 +146,8 @@ def leave(job: Any, peers: Peers, folder: Path, step: int, weights: Vector) -> N
     if job.rank == 0:
         say(f"saved step {step}, asked by: {job.reason}")
         job.checkpoint(step, str(where), durable=True)
-        job.release(step)
-    time.sleep(PEER_SECONDS)  # until the node is taken back
+    peers.share("durable")
+    job.release(step)
 
 
 def summed(weights: Vector, gathered: list[Vector]) -> list[str]:
