@@ -1,5 +1,6 @@
 """Rendering of the chart, once for each set of values."""
 
+import copy
 import functools
 import json
 import subprocess
@@ -62,8 +63,13 @@ def template(values: dict[str, Any], *arguments: str) -> "subprocess.CompletedPr
     )  # fmt: skip
 
 
-@functools.cache
 def _rendered(values: str) -> Rendered:
+    """Objects of the caller's own: a test may change them."""
+    return copy.deepcopy(_rendered_once(values))
+
+
+@functools.cache
+def _rendered_once(values: str) -> Rendered:
     done = template(json.loads(values))
     assert done.returncode == 0, done.stderr
     return Rendered(one for one in YAML(typ="safe").load_all(done.stdout) if one)
@@ -75,7 +81,7 @@ def render() -> Render:
     return lambda **values: _rendered(json.dumps(values, sort_keys=True))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def everything() -> Rendered:
     """All that the chart can render."""
     return _rendered(json.dumps(ALL))
