@@ -15,10 +15,13 @@ def generate(destination: Path) -> list[Path]:
     """Generates messages, stubs' types and services from all sources into a folder."""
     from grpc_tools import protoc
 
+    # A script of this interpreter's environment, which need not be on the PATH.
+    plugin = Path(sys.executable).parent / "protoc-gen-mypy"
     for source in SOURCES:
         status = protoc.main(
             [
                 "protoc",
+                f"--plugin=protoc-gen-mypy={plugin}",
                 f"--proto_path=flyer_node/proto={HERE}",
                 f"--python_out={destination}",
                 f"--mypy_out=quiet:{destination}",
