@@ -16,7 +16,7 @@ from images.contents import TAG
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
 
-__all__ = ["IMAGES", "NAMESPACE", "RELEASE", "VALUES", "Release"]
+__all__ = ["IMAGES", "NAMESPACE", "OPERATOR_ALONE", "RELEASE", "VALUES", "Release"]
 
 RELEASE, NAMESPACE = "fire-flyer", "fireflyer-system"
 INSTALL_SECONDS = 300.0  # a loaded machine; a minute is the aim
@@ -65,6 +65,10 @@ VALUES: dict[str, Any] = {
 }
 
 
+OPERATOR_ALONE = {"threefs.enabled": False, "csi.enabled": False, "nodeAgent.enabled": False}
+"""Further values: the operator and nothing else of the suite."""
+
+
 @dataclass
 class Release:
     """The one release of a cluster."""
@@ -104,9 +108,19 @@ class Release:
             check=False,
         )
         if done.returncode != 0:
-            raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{self.pods()}")
+            raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{self.diagnosis()}")
         return done.stdout
 
     def pods(self) -> str:
         """The pods of the release, for people."""
         return self.cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=wide")
+
+    def diagnosis(self) -> str:
+        """What a person would look at first when something of ours does not come up."""
+        namespaced = f"--namespace={NAMESPACE}"
+        events = self.cluster.kubectl("events", namespaced).splitlines()[-30:]
+        logs = self.cluster.kubectl(
+            *("logs", namespaced, "--selector=app.kubernetes.io/name=fire-flyer"),
+            *("--all-containers", "--prefix", "--tail=15", "--ignore-errors"),
+        )
+        return "\n".join([self.pods(), *events, logs])

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from e2e import chart
-from e2e.release import OPERATOR_ALONE, Release
 
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
 
 
 @pytest.fixture(scope="session")
-def operator_release(cluster: Cluster) -> Release:
+def operator_release(cluster: Cluster) -> chart.Release:
     """Our operator, running; nothing else of the suite."""
     cluster.load_images("train", "controller", "collectives")
-    release = Release(cluster)
-    release.install(OPERATOR_ALONE)
+    release = chart.Release(cluster, dict(chart.OPERATOR_ALONE))
+    release.install()
     return release
 
 

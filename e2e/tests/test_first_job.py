@@ -10,8 +10,8 @@ from e2e.cluster.handle import wait_for
 from e2e.tests.pods import TRAIN_IMAGE
 
 if TYPE_CHECKING:
+    from e2e import chart
     from e2e.cluster.handle import Cluster
-    from e2e.release import Release
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = pytest.mark.timeout(900)
@@ -53,7 +53,7 @@ def wait_phase(cluster: Cluster, name: str, namespace: str, *phases: str) -> Any
 
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_gang_runs_to_its_end(
-    cluster: Cluster, operator_release: Release, namespace: str, nodes: int
+    cluster: Cluster, operator_release: chart.Release, namespace: str, nodes: int
 ) -> None:
     cluster.apply(job("hello", nodes, SAY), namespace=namespace)
     done = wait_phase(cluster, "hello", namespace, "Succeeded", "Failed")
@@ -68,7 +68,7 @@ def test_a_gang_runs_to_its_end(
 
 
 def test_a_failing_rank_fails_the_job(
-    cluster: Cluster, operator_release: Release, namespace: str
+    cluster: Cluster, operator_release: chart.Release, namespace: str
 ) -> None:
     cluster.apply(job("broken", 1, "raise SystemExit(3)"), namespace=namespace)
     done = wait_phase(cluster, "broken", namespace, "Succeeded", "Failed")

@@ -11,8 +11,8 @@ import pytest
 from e2e.tests.test_first_job import job, wait_phase
 
 if TYPE_CHECKING:
+    from e2e import chart
     from e2e.cluster.handle import Cluster
-    from e2e.release import Release
 
 # Eight ranks import torch on a machine that does other things too.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -31,7 +31,7 @@ dist.destroy_process_group()
 
 
 def test_one_word_changes_the_backend(
-    cluster: Cluster, operator_release: Release, namespace: str
+    cluster: Cluster, operator_release: chart.Release, namespace: str
 ) -> None:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
