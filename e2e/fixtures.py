@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from e2e.cluster.up import Options
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker has all the tests of the control plane: one is started, in one order of tests."""
+    for item in items:
+        if "control_plane" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("control-plane"))
+
+
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[Cluster]:
     """etcd, the API server and the controller manager, without nodes, for the whole session."""

@@ -18,7 +18,7 @@ from e2e.cluster.handle import Cluster, KubectlError, wait_for
 from e2e.cluster.up import Options
 from e2e.fixtures import _started
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("control-plane")]
+pytestmark = pytest.mark.slow
 
 RELEASE = "fire-flyer"
 HELM_SECONDS = 300

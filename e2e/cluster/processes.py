@@ -25,6 +25,7 @@ __all__ = ["Process", "enter", "kill_all", "pids_of_cluster", "wait_gone"]
 
 STATE_VARIABLE = "FLYER_E2E_STATE"
 NAME_VARIABLE = "FLYER_E2E_PROCESS"
+LOAD_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ class Process:
         )
 
     def start(self) -> None:
-        """Starts it in the background, away from this process's terminal and signals."""
+        """Starts it in the background, away from this process's terminal and signals.
+
+        On return it can be found, or has ended.
+        """
         record = self.state.folder / "processes" / f"{self.name}.json"
         record.parent.mkdir(exist_ok=True)
         self.log.parent.mkdir(exist_ok=True)
@@ -71,7 +75,7 @@ class Process:
         environment = _clean_environment() | self.environment
         environment |= {STATE_VARIABLE: str(self.state.folder), NAME_VARIABLE: self.name}
         with self.log.open("a") as log:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 [*self._wrapper(), *self.argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -79,6 +83,12 @@ class Process:
                 stderr=log,
                 start_new_session=True,
             )
+        # Until the kernel has loaded a program it carries no mark: seconds, from a cold disk.
+        deadline = time.monotonic() + LOAD_DEADLINE_S
+        while started.poll() is None and not self.pids():
+            if time.monotonic() > deadline:
+                raise self.failure(f"not loaded within {LOAD_DEADLINE_S:g} s")
+            time.sleep(0.01)
 
     def pids(self) -> list[int]:
         """Its process ids on this machine (its helpers that run another program not counted)."""

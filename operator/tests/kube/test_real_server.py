@@ -176,6 +176,8 @@ async def scene(control_plane, namespace):
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
             await task
+        for topology in await api.list(FLYERTOPOLOGIES):
+            await api.delete(FLYERTOPOLOGIES, topology["metadata"]["name"])
         for node in await api.list(NODES, labelSelector=f"fireflyer.dev/group={made.group}"):
             await api.delete(NODES, node["metadata"]["name"])
 
