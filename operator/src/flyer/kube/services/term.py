@@ -31,17 +31,17 @@ from flyer.engine import (
     Tick,
     WakeAt,
 )
-from flyer.kube.client.errors import ApiError, NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.client.errors import ApiError
+from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import LABEL_JOB
-from flyer.kube.services.announcements import INVALID, Announcement, Announcer, announcement
+from flyer.kube.services.announcements import Announcer, announcement
 from flyer.kube.services.commits import Commits
 from flyer.kube.services.counts import Counts, count_zones
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox
+from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.token import Token
-from flyer.kube.services.views import RELEASE_FINALIZER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -63,7 +63,6 @@ REBUILD_SECONDS: Final = 0.1
 JOBS_INLINE_MAX: Final = 200
 REBUILD_SECONDS_MAX: Final = 10.0
 _LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
-_OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 # Facts that a rebuild reads from the caches, newer than any that was told.
 _READ_AGAIN: Final = (
     JobSubmitted, NodeLost, NodeObserved, engine.QuotaObserved, engine.QuotaRemoved, Tick,
@@ -98,8 +97,12 @@ class Term:
         self._raise_epoch = raise_epoch
         self._token = Token(api)
         self._counts = Counts(api, world, self._token, lambda: self._state)
-        self._commits = Commits(api, world.jobs, self._uid_of, self._committed)
         self._announcer = Announcer(api)
+        self._commits = Commits(api, world.jobs, self._uid_of, self._committed)
+        self._submissions = Submissions(
+            api, world, self._announcer, self._commits.refused,
+            tell=self._inbox.tell, spawn=self._spawn,
+        )  # fmt: skip
         self._gateway = seams.make_gateway(self._inbox.tell)
         self._gangs = Gangs(
             api, world, self._gateway, seams,
@@ -108,9 +111,6 @@ class Term:
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
         self._nodes: dict[str, Node] = {}  # as last told to the engine
         self._lost: set[str] = set()
-        self._uids: dict[str, str] = {}  # of the objects that the engine's jobs are
-        self._waiting: dict[str, JobView] = {}  # successors of jobs that are not forgotten yet
-        self._invalid: set[str] = set()
         self._strays: dict[str, set[str]] = {}  # by node: pods of nobody
         self._wake_at = 0.0
         self._group: asyncio.TaskGroup | None = None
@@ -191,11 +191,7 @@ class Term:
         kept = [one for one in (*events, *self._inbox.take()) if not isinstance(one, _READ_AGAIN)]
         self._nodes = {node.name: self._observed(node) for node in self._world.engine_nodes()}
         views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
-        live = {
-            key: view
-            for key, view in views.items()
-            if key not in self._commits.refused and not _forgettable(view)
-        }
+        live = {key: view for key, view in views.items() if self._submissions.wanted(view)}
         jobs = [_of(view) for view in live.values()]
         quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
         self._state = engine.rebuild(
@@ -203,7 +199,7 @@ class Term:
             self._world.zones(),
         )  # fmt: skip
         self._inbox.keep([])
-        self._uids = {key: view.uid for key, view in live.items()}
+        self._submissions.begin(live)
         self._lost = set()
         for name in self._nodes:
             self._see_loss(name)
@@ -213,9 +209,9 @@ class Term:
             await self._adopt(_of(view))
         for view in list(self._world.jobs.values()):
             if view.job is None:
-                self._tell_invalid(view)
+                self._submissions.tell_invalid(view)
             elif view.deleting and view.key not in live:
-                self._gone(view.key)
+                self._submissions.forgotten(view.key)
         if self._token.holder and self._token.holder not in live:
             await self._token.release(self._token.holder)
         for pod in list(self._world.pods.values()):
@@ -276,7 +272,7 @@ class Term:
         for commit in commits:
             self._settle(commit.job)
         for key in known - self._state.jobs.keys():
-            self._gone(key)
+            self._submissions.forgotten(key)
         self._metrics.observe(self._state, self._token.holder)
         self._counts.look()
 
@@ -310,28 +306,6 @@ class Term:
         if waits and job is not None and not job.status.occupied:
             self._gangs.forget(key)
 
-    def _gone(self, key: str) -> None:
-        """The engine has forgotten a job."""
-        self._uids.pop(key, None)
-        view = self._world.job(key)
-        if view is not None and view.deleting and RELEASE_FINALIZER in view.finalizers:
-            self._spawn(self._release(key, view), f"release {key}")
-        successor = self._waiting.pop(key, None)
-        if successor is not None and view is not None:
-            self._submit(key, view)
-
-    async def _release(self, key: str, view: JobView) -> None:
-        """Let a deleted job go that was kept until its nodes are empty."""
-        namespace, _, name = key.partition("/")
-        left = [one for one in view.finalizers if one != RELEASE_FINALIZER]
-        patch = {"metadata": {"finalizers": left or None, "resourceVersion": view.version}}
-        try:
-            await self._api.merge(FLYERJOBS, name, patch, namespace)
-        except NotFoundError:
-            return
-        except ApiError as error:
-            log.warning("%s keeps its finalizer for now: %s", key, error)
-
     def _committed(self, key: str, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
         self._metrics.committed(before, after)
         told = announcement(before, after)
@@ -340,7 +314,7 @@ class Term:
             self._announcer.tell(key, view.uid, told)
 
     def _uid_of(self, key: str) -> str | None:
-        return self._uids.get(key)
+        return self._submissions.uid_of(key)
 
     def _state_of(self, key: str) -> JobState | None:
         return self._state.jobs.get(key)
@@ -349,36 +323,7 @@ class Term:
 
     def job_changed(self, before: JobView | None, after: JobView | None) -> None:
         """A FlyerJob came, changed or went."""
-        known = after or before
-        assert known is not None, "a change of nothing"
-        if known.job is None:
-            self._tell_invalid(known)
-            return
-        key = known.job.key
-        replaced = before is not None and after is not None and before.uid != after.uid
-        if after is None or after.deleting or replaced:
-            if key in self._uids:
-                self._inbox.tell(JobRemoved(key))
-            else:
-                self._gone(key)
-        if after is None or after.deleting:
-            self._waiting.pop(key, None)
-        elif self._uids.get(key, after.uid) != after.uid:
-            self._waiting[key] = after
-        elif before is None or replaced or _asks_otherwise(before, after):
-            self._submit(key, after)
-
-    def _submit(self, key: str, view: JobView) -> None:
-        if view.job is None or key in self._commits.refused or _forgettable(view):
-            return
-        self._uids[key] = view.uid
-        self._inbox.tell(JobSubmitted(_of(view)))
-
-    def _tell_invalid(self, view: JobView) -> None:
-        if view.uid not in self._invalid:
-            self._invalid.add(view.uid)
-            log.error("%s cannot be read and is left alone: %s", view.key, view.problem)
-            self._announcer.tell(view.key, view.uid, Announcement(INVALID, view.problem, True))
+        self._submissions.changed(before, after)
 
     def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
         """A pod of a FlyerJob came, changed or went."""
@@ -458,21 +403,3 @@ def _unready(node: Node, why: str) -> Node:
 def _of(view: JobView) -> FlyerJob:
     assert view.job is not None, "not a job"
     return view.job
-
-
-def _forgettable(view: JobView) -> bool:
-    """Whether the job has ended and occupies nothing."""
-    status = view.job.status if view.job else None
-    return status is not None and status.phase in _OVER and not status.occupied
-
-
-def _asks_otherwise(before: JobView, after: JobView) -> bool:
-    """Whether anything but the status changed that the engine reads."""
-    old, new = before.job, after.job
-    if old is None or new is None:
-        return True
-    return (
-        old.metadata.generation != new.metadata.generation
-        or old.metadata.annotations != new.metadata.annotations
-        or old.spec != new.spec
-    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob, PodTemplate
+from flyer.api import FlyerJob, Phase, PodTemplate
 from flyer.engine import Node
 from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_NODE_RANK, RESOURCE_GPU
 
@@ -44,6 +44,8 @@ _LOST_TAINTS: Final = frozenset(
 # What counts the places for ranks of a node, in this order; without either its cores do.
 _SLOT_RESOURCES: Final = (RESOURCE_GPU, "nvidia.com/gpu")
 
+_OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
+
 Strings = dict[str, str]
 
 
@@ -58,6 +60,23 @@ class JobView:
     problem: str = ""
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether the job has ended and occupies nothing."""
+        status = self.job.status if self.job else None
+        return status is not None and status.phase in _OVER and not status.occupied
+
+    def asks_otherwise(self, before: JobView) -> bool:
+        """Whether anything but the status changed that the engine reads."""
+        old, new = before.job, self.job
+        if old is None or new is None:
+            return True
+        return (
+            old.metadata.generation != new.metadata.generation
+            or old.metadata.annotations != new.metadata.annotations
+            or old.spec != new.spec
+        )
 
 
 # The scheduler never looks into a template, which is most of an object: it is read again when pods

@@ -1,0 +1,122 @@
+"""Which object each of the engine's jobs is, and which come next.
+
+A name can be deleted and created anew: the new object waits until the engine has forgotten the old
+one, so that the engine never mistakes one for the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from flyer.engine import JobRemoved, JobSubmitted
+from flyer.kube.client.errors import ApiError, NotFoundError
+from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.services.announcements import INVALID, Announcement
+from flyer.kube.services.views import RELEASE_FINALIZER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Coroutine, Mapping
+    from typing import Any
+
+    from flyer.engine import Event
+    from flyer.kube.client import Api
+    from flyer.kube.services.announcements import Announcer
+    from flyer.kube.services.views import JobView
+    from flyer.kube.services.world import World
+
+__all__ = ["Submissions"]
+
+log = logging.getLogger(__name__)
+
+
+class Submissions:
+    """Tells the engine of jobs that come and go, one object a name at a time."""
+
+    def __init__(
+        self,
+        api: Api,
+        world: World,
+        announcer: Announcer,
+        refused: Container[str],
+        *,
+        tell: Callable[[Event], None],
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        self._api = api
+        self._world = world
+        self._announcer = announcer
+        self._refused = refused
+        self._tell = tell
+        self._spawn = spawn
+        self._uids: dict[str, str] = {}  # of the objects that the engine's jobs are
+        self._waiting: dict[str, JobView] = {}  # successors of jobs that are not forgotten yet
+        self._invalid: set[str] = set()
+
+    def uid_of(self, key: str) -> str | None:
+        """The object that the engine knows under this name."""
+        return self._uids.get(key)
+
+    def begin(self, live: Mapping[str, JobView]) -> None:
+        """The engine was rebuilt from these objects."""
+        self._uids = {key: view.uid for key, view in live.items()}
+
+    def wanted(self, view: JobView) -> bool:
+        """Whether the engine is to know of this object."""
+        return view.job is not None and view.key not in self._refused and not view.forgettable
+
+    def changed(self, before: JobView | None, after: JobView | None) -> None:
+        """A FlyerJob came, changed or went."""
+        known = after or before
+        assert known is not None, "a change of nothing"
+        if known.job is None:
+            self.tell_invalid(known)
+            return
+        key = known.job.key
+        replaced = before is not None and after is not None and before.uid != after.uid
+        if after is None or after.deleting or replaced:
+            if key in self._uids:
+                self._tell(JobRemoved(key))
+            else:
+                self.forgotten(key)
+        if after is None or after.deleting:
+            self._waiting.pop(key, None)
+        elif self._uids.get(key, after.uid) != after.uid:
+            self._waiting[key] = after
+        elif before is None or replaced or after.asks_otherwise(before):
+            self._submit(key, after)
+
+    def forgotten(self, key: str) -> None:
+        """The engine has forgotten a job."""
+        self._uids.pop(key, None)
+        view = self._world.job(key)
+        if view is not None and view.deleting and RELEASE_FINALIZER in view.finalizers:
+            self._spawn(self._release(key, view), f"release {key}")
+        successor = self._waiting.pop(key, None)
+        if successor is not None and view is not None:
+            self._submit(key, view)
+
+    def tell_invalid(self, view: JobView) -> None:
+        """Say once that an object cannot be read."""
+        if view.uid not in self._invalid:
+            self._invalid.add(view.uid)
+            log.error("%s cannot be read and is left alone: %s", view.key, view.problem)
+            self._announcer.tell(view.key, view.uid, Announcement(INVALID, view.problem, True))
+
+    def _submit(self, key: str, view: JobView) -> None:
+        if view.job is None or not self.wanted(view):
+            return
+        self._uids[key] = view.uid
+        self._tell(JobSubmitted(view.job))
+
+    async def _release(self, key: str, view: JobView) -> None:
+        """Let a deleted job go that was kept until its nodes are empty."""
+        namespace, _, name = key.partition("/")
+        left = [one for one in view.finalizers if one != RELEASE_FINALIZER]
+        patch = {"metadata": {"finalizers": left or None, "resourceVersion": view.version}}
+        try:
+            await self._api.merge(FLYERJOBS, name, patch, namespace)
+        except NotFoundError:
+            return
+        except ApiError as error:
+            log.warning("%s keeps its finalizer for now: %s", key, error)
