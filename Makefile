@@ -53,13 +53,16 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m flyer.cli.completion
 	$(PYTHON) -m charts.generate
 
-.PHONY: bench bench-collectives bench-storage
-bench: bench-collectives bench-storage ## side by side with peers in one run; JSON in build/bench
+.PHONY: bench bench-collectives bench-storage bench-sched
+bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
 bench-collectives: install ## HFReduce beside Gloo
 	$(PYTHON) bench/collectives.py
 bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py
+bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs, on kwok nodes
+	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
+	$(PYTHON) -m bench.scheduler
 
 # Debian packages and a command of each.
 CLUSTER_PACKAGES := etcd-server=etcd containerd=containerd runc=runc iptables=iptables \

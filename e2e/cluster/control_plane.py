@@ -7,6 +7,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from e2e.cluster import binaries, pki
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
 
     from e2e.cluster.state import State
 
-__all__ = ["API_SERVER", "CONTROLLER_MANAGER", "ETCD", "SCHEDULER", "start", "wait_ready"]
+__all__ = [
+    "API_SERVER",
+    "CONTROLLER_MANAGER",
+    "ETCD",
+    "SCHEDULER",
+    "Flags",
+    "scheduler_process",
+    "start",
+    "wait_ready",
+]
 
 ETCD = "etcd"
 API_SERVER = "kube-apiserver"
@@ -33,7 +43,19 @@ ISSUER = "https://kubernetes.default.svc.cluster.local"
 FEATURES = "WatchList=false"
 
 
-def start(state: State, *, controllers: bool, scheduler: bool) -> None:
+@dataclass(frozen=True)
+class Flags:
+    """What a cluster for a purpose of its own adds to the usual flags."""
+
+    features: tuple[str, ...] = ()  # of the API server and the scheduler, such as "Name=true"
+    api_server: tuple[str, ...] = ()
+    controllers: tuple[str, ...] = ()
+
+
+NO_FLAGS = Flags()
+
+
+def start(state: State, *, controllers: bool, scheduler: bool, flags: Flags = NO_FLAGS) -> None:
     """Starts the control plane; returns when the API server is ready."""
     folder = state.folder / "pki"
     authority = pki.Authority(folder)
@@ -42,7 +64,7 @@ def start(state: State, *, controllers: bool, scheduler: bool) -> None:
     pki.write_kubeconfig(state.kubeconfig, state.server, authority.certificate, admin)
 
     _etcd(state).start()
-    _api_server(state, authority, private, public, controllers=controllers).start()
+    _api_server(state, authority, private, public, flags, controllers=controllers).start()
     wait_ready(state)
     if controllers:
         arguments = (
@@ -52,10 +74,18 @@ def start(state: State, *, controllers: bool, scheduler: bool) -> None:
             # A node's taint for silence: the default of 40 s, less patience for its pods below.
             "--node-monitor-period=2s",
             "--node-monitor-grace-period=20s",
+            *flags.controllers,
         )
         _client(state, authority, CONTROLLER_MANAGER, arguments).start()
     if scheduler:
         _client(state, authority, SCHEDULER, ()).start()
+
+
+def scheduler_process(state: State, flags: Flags, arguments: Sequence[str]) -> Process:
+    """A scheduler for a control plane that was started without one."""
+    gates = (f"--feature-gates={','.join(flags.features)}",) if flags.features else ()
+    authority = pki.Authority(state.folder / "pki")
+    return _client(state, authority, SCHEDULER, (*gates, *arguments))
 
 
 def wait_ready(state: State, deadline_s: float = READY_DEADLINE_S) -> None:
@@ -96,7 +126,13 @@ def _etcd(state: State) -> Process:
 
 
 def _api_server(
-    state: State, authority: pki.Authority, private: Path, public: Path, *, controllers: bool
+    state: State,
+    authority: pki.Authority,
+    private: Path,
+    public: Path,
+    flags: Flags,
+    *,
+    controllers: bool,
 ) -> Process:
     services = state.service_network
     hosts = [
@@ -126,7 +162,7 @@ def _api_server(
         f"--service-cluster-ip-range={services}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
-        f"--feature-gates={FEATURES}",
+        f"--feature-gates={','.join((FEATURES, *flags.features))}",
         f"--cert-dir={state.folder / 'pki'}",
         "--profiling=false",
         "--allow-privileged",
@@ -140,6 +176,7 @@ def _api_server(
     if not controllers:
         # Nobody makes the service accounts that this plugin would ask pods for.
         arguments.append("--disable-admission-plugins=ServiceAccount")
+    arguments += flags.api_server
     return Process(state, API_SERVER, (str(binaries.find(API_SERVER)), *arguments), {})
 
 

@@ -35,7 +35,7 @@ RESOURCES = {
 }
 
 
-def add(cluster: Cluster, count: int) -> list[str]:
+def add(cluster: Cluster, count: int, nodes_per_leaf: int = NODES_PER_LEAF) -> list[str]:
     """Starts kwok and adds `count` nodes; they become Ready within seconds. Their names."""
     state = cluster.state
     arguments = (
@@ -45,15 +45,15 @@ def add(cluster: Cluster, count: int) -> list[str]:
         "--node-lease-duration-seconds=200",
     )
     Process(state, KWOK, (str(binaries.find(KWOK)), *arguments), {}).start()
-    specs = [spec(index, count) for index in range(count)]
+    specs = [spec(index, count, nodes_per_leaf) for index in range(count)]
     asyncio.run(_create(cluster, specs))
     return [each.name for each in specs]
 
 
-def spec(index: int, count: int) -> NodeSpec:
+def spec(index: int, count: int, nodes_per_leaf: int = NODES_PER_LEAF) -> NodeSpec:
     """The node with this index, of `count`."""
     zone = "A" if index < (count + 1) // 2 else "B"
-    leaf = f"leaf-{zone.lower()}{index // NODES_PER_LEAF}"
+    leaf = f"leaf-{zone.lower()}{index // nodes_per_leaf}"
     return NodeSpec(f"kwok-{index:04d}", zone, leaf)
 
 

@@ -1,0 +1,227 @@
+"""Cold start: a leader comes up to a cluster with a long history.
+
+10,000 jobs, 2,000 nodes and 20,000 pods would take minutes to create, so they are written into etcd
+as the API server stores them, and read back through it. The jobs' statuses are the engine's own:
+it is run here until the nodes are full, so that the operator finds nothing to correct.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import json
+import time
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer import engine
+from flyer.api import FlyerJob
+from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
+from flyer.kube.services.views import shape_node
+
+from bench.sched.audit import OPERATOR
+from bench.sched.figures import Figure
+from bench.sched.lab import LabError
+from bench.sched.loads import NAMESPACE, flyer_job, peer_pod
+from bench.sched.starts import collect, is_binding
+from e2e.cluster import kwok
+
+if TYPE_CHECKING:
+    from bench.sched.lab import Lab
+
+__all__ = ["Cold", "History"]
+
+# etcd takes 128 operations at once.
+_BATCH: Final = 120
+_CREATED: Final = "2026-01-01T00:00:00Z"
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is there before the operator."""
+
+    nodes: int = 2_000
+    gang_of: int = 10
+    queued: int = 8_400
+    ended: int = 1_400
+    attempts: int = 3
+    """Of which pods are kept, for the running gangs."""
+
+    @property
+    def running(self) -> int:
+        """Gangs that have nodes: all but one gang's."""
+        return self.nodes // self.gang_of - 1
+
+    @property
+    def jobs(self) -> int:
+        """In all."""
+        return self.running + self.queued + self.ended
+
+    @property
+    def pods(self) -> int:
+        """In all."""
+        return self.gang_of * (self.running * self.attempts + self.ended)
+
+
+class Cold:
+    """On a lab without nodes of its own."""
+
+    def __init__(self, lab: Lab, history: History) -> None:
+        self.lab, self.history = lab, history
+        label = f"{history.jobs:,} jobs, {history.nodes:,} nodes"
+        self.serving = Figure(f"cold, {label}: serving", "s", 10.0)
+        self.memory = Figure(f"cold, {label}: peak memory", "MiB", 500 * 1e6 / MIB)
+        self.first = Figure(f"cold, {label}: a gang bound", "s")
+        self.figures = [self.serving, self.memory, self.first]
+        self.details: dict[str, Any] = {}
+
+    async def load(self) -> None:
+        """Write the history."""
+        objects = await asyncio.to_thread(_objects, self.history)
+        await asyncio.to_thread(self._store, objects)
+        wanted = {NODES: self.history.nodes, PODS: self.history.pods, FLYERJOBS: self.history.jobs}
+        for kind, count in wanted.items():
+            found = 0
+            async for page in self.lab.api.pages(kind):
+                found += len(page.items)
+            if found != count:
+                raise LabError(f"{found} {kind.plural} of {count} are there")
+
+    async def round(self) -> None:
+        """Start an operator; then a job that has room."""
+        operator = self.lab.start_operator()
+        begun_at = time.monotonic()
+        while not await asyncio.to_thread(operator.leads):
+            if time.monotonic() > begun_at + 120:
+                raise LabError(f"not serving within 120 s; logs are in {self.lab.folder}/logs")
+            await asyncio.sleep(0.05)
+        self.serving.ours.append(time.monotonic() - begun_at)
+        of = self.history.gang_of
+        self.lab.audit.skip()
+        await self.lab.create_all(FLYERJOBS, [flyer_job("first", of, priority="high")])
+        writes = await collect(self.lab, of)
+        created_at = min(one.received_at for one in writes if one.who == "bench")
+        bound = max(one.done_at for one in writes if is_binding(one))
+        self.first.ours.append(bound - created_at)
+        self.memory.ours.append(operator.peak_bytes() / MIB)
+        self.details["cold start: writes"] = sum(
+            one.who == OPERATOR and one.stored and one.kind != "leases" for one in writes
+        )
+        self.details["cold start: CPU seconds"] = operator.cpu_seconds()
+        operator.end()
+
+    def _store(self, objects: list[tuple[str, dict[str, Any]]]) -> None:
+        url = f"http://127.0.0.1:{self.lab.state.ports['etcd']}/v3/kv/txn"
+        for first in range(0, len(objects), _BATCH):
+            puts = [
+                {"requestPut": {"key": _coded(key), "value": _coded(json.dumps(value))}}
+                for key, value in objects[first : first + _BATCH]
+            ]
+            request = urllib.request.Request(url, json.dumps({"success": puts}).encode())
+            with urllib.request.urlopen(request, timeout=60) as response:
+                response.read()
+
+
+def _coded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
+    """Keys of etcd and what is stored there."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    nodes = [_node(index, history) for index in range(history.nodes)]
+    found += [(f"/registry/minions/{one['metadata']['name']}", one) for one in nodes]
+    jobs = [_job(f"running-{n}", history, "normal") for n in range(history.running)]
+    # For these the room that is left is too small.
+    jobs += [_job(f"queued-{n}", history, "low", 2) for n in range(history.queued)]
+    statuses = _settled(nodes, jobs)
+    example = statuses["running-0"]
+    for job in jobs:
+        name = job["metadata"]["name"]
+        job["status"] = statuses[name]
+        if name.startswith("running"):
+            found += _pods(job, history)
+    for number in range(history.ended):
+        job = _job(f"ended-{number}", history, "normal")
+        job["status"] = {
+            **{key: example[key] for key in ("epoch", "assignment", "chain")},
+            "phase": "Succeeded", "reason": "Complete", "message": "all ranks exited",
+        }  # fmt: skip
+        jobs.append(job)
+        found += _pods(job, history)
+    path = f"/registry/fireflyer.dev/flyerjobs/{NAMESPACE}"
+    found += [(f"{path}/{one['metadata']['name']}", one) for one in jobs]
+    return found
+
+
+def _metadata(name: str, namespace: str = "") -> dict[str, Any]:
+    metadata = {"name": name, "uid": str(uuid.uuid4()), "creationTimestamp": _CREATED}
+    return {**metadata, "namespace": namespace} if namespace else metadata
+
+
+def _node(index: int, history: History) -> dict[str, Any]:
+    node = kwok.manifest(kwok.spec(index, history.nodes, 20))
+    node["metadata"] |= _metadata(node["metadata"]["name"])
+    del node["metadata"]["annotations"]
+    ready = {
+        "type": "Ready", "status": "True", "reason": "KubeletReady",
+        "lastHeartbeatTime": _CREATED, "lastTransitionTime": _CREATED,
+    }  # fmt: skip
+    node["status"] = {**node["status"], "conditions": [ready]}
+    return node
+
+
+def _job(name: str, history: History, priority: str, times: int = 1) -> dict[str, Any]:
+    job = flyer_job(name, history.gang_of * times, priority=priority)
+    job["metadata"] |= {**_metadata(name, NAMESPACE), "generation": 1}
+    return job
+
+
+def _settled(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Statuses as the engine leaves them when all gangs that fit run."""
+    known = [shape_node(one).node for one in nodes]
+    now = time.time()
+    state = engine.rebuild(known, [FlyerJob.model_validate(one) for one in jobs], now, 1)
+    state, _ = engine.step(state, [engine.Tick()], now)
+    started = [
+        engine.GangStarted(job.key, job.status.chain.attempt)
+        for job in state.jobs.values()
+        if job.status.phase == "Starting"
+    ]
+    state, _ = engine.step(state, started, now)
+    state, _ = engine.step(state, [engine.Tick()], now)
+    return {key.partition("/")[2]: one.status.to_object() for key, one in state.jobs.items()}
+
+
+def _pods(job: dict[str, Any], history: History) -> list[tuple[str, dict[str, Any]]]:
+    """Of all attempts; those of the last one live if the job does."""
+    runs = job["status"]["phase"] == "Running"
+    attempts = range(history.attempts if runs else 1)
+    found = []
+    for attempt in attempts:
+        lives = runs and attempt == 0
+        for rank, node in enumerate(job["status"]["assignment"]["nodes"]):
+            name = f"{job['metadata']['name']}-{1 if lives else 10 + attempt}-{rank}"
+            pod = copy.deepcopy(peer_pod(name))
+            pod["metadata"] = _pod_metadata(job, name, 1 if lives else 0, rank)
+            pod["spec"] |= {"nodeName": node["name"], "schedulerName": "flyer"}
+            pod["status"] = {"phase": "Running" if lives else "Succeeded", "podIP": "10.0.0.1"}
+            found.append((f"/registry/pods/{NAMESPACE}/{name}", pod))
+    return found
+
+
+def _pod_metadata(job: dict[str, Any], name: str, attempt: int, rank: int) -> dict[str, Any]:
+    owner = {
+        "apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
+    }  # fmt: skip
+    labels = {
+        "fireflyer.dev/job": job["metadata"]["name"],
+        "fireflyer.dev/attempt": str(attempt),
+        "fireflyer.dev/node-rank": str(rank),
+    }
+    return {**_metadata(name, NAMESPACE), "labels": labels, "ownerReferences": [owner]}

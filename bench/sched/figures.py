@@ -1,0 +1,106 @@
+"""Figures: values of several rounds against a bound or against a peer of the same run. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = ["Figure", "document", "table"]
+
+_WIDTH: Final = 79
+
+
+@dataclass(slots=True)
+class Figure:
+    """One thing that was measured: ours, perhaps a peer's, and what is asked of it.
+
+    The bound is the largest value that is good, or the smallest one where `more` is better. With
+    `of_peer` it bounds the ratio of our median to the peer's.
+    """
+
+    name: str
+    unit: str
+    bound: float | None = None  # None: told, not judged
+    more: bool = False
+    of_peer: bool = False
+    ours: list[float] = field(default_factory=list)
+    peer: list[float] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        """Of our rounds."""
+        return statistics.median(self.ours)
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the medians, ours over the peer's; None without a peer."""
+        if not self.peer or not self.ours:
+            return None
+        below = statistics.median(self.peer)
+        return self.median / below if below else None
+
+    @property
+    def judged(self) -> float | None:
+        """What the bound is compared with."""
+        if not self.ours:
+            return None
+        return self.ratio if self.of_peer else self.median
+
+    @property
+    def good(self) -> bool | None:
+        """Whether the bound holds; None: nothing to judge."""
+        value = self.judged
+        if self.bound is None or value is None:
+            return None
+        # Two digits, as the table shows them: a ratio of 0.502 is a half.
+        value = round(value, 2)
+        return value >= self.bound if self.more else value <= self.bound
+
+    def to_object(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {
+            "unit": self.unit,
+            "ours": self.ours,
+            "peer": self.peer,
+            "median": self.median if self.ours else None,
+            "ratio": self.ratio,
+            "bound": self.bound,
+            "bound_is_of": "ratio to the peer" if self.of_peer else "median",
+            "more_is_better": self.more,
+            "good": self.good,
+            "note": self.note,
+        }
+
+
+def document(config: dict[str, Any], figures: list[Figure]) -> dict[str, Any]:
+    """What is written to the file."""
+    return {"config": config, "figures": {one.name: one.to_object() for one in figures}}
+
+
+def table(figures: list[Figure]) -> list[str]:
+    """Lines of at most 79 characters."""
+    lines = [f"{'figure':<41}{'ours':>9}{'peer':>9}{'ratio':>7}{'asked':>8}     "]
+    for one in figures:
+        if not one.ours:
+            continue
+        peer = _number(statistics.median(one.peer)) if one.peer else ""
+        ratio = f"{one.ratio:.2f}" if one.ratio is not None else ""
+        asked = ""
+        if one.bound is not None:
+            asked = f"{'≥' if one.more else '≤'}{one.bound:g}{'×' if one.of_peer else ''}"
+        verdict = {True: "yes", False: "NO", None: ""}[one.good]
+        label = f"{one.name}, {one.unit}"
+        if len(label) > 40:
+            label = f"{label[:39]}…"
+        line = f"{label:<41}{_number(one.median):>9}{peer:>9}{ratio:>7}{asked:>8} {verdict}"
+        lines.append(line.rstrip())
+    assert all(len(line) <= _WIDTH for line in lines), lines
+    return [line.rstrip() for line in lines]
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

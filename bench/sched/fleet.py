@@ -1,0 +1,232 @@
+"""Sidecars of pods that no kubelet runs: one process, the gateway's real protocol over TLS.
+
+    python -m bench.sched.fleet KUBECONFIG PORT…
+
+Each has its pod's own projected token. Commands come as lines on standard input: `go` connects the
+sidecars of all running pods and of those to come, `hold` hangs up, `cooperate` lets jobs save and
+release when they are asked, `deaf` lets them only listen, `lose NODE` takes a machine away. What
+happens is told as JSON lines: how many sidecars run their ranks, and when each was asked to suspend
+(seconds since the epoch). A released pod ends as a kubelet would end it: by its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+import sys
+import time
+from typing import Any, Final
+
+from flyer.kube.client import Api, Cache, Limits, find_access
+from flyer.kube.client.errors import ApiError
+from flyer.kube.client.resources import PODS, SECRETS, Resource
+from flyer.kube.gateway.certificates import SECRET_NAME
+from flyer.kube.pods import TOKEN_AUDIENCE
+from flyer.kube.pods.names import LABEL_JOB
+from flyer.sidecar.wire import (
+    ORDER_BYTES_MAX,
+    Beat,
+    End,
+    Hello,
+    LauncherState,
+    Order,
+    Refusal,
+    Report,
+    encode,
+    parse_from_gateway,
+)
+
+from bench.sched.loads import NAMESPACE
+
+SYSTEM: Final = "fireflyer-system"
+ACCOUNTS: Final = Resource("", "v1", "serviceaccounts")
+HANDSHAKES: Final = 32
+"""At once: what reaches a gateway from one node at a time is fewer still."""
+BEAT_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 0.2
+PORT: Final = 29500
+
+
+class Fleet:
+    """All sidecars."""
+
+    def __init__(self, api: Api, ports: list[int]) -> None:
+        self.cooperates = False
+        self._api = api
+        self._ports = ports
+        self._context: ssl.SSLContext | None = None
+        self._gates = asyncio.Semaphore(HANDSHAKES)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._running: set[str] = set()
+        self._told = -1
+        self._lost: set[str] = set()
+
+    async def obey(self, word: str) -> None:
+        """One command."""
+        name, _, argument = word.partition(" ")
+        if name == "go" and self._watch is None:
+            cache = Cache(self._api, PODS, lambda one: one, self._changed, labelSelector=LABEL_JOB)
+            self._watch = asyncio.create_task(cache.run())
+        elif name == "hold" and self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+            for task in self._tasks.values():
+                task.cancel()
+            self._tasks.clear()
+            self._lost.clear()
+        elif name == "lose":
+            # The machine is gone: its sidecars say nothing more, not even goodbye.
+            self._lost.add(argument)
+        else:
+            self.cooperates = {"cooperate": True, "deaf": False}.get(name, self.cooperates)
+
+    def tell(self, **fact: Any) -> None:
+        """To whoever started us."""
+        print(json.dumps(fact), flush=True)
+
+    async def count(self) -> None:
+        """Tell how many run, whenever that changed."""
+        while True:
+            if len(self._running) != self._told:
+                self._told = len(self._running)
+                self.tell(running=self._told)
+            await asyncio.sleep(0.1)
+
+    def _changed(self, _key: Any, _before: Any, pod: dict[str, Any] | None) -> None:
+        if pod is None:
+            return
+        uid, status = pod["metadata"]["uid"], pod.get("status") or {}
+        ended = "deletionTimestamp" in pod["metadata"] or status.get("phase") != "Running"
+        if ended and uid in self._tasks and status.get("phase") != "Pending":
+            self._tasks.pop(uid).cancel()
+        elif not ended and uid not in self._tasks:
+            self._tasks[uid] = asyncio.create_task(self._live(pod))
+
+    async def _live(self, pod: dict[str, Any]) -> None:
+        uid = pod["metadata"]["uid"]
+        report = Report(revision=1, launcher=LauncherState.WAITING, port=PORT)
+        number = 0
+        try:
+            while True:
+                with contextlib.suppress(OSError, ApiError, asyncio.IncompleteReadError):
+                    report = await self._converse(pod, report, self._ports[number])
+                if report.end is not None:
+                    return
+                self._running.discard(uid)
+                number = (number + 1) % len(self._ports)  # as the Service leads to the leader
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self._running.discard(uid)
+
+    async def _converse(self, pod: dict[str, Any], report: Report, port: int) -> Report:
+        async with self._gates:
+            token = await self._token(pod)
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=await self._trusted(), limit=ORDER_BYTES_MAX,
+                server_hostname=f"flyer-gateway.{SYSTEM}.svc",
+            )  # fmt: skip
+            writer.write(encode(Hello(token)) + encode(report))
+            await writer.drain()
+            line = await reader.readline()  # welcome, or a refusal
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+        beating = asyncio.create_task(self._beat(pod, writer))
+        try:
+            while line:
+                message = parse_from_gateway(line)
+                if isinstance(message, Refusal):
+                    break
+                if isinstance(message, Order):
+                    asked = message.suspend is not None and not report.suspended
+                    if asked:
+                        self.tell(suspend=name, time=time.time())
+                    following = self._follow(report, message)
+                    if following != report:
+                        report = following
+                        writer.write(encode(report))
+                    if report.launcher is LauncherState.RUNNING:
+                        self._running.add(uid)
+                    if report.end is not None:
+                        await writer.drain()
+                        await self._end(pod)
+                        break
+                line = await reader.readline()
+        finally:
+            beating.cancel()
+            writer.transport.abort()
+        return report
+
+    def _follow(self, report: Report, order: Order) -> Report:
+        """What a pod says after an order: every state at once, as fast as a job could be."""
+        launcher, suspended = report.launcher, report.suspended
+        revision = report.revision + 1
+        if order.start is not None and launcher is LauncherState.WAITING:
+            launcher = LauncherState.RUNNING
+        suspended = suspended or order.suspend is not None
+        if (launcher, suspended) == (report.launcher, report.suspended):
+            return report
+        leaves = suspended and self.cooperates
+        return Report(
+            revision=revision, launcher=LauncherState.ENDED if leaves else launcher, port=PORT,
+            ranks_seen=8, suspended=suspended, received=leaves, released=leaves,
+            end=End(0) if leaves else None,
+        )  # fmt: skip
+
+    async def _beat(self, pod: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        while pod["spec"]["nodeName"] not in self._lost:
+            writer.write(encode(Beat()))
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _end(self, pod: dict[str, Any]) -> None:
+        metadata = pod["metadata"]
+        statuses = [
+            {"name": one["name"], "image": one["image"], "imageID": "", "ready": False,
+             "restartCount": 0, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+            for one in pod["spec"]["containers"]
+        ]  # fmt: skip
+        status = {"phase": "Succeeded", "containerStatuses": statuses}
+        with contextlib.suppress(ApiError):
+            await self._api.merge(
+                PODS, metadata["name"], {"status": status}, metadata["namespace"], "status"
+            )
+
+    async def _token(self, pod: dict[str, Any]) -> str:
+        metadata = pod["metadata"]
+        reference = {
+            "apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"],
+        }  # fmt: skip
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"audiences": [TOKEN_AUDIENCE], "boundObjectRef": reference},
+        }
+        made = await self._api.post(ACCOUNTS, "default", NAMESPACE, "token", request)
+        return str(made["status"]["token"])
+
+    async def _trusted(self) -> ssl.SSLContext:
+        if self._context is None:
+            secret = await self._api.get(SECRETS, SECRET_NAME, SYSTEM)
+            authority = base64.b64decode(secret["data"]["ca.crt"]).decode()
+            self._context = ssl.create_default_context(cadata=authority)
+        return self._context
+
+
+async def main(kubeconfig: str, ports: list[int]) -> None:
+    """Until standard input ends."""
+    access = await find_access(kubeconfig)
+    loop = asyncio.get_running_loop()
+    commands = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    async with Api(access, agent="fleet", limits=Limits(concurrency_max=HANDSHAKES)) as api:
+        fleet = Fleet(api, ports)
+        counting = asyncio.create_task(fleet.count())
+        while line := await commands.readline():
+            await fleet.obey(line.decode().strip())
+        counting.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], [int(one) for one in sys.argv[2:]]))

@@ -1,0 +1,346 @@
+"""The cluster that is measured on: a real control plane, kwok's nodes, the operator as a process.
+
+Everything carries the cluster's mark in its environment, so that `down` finds all of it, whatever
+was interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from flyer.kube.client import Api, Limits, find_access
+from flyer.kube.client.errors import ApiError, NotFoundError
+from flyer.kube.client.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Resource
+
+from bench.sched.audit import POLICY, AuditLog
+from bench.sched.loads import NAMESPACE
+from e2e.cluster import binaries, control_plane, kwok, pki
+from e2e.cluster.down import down, remove
+from e2e.cluster.handle import Cluster
+from e2e.cluster.processes import STATE_VARIABLE, Process
+from e2e.cluster.state import State, free_ports, locked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PODGROUPS", "SYSTEM", "Lab", "LabError", "Operator"]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SYSTEM: Final = "fireflyer-system"
+ACCOUNT: Final = f"system:serviceaccount:{SYSTEM}:flyer-operator"
+PODGROUPS: Final = Resource("scheduling.k8s.io", "v1alpha2", "podgroups")
+_PORTS: Final = (
+    "etcd", "etcd-peer", control_plane.API_SERVER, control_plane.CONTROLLER_MANAGER,
+    control_plane.SCHEDULER, "gateway-0", "metrics-0", "gateway-1", "metrics-1",
+)  # fmt: skip
+GANG_FEATURES: Final = (
+    "GenericWorkload=true",
+    "GangScheduling=true",
+    "TopologyAwareWorkloadScheduling=true",
+)
+# Its own default of 50 requests a second would be measured instead of it.
+PEER_CLIENT: Final = ("--kube-api-qps=5000", "--kube-api-burst=5000")
+READY_SECONDS: Final = 120.0
+EMPTY_SECONDS: Final = 120.0
+IN_FLIGHT: Final = 64
+"""Calls at once of whoever creates loads; as many as the operator makes."""
+
+
+class LabError(Exception):
+    """The cluster did not do what a measurement needs."""
+
+
+@dataclass(slots=True)
+class Operator:
+    """One `flyer-operator`."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    metrics_port: int
+    gateway_port: int
+    log: Path
+    started_at: float = field(default_factory=time.time)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of its HTTP endpoint; 0: nobody answers."""
+        url = f"http://127.0.0.1:{self.metrics_port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+        except OSError:
+            return 0, ""
+
+    def leads(self) -> bool:
+        """Whether it leads and serves."""
+        if self.process.poll() is not None:
+            words = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise LabError(f"flyer-operator ended with status {self.process.returncode}: {words}")
+        return self.get("/leaderz")[0] == 200
+
+    def peak_bytes(self) -> int:
+        """The most memory that it ever had resident."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(one for one in status.splitlines() if one.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
+    def cpu_seconds(self) -> float:
+        """Processor time so far, user and system."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Signal it and wait for its end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(20)
+
+
+class Lab:
+    """One cluster; `async with` starts and removes it."""
+
+    def __init__(
+        self, folder: Path, *, nodes: int, nodes_per_leaf: int, profile: Path | None
+    ) -> None:
+        self.folder = folder.resolve()
+        self.nodes = nodes
+        self.nodes_per_leaf = nodes_per_leaf
+        self.operators: list[Operator] = []
+        self.state: State
+        self.api: Api
+        self.audit = AuditLog(self.folder / "audit.log")
+        self._profile = profile
+        self._flags = control_plane.Flags()
+        self._peer: Process | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.to_thread(self._start)
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    def _start(self) -> None:
+        programs = [control_plane.API_SERVER, control_plane.SCHEDULER, "kubectl", kwok.KWOK]
+        binaries.require(*programs, control_plane.CONTROLLER_MANAGER)
+        with locked(self.folder):
+            remove(self.folder)
+            self.state = State(self.folder, light=True, ports=free_ports(_PORTS))
+            self.state.save()
+            policy = self.folder / "audit.json"
+            policy.write_text(json.dumps(POLICY))
+            self._flags = control_plane.Flags(
+                features=GANG_FEATURES,
+                api_server=(
+                    "--runtime-config=scheduling.k8s.io/v1alpha2=true",
+                    f"--audit-policy-file={policy}",
+                    f"--audit-log-path={self.folder / 'audit.log'}",
+                    "--delete-collection-workers=8",
+                ),
+                # kwok renews its nodes' leases rarely; nodes fail here when we say so.
+                controllers=(
+                    "--node-monitor-grace-period=10m",
+                    f"--feature-gates={','.join(GANG_FEATURES)}",
+                ),
+            )
+            control_plane.start(self.state, controllers=True, scheduler=False, flags=self._flags)
+            if self.nodes:
+                kwok.add(Cluster(self.state), self.nodes, self.nodes_per_leaf)
+        authority = pki.Authority(self.folder / "pki")
+        identity = authority.issue("operator", ACCOUNT, ["system:serviceaccounts"])
+        pki.write_kubeconfig(
+            self.operator_kubeconfig, self.state.server, authority.certificate, identity
+        )
+        cluster = Cluster(self.state)
+        cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+        cluster.kubectl(
+            "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all", deadline_s=70
+        )
+        cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "policies"))
+        for name in (SYSTEM, NAMESPACE):
+            cluster.kubectl("create", "namespace", name)
+        # What the chart grants by name, in one word: rights cost the same however they are given.
+        cluster.kubectl(
+            "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin",
+            f"--user={ACCOUNT}",
+        )  # fmt: skip
+
+    @property
+    def operator_kubeconfig(self) -> Path:
+        """Of the operator's service account."""
+        return self.folder / "operator.kubeconfig"
+
+    async def _open(self) -> None:
+        access = await find_access(str(self.state.kubeconfig))
+        limits = Limits(concurrency_max=IN_FLIGHT)
+        self.api = Api(access, agent="bench", limits=limits)
+        await self.all_ready()
+        await self.until("the namespace's account", self._has_account)
+
+    async def _close(self) -> None:
+        for operator in self.operators:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                operator.end(signal.SIGINT if self._profile else signal.SIGKILL)
+        if hasattr(self, "api"):
+            await self.api.close()
+        await asyncio.to_thread(down, self.folder)
+
+    async def _nodes_ready(self) -> bool:
+        found = await self.api.list(NODES)
+        ready = [
+            one
+            for one in found
+            if any(
+                c["type"] == "Ready" and c["status"] == "True"
+                for c in one["status"].get("conditions") or ()
+            )
+        ]
+        return len(ready) == self.nodes
+
+    async def _has_account(self) -> bool:
+        accounts = Resource("", "v1", "serviceaccounts")
+        try:
+            await self.api.get(accounts, "default", NAMESPACE)
+            await self.api.get(NAMESPACES, SYSTEM)
+        except NotFoundError:
+            return False
+        return True
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def start_operator(self, number: int = 0) -> Operator:
+        """One more process; `number` says which ports are its own."""
+        ports = self.state.ports
+        gateway, metrics = ports[f"gateway-{number}"], ports[f"metrics-{number}"]
+        log = self.state.log(f"operator-{number}")
+        command = [sys.executable]
+        if self._profile is not None:
+            command += ["-m", "cProfile", "-o", f"{self._profile}.{len(self.operators)}"]
+        command += [
+            "-m", "flyer.kube", f"--kubeconfig={self.operator_kubeconfig}",
+            "--gateway-host=127.0.0.1", f"--gateway-port={gateway}",
+            f"--gateway-endpoint=127.0.0.1:{gateway}", f"--metrics-port={metrics}",
+            f"--identity=operator-{len(self.operators)}", "--log-level=warning",
+        ]  # fmt: skip
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                env=os.environ | {STATE_VARIABLE: str(self.folder)},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        operator = Operator(number, process, metrics, gateway, log)
+        self.operators.append(operator)
+        return operator
+
+    async def start_leader(self) -> Operator:
+        """An operator that leads on return."""
+        operator = self.start_operator()
+        await self.until("the operator leads", operator.leads)
+        return operator
+
+    async def start_peer_once(self) -> None:
+        """kube-scheduler, ready on return. It runs only while it is measured."""
+        arguments = (*PEER_CLIENT, "--logging-format=text")
+        process = control_plane.scheduler_process(self.state, self._flags, arguments)
+        await asyncio.to_thread(process.start)
+        port = self.state.ports[control_plane.SCHEDULER]
+
+        def ready() -> bool:
+            if not process.pids():
+                raise LabError(str(process.failure("ended")))
+            return _answers(f"https://127.0.0.1:{port}/readyz")
+
+        await self.until("kube-scheduler is ready", ready)
+        self._peer = process
+
+    async def end_peer(self) -> None:
+        """kube-scheduler is gone on return."""
+        if self._peer is not None:
+            await asyncio.to_thread(self._peer.kill)
+            self._peer = None
+
+    # -- waiting and cleaning ------------------------------------------------------------------
+
+    async def until(
+        self, what: str, probe: Callable[[], Any], seconds: float = READY_SECONDS
+    ) -> None:
+        """Until the probe says yes; a LabError names what did not come."""
+        ends_at = time.monotonic() + seconds
+        while True:
+            asks = asyncio.iscoroutinefunction(probe)
+            if await (probe() if asks else asyncio.to_thread(probe)):
+                return
+            if time.monotonic() > ends_at:
+                raise LabError(f"not within {seconds:g} s: {what}; logs are in {self.folder}/logs")
+            await asyncio.sleep(0.1)
+
+    async def all_ready(self) -> None:
+        """Every node is."""
+        await self.until("nodes are ready", self._nodes_ready)
+
+    async def empty(self) -> None:
+        """Remove every job and pod, and let everybody see that."""
+        for kind in (FLYERJOBS, PODGROUPS):
+            await self.api.delete_all(kind, NAMESPACE)
+
+        async def gone() -> bool:
+            with contextlib.suppress(ApiError):
+                await self.api.delete_all(PODS, NAMESPACE, gracePeriodSeconds="0")
+            pods = await self.api.list(PODS, NAMESPACE)
+            jobs = await self.api.list(FLYERJOBS, NAMESPACE)
+            groups = await self.api.list(PODGROUPS, NAMESPACE)
+            return not pods and not jobs and not groups
+
+        await self.until("pods and jobs are gone", gone, EMPTY_SECONDS)
+        if self.operators and self.operators[-1].process.poll() is None:
+            operator = self.operators[-1]
+            await self.until("the operator sees an empty cluster", lambda: _has_none(operator))
+        await asyncio.sleep(1.0)  # events and counts of the round before are written
+
+    async def create_all(self, resource: Resource, values: list[dict[str, Any]]) -> None:
+        """Create objects, many at once."""
+        await asyncio.gather(*(self.api.create(resource, one, NAMESPACE) for one in values))
+
+
+def _has_none(operator: Operator) -> bool:
+    text = operator.get("/metrics")[1]
+    held = [
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith(("flyer_gang_nodes", "flyer_jobs{"))
+    ]
+    return bool(text) and not any(held)
+
+
+def _answers(url: str) -> bool:
+    import ssl
+
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(url, timeout=5, context=context) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,191 @@
+"""What a cluster full of gangs does: nothing when idle, gives way, survives nodes and leaders."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
+
+from bench.sched.audit import OPERATOR, Write, by_kind
+from bench.sched.figures import Figure
+from bench.sched.lab import LabError
+from bench.sched.loads import NAMESPACE, flyer_job
+from bench.sched.starts import collect, is_binding
+
+if TYPE_CHECKING:
+    from bench.sched.crew import Crew
+    from bench.sched.lab import Lab
+    from bench.sched.starts import Sizes
+
+__all__ = ["Shares"]
+
+IDLE_SECONDS = 30.0
+SETTLE_SECONDS = 2.0
+DETECTION = "40 s until Kubernetes says so, by its defaults (node-monitor-grace-period)"
+
+
+class Shares:
+    """One lab's rounds."""
+
+    def __init__(self, lab: Lab, crew: Crew, sizes: Sizes) -> None:
+        self.lab, self.crew, self.sizes = lab, crew, sizes
+        nodes = sizes.gangs * sizes.gang_of
+        self.idle = Figure("idle writes", "a minute", 0, note="the Lease is told apart")
+        self.lease = Figure("renewals of the Lease", "a minute")
+        self.signals = Figure(f"{nodes} nodes reclaimed: all signals", "s", 2.0)
+        self.excess = Figure(f"{nodes} nodes reclaimed: too many", "nodes", 0)
+        self.restart = Figure(f"{nodes} nodes reclaimed: all bound again", "s")
+        self.part_excess = Figure("half of them reclaimed: too many", "nodes", 0)
+        self.suspend_writes = Figure("writes of a suspend", "writes", 3)
+        self.node = Figure("node's loss known to gang bound", "s", 10.0, note=DETECTION)
+        self.leader = Figure("leader killed to successor serving", "s", 4.0)
+        self.lost = Figure("leader killed: decisions lost or redone", "jobs", 0)
+        self.figures = [
+            self.idle, self.lease, self.signals, self.excess, self.part_excess, self.restart,
+            self.suspend_writes, self.node, self.leader, self.lost,
+        ]  # fmt: skip
+        self.details: dict[str, Any] = {}
+
+    # -- gangs that give way -------------------------------------------------------------------
+
+    async def reclaim_round(self) -> None:
+        """Low-priority gangs everywhere; then a large job of a high priority."""
+        await self._fill()
+        await self._idle()
+        await self._half()
+        await self.lab.empty()
+        await self._fill()
+        free = self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
+        taken = await self._reclaim("large", self.sizes.nodes)
+        self.excess.ours.append(taken - (self.sizes.nodes - free))
+        await self.lab.empty()
+
+    async def _half(self) -> None:
+        of, free = self.sizes.gang_of, self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
+        gangs = self.sizes.gangs // 2
+        await self.crew.say("deaf")
+        self.crew.suspended.clear()
+        job = flyer_job("half", free + gangs * of, priority="high")
+        await self.lab.create_all(FLYERJOBS, [job])
+        await self.lab.until("half are signalled", lambda: len(self.crew.suspended) >= gangs * of)
+        await asyncio.sleep(SETTLE_SECONDS)
+        self.part_excess.ours.append(len(self.crew.suspended) - gangs * of)
+
+    async def _fill(self) -> None:
+        await self.crew.say("hold", "cooperate", "go")
+        count, of = self.sizes.gangs, self.sizes.gang_of
+        jobs = [flyer_job(f"low-{number}", of, priority="low") for number in range(count)]
+        await self.lab.create_all(FLYERJOBS, jobs)
+        await self.crew.until_running(count * of)
+        await asyncio.sleep(SETTLE_SECONDS)
+
+    async def _idle(self) -> None:
+        self.lab.audit.skip()
+        await asyncio.sleep(IDLE_SECONDS)
+        own = [one for one in self.lab.audit.read() if one.who == OPERATOR]
+        leases = [one for one in own if one.kind == "leases"]
+        self.idle.ours.append((len(own) - len(leases)) * 60 / IDLE_SECONDS)
+        self.lease.ours.append(len(leases) * 60 / IDLE_SECONDS)
+        self.details["idle, but for the Lease"] = by_kind(
+            one for one in own if one.kind != "leases"
+        )
+
+    async def _reclaim(self, name: str, nodes: int) -> int:
+        """Nodes that were taken from others."""
+        self.crew.suspended.clear()
+        self.lab.audit.skip()
+        await self.lab.create_all(FLYERJOBS, [flyer_job(name, nodes, priority="high")])
+        writes = await collect(self.lab, nodes)
+        begun_at = min(
+            one.received_at for one in writes if (one.who, one.kind) == ("bench", "flyerjobs")
+        )
+        signals = [at - begun_at for at in self.crew.suspended.values()]
+        if not signals:
+            raise LabError("no sidecar was asked to suspend")
+        self.signals.ours.append(max(signals))
+        bound = max(one.done_at for one in writes if is_binding(one))
+        self.restart.ours.append(bound - begun_at)
+        await asyncio.sleep(SETTLE_SECONDS)
+        writes += self.lab.audit.read()
+        own = [one for one in writes if one.who == OPERATOR and one.stored]
+        victims = [one for one in own if one.name.startswith("low-") and _of_job(one)]
+        self.suspend_writes.ours.append(len(victims) / self.sizes.gangs)
+        self.details["reclaim"] = by_kind(own)
+        self.details["reclaim: writes for victims"] = by_kind(victims)
+        return len(signals)
+
+    # -- a node that dies ----------------------------------------------------------------------
+
+    async def node_round(self) -> None:
+        """One node of a running gang falls silent, as the node controller writes it."""
+        of = min(64, self.sizes.gang)
+        await self.crew.say("hold", "deaf", "go")
+        await self.lab.create_all(FLYERJOBS, [flyer_job("gang", of)])
+        await self.crew.until_running(of)
+        await asyncio.sleep(SETTLE_SECONDS)
+        job = await self.lab.api.get(FLYERJOBS, "gang", NAMESPACE)
+        victim = job["status"]["assignment"]["nodes"][of // 2]["name"]
+        await self.crew.say(f"lose {victim}")
+        # kwok lets go of it, or it would say at once that it is well again.
+        annotations = {"kwok.x-k8s.io/node": None}
+        await self.lab.api.merge(NODES, victim, {"metadata": {"annotations": annotations}})
+        await asyncio.sleep(1.0)
+        self.lab.audit.skip()
+        ready = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+        status = {"status": {"conditions": [ready]}}
+        await self.lab.api.merge(NODES, victim, status, subresource="status")
+        writes = await collect(self.lab, of)
+        begun_at = min(
+            one.received_at for one in writes if (one.who, one.kind) == ("bench", "nodes/status")
+        )
+        bound = max(one.done_at for one in writes if is_binding(one))
+        self.node.ours.append(bound - begun_at)
+        self.details["node lost"] = by_kind(one for one in writes if one.who == OPERATOR)
+        await self.crew.say("hold")
+        back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
+        await self.lab.api.merge(NODES, victim, back)
+        await self.lab.empty()
+        await self.lab.all_ready()
+
+    # -- a leader that dies --------------------------------------------------------------------
+
+    async def leader_round(self) -> None:
+        """SIGKILL while jobs arrive; a second process waits."""
+        await self._fill()
+        first = self.lab.operators[-1]
+        successor = self.lab.start_operator(1 if first.number == 0 else 0)
+        await self.lab.until("the successor is ready", lambda: successor.get("/readyz")[0] == 200)
+        await asyncio.sleep(SETTLE_SECONDS)
+        of = self.sizes.gang_of
+        free = self.sizes.nodes - self.sizes.gangs * of
+        late = [flyer_job(f"late-{number}", of, priority="low") for number in range(free // of)]
+        await self.lab.create_all(FLYERJOBS, late)
+        await asyncio.sleep(0.1)  # in the middle of their start
+        killed_at = time.monotonic()
+        first.end(signal.SIGKILL)
+        while not await asyncio.to_thread(successor.leads):
+            if time.monotonic() > killed_at + 60:
+                raise LabError(f"no successor within a minute; logs are in {self.lab.folder}/logs")
+            await asyncio.sleep(0.01)
+        self.leader.ours.append(time.monotonic() - killed_at)
+        await self.crew.until_running((self.sizes.gangs + len(late)) * of)
+        await asyncio.sleep(SETTLE_SECONDS)
+        jobs = await self.lab.api.list(FLYERJOBS, NAMESPACE)
+        pods = await self.lab.api.list(PODS, NAMESPACE)
+        redone = [
+            one["metadata"]["name"]
+            for one in jobs
+            if one["status"]["phase"] != "Running" or one["status"]["chain"]["attempt"] != 1
+        ]
+        used = [one["spec"]["nodeName"] for one in pods]
+        self.lost.ours.append(len(redone) + len(used) - len(set(used)))
+        self.details["leader killed: jobs that were not kept"] = redone
+        await self.crew.say("hold")
+        await self.lab.empty()
+
+
+def _of_job(write: Write) -> bool:
+    return write.kind.partition("/")[0] in ("flyerjobs", "events") or write.verb == "delete"

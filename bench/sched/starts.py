@@ -1,0 +1,210 @@
+"""Starting gangs and small jobs, ours and kube-scheduler's in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flyer.kube.client.resources import FLYERJOBS, PODS
+
+from bench.sched.audit import OPERATOR, PEER, Write, by_kind
+from bench.sched.figures import Figure
+from bench.sched.lab import PODGROUPS, LabError
+from bench.sched.loads import NAMESPACE, flyer_job, peer_gang, peer_pod
+from e2e.cluster import kwok
+
+if TYPE_CHECKING:
+    from bench.sched.crew import Crew
+    from bench.sched.lab import Lab
+
+__all__ = ["Sizes", "Starts", "collect", "is_binding", "since"]
+
+SETTLE_SECONDS = 1.5
+"""After the last binding: events and statuses that follow it are counted, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the loads are, in nodes."""
+
+    nodes: int = 520
+    nodes_per_leaf: int = 20
+    gang: int = 512
+    gangs: int = 50
+    gang_of: int = 10
+    small: int = 500
+
+
+def is_binding(write: Write) -> bool:
+    """Whether a pod was bound."""
+    return write.kind == "pods/binding" and write.code == 201 and write.namespace == NAMESPACE
+
+
+async def collect(
+    lab: Lab, count: int, seconds: float = 90.0, writes: list[Write] | None = None
+) -> list[Write]:
+    """Writes until so many pods are bound."""
+    found = [] if writes is None else writes
+    ends_at = time.monotonic() + seconds
+    while sum(map(is_binding, found)) < count:
+        if time.monotonic() > ends_at:
+            bound = sum(map(is_binding, found))
+            raise LabError(f"{bound} of {count} pods are bound after {seconds:g} s: {lab.folder}")
+        await asyncio.sleep(0.05)
+        found += lab.audit.read()
+    return found
+
+
+def since(writes: list[Write], begun_at: float) -> float:
+    """Seconds from then to the last binding."""
+    return max(one.done_at for one in writes if is_binding(one)) - begun_at
+
+
+class Starts:
+    """One lab's rounds."""
+
+    def __init__(self, lab: Lab, crew: Crew, sizes: Sizes) -> None:
+        self.lab, self.crew, self.sizes = lab, crew, sizes
+        n, of = sizes.gang, sizes.gang_of
+        self.gang = Figure(f"gang of {n}: created to bound", "s", 1.0, of_peer=True)
+        self.gang_writes = Figure(f"gang of {n}: writes", "writes", 0.5, of_peer=True)
+        self.start_writes = Figure(f"start of {n} nodes: writes beyond 2n", "writes", 4)
+        self.gangs = Figure(f"{sizes.gangs} gangs of {of}, one leaf each", "s", 1.0, of_peer=True)
+        self.gangs_writes = Figure(
+            f"{sizes.gangs} gangs of {of}: writes", "writes", 0.5, of_peer=True
+        )
+        self.crossings = Figure(f"{sizes.gangs} gangs: zone crossings", "gangs", 0)
+        self.leaves = Figure(f"{sizes.gangs} gangs: most leaves of one", "leaves", 1)
+        self.small = Figure("single-node jobs bound", "jobs/s", 100, more=True)
+        self.figures = [
+            self.gang, self.gang_writes, self.start_writes, self.gangs, self.gangs_writes,
+            self.crossings, self.leaves, self.small,
+        ]  # fmt: skip
+        self.details: dict[str, Any] = {}
+
+    # -- one gang ------------------------------------------------------------------------------
+
+    async def gang_round(self) -> None:
+        """One gang over nearly all nodes: ours, then the peer's."""
+        n = self.sizes.gang
+        await self.crew.say("hold")
+        writes, begun_at = await self._ours([flyer_job("gang", n)], n)
+        self.gang.ours.append(since(writes, begun_at))
+        # A pod's containers take seconds to start; only then its sidecar comes to the gateway.
+        await self.crew.say("deaf", "go")
+        await self.crew.until_running(n)
+        await asyncio.sleep(SETTLE_SECONDS)
+        writes += self.lab.audit.read()
+        own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
+        self.start_writes.ours.append(len(own) - 2 * n)
+        self.gang_writes.ours.append(len(own) + 1)  # and the user's
+        self.details["gang, ours"] = by_kind(own)
+        self.details["gang, ours: questions"] = by_kind(
+            one for one in writes if one.who == OPERATOR and not one.stored
+        )
+        await self.crew.say("hold")
+        await self.lab.empty()
+        found = await self._peers([peer_gang("gang", n, one_leaf=False)], n)
+        self.gang.peer.append(found[0])
+        self.gang_writes.peer.append(len(found[1]))
+        self.details["gang, kube-scheduler"] = by_kind(found[1])
+        await self.lab.empty()
+
+    # -- many gangs ----------------------------------------------------------------------------
+
+    async def gangs_round(self) -> None:
+        """Gangs that fit into one leaf each; as many as there are leaves to fill."""
+        count, of = self.sizes.gangs, self.sizes.gang_of
+        await self.crew.say("hold")
+        jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
+        writes, begun_at = await self._ours(jobs, count * of)
+        self.gangs.ours.append(since(writes, begun_at))
+        await self.crew.say("deaf", "go")
+        await self.crew.until_running(count * of)
+        await asyncio.sleep(SETTLE_SECONDS)
+        writes += self.lab.audit.read()
+        own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
+        self.gangs_writes.ours.append(len(own) + count)
+        self.details["gangs, ours"] = by_kind(own)
+        zones, leaves = await self._spread()
+        self.crossings.ours.append(sum(one > 1 for one in zones))
+        self.leaves.ours.append(max(leaves))
+        await self.crew.say("hold")
+        await self.lab.empty()
+        gangs = [peer_gang(f"gang-{number}", of, one_leaf=True) for number in range(count)]
+        seconds, found = await self._peers(gangs, count * of)
+        self.gangs.peer.append(seconds)
+        self.gangs_writes.peer.append(len(found))
+        self.details["gangs, kube-scheduler"] = by_kind(found)
+        await self.lab.empty()
+
+    async def _spread(self) -> tuple[list[int], list[int]]:
+        """Zones and leaves of each job."""
+        place = {}
+        for index in range(self.sizes.nodes):
+            node = kwok.spec(index, self.sizes.nodes, self.sizes.nodes_per_leaf)
+            place[node.name] = (node.zone, node.leaf)
+        zones, leaves = [], []
+        for job in await self.lab.api.list(FLYERJOBS, NAMESPACE):
+            names = [one["name"] for one in job["status"]["assignment"]["nodes"]]
+            zones.append(len({place[name][0] for name in names}))
+            leaves.append(len({place[name][1] for name in names}))
+        return zones, leaves
+
+    # -- small jobs ----------------------------------------------------------------------------
+
+    async def small_round(self) -> None:
+        """Single-node jobs, all at once."""
+        count = self.sizes.small
+        await self.crew.say("hold")
+        jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
+        writes, begun_at = await self._ours(jobs, count)
+        self.small.ours.append(count / since(writes, begun_at))
+        own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
+        self.details["small jobs, ours, until bound"] = by_kind(own)
+        await self.lab.empty()
+        await self.lab.start_peer_once()
+        self.lab.audit.skip()
+        await self.lab.create_all(PODS, [peer_pod(f"small-{number}") for number in range(count)])
+        writes = await collect(self.lab, count)
+        begun_at = min(one.received_at for one in writes if _creates(one, "pods"))
+        self.small.peer.append(count / since(writes, begun_at))
+        await self.lab.end_peer()
+        await self.lab.empty()
+
+    # -- both ----------------------------------------------------------------------------------
+
+    async def _ours(self, jobs: list[dict[str, Any]], pods: int) -> tuple[list[Write], float]:
+        self.lab.audit.skip()
+        before = self.lab.operators[-1].cpu_seconds()
+        await self.lab.create_all(FLYERJOBS, jobs)
+        writes = await collect(self.lab, pods)
+        spent = self.lab.operators[-1].cpu_seconds() - before
+        self.details.setdefault("operator's CPU seconds until bound", []).append(round(spent, 2))
+        return writes, min(one.received_at for one in writes if _creates(one, "flyerjobs"))
+
+    async def _peers(
+        self, gangs: list[tuple[dict[str, Any], list[dict[str, Any]]]], pods: int
+    ) -> tuple[float, list[Write]]:
+        await self.lab.start_peer_once()
+        self.lab.audit.skip()
+        await self.lab.create_all(PODGROUPS, [group for group, _ in gangs])
+        await self.lab.create_all(PODS, [pod for _, members in gangs for pod in members])
+        writes = await collect(self.lab, pods)
+        begun_at = min(one.received_at for one in writes if _creates(one, "podgroups"))
+        seconds = since(writes, begun_at)
+        await asyncio.sleep(SETTLE_SECONDS)
+        writes += self.lab.audit.read()
+        await self.lab.end_peer()
+        counted = [one for one in writes if one.who in (PEER, "bench") and self._counts(one)]
+        return seconds, counted
+
+    def _counts(self, write: Write) -> bool:
+        """Stored, and of this load: neither the Lease nor what the bench cleans up."""
+        return write.stored and write.kind != "leases" and "delete" not in write.verb
+
+
+def _creates(write: Write, kind: str) -> bool:
+    return write.who == "bench" and write.verb == "create" and write.kind == kind

@@ -1,0 +1,164 @@
+"""Our scheduler beside kube-scheduler's own gangs, on a real API server with kwok's nodes.
+
+The operator is one real process; kube-scheduler runs with its gang scheduling on and its client
+limits raised, in the same rounds. Times and writes are the API server's own (its audit log).
+
+    python -m bench.scheduler [--only gang,gangs] [--quick] [--rounds 3]
+
+Figures of earlier runs stay in the file when `--only` measures others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.sched.cold import Cold, History
+from bench.sched.crew import Crew
+from bench.sched.figures import Figure, document, table
+from bench.sched.lab import ROOT, Lab, LabError
+from bench.sched.shares import Shares
+from bench.sched.starts import Sizes, Starts
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+NAMES: Final = ("gang", "gangs", "small", "reclaim", "node", "leader", "cold")
+QUICK: Final = Sizes(nodes=40, nodes_per_leaf=10, gang=32, gangs=6, gang_of=5, small=30)
+QUICK_HISTORY: Final = History(nodes=100, queued=200, ended=50)
+
+
+def say(text: str) -> None:
+    """Progress, for people."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+async def measure(arguments: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
+    """All that was asked for."""
+    figures: list[Figure] = []
+    details: dict[str, Any] = {}
+    if set(arguments.only) - {"cold"}:
+        await _with_nodes(arguments, figures, details)
+    if "cold" in arguments.only:
+        await _cold(arguments, figures, details)
+    return figures, details
+
+
+async def _with_nodes(
+    arguments: argparse.Namespace, figures: list[Figure], details: dict[str, Any]
+) -> None:
+    sizes = QUICK if arguments.quick else Sizes()
+    say(f"starting a control plane with {sizes.nodes} nodes")
+    lab = Lab(
+        arguments.folder,
+        nodes=sizes.nodes,
+        nodes_per_leaf=sizes.nodes_per_leaf,
+        profile=arguments.profile,
+    )
+    async with lab, Crew(lab) as crew:
+        await lab.start_leader()
+        starts, shares = Starts(lab, crew, sizes), Shares(lab, crew, sizes)
+        figures += starts.figures + shares.figures
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "gang": starts.gang_round,
+            "gangs": starts.gangs_round,
+            "small": starts.small_round,
+            "reclaim": shares.reclaim_round,
+            "node": shares.node_round,
+            "leader": shares.leader_round,
+        }
+        for number in range(arguments.rounds):
+            for name, part in parts.items():
+                if name in arguments.only:
+                    say(f"round {number + 1} of {arguments.rounds}: {name}")
+                    await _told(part, figures)
+        details |= starts.details | shares.details
+
+
+async def _cold(
+    arguments: argparse.Namespace, figures: list[Figure], details: dict[str, Any]
+) -> None:
+    history = QUICK_HISTORY if arguments.quick else History()
+    say(f"starting a control plane; {history.jobs:,} jobs and {history.pods:,} pods go into etcd")
+    lab = Lab(arguments.folder, nodes=0, nodes_per_leaf=1, profile=arguments.profile)
+    async with lab:
+        cold = Cold(lab, history)
+        await cold.load()
+        figures += cold.figures
+        say("cold start")
+        await _told(cold.round, figures)
+        details |= cold.details
+
+
+async def _told(part: Callable[[], Awaitable[None]], figures: list[Figure]) -> None:
+    """Run a part and say what it brought."""
+    before = [len(one.ours) for one in figures]
+    await part()
+    for one, count in zip(figures, before, strict=True):
+        if len(one.ours) > count:
+            peer = f", peer {one.peer[-1]:.3g}" if one.peer else ""
+            say(f"  {one.name}: {one.ours[-1]:.3g} {one.unit}{peer}")
+
+
+def write(path: Path, figures: list[Figure], details: dict[str, Any], *, quick: bool) -> None:
+    """Add to the file what was measured; what it had of other figures stays."""
+    config = {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "quick": quick,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    found = document(config, [one for one in figures if one.ours])
+    for one in found["figures"].values():
+        one["config"] = config
+    before: dict[str, Any] = {}
+    with suppress(FileNotFoundError, ValueError):
+        before = json.loads(path.read_text())
+    found["figures"] = before.get("figures", {}) | found["figures"]
+    found["details"] = before.get("details", {}) | details
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def main() -> int:
+    """Measure, print a table, write the JSON. 1: a bound does not hold; 2: nothing measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scheduler", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--only", default=",".join(NAMES), help=f"some of {','.join(NAMES)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it work at all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/sched-cluster")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/sched.json")
+    parser.add_argument("--profile", type=Path, help="cProfile of the operators into FILE.N")
+    arguments = parser.parse_args()
+    arguments.only = arguments.only.split(",")
+    if unknown := set(arguments.only) - set(NAMES):
+        parser.error(f"--only {','.join(sorted(unknown))}: choose of {','.join(NAMES)}")
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        figures, details = asyncio.run(measure(arguments))
+    except LabError as error:
+        print(f"bench-sched: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench-sched: interrupted; the cluster is removed", file=sys.stderr)
+        return 130
+    write(arguments.output, figures, details, quick=arguments.quick)
+    print("\n".join(table(figures)))
+    print(f"written to {arguments.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The scheduler's benchmark: what it makes of numbers and of the audit log."""
+
+import json
+
+from flyer.api import FlyerJob
+
+from bench.sched import cold
+from bench.sched.audit import AuditLog, by_kind
+from bench.sched.figures import Figure, document, table
+from bench.sched.loads import flyer_job, peer_gang
+
+
+def line(
+    verb: str, resource: str, *, user: str = "me", code: int = 201, subresource: str = ""
+) -> str:
+    event = {
+        "verb": verb,
+        "user": {"username": user},
+        "userAgent": "bench/1",
+        "objectRef": {"resource": resource, "subresource": subresource, "name": "x"},
+        "responseStatus": {"code": code},
+        "requestReceivedTimestamp": "2026-01-01T00:00:00.250000Z",
+        "stageTimestamp": "2026-01-01T00:00:00.500000Z",
+    }
+    return json.dumps(event) + "\n"
+
+
+def test_a_bound_is_of_the_median_or_of_the_ratio_to_the_peer() -> None:
+    figure = Figure("gang", "s", 1.0, of_peer=True, ours=[2.0, 9.0, 3.0], peer=[4.0])
+    assert (figure.median, figure.ratio, figure.good) == (3.0, 0.75, True)
+    assert Figure("rate", "jobs/s", 100, more=True, ours=[99]).good is False
+    assert Figure("told", "s", ours=[1]).good is None
+    assert Figure("writes", "writes", 0, ours=[0.0]).good is True
+    assert Figure("not measured", "s", 1).good is None
+
+
+def test_the_table_fits_a_terminal_and_says_what_fell_short() -> None:
+    figures = [
+        Figure("a" * 60, "s", 1.0, of_peer=True, ours=[2.0], peer=[1.0]),
+        Figure("writes", "writes", 4, ours=[123456.0]),
+        Figure("not measured", "s", 1),
+    ]
+    lines = table(figures)
+    assert len(lines) == 3
+    assert all(len(one) < 80 for one in lines)
+    assert lines[1].endswith("≤1× NO")
+    assert list(document({}, figures)["figures"]) == ["a" * 60, "writes", "not measured"]
+
+
+def test_the_audit_log_is_read_as_it_grows(tmp_path) -> None:
+    path = tmp_path / "audit.log"
+    log = AuditLog(path)
+    assert log.read() == []
+    path.write_text(line("create", "pods"))
+    log.skip()
+    operator = "system:serviceaccount:fireflyer-system:flyer-operator"
+    whole = line("create", "pods", subresource="binding", user=operator)
+    with path.open("a") as file:
+        file.write(whole + whole[:20])
+    (one,) = log.read()
+    assert (one.who, one.kind, one.stored) == ("flyer-operator", "pods/binding", True)
+    assert one.done_at - one.received_at == 0.25
+    with path.open("a") as file:
+        file.write(whole[20:] + line("create", "tokenreviews") + line("update", "pods", code=409))
+    writes = log.read()
+    assert [one.stored for one in writes] == [True, False, False]
+    assert by_kind(writes)["flyer-operator: create pods/binding"] == 1
+
+
+def test_both_sides_get_the_same_gang() -> None:
+    job = FlyerJob.model_validate(flyer_job("gang", 3))
+    group, pods = peer_gang("gang", 3, one_leaf=True)
+    assert job.spec.nodes == group["spec"]["schedulingPolicy"]["gang"]["minCount"] == len(pods)
+    assert {pod["spec"]["schedulingGroup"]["podGroupName"] for pod in pods} == {"gang"}
+
+
+def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> None:
+    history = cold.History(nodes=20, gang_of=5, queued=4, ended=2)
+    objects = dict(cold._objects(history))
+    jobs = [one for key, one in objects.items() if "/flyerjobs/" in key]
+    pods = [one for key, one in objects.items() if "/pods/" in key]
+    assert (len(jobs), len(pods)) == (history.jobs, history.pods)
+    phases = [FlyerJob.model_validate(one).status.phase for one in jobs]
+    assert (phases.count("Running"), phases.count("Queued")) == (3, 4)
+    used = [pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"]
+    assert len(used) == len(set(used)) == 15
