@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.cli import completion, options, output, target
+from flyer.cli import completion, target
 from flyer.cli.main import kubectl, main
 from flyer.cli.target import Target
+from flyer.cli.verbs import VERBS
 
 from .test_kube_client import TIME, log_of, running
 
@@ -48,7 +49,6 @@ class Shell:
         finally:
             sys.argv = before
             target._plugin = False
-            options._wanted = output.Output.TABLE
         found = self._capture.readouterr()
         return Done(status, found.out, found.err)
 
@@ -197,12 +197,69 @@ def test_bash_completes(words: list[str]) -> None:
     assert done.stdout.split() in (["suspend"], ["--kube", "--kubeconfig"]), done.stderr
 
 
-def test_help_imports_nothing_heavy() -> None:
-    """Start-up is the imports: what verbs need they import when they are called."""
+LIBRARIES = ("pydantic", "kubernetes", "aiohttp", "ruamel", "rich", "typer", "asyncio")
+SLOW = ("argparse", "dataclasses", "inspect", "json", "subprocess", "typing_extensions")
+"""Of the standard library: each costs as much as all that `--help` needs."""
+
+
+def imported(*words: str) -> set[str]:
+    """The modules that a command line has imported when it ends."""
     look = (
-        "import sys; import flyer.cli.main; "
-        "print([one for one in ('pydantic', 'kubernetes', 'aiohttp', 'ruamel', 'rich', 'asyncio') "
-        "if one in sys.modules])"
+        "import sys, atexit\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        f"sys.argv = ['flyer', *{words!r}]\n"
+        "from flyer.cli.main import main\n"
+        "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=110)
-    assert done.stdout.strip() == "[]", done.stderr
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", look], capture_output=True, text=True, timeout=110
+    )
+    assert done.stdout, done.stderr
+    return {name.split(".")[0] for name in done.stderr.split()} | set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [("--help",), ("completion", "bash"), ("ps", "--help")], ids=str)
+def test_a_start_is_its_imports(words: tuple[str, ...]) -> None:
+    """What verbs need they import when they are called: no library at all for help."""
+    found = imported(*words)
+    assert found.isdisjoint(LIBRARIES)
+    if words == ("--help",):
+        assert found.isdisjoint(SLOW)
+    ours = {name for name in found if name.startswith("flyer.")}
+    assert ours <= {
+        "flyer.cli", "flyer.cli.main", "flyer.cli.grammar", "flyer.cli.verbs", "flyer.cli.output",
+        "flyer.cli.target", "flyer.cli.completion", "flyer.local", "flyer.local.errors",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pss"], "did you mean `ps`?"),
+        (["-n", "ml", "ps"], "options come after the verb"),
+        (["ps", "--watsh"], "unrecognized arguments: --watsh"),
+        (["ps", "--wat"], "unrecognized arguments: --wat"),
+        (["logs", "one", "--rank", "-1"], "`-1` is not a whole number from 0 on"),
+        (["top", "--interval", "soon"], "`soon` is not a number from 0.1 on"),
+        (["show"], "the following arguments are required: JOB"),
+        (["ps", "-o", "xml"], "invalid choice: 'xml'"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_bad_usage_is_told_with_a_remedy(shell: Shell, words: list[str], told: str) -> None:
+    done = shell.run(*words)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "hint: " in done.stderr
+    again = shell.run(*words, *([] if "-o" in words else ["-o", "json"]))
+    assert again.stderr.startswith('{"error"' if "-o" not in words else "error:")
+
+
+def test_every_verb_tells_its_options(shell: Shell) -> None:
+    for verb in VERBS:
+        done = shell.run(verb.name, "--help")
+        assert done.returncode == 0
+        for one in verb.arguments:
+            for name in one.spellings if one.is_option else ():
+                assert name in done.stdout
+    assert shell.run().returncode == 2

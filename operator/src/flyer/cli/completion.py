@@ -39,19 +39,16 @@ Verbs = dict[str, tuple[str, list[tuple[list[str], str, bool]]]]
 
 def _verbs() -> Verbs:
     """Verb → its help, and its options (names, help, whether a value follows)."""
-    import typer
+    from flyer.cli.verbs import VERBS
 
-    from flyer.cli.main import app
-
-    group = typer.main.get_command(app)
     found: Verbs = {}
-    for name, command in sorted(getattr(group, "commands", {}).items()):
+    for verb in sorted(VERBS, key=lambda verb: verb.name):
         options = [
-            ([*one.opts, *one.secondary_opts], _first(getattr(one, "help", "")), not one.is_flag)
-            for one in command.params
-            if one.param_type_name == "option"
+            (list(one.spellings), _first(one.about), one.takes_value)
+            for one in verb.arguments
+            if one.is_option
         ]
-        found[name] = (_first(command.help), [*options, (["-h", "--help"], "Help.", False)])
+        found[verb.name] = (_first(verb.about), [*options, (["-h", "--help"], "Help.", False)])
     return found
 
 

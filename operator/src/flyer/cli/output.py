@@ -5,15 +5,10 @@ Tables are for people and may change; `-o json` is the published form.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO
-
-from flyer.local.views import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,6 +62,8 @@ def say(text: str) -> None:
 def print_error(error: FlyerError, output: Output = Output.TABLE) -> None:
     """What failed, and what to do next."""
     if output is Output.JSON:
+        import json
+
         from flyer.local.errors import error_to_json
 
         print(json.dumps({"error": error_to_json(error)}), file=sys.stderr)
@@ -79,6 +76,8 @@ def print_error(error: FlyerError, output: Output = Output.TABLE) -> None:
 
 def print_result(value: Any, output: Output) -> None:
     """A result in JSON or YAML."""
+    from flyer.local.views import to_json
+
     document = to_json(value)
     if output is Output.YAML:
         from ruamel.yaml import YAML
@@ -87,6 +86,8 @@ def print_result(value: Any, output: Output) -> None:
         writer.default_flow_style = False
         writer.dump(document, sys.stdout)
     else:
+        import json
+
         print(json.dumps(document, indent=2))
 
 
@@ -123,6 +124,8 @@ def age(seconds: float) -> str:
 
 def clock(moment: float) -> str:
     """Local time of day, with the day when it was another one."""
+    from datetime import datetime
+
     when = datetime.fromtimestamp(moment).astimezone()
-    today = datetime.fromtimestamp(time.time()).astimezone().date()
+    today = datetime.now().astimezone().date()
     return when.strftime("%H:%M:%S" if when.date() == today else "%Y-%m-%d %H:%M:%S")

@@ -8,23 +8,19 @@ says otherwise.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
+from flyer.cli.grammar import flag, value
 from flyer.local.errors import FlyerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from argparse import Namespace
 
     from flyer.client.protocol import FlyerClient
 
-__all__ = ["Target", "as_plugin", "hang_up", "targeted"]
+__all__ = ["OPTIONS", "Target", "as_plugin", "hang_up", "target_of"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -44,8 +40,7 @@ def hang_up() -> None:
         _open.pop().close()
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What the command line said about the cluster."""
 
     state: Path | None = None
@@ -129,57 +124,30 @@ def _kubeconfig_found() -> bool:
     return any(one.exists() for one in places) or SERVICE_ACCOUNT.exists()
 
 
-_OPTIONS: dict[str, Any] = {
-    "namespace": Annotated[
-        str,
-        typer.Option("-n", "--namespace", help="Namespace of jobs (default: the context's)."),
-    ],
-    "all_namespaces": Annotated[
-        bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")
-    ],
-    "state": Annotated[
-        Path | None,
-        typer.Option(
-            "--state",
-            metavar="DIR",
-            envvar="FLYER_STATE",
-            help="A cluster on this machine (default: the one in .flyer/).",
-        ),
-    ],
-    "kube": Annotated[bool, typer.Option("--kube", help="Talk to Kubernetes, whatever is here.")],
-    "context": Annotated[str, typer.Option("--context", help="Of the kubeconfig.")],
-    "kubeconfig": Annotated[str, typer.Option("--kubeconfig", metavar="FILE", help="To use.")],
-}
-_DEFAULTS: dict[str, Any] = {
-    "namespace": "", "all_namespaces": False, "state": None, "kube": False, "context": "",
-    "kubeconfig": "",
-}  # fmt: skip
+OPTIONS = (
+    value("-n", "--namespace", metavar="NAME", about="Namespace of jobs (default: the context's)."),
+    flag("-A", "--all-namespaces", about="Jobs of all namespaces."),
+    value(
+        "--state",
+        metavar="DIR",
+        default=None,
+        about="A cluster on this machine (default: FLYER_STATE, or the one in .flyer/).",
+    ),
+    flag("--kube", about="Talk to Kubernetes, whatever is here."),
+    value("--context", metavar="NAME", about="Of the kubeconfig."),
+    value("--kubeconfig", metavar="FILE", about="To use."),
+)
+"""What every verb that talks to a cluster takes."""
 
 
-def targeted(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of this module; it takes them as one keyword, `target`."""
-
-    @functools.wraps(verb)
-    def with_target(**arguments: Any) -> None:
-        chosen = {name: arguments.pop(name) for name in _OPTIONS}
-        verb(**arguments, target=Target(**chosen))
-
-    signature = inspect.signature(verb, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.name != "target"]
-    added = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=annotation
-        )
-        for name, annotation in _OPTIONS.items()
-    ]
-    kept = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-    with_target.__signature__ = signature.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    with_target.__annotations__ = {
-        **{one.name: one.annotation for one in own},
-        **_OPTIONS,
-        "return": None,
-    }
-    # In the raw docstrings of verbs: click's mark of a paragraph that is not to be filled.
-    with_target.__doc__ = (verb.__doc__ or "").replace("\\b", "\b")
-    del with_target.__wrapped__
-    return with_target
+def target_of(said: Namespace) -> Target:
+    """Where the command line points."""
+    state = said.state or os.environ.get("FLYER_STATE")
+    return Target(
+        state=Path(state) if state else None,
+        kube=said.kube,
+        context=said.context,
+        kubeconfig=said.kubeconfig,
+        namespace=said.namespace,
+        all_namespaces=said.all_namespaces,
+    )

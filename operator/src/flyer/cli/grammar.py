@@ -1,0 +1,137 @@
+"""What a command line may say, as data: options, verbs, and how they are read.
+
+Only the verb that was called gets a parser: a start costs few imports (`flyer --help` needs none of
+argparse's either). The completion scripts and the pages' tests read the same verbs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flyer.local.errors import FlyerError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Argument", "Verb", "argument", "find", "flag", "help_of", "read", "toggle", "value"]
+
+
+class Argument(NamedTuple):
+    """An option (its names begin with a dash) or a positional argument."""
+
+    names: tuple[str, ...]
+    about: str
+    settings: Mapping[str, Any]
+
+    @property
+    def is_option(self) -> bool:
+        """Whether it is named on the command line."""
+        return self.names[0].startswith("-")
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether a word follows its name."""
+        return "action" not in self.settings
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every name that the command line takes."""
+        if "dest" not in self.settings:
+            return self.names
+        return (*self.names, f"--no-{self.names[-1][2:]}")
+
+
+def flag(*names: str, about: str) -> Argument:
+    """An option that is there or not."""
+    return Argument(names, about, {"action": "store_true"})
+
+
+def toggle(name: str, *, about: str) -> Argument:
+    """An option that is on unless `--no-NAME` says otherwise."""
+    return Argument((name,), about, {"action": "toggle", "dest": name[2:], "default": True})
+
+
+def value(*names: str, about: str, **settings: Any) -> Argument:
+    """An option with a word after it: `type`, `default`, `metavar`, `choices` as argparse's."""
+    return Argument(names, about, {"default": "", **settings})
+
+
+def argument(name: str, *, about: str, **settings: Any) -> Argument:
+    """A positional argument."""
+    return Argument((name,), about, settings)
+
+
+class Verb(NamedTuple):
+    """One verb: what it takes, and what is called with it; that returns the exit status or None."""
+
+    name: str
+    about: str  # the first line is what lists show; the rest may have examples
+    arguments: tuple[Argument, ...]
+    call: Callable[[Any], int | None]
+
+    @property
+    def summary(self) -> str:
+        """Its first line."""
+        return self.about.strip().split("\n")[0]
+
+
+def help_of(program: str, head: str, verbs: Sequence[Verb]) -> str:
+    """The help of the program itself."""
+    width = max(len(verb.name) for verb in verbs)
+    rows = "\n".join(f"  {verb.name:<{width}}  {verb.summary}" for verb in verbs)
+    return (
+        f"usage: {program} VERB [OPTIONS]\n\n{head.strip()}\n\nverbs:\n{rows}\n\n"
+        f"`{program} VERB --help` tells a verb's options.\n"
+    )
+
+
+def read(program: str, verb: Verb, words: Sequence[str]) -> argparse.Namespace:
+    """The words after a verb. Raises FlyerError (bad usage), or SystemExit after --help."""
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> Any:
+            raise FlyerError.usage(
+                f"{self.prog}: {message}", f"`{self.prog} --help` tells what it takes"
+            )
+
+    def format_help(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30)
+
+    parser = Parser(
+        prog=f"{program} {verb.name}",
+        description=verb.about.strip(),
+        formatter_class=format_help,
+        allow_abbrev=False,
+    )
+    for one in verb.arguments:
+        settings = dict(one.settings)
+        if settings.get("action") == "toggle":
+            settings["action"] = argparse.BooleanOptionalAction
+        parser.add_argument(*one.names, help=one.about, **settings)
+    return parser.parse_args(words)
+
+
+def find(program: str, verbs: Sequence[Verb], head: str) -> tuple[Verb, list[str]]:
+    """The verb that was called, and the words after it."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(help_of(program, head, verbs), end="")
+        # Without any words there was nothing to do, which is no success.
+        raise SystemExit(0 if words else 2)
+    for verb in verbs:
+        if verb.name == words[0]:
+            return verb, words[1:]
+    import difflib
+
+    names = [verb.name for verb in verbs]
+    near = difflib.get_close_matches(words[0], names, n=1)
+    if words[0].startswith("-"):
+        hint = f"options come after the verb: `{program} VERB {words[0]}`"
+    elif near:
+        hint = f"did you mean `{near[0]}`?"
+    else:
+        hint = f"the verbs: {', '.join(names)}"
+    raise FlyerError.usage(f"`{words[0]}` is no verb of {program}", hint)
