@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +25,9 @@ from demo.observer import DemoError
 from demo.processes import only_one
 from demo.scenario import variant
 from demo.stack import EXAMPLE, ROOT, STORAGE_SERVICES, Stack, kill_all
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VICTIMS = ("rank", "node", *STORAGE_SERVICES, "mgmtd", "meta", "flyer")
 STEPS = 40
@@ -64,10 +68,9 @@ class Chaos:
         self._reference_seconds = time.monotonic() - began
         self._reference_digest = self._digest("reference")
 
-    def trial(self, number: int) -> Trial:
+    def trial(self, number: int, victim: str) -> Trial:
         """One run with one kill."""
         name = f"trial-{number}"
-        victim = VICTIMS[number % len(VICTIMS)]
         after_seconds = self.random.uniform(0.0, MOMENT_SHARE_MAX * self._reference_seconds)
         began = time.monotonic()
         self._start(name)
@@ -128,19 +131,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="how many trials (default 20)")
     parser.add_argument("--seed", type=int, default=1, help="decides victims' ranks and moments")
+    parser.add_argument(
+        "--victims", nargs="+", choices=VICTIMS, default=VICTIMS, metavar="VICTIM",
+        help=f"killed in turn (default all: {' '.join(VICTIMS)})",
+    )  # fmt: skip
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "chaos")
     args = parser.parse_args()
     folder, console = args.folder.resolve(), Console(stderr=True)
     try:
         with only_one(folder.with_suffix(".lock")):
-            trials = run(folder, args.kills, args.seed, console)
+            trials = run(folder, args.kills, args.victims, args.seed, console)
     except DemoError as error:
         console.print(f"[red bold]failed:[/] {error}", highlight=False)
         return 1
     return 0 if all(trial.identical for trial in trials) else 1
 
 
-def run(folder: Path, kills: int, seed: int, console: Console) -> list[Trial]:
+def run(
+    folder: Path, kills: int, victims: Sequence[str], seed: int, console: Console
+) -> list[Trial]:
     """All trials, shown as they end, and written to `chaos.json`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -150,7 +159,7 @@ def run(folder: Path, kills: int, seed: int, console: Console) -> list[Trial]:
         console.print("the undisturbed run")
         chaos.prepare()
         for number in range(kills):
-            trial = chaos.trial(number)
+            trial = chaos.trial(number, victims[number % len(victims)])
             trials.append(trial)
             console.print(f"{number + 1:3}/{kills}  {described(trial)}", highlight=False)
     (folder / "chaos.json").write_text(json.dumps([asdict(t) for t in trials], indent=2) + "\n")
