@@ -83,15 +83,15 @@ fn fifty_kills_lose_no_promise() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let output = victim.stdout.take().unwrap();
-        let reader = std::thread::spawn(move || {
-            let lines = BufReader::new(output).split(b'\n');
-            lines.map_while(Result::ok).collect::<Vec<Vec<u8>>>()
-        });
-        std::thread::sleep(Duration::from_millis(rng.random_range(15..90)));
+        let mut lines = BufReader::new(victim.stdout.take().unwrap()).split(b'\n');
+        // So many promises, however long it takes to start; then a moment between two of them.
+        let mut heard: Vec<Vec<u8>> =
+            lines.by_ref().map_while(Result::ok).take(rng.random_range(1..60)).collect();
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..5_000)));
         victim.kill().unwrap();
         victim.wait().unwrap();
-        for line in reader.join().unwrap() {
+        heard.extend(lines.map_while(Result::ok));
+        for line in heard {
             let line = String::from_utf8_lossy(&line).into_owned();
             let words: Vec<&str> = line.split(' ').collect();
             // The last line may be cut; "promise" may follow the harness's own words.
