@@ -12,8 +12,12 @@ from hfreduce.testing import Layout, run
 pytestmark = pytest.mark.torch
 
 LAYOUTS = {"one-node": Layout.one_node(3), "two-zones": Layout.two_zones(2, 1)}
-LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "1.5"}
+LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "3"}
 BAD = 1
+
+PATIENCE_SECONDS = 110
+PROMPT_SECONDS = 60
+"""On a machine that does much else: far from what waiting for the patient would take."""
 
 
 def survivors(outcomes, bad=BAD):
@@ -45,10 +49,13 @@ def hit(rank, size, number, when):
 @pytest.mark.parametrize("when", ["before", "during"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_peer_that_is_hit_is_named_by_every_survivor(number, when, layout):
-    outcomes = run(hit, layout, int(number), when, environment=LIVENESS, lost=[BAD])
+    outcomes = run(
+        hit, layout, int(number), when, environment=LIVENESS, lost=[BAD],
+        timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
+    )  # fmt: skip
     for outcome in survivors(outcomes):
         assert_named(outcome)
-        assert outcome.seconds < 10
+        assert outcome.seconds < PROMPT_SECONDS
 
 
 def disagree(rank, size, how):
@@ -92,15 +99,15 @@ def test_a_peer_that_disagrees_is_named_on_every_rank(how, layout):
 
 def late(rank, size):
     if rank == BAD:
-        threading.Event().wait(30)
+        threading.Event().wait(PATIENCE_SECONDS)
     dist.all_reduce(torch.ones(10))
 
 
 def test_a_peer_that_never_calls_is_named_at_the_deadline():
-    outcomes = run(late, LAYOUTS["two-zones"], timeout_seconds=1.5, lost=[BAD])
+    outcomes = run(late, LAYOUTS["two-zones"], timeout_seconds=4, lost=[BAD])
     for outcome in survivors(outcomes):
         assert_named(outcome)
-        assert outcome.seconds < 8
+        assert outcome.seconds < PROMPT_SECONDS
 
 
 def nothing(rank, size):
@@ -108,7 +115,7 @@ def nothing(rank, size):
 
 
 def test_a_rank_that_never_comes_is_named_by_those_that_wait():
-    outcomes = run(nothing, LAYOUTS["two-zones"], absent=[2], timeout_seconds=1.5)
+    outcomes = run(nothing, LAYOUTS["two-zones"], absent=[2], timeout_seconds=6)
     for outcome in outcomes:
         if outcome.rank != 2:
             assert outcome.failure is not None
@@ -119,7 +126,7 @@ def test_a_rank_that_never_comes_is_named_by_those_that_wait():
 
 def test_a_rank_of_another_job_is_named():
     outcomes = run(
-        nothing, LAYOUTS["one-node"], timeout_seconds=3, per_rank={BAD: {"FLYER_JOB": "other/job"}}
+        nothing, LAYOUTS["one-node"], timeout_seconds=60, per_rank={BAD: {"FLYER_JOB": "other/job"}}
     )
     for outcome in survivors(outcomes):
         assert outcome.failure is not None
@@ -133,7 +140,7 @@ def test_a_wrong_key_is_refused(tmp_path):
     outcomes = run(
         nothing,
         Layout.two_zones(1, 1),
-        timeout_seconds=3,
+        timeout_seconds=6,
         environment={"HFREDUCE_KEY_FILE": str(good)},
         per_rank={BAD: {"HFREDUCE_KEY_FILE": str(bad)}},
     )
@@ -150,7 +157,7 @@ def aborting(rank, size):
 
 
 def test_an_abort_ends_every_wait():
-    outcomes = run(aborting, LAYOUTS["two-zones"], deadline_seconds=15)
+    outcomes = run(aborting, LAYOUTS["two-zones"], deadline_seconds=60)
     assert outcomes[BAD].value == "aborted"
     for outcome in survivors(outcomes):
         assert_named(outcome)

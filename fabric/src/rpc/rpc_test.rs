@@ -225,7 +225,7 @@ async fn a_peer_that_reads_nothing_is_dropped() {
             break;
         }
     }
-    for _ in 0..100 {
+    for _ in 0..1_200 {
         if running.stats.broken.load(Relaxed) == 1 {
             return;
         }

@@ -27,7 +27,7 @@ async fn get(store: &Store, key: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(10))
+    Deadline::after(Duration::from_secs(60))
 }
 
 #[tokio::test]

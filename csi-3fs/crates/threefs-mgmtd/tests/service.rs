@@ -18,7 +18,7 @@ fn key() -> Key {
 }
 
 fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(10))
+    Deadline::after(Duration::from_secs(60))
 }
 
 async fn start(listen: &str, folder: &Path) -> (String, ShutdownHandle, JoinHandle<()>) {

@@ -8,7 +8,7 @@ use hfreduce_engine::{
 };
 
 pub const KEY: [u8; 32] = [7; 32];
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `nodes` nodes with `locals` ranks each, the first half of them in zone A.
 pub fn placement(nodes: usize, locals: usize) -> Vec<(String, String)> {
