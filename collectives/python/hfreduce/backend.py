@@ -6,7 +6,6 @@ starts one operation of the engine and hands out a `CollectiveWork`.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,8 +29,12 @@ IN_FLIGHT_MAX = 1024
 CLOSE_SECONDS = 5.0
 """How long taking leave of the peers may last."""
 
-OPEN: weakref.WeakSet[HFReduceBackend] = weakref.WeakSet()
-"""Groups to take leave of when the process ends."""
+OPEN: set[HFReduceBackend] = set()
+"""Groups that torch has not shut down.
+
+torch holds on to the C++ half of a backend alone (behind its debug wrapper, for one); without a
+reference here the Python half would be collected, and its methods with it.
+"""
 
 
 class _Options(Protocol):
@@ -102,6 +105,7 @@ class HFReduceBackend(Backend):
 
     def shutdown(self) -> None:
         """Takes leave of the peers."""
+        OPEN.discard(self)
         if not self._closed:
             self._closed = True
             self._completer.stop()

@@ -1,5 +1,6 @@
 """Every collective of torch, over shared memory and over TCP, against plain arithmetic."""
 
+import gc
 import warnings
 from datetime import timedelta
 
@@ -7,6 +8,7 @@ import hfreduce.torch
 import pytest
 import torch
 import torch.distributed as dist
+from hfreduce.backend import OPEN
 from hfreduce.testing import Layout, run
 
 pytestmark = pytest.mark.torch
@@ -182,6 +184,19 @@ def groups(rank, size):
     return hfreduce.torch.plan()["crossings"], sorted(hfreduce.torch.stats())
 
 
+def wrapped(rank, size):
+    """torch's debug wrapper keeps the C++ half of a backend alone."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group(list(range(size)))
+    gc.collect()
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    everybody = [None] * size
+    dist.all_gather_object(everybody, rank, group=group)
+    dist.destroy_process_group(group)
+    return tensor.tolist(), everybody, len(OPEN)
+
+
 CASES = [
     (function, name)
     for function in (reductions, movements, messages, overlapping)
@@ -201,6 +216,11 @@ def test_all_of_it(function, name):
 def test_sub_groups_and_the_plan():
     results = values(run(groups, LAYOUTS["two-zones"]))
     assert {tuple(crossings) for crossings, _ in results} == {(1, 1)}
+
+
+def test_a_group_in_torchs_debug_wrapper_works_until_it_is_destroyed():
+    results = values(run(wrapped, LAYOUTS["two-zones"]))
+    assert results == [([4.0] * 4, [0, 1, 2, 3], 1)] * 4
 
 
 def special(rank, size):
