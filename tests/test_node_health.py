@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from flyer.api.nodehealth import NodeHealth
 from flyer.kube.testing import ApiServer
 from flyer_node.hardware.driver import GpuStatus
-from flyer_node.health.ledger import Ledger
+from flyer_node.health.ledger import Change, Ledger, Subject
+from flyer_node.health.machine import Health, State
 from flyer_node.health.policy import load_policy
 from flyer_node.inventory.hca import PortStatus
 from flyer_node.metrics import Metrics
 from flyer_node.report.client import NodeHealthClient
 from flyer_node.report.document import status_document
+from flyer_node.report.events import REASONS, Announcer, Bucket
 from flyer_node.report.reporter import Reporter
 from flyer_node.testing.stage import inventory_of
 from flyer_node.testing.sysfs import paper_node
@@ -153,3 +155,64 @@ async def _until(condition: object, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.02)
+
+
+def change(name: str, before: State, after: Health) -> Change:
+    return Change(Subject("gpu", name), before, after)
+
+
+async def test_events_tell_of_the_node_count_up_and_are_bounded() -> None:
+    metrics = Metrics()
+    async with ApiServer() as api:
+        client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
+        announcer = Announcer(client, metrics, Bucket(burst=4, seconds_each=3600))
+        running = asyncio.create_task(announcer.run())
+        bad = Health(
+            known=State.UNHEALTHY, reason="Xid79", message="fell off the bus", remedy="reboot"
+        )
+        try:
+            for one in (
+                change("G0", State.HEALTHY, bad),
+                change("G0", State.UNHEALTHY, Health(known=State.RECOVERING, reason="Xid79")),
+                change("G0", State.RECOVERING, bad),
+                change("G0", State.UNHEALTHY, Health()),
+                change("G1", State.HEALTHY, bad),
+            ):
+                announcer.tell(one)
+            await _until(lambda: metrics.value("flyer_node_events_total", outcome="dropped") == 1)
+        finally:
+            running.cancel()
+        events = {one["reason"]: one for one in api.store.all("events")}
+    assert metrics.value("flyer_node_events_total", outcome="posted") == 4
+    assert set(events) == {"DeviceUnhealthy", "DeviceRecovering", "DeviceHealthy"}
+    assert set(REASONS.values()) >= set(events)
+    first = events["DeviceUnhealthy"]
+    assert (first["count"], first["type"], events["DeviceHealthy"]["type"]) == (
+        2, "Warning", "Normal",
+    )  # fmt: skip
+    assert first["involvedObject"]["name"] == "node-1"
+    assert first["message"] == (
+        "gpu G0: Recovering -> Unhealthy (Xid79: fell off the bus); needs reboot"
+    )
+
+
+async def test_an_event_that_is_refused_is_given_up_and_counted() -> None:
+    metrics = Metrics()
+    async with ApiServer() as api:
+        port = int(api.url.rsplit(":", 1)[1])
+    client = NodeHealthClient(f"http://127.0.0.1:{port}", NOWHERE, NOWHERE, "node-1")
+    announcer = Announcer(client, metrics)
+    running = asyncio.create_task(announcer.run())
+    try:
+        announcer.tell(change("G0", State.HEALTHY, Health(known=State.UNHEALTHY, reason="x")))
+        await _until(lambda: metrics.value("flyer_node_events_total", outcome="failed") == 1)
+    finally:
+        running.cancel()
+
+
+def test_a_bucket_fills_up_again() -> None:
+    bucket = Bucket(burst=2, seconds_each=10)
+    assert [bucket.take(now) for now in (100, 100, 100, 105, 110, 111)] == [
+        True, True, False, False, True, False,
+    ]  # fmt: skip
+    assert [bucket.take(1000) for _ in range(3)] == [True, True, False]

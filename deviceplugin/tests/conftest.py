@@ -93,9 +93,11 @@ class Node:
         self.flags |= flags
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items()]
         # Loaded machines: a driver that answers must never look as if it hung.
-        deadlines = Deadlines(facts=60, status=20, sysfs=60, ports=20, listen=60, beat=60)
+        deadlines = Deadlines(facts=60, alive=60, status=60, sysfs=60, ports=60, listen=60, beat=60)
         if self.flags.get("name") == "hangs":
-            deadlines = Deadlines(facts=8, status=4, sysfs=60, ports=20, listen=20, beat=60)
+            deadlines = Deadlines(
+                facts=8, alive=3, status=30, sysfs=60, ports=60, listen=20, beat=60
+            )
         self.agent = Agent(settings_from(arguments, {}), deadlines)
         self.task = asyncio.create_task(self.agent.run())
 

@@ -43,6 +43,24 @@ async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(n
     assert state(node, "gpu", node.uuid(3)) is State.HEALTHY
 
 
+async def test_a_gpu_that_came_back_with_half_its_lanes_stays_out(node: Node) -> None:
+    """A probe in the worker, through the real bindings, decides about the return."""
+    await node.gpus(8)
+    node.driver.fall_off_the_bus(3)
+    await node.gpus(7)
+    node.driver.reset(3)
+    node.driver.width[3] = 8
+    node.driver.write()
+    assert node.agent is not None
+    pages, page = node.agent.ledger.health, Subject("gpu", node.uuid(3))
+    await node.until(lambda: pages[page].reason == "ProbeFailed", "a probe that fails")
+    assert "8 of 16 lanes" in pages[page].message
+    assert len(node.kubelet.healthy(GPU)) == 7
+    node.driver.reset(3)
+    await node.gpus(8)
+    assert node.value("flyer_node_gpu_probes_total") >= 4
+
+
 async def test_a_gpu_stays_out_until_its_reset_was_seen(node: Node) -> None:
     """An Xid 79 of a driver without the recovery action's field, and a GPU that still answers."""
     node.driver.recovery[2] = -1

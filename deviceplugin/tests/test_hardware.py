@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from conftest import Node
 
-PATIENT = Deadlines(facts=60, status=60, sysfs=60, ports=60, listen=60, beat=60)
+PATIENT = Deadlines(facts=60, alive=60, status=60, sysfs=60, ports=60, listen=60, beat=60)
 
 
 @contextlib.asynccontextmanager
@@ -155,3 +156,44 @@ async def test_no_worker_outlives_its_parent(machine: Node) -> None:
         with pytest.raises(HardwareError):
             await hung
         await settled(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
+
+
+async def test_a_hang_is_told_from_a_busy_machine_by_the_workers_own_pulse(machine: Node) -> None:
+    """A worker that runs while the driver is silent; one that is stopped is not the driver's."""
+    quick = replace(PATIENT, alive=3, status=60)
+    async with hardware(machine, quick) as (one, _, kills):
+        await one.facts()
+        machine.driver.hang = "nvmlDeviceGetHandleByUUID"
+        machine.driver.write()
+        with pytest.raises(HardwareError, match="no answer in 3 s in which the worker ran"):
+            await one.status([machine.uuid(0)])
+        assert len(kills) == 1
+    machine.driver.hang = ""
+    machine.driver.write()
+    async with hardware(machine, quick) as (one, _, kills):
+        await one.facts()
+        assert one._worker is not None
+        worker = one._worker.process.pid
+        os.kill(worker, signal.SIGSTOP)
+        asking = asyncio.create_task(one.status([machine.uuid(0)]))
+        done, _ = await asyncio.wait([asking], timeout=5)
+        os.kill(worker, signal.SIGCONT)
+        assert not done, "no pulse, no verdict"
+        [status] = await asking
+        assert status.answers
+        assert not kills
+
+
+async def test_the_closer_look_asks_what_needs_a_gpu_that_works(machine: Node) -> None:
+    machine.driver.width[1] = 8
+    machine.driver.idle[2] = 999
+    machine.driver.idle[3] = 3  # not supported
+    machine.driver.lost.add(4)
+    machine.driver.write()
+    async with hardware(machine) as (one, _, _):
+        await one.facts()
+        found = await one.probe([machine.uuid(index) for index in range(5)])
+    assert [(one.link_width, one.link_width_max) for one in found[:2]] == [(16, 16), (8, 16)]
+    assert found[2].refused.startswith("its utilisation (")
+    assert not found[3].refused
+    assert found[4].refused.startswith("to answer (")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flyer_node.errors import DataError
-from flyer_node.hardware.driver import GpuStatus
+from flyer_node.hardware.driver import GpuProbe, GpuStatus
 from flyer_node.health.ledger import Ledger, Subject
 from flyer_node.health.machine import (
     Fault,
@@ -18,6 +18,7 @@ from flyer_node.health.machine import (
     State,
     Times,
     look,
+    probed,
     take,
     unseen,
 )
@@ -57,7 +58,28 @@ def test_the_whole_way_from_healthy_to_healthy() -> None:
     assert not health.in_service
     assert look(health, Look(), 241, TIMES).state is State.RECOVERING
     health = look(health, Look(), 242, TIMES)
+    assert health.state is State.RECOVERING, "nothing has proved it"
+    health = probed(health, "", 243, TIMES)
     assert (health.state, health.reason) == (State.HEALTHY, "")
+
+
+def test_a_probe_that_fails_sends_it_back_for_twice_as_long() -> None:
+    health = replace(take(Health(), RESET, 0, TIMES), reset_seen=True)
+    health = look(health, Look(), 10, TIMES)
+    health = probed(health, "8 of 16 lanes", 40, TIMES)
+    assert (health.state, health.reason) == (State.UNHEALTHY, "ProbeFailed")
+    assert health.until == 40 + 2 * TIMES.hold
+    assert "8 of 16 lanes" in health.message
+    assert health.remedy == RESET.remedy
+    health = look(health, Look(), 61, TIMES)
+    assert health.state is State.RECOVERING
+    assert probed(health, "", 91, TIMES).state is State.HEALTHY
+
+
+def test_a_probe_moves_only_what_is_on_probation() -> None:
+    for health in (Health(), take(Health(), SOFT, 0, TIMES), take(Health(), RESET, 0, TIMES)):
+        assert probed(health, "", 5, TIMES) == health
+        assert probed(health, "refused", 5, TIMES) == health
 
 
 def test_a_driver_that_can_tell_and_tells_nothing_vouches_for_the_reset() -> None:
@@ -92,7 +114,7 @@ def test_the_hold_down_has_a_bound_and_old_returns_are_forgotten() -> None:
         now = health.until
         health = look(health, Look(), now, TIMES)
         now += TIMES.probation
-        health = look(health, Look(), now, TIMES)
+        health = probed(look(health, Look(), now, TIMES), "", now, TIMES)
         assert health.state is State.HEALTHY
     health = take(health, RESET, now + 90_000, TIMES)
     assert health.until == now + 90_000 + TIMES.hold
@@ -133,6 +155,8 @@ EVENTS: dict[str, Callable[[Health, float], Health]] = {
     "vouched": lambda health, now: look(health, Look(vouched=True), now, TIMES),
     "lost": lambda health, now: look(health, LOST, now, TIMES),
     "action": lambda health, now: look(health, asks("GPU_RESET"), now, TIMES),
+    "probe": lambda health, now: probed(health, "", now, TIMES),
+    "bad probe": lambda health, now: probed(health, "refused", now, TIMES),
     "blind": lambda health, now: unseen(health, "hangs"),
 }
 
@@ -158,12 +182,14 @@ def test_the_rules_hold_after_every_step_and_there_is_always_a_way_back(
             assert not before.needs_reset or health.reset_seen
         if before.known is State.RECOVERING and health.known is State.HEALTHY:
             assert now >= before.until
+            assert event == "probe" or before.proved
         if event in ("lost", "action", "reset fault"):
             assert not health.in_service
     # The way back: it is reset, answers, and time passes.
     for _ in range(8):
         now += TIMES.hold_max + TIMES.suspect
         health = look(health, Look(vouched=True), now, TIMES)
+        health = probed(health, "", now + TIMES.probation, TIMES)
     assert health.state is State.HEALTHY
 
 
@@ -298,6 +324,7 @@ def test_a_year_of_the_papers_xids_quarantines_for_hardware_only() -> None:
         good = [GpuStatus("G2", answers=True, recovery_action=0)]
         for later in (0, 4000, 8000):
             book.gpu_statuses(NODE, good, now + later)
+            book.gpus_probed(NODE, [GpuProbe("G2")], now + later)
         assert not book.out_of_service("gpu"), f"Xid {code} has no way back"
 
 
@@ -336,3 +363,89 @@ def test_a_reboot_proves_every_reset_but_forgets_no_cause() -> None:
     again = ledger()
     again.restore(page, same_boot=True)
     assert not again.health[Subject("gpu", "G0")].reset_seen
+
+
+def recovering(book: Ledger, uuid: str = "G0") -> float:
+    """A GPU that was reset and is on probation; when that is so."""
+    book.xid(NODE, uuid, 79, 0, source="driver")
+    book.gpu_statuses(NODE, [GpuStatus(uuid, answers=True, recovery_action=0)], 4000)
+    assert book.health[Subject("gpu", uuid)].state is State.RECOVERING
+    return 4000
+
+
+GOOD = GpuProbe("G0", uncorrectable_errors=2, link_width=16, link_width_max=16)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (replace(GOOD, refused="its utilisation (Unknown Error)"), "it refuses its utilisation"),
+        (replace(GOOD, recovery_action=1), "the driver asks for GPU_RESET"),
+        (replace(GOOD, remap_pending=True), "a memory row waits"),
+        (replace(GOOD, uncorrectable_errors=5), "3 uncorrectable memory errors came"),
+        (replace(GOOD, link_width=8), "8 of 16 lanes"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_gpu_returns_only_after_a_probe_at_each_end_of_its_probation(
+    after: GpuProbe, said: str
+) -> None:
+    page = Subject("gpu", "G0")
+    for last, state in ((GOOD, State.HEALTHY), (after, State.UNHEALTHY)):
+        book = ledger()
+        now = recovering(book)
+        assert book.gpus_to_probe(NODE, now) == ("G0",)
+        book.gpus_probed(NODE, [GOOD], now)
+        assert not book.gpus_to_probe(NODE, now + 1), "one sample, and then time has to pass"
+        end = book.health[page].until
+        assert end >= now + 30
+        assert book.gpus_to_probe(NODE, end) == ("G0",)
+        book.gpus_probed(NODE, [last], end)
+        assert book.health[page].state is state
+    assert said in book.health[page].message
+    assert [one.code for one in book.happened][-1] == "ProbeFailed"
+
+
+def test_an_agent_that_was_replaced_begins_the_probation_anew() -> None:
+    book = ledger()
+    now = recovering(book)
+    book.gpus_probed(NODE, [GOOD], now)
+    later = ledger()
+    later.restore(book.health, same_boot=True)
+    assert later.gpus_to_probe(NODE, now + 29) == ("G0",)
+    later.gpus_probed(NODE, [GOOD], now + 29)
+    page = later.health[Subject("gpu", "G0")]
+    assert (page.state, page.until) == (State.RECOVERING, now + 59)
+
+
+def test_a_pair_returns_when_both_ends_prove_all_links() -> None:
+    page = Subject("pair", "pair-G0")
+    for links, state in ((12, State.HEALTHY), (11, State.UNHEALTHY)):
+        book = ledger()
+        [bridge] = [one.id for one in NODE.bridges if one.first == "G0"]
+        page = Subject("pair", bridge)
+        book.xid(NODE, "G0", 74, 0, source="driver")
+        ends = [GpuStatus(one, answers=True, links_active=12) for one in ("G0", "G1")]
+        book.gpu_statuses(NODE, ends, 100)
+        assert book.gpus_to_probe(NODE, 100) == ("G0", "G1")
+        for now in (100, book.health[page].until + 60):
+            found = [GpuProbe("G0", links_active=12), GpuProbe("G1", links_active=links)]
+            book.gpus_probed(NODE, found, now)
+        assert book.health[page].state is state
+
+
+def test_a_port_returns_when_its_counters_stood_still() -> None:
+    page = Subject("hca", "mlx5_0-1")
+    for grown, state in ((0, State.HEALTHY), (4, State.UNHEALTHY)):
+        book = ledger()
+        for now in (0, 1):
+            book.port_statuses([port("down")], now)
+        up = port()
+        book.port_statuses([up], 50)
+        assert book.health[page].state is State.RECOVERING
+        worse = replace(up, counters={**up.counters, "symbol_error": grown})
+        book.port_statuses([worse], 60)
+        assert book.health[page].state is State.RECOVERING
+        book.port_statuses([worse], 71)
+        assert book.health[page].state is state
+    assert "symbol_error grew by 4" in book.health[page].message

@@ -27,12 +27,14 @@ from flyer_node.health.signs import kernel_xid
 from flyer_node.inventory import Finding, FindingKind, Inventory
 from flyer_node.inventory.assemble import DriverFacts, SysfsFacts, assemble
 from flyer_node.inventory.nccl import nccl_topology
+from flyer_node.memory import give_back
 from flyer_node.metrics import Metrics
 from flyer_node.plugin.offers import Offers
 from flyer_node.plugin.registrar import Registrar
 from flyer_node.plugin.resources import RESOURCES, NodeView
 from flyer_node.report.client import NodeHealthClient
 from flyer_node.report.document import status_document
+from flyer_node.report.events import Announcer
 from flyer_node.report.reporter import Reporter
 from flyer_node.state import StateFolder
 from flyer_node.web import Pulse, Web
@@ -79,6 +81,7 @@ class Agent:
         self.web = Web(
             settings.metrics_address, settings.metrics_port, self.metrics.text, self.pulse
         )
+        self.announcer: Announcer | None = None
         self.reporter = self._make_reporter()
 
     async def run(self) -> None:
@@ -102,6 +105,9 @@ class Agent:
             ]
             if self.reporter is not None:
                 loops.append(self.reporter.run())
+            if self.announcer is not None:
+                loops.append(self.announcer.run())
+            give_back()
             tasks = [asyncio.ensure_future(one) for one in loops]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -206,7 +212,21 @@ class Agent:
             self._hardware.renew()
         self._gone = gone
         self.ledger.gpu_statuses(self.inventory, statuses, time.time())
+        await self._probe_gpus()
         self._publish_changes()
+
+    async def _probe_gpus(self) -> None:
+        """Devices on probation return only after a closer look, from the worker as all others."""
+        wanted = self.ledger.gpus_to_probe(self.inventory, time.time())
+        if not wanted:
+            return
+        try:
+            found = await self._hardware.probe(wanted)
+        except (HardwareError, DataError) as error:
+            self._missed("driver", error)
+            return
+        self.metrics.probes.inc(len(found))
+        self.ledger.gpus_probed(self.inventory, found, time.time())
 
     async def _look_at_ports(self) -> None:
         if not self.inventory.hcas:
@@ -268,6 +288,8 @@ class Agent:
         changes = self.ledger.take_changes()
         for change in changes:
             self.metrics.changed(change)
+            if self.announcer is not None:
+                self.announcer.tell(change)
             log.warning(
                 "device",
                 kind=change.subject.kind,
@@ -325,6 +347,7 @@ class Agent:
         client = NodeHealthClient(
             settings.api_server, settings.api_token_file, settings.api_ca_file, settings.name
         )
+        self.announcer = Announcer(client, self.metrics)
         return Reporter(client, self._document, self.metrics)
 
     def _document(self, before: Mapping[str, Any], now: float) -> dict[str, Any]:

@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> int:
+    from flyer_node.memory import few_arenas
+
+    few_arenas()
     from flyer_node.agent import Agent
 
     async def serve() -> None:

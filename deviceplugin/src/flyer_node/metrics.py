@@ -113,6 +113,19 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.events = Counter(
+            "flyer_node_events",
+            "Kubernetes Events about devices; dropped: more than the limit",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("posted", "failed", "dropped"):
+            self.events.labels(outcome)
+        self.probes = Counter(
+            "flyer_node_gpu_probes",
+            "Closer looks at GPUs that are to return to service",
+            registry=registry,
+        )
         self.kernel_log_lost = Counter(
             "flyer_node_kernel_log_lost",
             "Records of the kernel's log that were overwritten before they were read",

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flyer_node.errors import DataError, HardwareError
-from flyer_node.hardware.driver import DriverEvent, GpuStatus
-from flyer_node.hardware.worker import CHANNEL_OF
+from flyer_node.hardware.driver import DriverEvent, GpuProbe, GpuStatus
+from flyer_node.hardware.worker import CHANNEL_OF, PULSE_SECONDS
 from flyer_node.inventory.assemble import DriverFacts, SysfsFacts
 from flyer_node.inventory.hca import PortStatus
 from flyer_node.serial import from_json
@@ -34,6 +34,8 @@ PAUSE_SECONDS_MAX = 30.0
 ABANDONED_MAX = 4
 """Workers that even SIGKILL did not end (stuck in the kernel); above it none is started."""
 REAP_SECONDS = 2.0
+QUICK = frozenset({"status", "probe", "ports"})
+"""Questions that an order of `Deadlines.alive` is enough for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,14 @@ class Deadlines:
     """Seconds that each kind of question may take before the hardware counts as hung.
 
     Far above what an answer takes (milliseconds): jobs may keep every core of a node busy, and a
-    healthy device that is called hung leaves service. Faults are told by answers, not by silence.
+    healthy device that is called hung leaves service. A worker that says all the while that it
+    runs tells a hang from a busy machine: then `alive` is enough.
     """
 
     facts: float = 20.0
     """The driver initialises itself at the first one: seconds on a machine of eight GPUs."""
+    alive: float = 3.0
+    """For looks and probes, counted in the worker's pulses: seconds in which it did run."""
     status: float = 10.0
     sysfs: float = 10.0
     ports: float = 10.0
@@ -65,6 +70,8 @@ class _Worker:
     process: asyncio.subprocess.Process
     reader: asyncio.Task[None] | None = None
     waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    patience: dict[int, int] = field(default_factory=dict)
+    """Pulses that a question may yet take."""
     beat: float | None = None
 
 
@@ -110,6 +117,11 @@ class Hardware:
         answer = await self._ask("status", self._deadlines.status, gpus=list(gpus))
         return from_json(tuple[GpuStatus, ...], answer, "status")
 
+    async def probe(self, gpus: Sequence[str]) -> tuple[GpuProbe, ...]:
+        """A closer look at GPUs that are to return."""
+        answer = await self._ask("probe", self._deadlines.status, gpus=list(gpus))
+        return from_json(tuple[GpuProbe, ...], answer, "probe")
+
     async def sysfs(self) -> SysfsFacts:
         """All that sysfs shows."""
         return from_json(
@@ -146,6 +158,9 @@ class Hardware:
         self._next_id += 1
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         worker.waiting[self._next_id] = answer
+        if question in QUICK:
+            pulses = max(1, round(self._deadlines.alive / PULSE_SECONDS))
+            worker.patience[self._next_id] = pulses
         message = {"id": self._next_id, "ask": question, **details}
         try:
             assert worker.process.stdin is not None
@@ -153,17 +168,19 @@ class Hardware:
             # Not wait_for, which in Python 3.11 may swallow a cancellation.
             async with asyncio.timeout(deadline):
                 result = await answer
-        except TimeoutError:
+        except TimeoutError as error:
+            waited = str(error) or f"no answer after {deadline:g} s"
             pause.seconds = min(PAUSE_SECONDS_MAX, max(1.0, pause.seconds * 2))
             pause.until = time.monotonic() + pause.seconds
             if worker is self._worker:
-                self._kill(f"{question} had no answer after {deadline:g} s")
-            why = f"no answer after {deadline:g} s; the worker was killed"
+                self._kill(f"{question}: {waited}")
+            why = f"{waited}; the worker was killed"
             raise HardwareError("hung", question, why) from None
         except (ConnectionError, RuntimeError) as error:
             raise HardwareError("died", question, f"the worker is gone: {error}") from error
         finally:
             worker.waiting.pop(message["id"], None)
+            worker.patience.pop(message["id"], None)
         pause.seconds = 0.0
         return result
 
@@ -208,12 +225,24 @@ class Hardware:
             else:
                 waiting.set_result(message["answer"])
             return
+        if "pulse" in message:
+            self._pulse(worker)
+            return
         if "deaf" in message:
             worker.beat = None
             return
         worker.beat = time.monotonic() if "silent" not in message else float("inf")
         if "event" in message:
             self._on_event(from_json(DriverEvent, message["event"]))
+
+    def _pulse(self, worker: _Worker) -> None:
+        """The worker runs, and these questions have no answer yet."""
+        for number in worker.patience:
+            worker.patience[number] -= 1
+            waiting = worker.waiting.get(number)
+            if worker.patience[number] <= 0 and waiting is not None and not waiting.done():
+                text = f"no answer in {self._deadlines.alive:g} s in which the worker ran"
+                waiting.set_exception(TimeoutError(text))
 
     def _kill(self, why: str | None) -> None:
         """Ends the present worker; `why` is None when nothing is wrong."""

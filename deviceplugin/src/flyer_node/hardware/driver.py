@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from flyer_node.inventory.assemble import DriverFacts
 
-__all__ = ["DriverEvent", "EventKind", "GpuDriver", "GpuStatus", "RecoveryAction"]
+__all__ = ["DriverEvent", "EventKind", "GpuDriver", "GpuProbe", "GpuStatus", "RecoveryAction"]
 
 
 class RecoveryAction(enum.IntEnum):
@@ -50,6 +50,22 @@ class GpuStatus:
     """NVLink links to another GPU that are up; None if the GPU has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuProbe:
+    """A closer look at a GPU that is to return to service."""
+
+    uuid: str
+    refused: str = ""
+    """The first question that it did not answer, with the driver's words; empty: none."""
+    recovery_action: int | None = None
+    remap_pending: bool = False
+    uncorrectable_errors: int | None = None
+    links_active: int | None = None
+    link_width: int | None = None
+    """PCIe lanes in use, and how many GPU and slot can do together."""
+    link_width_max: int | None = None
+
+
 class EventKind(enum.StrEnum):
     """What a driver event says."""
 
@@ -76,6 +92,9 @@ class GpuDriver(Protocol):
 
     def status(self, gpus: Sequence[str]) -> tuple[GpuStatus, ...]:
         """One look at each of these GPUs."""
+
+    def probe(self, gpus: Sequence[str]) -> tuple[GpuProbe, ...]:
+        """A closer look at each of these GPUs."""
 
     def events(self, gpus: Sequence[str], wait_seconds: float) -> Iterator[DriverEvent | None]:
         """Events for ever; None whenever nothing happened for `wait_seconds`."""

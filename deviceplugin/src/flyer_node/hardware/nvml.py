@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from flyer_node.hardware.driver import DriverEvent, EventKind, GpuStatus
+from flyer_node.hardware.driver import DriverEvent, EventKind, GpuProbe, GpuStatus
 from flyer_node.inventory.assemble import DriverFacts, DriverGpu
 from flyer_node.inventory.model import Finding, FindingKind, Gpu
 from flyer_node.inventory.pci import normal_address
+from flyer_node.memory import give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["NvmlDriver"]
 
@@ -49,6 +50,13 @@ class NvmlDriver:
         if nvml is None:
             return ()
         return tuple(self._look(nvml, uuid) for uuid in gpus)
+
+    def probe(self, gpus: Sequence[str]) -> tuple[GpuProbe, ...]:
+        """A closer look at each of these GPUs: calls that need a GPU that works."""
+        nvml = self._library()
+        if nvml is None:
+            return ()
+        return tuple(self._probe(nvml, uuid) for uuid in gpus)
 
     def events(self, gpus: Sequence[str], wait_seconds: float) -> Iterator[DriverEvent | None]:
         """Xids, ECC storms, lost GPUs and changed recovery actions, as they happen."""
@@ -89,6 +97,7 @@ class NvmlDriver:
             except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
                 return None
             self._nvml = pynvml
+            give_back()  # its import leaves more free memory than all else here takes
         return self._nvml
 
     def _describe(self, nvml: Any, handle: Any, index: int) -> DriverGpu:
@@ -155,6 +164,35 @@ class NvmlDriver:
             remap_failed=failed,
             uncorrectable_errors=errors,
             links_active=self._links_active(nvml, handle),
+        )
+
+    def _probe(self, nvml: Any, uuid: str) -> GpuProbe:
+        status = self._look(nvml, uuid)
+        if not status.answers:
+            return GpuProbe(uuid, refused=f"to answer ({status.error})")
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        answers: dict[str, int | None] = {}
+        questions: tuple[tuple[str, Callable[[], Any]], ...] = (
+            ("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            ("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            ("PCIe width", lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+            ("PCIe width at most", lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+        )
+        for name, ask in questions:
+            try:
+                answers[name] = int(ask())
+            except nvml.NVMLError_NotSupported:
+                answers[name] = None
+            except nvml.NVMLError as error:
+                return GpuProbe(uuid, refused=f"its {name} ({error})")
+        return GpuProbe(
+            uuid,
+            recovery_action=status.recovery_action,
+            remap_pending=status.remap_pending,
+            uncorrectable_errors=status.uncorrectable_errors,
+            links_active=status.links_active,
+            link_width=answers["PCIe width"],
+            link_width_max=answers["PCIe width at most"],
         )
 
     def _links_active(self, nvml: Any, handle: Any) -> int | None:

@@ -13,12 +13,14 @@ import queue
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyer_node.inventory.assemble import read_sysfs
 from flyer_node.inventory.hca import read_ports
 from flyer_node.inventory.tree import SysfsTree
+from flyer_node.memory import few_arenas
 from flyer_node.serial import to_json
 
 if TYPE_CHECKING:
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
 
     from flyer_node.hardware.driver import GpuDriver
 
-__all__ = ["BEAT_SECONDS", "CHANNEL_OF", "main"]
+__all__ = ["BEAT_SECONDS", "CHANNEL_OF", "PULSE_SECONDS", "main"]
 
 BEAT_SECONDS = 0.5
 """The thread that waits for events says so often that it lives."""
-CHANNEL_OF = {"facts": "driver", "status": "driver", "listen": "driver"} | dict.fromkeys(
+PULSE_SECONDS = 0.25
+"""While a question has no answer the worker says so often that it runs: silence of the driver is
+then not a busy machine."""
+CHANNEL_OF = dict.fromkeys(("facts", "status", "probe", "listen"), "driver") | dict.fromkeys(
     ("sysfs", "ports"), "sysfs"
 )
 """Which thread answers which question."""
@@ -47,6 +52,9 @@ class Worker:
         self._queues: dict[str, queue.Queue[dict[str, Any]]] = {}
         self._listening = False
         self._refused: set[str] = set()
+        self._open = 0
+        self._asked = threading.Condition()
+        threading.Thread(target=self._pulse, daemon=True).start()
 
     def take(self, question: dict[str, Any]) -> None:
         """Hands a question to its thread."""
@@ -54,7 +62,18 @@ class Worker:
         if channel not in self._queues:
             self._queues[channel] = queue.Queue()
             threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
+        with self._asked:
+            self._open += 1
+            self._asked.notify()
         self._queues[channel].put(question)
+
+    def _pulse(self) -> None:
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._open > 0)
+            time.sleep(PULSE_SECONDS)
+            if self._open > 0:
+                self._write({"pulse": True})
 
     def _serve(self, channel: str) -> None:
         while True:
@@ -63,6 +82,8 @@ class Worker:
                 answer = {"id": question["id"], "answer": to_json(self._answer(question))}
             except Exception as error:  # noqa: BLE001 - any refusal is an answer
                 answer = {"id": question["id"], "error": f"{type(error).__name__}: {error}"}
+            with self._asked:
+                self._open -= 1
             self._write(answer)
 
     def _answer(self, question: dict[str, Any]) -> Any:
@@ -71,6 +92,8 @@ class Worker:
                 return self._driver.facts()
             case "status":
                 return self._driver.status(question["gpus"])
+            case "probe":
+                return self._driver.probe(question["gpus"])
             case "sysfs":
                 return read_sysfs(Path(question["root"]))
             case "ports":
@@ -95,6 +118,7 @@ class Worker:
 
 def main() -> None:
     """Serves standard input until it ends."""
+    few_arenas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     from flyer_node.hardware.nvml import NvmlDriver

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from flyer_node.health import signs
+from flyer_node.health import probes, signs
 from flyer_node.health.machine import (
     Fault,
     Health,
@@ -18,7 +18,9 @@ from flyer_node.health.machine import (
     Severity,
     State,
     Times,
+    begin_probation,
     look,
+    probed,
     take,
     unseen,
 )
@@ -27,7 +29,7 @@ from flyer_node.health.policy import Action
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from flyer_node.hardware.driver import GpuStatus
+    from flyer_node.hardware.driver import GpuProbe, GpuStatus
     from flyer_node.health.policy import Policy, XidRule
     from flyer_node.inventory import Inventory
     from flyer_node.inventory.hca import PortStatus
@@ -92,6 +94,10 @@ class Ledger:
         self._port_counters: dict[str, Mapping[str, int]] = {}
         self._port_down_since: dict[str, float] = {}
         self._flaps: dict[str, tuple[float, ...]] = {}
+        # The first sample of a probation.
+        self._gpu_samples: dict[str, GpuProbe] = {}
+        self._pair_begun: set[Subject] = set()
+        self._port_samples: dict[str, PortStatus] = {}
         timers = policy.timers
         self._times = {
             "gpu": Times(
@@ -181,6 +187,52 @@ class Ledger:
                     self._note_look(Subject("pair", bridge.id), seen, now)
                     self._look(Subject("pair", bridge.id), seen, now)
 
+    def gpus_to_probe(self, inventory: Inventory, now: float) -> tuple[str, ...]:
+        """GPUs whose probation begins or ends with a probe now, and ends of such bridges."""
+        wanted: set[str] = set()
+        for subject, page in self.health.items():
+            if page.state is not State.RECOVERING or subject.kind == "hca":
+                continue
+            begun = subject.id in self._gpu_samples or subject in self._pair_begun
+            if begun and now < page.until:
+                continue
+            if subject.kind == "gpu":
+                wanted.add(subject.id)
+            else:
+                for bridge in inventory.bridges:
+                    if bridge.id == subject.id:
+                        wanted |= {bridge.first, bridge.second}
+        return tuple(sorted(wanted))
+
+    def gpus_probed(self, inventory: Inventory, found: Iterable[GpuProbe], now: float) -> None:
+        """What these probes say; the first one of a probation begins it."""
+        by_uuid = {one.uuid: one for one in found}
+        for uuid, sample in by_uuid.items():
+            subject = Subject("gpu", uuid)
+            page = self.health.get(subject)
+            if page is None or page.state is not State.RECOVERING:
+                continue
+            first = self._gpu_samples.get(uuid)
+            if first is None:
+                self._gpu_samples[uuid] = sample
+                self._begin(subject, page, now)
+            elif now >= page.until:
+                del self._gpu_samples[uuid]
+                self._probed(subject, page, probes.gpu_verdict(first, sample), now)
+        for bridge in inventory.bridges:
+            subject = Subject("pair", bridge.id)
+            page = self.health.get(subject)
+            ends = by_uuid.get(bridge.first), by_uuid.get(bridge.second)
+            if page is None or page.state is not State.RECOVERING or None in ends:
+                continue
+            if subject not in self._pair_begun:
+                self._pair_begun.add(subject)
+                self._begin(subject, page, now)
+            elif now >= page.until and ends[0] is not None and ends[1] is not None:
+                self._pair_begun.discard(subject)
+                verdict = probes.pair_verdict(bridge.links, ends[0], ends[1])
+                self._probed(subject, page, verdict, now)
+
     def port_statuses(self, statuses: Iterable[PortStatus], now: float) -> dict[str, int]:
         """A look at all ports; how often the link of each went down since the last one."""
         drops: dict[str, int] = {}
@@ -199,7 +251,29 @@ class Ledger:
             if drops[name] and subject in self.health:
                 self._take(subject, self._flap(name, drops[name], now), now)
             self._look(subject, found, now)
+            self._probe_port(subject, status, now)
         return drops
+
+    def _probe_port(self, subject: Subject, status: PortStatus, now: float) -> None:
+        """A look at a port shows all that its probe needs: the link, and what its counters did."""
+        page = self.health.get(subject)
+        if page is None or page.state is not State.RECOVERING:
+            return
+        first = self._port_samples.get(subject.id)
+        if first is None:
+            self._port_samples[subject.id] = status
+            self._begin(subject, page, now)
+        elif now >= page.until:
+            del self._port_samples[subject.id]
+            self._probed(subject, page, probes.port_verdict(first, status), now)
+
+    def _begin(self, subject: Subject, page: Health, now: float) -> None:
+        self._store(subject, begin_probation(page, now, self._times[subject.kind]))
+
+    def _probed(self, subject: Subject, page: Health, failure: str, now: float) -> None:
+        if failure:
+            self._note(Happened(now, subject.id, "ProbeFailed", failure))
+        self._store(subject, probed(page, failure, now, self._times[subject.kind]))
 
     def blind(self, kinds: Iterable[Kind], reason: str) -> None:
         """Devices of these kinds cannot be observed now."""
@@ -280,5 +354,9 @@ class Ledger:
     def _store(self, subject: Subject, page: Health) -> None:
         before = self.health[subject]
         self.health[subject] = page
+        if page.known is not State.RECOVERING:  # the next probation begins anew
+            self._gpu_samples.pop(subject.id, None)
+            self._port_samples.pop(subject.id, None)
+            self._pair_begun.discard(subject)
         if before.state is not page.state:
             self._changes.append(Change(subject, before.state, page))

@@ -10,6 +10,7 @@ Rules that hold after every step:
 - Where the fault needs a reset, it recovers only after one was seen; a driver that has a recovery
   action to tell and tells none vouches for it.
 - A fault during probation sends it back, and each return in 24 h doubles the hold-down.
+- Probation ends with a probe that passed; one that failed is a fault.
 - Suspect devices stay in service.
 """
 
@@ -18,7 +19,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-__all__ = ["Fault", "Health", "Look", "Severity", "State", "Times", "look", "take", "unseen"]
+__all__ = [
+    "Fault", "Health", "Look", "Severity", "State", "Times",
+    "begin_probation", "look", "probed", "take", "unseen",
+]  # fmt: skip
 
 RETURNS_WINDOW_SECONDS = 86_400.0
 HISTORY_MAX = 32
@@ -99,6 +103,8 @@ class Health:
     reset_seen: bool = False
     gone: bool = False
     action: str = ""
+    proved: bool = False
+    """On probation: a probe has passed."""
     returns: tuple[float, ...] = ()
     """When it became Unhealthy, for the last day."""
 
@@ -147,6 +153,7 @@ def take(health: Health, fault: Fault, now: float, times: Times) -> Health:
         until=max(health.until if already else 0.0, now + hold),
         needs_reset=fault.needs_reset or (already and health.needs_reset),
         reset_seen=already and health.reset_seen and not fault.needs_reset,
+        proved=False,
         returns=returns,
     )
 
@@ -170,6 +177,23 @@ def look(health: Health, found: Look, now: float, times: Times) -> Health:
     return _onward(health, now, times)
 
 
+def begin_probation(health: Health, now: float, times: Times) -> Health:
+    """The device when the first sample of its probation was taken, from which it counts."""
+    return replace(health, until=max(health.until, now + times.probation), proved=False)
+
+
+def probed(health: Health, failure: str, now: float, times: Times) -> Health:
+    """The device after the probe at the end of its probation; no `failure`: it passed."""
+    if health.known is not State.RECOVERING:
+        return health
+    if not failure:
+        return _onward(replace(health, proved=True), now, times)
+    remedy = health.remedy or "validation"
+    text = f"the probe before its return failed: {failure}"
+    fault = Fault("ProbeFailed", text, Severity.UNHEALTHY, remedy, evidence=failure)
+    return take(health, fault, now, times)
+
+
 def unseen(health: Health, reason: str) -> Health:
     """The device when it cannot be observed."""
     return replace(health, seen=False, blind_reason=reason)
@@ -181,7 +205,15 @@ def _onward(health: Health, now: float, times: Times) -> Health:
     if health.known is State.UNHEALTHY:
         if health.action or (health.needs_reset and not health.reset_seen):
             return health
-        return replace(health, known=State.RECOVERING, since=now, until=now + times.probation)
+        return replace(
+            health,
+            known=State.RECOVERING,
+            since=now,
+            until=now + times.probation,
+            proved=False,
+        )
+    if health.known is State.RECOVERING and not health.proved:
+        return health
     if health.known in (State.RECOVERING, State.SUSPECT):
         return Health(known=State.HEALTHY, since=now, returns=health.returns)
     return health

@@ -23,6 +23,8 @@ __all__ = ["ApiError", "NodeHealthClient"]
 GROUP_VERSION = "fireflyer.dev/v1alpha1"
 FOLDER = f"/apis/{GROUP_VERSION}/nodehealths"
 FIELD_MANAGER = "flyer-node"
+EVENTS = "/api/v1/namespaces/default/events"
+"""Where the events of nodes are: they have no namespace of their own."""
 CALL_SECONDS = 10.0
 BODY_BYTES_MAX = 4 << 20
 
@@ -53,6 +55,16 @@ class NodeHealthClient:
                 raise
             self._create()
             self._apply_status(status)
+
+    def post_event(self, name: str, reason: str, text: str, stamp: str, *, warning: bool) -> None:
+        """Makes an Event about the node."""
+        document = _event(self.node, name, reason, text, stamp, warning=warning)
+        self._call("POST", EVENTS, document)
+
+    def update_event(self, name: str, fields: dict[str, Any]) -> None:
+        """Changes fields of an Event."""
+        kind = "application/merge-patch+json"
+        self._call("PATCH", f"{EVENTS}/{quote(name)}", fields, kind)
 
     def _apply_status(self, status: dict[str, Any]) -> None:
         document = self._document() | {"status": status}
@@ -114,3 +126,23 @@ class NodeHealthClient:
             return http.client.HTTPConnection(host, where.port, timeout=CALL_SECONDS)
         context = ssl.create_default_context(cafile=str(self.ca_file))
         return http.client.HTTPSConnection(host, where.port, timeout=CALL_SECONDS, context=context)
+
+
+def _event(node: str, name: str, reason: str, text: str, stamp: str, *, warning: bool) -> Any:
+    """The Event; as the kubelet's own it names the node as its uid too."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "related": {"apiVersion": "fireflyer.dev/v1alpha1", "kind": "NodeHealth", "name": node},
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": text,
+        "source": {"component": "flyer-node", "host": node},
+        "reportingComponent": "fireflyer.dev/flyer-node",
+        "reportingInstance": node,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }

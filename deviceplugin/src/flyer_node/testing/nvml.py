@@ -42,6 +42,10 @@ class StubDriver:
     remap: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     links: dict[int, int] = field(default_factory=dict)
     ecc: dict[int, int] = field(default_factory=dict)
+    width: dict[int, int] = field(default_factory=dict)
+    """PCIe lanes in use."""
+    idle: dict[int, int] = field(default_factory=dict)
+    """NVML's error with which the utilisation of a GPU is refused."""
     hang: str = ""
     """Calls whose name contains this never return: `nvml` is all of them."""
     _xids: list[tuple[int, int, int]] = field(default_factory=list)
@@ -57,6 +61,8 @@ class StubDriver:
         lines += [f"remap {index} {int(a)} {int(b)}" for index, (a, b) in self.remap.items()]
         lines += [f"links {index} {count}" for index, count in self.links.items()]
         lines += [f"ecc {index} {count}" for index, count in self.ecc.items()]
+        lines += [f"width {index} {lanes}" for index, lanes in self.width.items()]
+        lines += [f"idle {index} {code}" for index, code in self.idle.items()]
         lines += [f"xid {number} {gpu} {code}" for number, gpu, code in self._xids[-200:]]
         if self.hang:
             lines.append(f"hang {self.hang}")
@@ -78,6 +84,6 @@ class StubDriver:
     def reset(self, gpu: int) -> None:
         """A GPU reset, or the reboot that an Xid 79 needs: all faults of the GPU are gone."""
         self.lost.discard(gpu)
-        for faults in (self.recovery, self.remap, self.links, self.ecc):
+        for faults in (self.recovery, self.remap, self.links, self.ecc, self.width, self.idle):
             faults.pop(gpu, None)
         self.write()

@@ -9,6 +9,8 @@
  *   recovery INDEX ACTION field 230
  *   remap INDEX PENDING FAILED
  *   ecc INDEX COUNT       volatile uncorrected errors
+ *   width INDEX LANES     PCIe lanes in use (16 unless said, of 16)
+ *   idle INDEX CODE       its utilisation is refused with this error
  *   links INDEX COUNT     NVLink links that are up (12 unless said)
  *   xid SEQUENCE INDEX CODE   an event, delivered once to every process that waits
  *   hang CALL             calls whose name contains CALL never return
@@ -23,7 +25,7 @@
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, LOST = 15, UNKNOWN = 999 };
 enum { GPUS_MAX = 16, EVENTS_MAX = 256, LINKS = 12, FIELD_RECOVERY_ACTION = 230 };
 
-struct gpu { char uuid[80]; char bus[32]; int minor, peer, lost, recovery, pending, failed, ecc, links; };
+struct gpu { char uuid[80]; char bus[32]; int minor, peer, lost, recovery, pending, failed, ecc, links, width, idle; };
 struct event { long sequence; int gpu, code; };
 struct state { char driver[80]; char hang[80]; int gpus, events; struct gpu gpu[GPUS_MAX]; struct event event[EVENTS_MAX]; };
 
@@ -50,7 +52,7 @@ static int parse(struct state *s) {
             struct gpu *g = &s->gpu[index];
             snprintf(g->uuid, sizeof g->uuid, "%s", uuid);
             snprintf(g->bus, sizeof g->bus, "%s", bus);
-            g->minor = a; g->peer = b; g->links = b >= 0 ? LINKS : 0;
+            g->minor = a; g->peer = b; g->links = b >= 0 ? LINKS : 0; g->width = 16;
             if (index >= s->gpus) s->gpus = index + 1;
             continue;
         }
@@ -67,6 +69,8 @@ static int parse(struct state *s) {
         else if (!strcmp(word, "remap")) { g->pending = a; g->failed = b; }
         else if (!strcmp(word, "ecc")) g->ecc = a;
         else if (!strcmp(word, "links")) g->links = a;
+        else if (!strcmp(word, "width")) g->width = a;
+        else if (!strcmp(word, "idle")) g->idle = a;
     }
     fclose(file);
     return 1;
@@ -142,6 +146,9 @@ int nvmlDeviceGetMinorNumber(void *device, unsigned *minor) { OF; *minor = g->mi
 int nvmlDeviceGetName(void *device, char *text, unsigned size) { OF; (void)g; snprintf(text, size, "NVIDIA A100-PCIE-40GB"); return OK; }
 int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) { OF; (void)g; *memory = (memory_t){42949672960ull, 42949672960ull, 0}; return OK; }
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { OF; (void)g; *major = 8; *minor = 0; return OK; }
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) { OF; if (g->idle) return g->idle; rates[0] = rates[1] = 0; return OK; }
+int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *lanes) { OF; *lanes = g->width; return OK; }
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *lanes) { OF; (void)g; *lanes = 16; return OK; }
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
     OF;
     if (g->peer < 0) return NOT_SUPPORTED;
