@@ -30,13 +30,14 @@ class Claim:
 
 @dataclass(slots=True)
 class Market:
-    """The ledger of one moment: rebuilt after each job that was given nodes."""
+    """The ledger of one moment: `reserved` and `refresh` bring it up to date."""
 
     draft: Draft
     reserved_by: dict[str, str] = field(init=False)
     occupied_by: dict[str, str] = field(init=False)
 
     _open: set[str] = field(init=False)
+    _holders: tuple[list[str], list[str]] | None = field(init=False)
     _classes: dict[tuple[str | None, str | None, int], list[list[Node]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +49,17 @@ class Market:
         self.reserved_by = self.draft.reserved_by()
         self.occupied_by = self.draft.occupied_by()
         self._open = {name for name in self.draft.nodes if self._is_open(name)}
+        self._holders = None
+
+    def reserved(self, key: str) -> None:
+        """The job was given nodes that were nobody's; nothing else has changed."""
+        assignment = self.draft.jobs[key].status.assignment
+        assert assignment is not None, f"{key}: reserved without nodes"
+        names = assignment.names
+        self.reserved_by |= dict.fromkeys(names, key)
+        self._open.difference_update(names)
+        if len(assignment.zones) > 1:
+            self._holders = None
 
     def classes(self, job: JobState) -> list[list[Node]]:
         """The usable nodes, ready or not, by node class: a gang never mixes them."""
@@ -67,6 +79,11 @@ class Market:
         """
         return node.name in self._open
 
+    def open_of(self, nodes: Sequence[Node]) -> list[Node]:
+        """Those of the nodes that are open."""
+        names = self._open
+        return [node for node in nodes if node.name in names]
+
     def _is_open(self, name: str) -> bool:
         if not self.draft.nodes[name].eligible or name in self.reserved_by:
             return False
@@ -79,11 +96,17 @@ class Market:
 
     def token_holders(self, job: JobState) -> tuple[list[str], list[str]]:
         """Who else has the cross-zone token: those who keep it, and those who are leaving."""
+        if self._holders is None:
+            self._holders = self._token_holders()
+        keeping, leaving = self._holders
+        return [key for key in keeping if key != job.key], [
+            key for key in leaving if key != job.key
+        ]
+
+    def _token_holders(self) -> tuple[list[str], list[str]]:
         keeping, leaving = [], []
         for key in sorted(self.draft.jobs):
             other = self.draft.jobs[key]
-            if key == job.key:
-                continue
             if self.draft.wants_token(other):
                 keeping.append(key)
             elif self.draft.crossing(other):

@@ -75,7 +75,6 @@ def schedule(draft: Draft) -> None:
             _set_pending(draft, job, blockers.behind(ahead))
             continue
         if _place(market, job, claims, gate):
-            market.refresh()
             blocked.clear()
             gate.fill(job)
             continue
@@ -200,6 +199,7 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
             found = _fit_free(market, job, nodes, kind, claims)
             if found is not None:
                 transitions.reserve(draft, job.key, found)
+                market.reserved(job.key)
                 return True
     for nodes in classes:
         zones = {node.zone for node in nodes}
@@ -207,6 +207,7 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
             plan = preemption_plan(market, job, nodes, kind, claims)
             if plan is not None:
                 _preempt(draft, job, *plan)
+                market.refresh()
                 return True
     return False
 
@@ -220,8 +221,9 @@ def _fit_free(
 ) -> tuple[Node, ...] | None:
     """Nodes that are nobody's: empty or its own ones if they do, else also those being left."""
     keeping, leaving = market.token_holders(job)
-    unclaimed = [node for node in nodes if market.is_open(node)]
-    unclaimed = [node for node in unclaimed if not _claimed(market, job, node, claims)]
+    unclaimed = market.open_of(nodes)
+    if claims:
+        unclaimed = [node for node in unclaimed if not _claimed(market, job, node, claims)]
     empty = [node for node in unclaimed if market.occupied_by.get(node.name) in (None, job.key)]
     for candidates, token_free in ((empty, not leaving), (unclaimed, True)):
         usable = [one for one in kind if not one.crosses or (token_free and not keeping)]
