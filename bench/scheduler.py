@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,20 +43,57 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-async def measure(arguments: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
+@dataclass(slots=True)
+class Record:
+    """What was measured so far; it is kept when the rest fails."""
+
+    path: Path
+    quick: bool
+    figures: list[Figure] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    async def add(self, part: Callable[[], Awaitable[None]], *details: dict[str, Any]) -> None:
+        """Run a part, say what it brought, and write it."""
+        before = [len(one.ours) for one in self.figures]
+        await part()
+        for one, count in zip(self.figures, before, strict=True):
+            if len(one.ours) > count:
+                peer = f", peer {one.peer[-1]:.3g}" if one.peer else ""
+                say(f"  {one.name}: {one.ours[-1]:.3g} {one.unit}{peer}")
+        for part_details in details:
+            self.details |= part_details
+        self._write()
+
+    def _write(self) -> None:
+        """What the file has of other figures stays."""
+        config = {
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "quick": self.quick,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        found = document(config, [one for one in self.figures if one.ours])
+        for one in found["figures"].values():
+            one["config"] = config
+        before: dict[str, Any] = {}
+        with suppress(FileNotFoundError, ValueError):
+            before = json.loads(self.path.read_text())
+        found["figures"] = before.get("figures", {}) | found["figures"]
+        found["details"] = before.get("details", {}) | self.details
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+async def measure(arguments: argparse.Namespace, record: Record) -> None:
     """All that was asked for."""
-    figures: list[Figure] = []
-    details: dict[str, Any] = {}
     if set(arguments.only) - {"cold"}:
-        await _with_nodes(arguments, figures, details)
+        await _with_nodes(arguments, record)
     if "cold" in arguments.only:
-        await _cold(arguments, figures, details)
-    return figures, details
+        await _cold(arguments, record)
 
 
-async def _with_nodes(
-    arguments: argparse.Namespace, figures: list[Figure], details: dict[str, Any]
-) -> None:
+async def _with_nodes(arguments: argparse.Namespace, record: Record) -> None:
     sizes = QUICK if arguments.quick else Sizes()
     say(f"starting a control plane with {sizes.nodes} nodes")
     lab = Lab(
@@ -67,7 +105,7 @@ async def _with_nodes(
     async with lab, Crew(lab) as crew:
         await lab.start_leader()
         starts, shares = Starts(lab, crew, sizes), Shares(lab, crew, sizes)
-        figures += starts.figures + shares.figures
+        record.figures += starts.figures + shares.figures
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "gang": starts.gang_round,
             "gangs": starts.gangs_round,
@@ -80,58 +118,23 @@ async def _with_nodes(
             for name, part in parts.items():
                 if name in arguments.only:
                     say(f"round {number + 1} of {arguments.rounds}: {name}")
-                    await _told(part, figures)
-        details |= starts.details | shares.details
+                    await record.add(part, starts.details, shares.details)
 
 
-async def _cold(
-    arguments: argparse.Namespace, figures: list[Figure], details: dict[str, Any]
-) -> None:
+async def _cold(arguments: argparse.Namespace, record: Record) -> None:
     history = QUICK_HISTORY if arguments.quick else History()
     say(f"starting a control plane; {history.jobs:,} jobs and {history.pods:,} pods go into etcd")
     lab = Lab(arguments.folder, nodes=0, nodes_per_leaf=1, profile=arguments.profile)
     async with lab:
         cold = Cold(lab, history)
         await cold.load()
-        figures += cold.figures
+        record.figures += cold.figures
         say("cold start")
-        await _told(cold.round, figures)
-        details |= cold.details
-
-
-async def _told(part: Callable[[], Awaitable[None]], figures: list[Figure]) -> None:
-    """Run a part and say what it brought."""
-    before = [len(one.ours) for one in figures]
-    await part()
-    for one, count in zip(figures, before, strict=True):
-        if len(one.ours) > count:
-            peer = f", peer {one.peer[-1]:.3g}" if one.peer else ""
-            say(f"  {one.name}: {one.ours[-1]:.3g} {one.unit}{peer}")
-
-
-def write(path: Path, figures: list[Figure], details: dict[str, Any], *, quick: bool) -> None:
-    """Add to the file what was measured; what it had of other figures stays."""
-    config = {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "quick": quick,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    found = document(config, [one for one in figures if one.ours])
-    for one in found["figures"].values():
-        one["config"] = config
-    before: dict[str, Any] = {}
-    with suppress(FileNotFoundError, ValueError):
-        before = json.loads(path.read_text())
-    found["figures"] = before.get("figures", {}) | found["figures"]
-    found["details"] = before.get("details", {}) | details
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2) + "\n")
+        await record.add(cold.round, cold.details)
 
 
 def main() -> int:
-    """Measure, print a table, write the JSON. 1: a bound does not hold; 2: nothing measured."""
+    """Measure, print a table, write the JSON. 1: something did not come to be; 130: Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.scheduler", description=__doc__.partition("\n")[0]
     )
@@ -146,18 +149,20 @@ def main() -> int:
     if unknown := set(arguments.only) - set(NAMES):
         parser.error(f"--only {','.join(sorted(unknown))}: choose of {','.join(NAMES)}")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    record = Record(arguments.output, arguments.quick)
+    status = 0
     try:
-        figures, details = asyncio.run(measure(arguments))
+        asyncio.run(measure(arguments, record))
     except LabError as error:
         print(f"bench-sched: {error}", file=sys.stderr)
-        return 2
+        status = 1
     except KeyboardInterrupt:
         print("bench-sched: interrupted; the cluster is removed", file=sys.stderr)
-        return 130
-    write(arguments.output, figures, details, quick=arguments.quick)
-    print("\n".join(table(figures)))
-    print(f"written to {arguments.output}")
-    return 0
+        status = 130
+    if any(one.ours for one in record.figures):
+        print("\n".join(table(record.figures)))
+        print(f"written to {record.path}")
+    return status
 
 
 if __name__ == "__main__":

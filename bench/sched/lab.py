@@ -32,7 +32,7 @@ from e2e.cluster.processes import STATE_VARIABLE, Process
 from e2e.cluster.state import State, free_ports, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 __all__ = ["PODGROUPS", "SYSTEM", "Lab", "LabError", "Operator"]
 
@@ -53,6 +53,8 @@ GANG_FEATURES: Final = (
 PEER_CLIENT: Final = ("--kube-api-qps=5000", "--kube-api-burst=5000")
 READY_SECONDS: Final = 120.0
 EMPTY_SECONDS: Final = 120.0
+SETTLE_SECONDS: Final = 4.5
+"""Events, counts and verdicts that follow something are written within so long."""
 IN_FLIGHT: Final = 64
 """Calls at once of whoever creates loads; as many as the operator makes."""
 
@@ -161,6 +163,9 @@ class Lab:
                 # kwok renews its nodes' leases rarely; nodes fail here when we say so.
                 controllers=(
                     "--node-monitor-grace-period=10m",
+                    # New nodes carry a taint until it takes that away: minutes at its usual 20/s.
+                    "--kube-api-qps=500",
+                    "--kube-api-burst=1000",
                     f"--feature-gates={','.join(GANG_FEATURES)}",
                 ),
             )
@@ -207,16 +212,7 @@ class Lab:
         await asyncio.to_thread(down, self.folder)
 
     async def _nodes_ready(self) -> bool:
-        found = await self.api.list(NODES)
-        ready = [
-            one
-            for one in found
-            if any(
-                c["type"] == "Ready" and c["status"] == "True"
-                for c in one["status"].get("conditions") or ()
-            )
-        ]
-        return len(ready) == self.nodes
+        return sum(map(_is_ready, await self.api.list(NODES))) == self.nodes
 
     async def _has_account(self) -> bool:
         accounts = Resource("", "v1", "serviceaccounts")
@@ -257,7 +253,25 @@ class Lab:
         """An operator that leads on return."""
         operator = self.start_operator()
         await self.until("the operator leads", operator.leads)
+        await asyncio.sleep(SETTLE_SECONDS)
         return operator
+
+    async def succeed(
+        self, leader: Operator, before: Callable[[], Awaitable[None]] | None = None
+    ) -> float:
+        """Kill the leader, with a second process waiting: seconds until that one serves."""
+        successor = self.start_operator(1 - leader.number)
+        await self.until("the successor is ready", lambda: successor.get("/readyz")[0] == 200)
+        await asyncio.sleep(SETTLE_SECONDS)
+        if before is not None:
+            await before()
+        killed_at = time.monotonic()
+        leader.end(signal.SIGKILL)
+        while not await asyncio.to_thread(successor.leads):
+            if time.monotonic() > killed_at + READY_SECONDS:
+                raise LabError(f"no successor leads; logs are in {self.folder}/logs")
+            await asyncio.sleep(0.01)
+        return time.monotonic() - killed_at
 
     async def start_peer_once(self) -> None:
         """kube-scheduler, ready on return. It runs only while it is measured."""
@@ -316,11 +330,18 @@ class Lab:
         if self.operators and self.operators[-1].process.poll() is None:
             operator = self.operators[-1]
             await self.until("the operator sees an empty cluster", lambda: _has_none(operator))
-        await asyncio.sleep(1.0)  # events and counts of the round before are written
+        await asyncio.sleep(SETTLE_SECONDS)
 
     async def create_all(self, resource: Resource, values: list[dict[str, Any]]) -> None:
         """Create objects, many at once."""
         await asyncio.gather(*(self.api.create(resource, one, NAMESPACE) for one in values))
+
+
+def _is_ready(node: dict[str, Any]) -> bool:
+    taints = [one["key"] for one in node["spec"].get("taints") or ()]
+    conditions = node["status"].get("conditions") or ()
+    ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+    return ready and taints == ["fireflyer.dev/dedicated"]
 
 
 def _has_none(operator: Operator) -> bool:

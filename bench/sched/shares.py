@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
@@ -155,22 +153,15 @@ class Shares:
     async def leader_round(self) -> None:
         """SIGKILL while jobs arrive; a second process waits."""
         await self._fill()
-        first = self.lab.operators[-1]
-        successor = self.lab.start_operator(1 if first.number == 0 else 0)
-        await self.lab.until("the successor is ready", lambda: successor.get("/readyz")[0] == 200)
-        await asyncio.sleep(SETTLE_SECONDS)
         of = self.sizes.gang_of
         free = self.sizes.nodes - self.sizes.gangs * of
         late = [flyer_job(f"late-{number}", of, priority="low") for number in range(free // of)]
-        await self.lab.create_all(FLYERJOBS, late)
-        await asyncio.sleep(0.1)  # in the middle of their start
-        killed_at = time.monotonic()
-        first.end(signal.SIGKILL)
-        while not await asyncio.to_thread(successor.leads):
-            if time.monotonic() > killed_at + 60:
-                raise LabError(f"no successor within a minute; logs are in {self.lab.folder}/logs")
-            await asyncio.sleep(0.01)
-        self.leader.ours.append(time.monotonic() - killed_at)
+
+        async def arrive() -> None:
+            await self.lab.create_all(FLYERJOBS, late)
+            await asyncio.sleep(0.1)  # in the middle of their start
+
+        self.leader.ours.append(await self.lab.succeed(self.lab.operators[-1], arrive))
         await self.crew.until_running((self.sizes.gangs + len(late)) * of)
         await asyncio.sleep(SETTLE_SECONDS)
         jobs = await self.lab.api.list(FLYERJOBS, NAMESPACE)
