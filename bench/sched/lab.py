@@ -132,10 +132,13 @@ class Lab:
         self._peer: Process | None = None
 
     async def __aenter__(self) -> Self:
+        # A thread goes on when its caller is interrupted: what it starts has to be removed, too.
+        starting = asyncio.create_task(asyncio.to_thread(self._start))
         try:
-            await asyncio.to_thread(self._start)
+            await asyncio.shield(starting)
             await self._open()
         except BaseException:
+            await asyncio.wait({starting})
             await self._close()
             raise
         return self
