@@ -193,3 +193,19 @@ def test_max_runtime_saves_and_ends(desk: Callable, pick: Callable) -> None:
     d.tell(Released(A, 1))
     d.empty("a")
     assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "DeadlineExceeded")
+
+
+def test_a_step_that_came_too_soon_is_shown_in_its_time(desk: Callable) -> None:
+    d = desk(progress_commit_seconds=10.0)
+    d.run("a", 2)
+    d.now += 10
+    d.tell(ProgressReported(A, 1, 1))
+    d.now += 1
+    d.tell(ProgressReported(A, 1, 7))
+    assert d.status("a").progress.step == 1
+    d.wait(10)  # and the job says nothing meanwhile
+    assert d.status("a").progress.step == 7
+    d.restart()
+    d.tell(ProgressReported(A, 1, 9))  # what its sidecar tells a new leader, once
+    d.wait(10)
+    assert d.status("a").progress.step == 9

@@ -83,6 +83,19 @@ def _active(draft: Draft, job: JobState) -> None:
     for rule in (_infrastructure, _ended, _asked, _overdue):
         if rule(draft, job):
             return
+    _show_progress(draft, job)
+
+
+def _show_progress(draft: Draft, job: JobState) -> None:
+    """A step that came too soon after the one before is shown once its time has come.
+
+    A job may pause after it, and a new leader hears of it only once.
+    """
+    known, seen = job.status.progress, job.seen
+    if seen.step is None or (known is not None and known.step == seen.step):
+        return
+    if _passed(draft, seen.progress_committed_at + draft.policy.progress_commit_seconds):
+        transitions.flush_progress(draft, job.key)
 
 
 def _infrastructure(draft: Draft, job: JobState) -> bool:
