@@ -31,23 +31,38 @@ pub(super) async fn dial(
     .await
 }
 
+/// What became of a connection that we accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Accepted {
+    /// The other side holds the key.
+    Authenticated,
+    /// It left before its first byte: a probe that only asks whether the port is open.
+    Silent,
+}
+
 /// Authenticates a connection that we accepted.
 pub(super) async fn accept(
     stream: &mut TcpStream,
     key: &Key,
     context: &str,
     deadline: Deadline,
-) -> Result<(), AuthError> {
+) -> Result<Accepted, AuthError> {
     within(context, deadline, async {
         let mut hello = [0; HELLO_BYTES];
-        stream.read_exact(&mut hello).await.map_err(broken(context))?;
+        // A probe may also reset the connection instead of closing it.
+        let begun = stream.read(&mut hello).await.unwrap_or(0);
+        if begun == 0 {
+            return Ok(Accepted::Silent);
+        }
+        stream.read_exact(&mut hello[begun..]).await.map_err(broken(context))?;
         let (acceptor, challenge) =
             Acceptor::new(key, context, &hello, nonce().map_err(broken(context))?)?;
         stream.write_all(&challenge).await.map_err(broken(context))?;
         let mut proof = [0; PROOF_BYTES];
         stream.read_exact(&mut proof).await.map_err(broken(context))?;
         acceptor.check(&proof)?;
-        stream.write_all(&[WELCOME]).await.map_err(broken(context))
+        stream.write_all(&[WELCOME]).await.map_err(broken(context))?;
+        Ok(Accepted::Authenticated)
     })
     .await
 }

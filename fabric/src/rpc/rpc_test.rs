@@ -1,6 +1,7 @@
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -157,6 +158,30 @@ async fn a_stranger_who_says_nothing_is_dropped() {
     let running = started().await;
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
     assert!(closed_by_peer(&mut stream).await);
+}
+
+async fn counted(counter: &AtomicU64, wanted: u64) {
+    let begun = Instant::now();
+    while counter.load(Relaxed) < wanted {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never counted");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_probe_that_only_looks_whether_the_port_is_open_is_no_refusal() {
+    let running = started().await;
+    drop(TcpStream::connect(&running.address).await.unwrap());
+    let reset = TcpStream::connect(&running.address).await.unwrap();
+    socket2::SockRef::from(&reset).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(reset);
+    counted(&running.stats.silent, 2).await;
+    let mut begun = TcpStream::connect(&running.address).await.unwrap();
+    begun.write_all(&[7]).await.unwrap();
+    drop(begun);
+    counted(&running.stats.refused, 1).await;
+    assert_eq!(running.stats.silent.load(Relaxed), 2);
+    echo(&open(&running).await, b"x", Bytes::new()).await;
 }
 
 #[tokio::test]

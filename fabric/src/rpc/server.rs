@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::frame::{Header, Kind, Limits};
+use super::handshake::Accepted;
 use super::io::{
     Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
 };
@@ -76,6 +77,8 @@ pub struct ServerStats {
     pub connections: AtomicU64,
     /// Connections that did not, or came when there were too many.
     pub refused: AtomicU64,
+    /// Connections that the other side closed before its first byte, as probes of a port do.
+    pub silent: AtomicU64,
     /// Connections that were closed because of what came over them.
     pub broken: AtomicU64,
     /// Calls handed to the service.
@@ -189,12 +192,18 @@ impl<S: Service> Shared<S> {
         if let Err(error) = ready {
             tracing::debug!(context, address = %peer.address, %error, "socket options");
         }
-        if let Err(error) =
-            handshake::accept(&mut stream, &self.config.key, context, deadline).await
-        {
-            self.stats.refused.fetch_add(1, Relaxed);
-            tracing::warn!(address = %peer.address, %error, "connection refused");
-            return;
+        match handshake::accept(&mut stream, &self.config.key, context, deadline).await {
+            Ok(Accepted::Authenticated) => {}
+            Ok(Accepted::Silent) => {
+                self.stats.silent.fetch_add(1, Relaxed);
+                tracing::debug!(context, address = %peer.address, "connection closed unused");
+                return;
+            }
+            Err(error) => {
+                self.stats.refused.fetch_add(1, Relaxed);
+                tracing::warn!(address = %peer.address, %error, "connection refused");
+                return;
+            }
         }
         self.stats.connections.fetch_add(1, Relaxed);
         let (read_half, write_half) = stream.into_split();
