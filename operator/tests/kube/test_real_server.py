@@ -1,7 +1,7 @@
 """The same scheduler against a real API server: its rules, its patches, its watches.
 
-There are no kubelets here: `Nodes` does by the API what they would do. Skipped where no control
-plane was built.
+There are no kubelets here: `ApiNodes` does by the API what they would do. Skipped where no
+control plane was built.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import pytest
 from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import Policy
 from flyer.kube.client import Access, Api, Cache, Election, LeaseSettings, find_access
-from flyer.kube.client.errors import ApiError
-from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES, PODS
+from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
-from flyer.kube.testing import Exit, node_object
+from flyer.kube.testing.api_nodes import ApiNodes
 from flyer.kube.testing.fakes import FakeGateway, outcome_of
-from flyer.kube.testing.kubelets import wanted_node
 
 CRDS = Path(__file__).parents[3] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
@@ -32,67 +30,12 @@ SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="
 POLICY = replace(Policy(), failure_window_seconds=0.5, same_split_seconds=0.5)
 
 
-class Nodes:
-    """Runs bound pods by writing their statuses, and plays Kubernetes' scheduler."""
-
-    def __init__(self, api: Api) -> None:
-        self.api = api
-        self.store = self  # as FakeGateway asks for pods
-        self._address = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._started: set[str] = set()
-        self.pods = Cache(api, PODS, lambda one: one, self._changed)
-
-    def find(self, _plural: str, name: str, namespace: str) -> dict[str, Any] | None:
-        return self.pods.get(namespace, name)
-
-    def finish(self, namespace: str, name: str, end: Exit) -> None:
-        state = {"terminated": {"exitCode": end.status, "reason": "Completed"}}
-        phase = "Failed" if end.status else "Succeeded"
-        statuses = [{"name": "trainer", "state": state, "image": "i", "imageID": "i",
-                     "ready": False, "restartCount": 0}]  # fmt: skip
-        self._do(self._status(namespace, name, {"phase": phase, "containerStatuses": statuses}))
-
-    def _changed(self, _key: Any, _before: Any, pod: dict[str, Any] | None) -> None:
-        if pod is None:
-            return
-        metadata, spec = pod["metadata"], pod["spec"]
-        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        if "deletionTimestamp" in metadata:
-            self._do(self.api.delete(PODS, name, namespace, uid=uid, grace_seconds=0))
-        elif not spec.get("nodeName"):
-            node = wanted_node(pod)
-            if node:
-                target = {"apiVersion": "v1", "kind": "Node", "name": node}
-                binding = {"apiVersion": "v1", "kind": "Binding", "target": target,
-                           "metadata": {"name": name}}  # fmt: skip
-                self._do(self.api.post(PODS, name, namespace, "binding", binding))
-        elif pod["status"]["phase"] == "Pending" and uid not in self._started:
-            self._started.add(uid)
-            self._address += 1
-            address = f"10.0.0.{self._address}"
-            status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
-            self._do(self._status(namespace, name, status))
-
-    async def _status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
-        await self.api.merge(PODS, name, {"status": status}, namespace, "status")
-
-    def _do(self, work: Any) -> None:
-        async def quietly() -> None:
-            with contextlib.suppress(ApiError):
-                await work
-
-        task = asyncio.create_task(quietly())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
 class Scene:
     """An operator and nodes in a namespace of a real API server."""
 
     def __init__(self, api: Api, namespace: str, group: str) -> None:
         self.api, self.namespace, self.group = api, namespace, group
-        self.nodes = Nodes(api)
+        self.nodes = ApiNodes(api)
         self.gateway: FakeGateway | None = None
         self.jobs: Cache[FlyerJobStatus] = Cache(api, FLYERJOBS, _status_of, lambda *_: None)
         self.world = World(api, outcome_of)
@@ -104,7 +47,7 @@ class Scene:
 
     def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
         def make_gateway(tell: Any) -> Any:
-            self.gateway = FakeGateway(tell, self.nodes)  # type: ignore[arg-type]
+            self.gateway = FakeGateway(tell, self.nodes)
             return self.gateway
 
         seams = Seams(
@@ -118,15 +61,11 @@ class Scene:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for work in (self.nodes.pods, self.jobs, self.world, self.leader):
+            for work in (self.nodes, self.jobs, self.world, self.leader):
                 group.create_task(work.run())
 
     async def add_node(self, name: str, zone: str, *, dedicated: bool = True) -> None:
-        node = node_object(name, zone, node_class=self.group, dedicated=dedicated)
-        status = node.pop("status")
-        node["apiVersion"], node["kind"] = "v1", "Node"
-        await self.api.create(NODES, node)
-        await self.api.merge(NODES, name, {"status": status}, subresource="status")
+        await self.nodes.add(name, zone, self.group, dedicated=dedicated)
 
     async def submit(self, name: str, nodes: int, **spec: Any) -> None:
         template = {
@@ -146,10 +85,7 @@ class Scene:
         return self.jobs.get(self.namespace, name) or FlyerJobStatus()
 
     def finish(self, name: str) -> None:
-        for pod in self.nodes.pods.values():
-            labels = pod["metadata"].get("labels") or {}
-            if labels.get("fireflyer.dev/job") == name and pod["status"]["phase"] == "Running":
-                self.nodes.finish(self.namespace, pod["metadata"]["name"], Exit())
+        self.nodes.finish_job(self.namespace, name)
 
 
 def _status_of(value: dict[str, Any]) -> FlyerJobStatus:

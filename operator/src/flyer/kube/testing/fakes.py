@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flyer.engine import (
     CheckpointReported,
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
     from flyer.kube.gateway.identities import PodIdentity
-    from flyer.kube.testing.kubelets import Kubelets
 
-__all__ = ["FakeGateway", "Gang", "outcome_of"]
+__all__ = ["FakeGateway", "Gang", "PodRunner", "outcome_of"]
 
 
 def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
@@ -42,6 +41,24 @@ def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
         if ended:
             return Failed(ended["exitCode"], ended.get("message", ""))
     return Killed(0, pod["status"].get("reason", "no container ran"))
+
+
+class PodStore(Protocol):
+    """Where pods are looked up."""
+
+    def find(self, plural: str, name: str, namespace: str) -> dict[str, Any] | None:
+        """The object, if there is one."""
+
+
+class PodRunner(Protocol):
+    """Who runs the pods: `Kubelets` in memory, or `ApiNodes`."""
+
+    @property
+    def store(self) -> PodStore:
+        """Its pods."""
+
+    def finish(self, namespace: str, name: str, end: Exit) -> None:
+        """Let a pod end."""
 
 
 @dataclass(slots=True)
@@ -67,7 +84,7 @@ class FakeGateway:
     def __init__(
         self,
         tell: Callable[[Event], None],
-        kubelets: Kubelets,
+        kubelets: PodRunner,
         said: dict[tuple[str, int], list[Event]] | None = None,
     ) -> None:
         self._said = {} if said is None else said

@@ -1,0 +1,111 @@
+"""Between clients and a real API server: every call is counted, and any can be an agent's last.
+
+Clients speak plain HTTP to it; it adds the credentials of whoever made it. Watches pass through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Self
+
+import aiohttp
+from aiohttp import web
+
+from flyer.kube.testing import paths
+from flyer.kube.testing.errors import ApiRefusal
+from flyer.kube.testing.faults import Call, Faults
+
+if TYPE_CHECKING:
+    from flyer.kube.client import Access
+
+__all__ = ["Proxy"]
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_HOP_BY_HOP = frozenset({"connection", "content-length", "host", "transfer-encoding"})
+
+
+class Proxy:
+    """Serves at `url` for as long as it is entered."""
+
+    def __init__(self, access: Access) -> None:
+        self.faults = Faults()
+        self.url = ""
+        self._access = access
+        self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=timeout, auto_decompress=False
+        )
+        app = web.Application(client_max_size=64 * 2**20)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        # Who hangs up ends its watch: nothing of the dead is kept.
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None, "not entered"
+        assert self._session is not None, "not entered"
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        call = _call_of(request)
+        if call.agent in self.faults.dead:
+            return _cut(request)
+        death = None if "watch" in request.query else self.faults.dies(call)
+        if death is not None and not death.performed:
+            death.then()
+            return _cut(request)
+        try:
+            return await self._forward(request, call, cut=death is not None)
+        finally:
+            if death is not None:
+                death.then()
+
+    async def _forward(self, request: web.Request, call: Call, *, cut: bool) -> web.StreamResponse:
+        assert self._session is not None, "not entered"
+        kept = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        async with self._session.request(
+            request.method,
+            f"{self._access.url}{request.raw_path}",
+            headers=kept | await self._access.headers(),
+            data=await request.read(),
+            ssl=self._access.context or True,
+        ) as answer:
+            if cut:
+                await answer.read()
+                return _cut(request)
+            headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    if call.agent in self.faults.dead:
+                        return _cut(request)
+                    await response.write(chunk)
+                await response.write_eof()
+            return response
+
+
+def _call_of(request: web.Request) -> Call:
+    agent = request.headers.get("User-Agent", "")
+    try:
+        place = paths.parse(request.path)
+    except ApiRefusal:
+        return Call(agent, "get", request.path, "", "")
+    verb = _VERBS.get(request.method) or ("get" if place.name else "list")
+    return Call(agent, verb, place.resource, place.namespace, place.name)
+
+
+def _cut(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=503)
