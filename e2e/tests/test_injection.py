@@ -1,0 +1,151 @@
+"""The injection webhook, called by a real API server: as the chart registers it.
+
+It runs in this process; there are no nodes, so what is looked at is the pod that was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from flyer.kube.gateway import certificates_of, renewed
+from flyer.kube.injection import INJECTION_PATH, Webhook
+from flyer.kube.pods import PodSettings
+
+from charts import helm
+from charts.generate import CHART
+from e2e.chart import NAMESPACE
+from e2e.cluster.handle import wait_for
+from e2e.tests.pods import TRAIN_IMAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.cluster.handle import Cluster
+
+LABEL = {"fireflyer.dev/inject": "true"}
+TOOLS = "flyer-tools"
+SECONDS = 180.0
+
+
+def pod(name: str, **labels: str) -> dict[str, Any]:
+    """A training pod of somebody else's operator."""
+    command = ["python3", "-c", "import hfreduce; print('hfreduce is', hfreduce.__file__)"]
+    container = {"name": "pytorch", "image": TRAIN_IMAGE, "command": command}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"restartPolicy": "Never", "containers": [container]},
+    }
+
+
+def inits(made: dict[str, Any]) -> list[str]:
+    """The init containers that the API server stored."""
+    return [one["name"] for one in made["spec"].get("initContainers", [])]
+
+
+def configuration() -> dict[str, Any]:
+    """What the chart registers, as JSON."""
+    template = (helm.find(), "template", "fire-flyer", str(CHART), f"--namespace={NAMESPACE}")
+    done = subprocess.run(
+        [*template, "--show-only=templates/operator/webhook.yaml"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    made: dict[str, Any] = yaml.safe_load(done.stdout)
+    return made
+
+
+@pytest.fixture
+def webhook_name(control_plane: Cluster) -> Iterator[str]:
+    """A registration of the test's own, taken away after it."""
+    name = f"test-{os.urandom(4).hex()}"
+    yield name
+    control_plane.kubectl("delete", "mutatingwebhookconfiguration", name, "--ignore-not-found")
+
+
+async def test_a_real_server_calls_it_and_goes_on_without_it(
+    control_plane: Cluster, namespace: str, webhook_name: str
+) -> None:
+    certificates = certificates_of(renewed(None, ["127.0.0.1"], datetime.now(UTC)))
+    webhook = Webhook(
+        settings=PodSettings(controller_image="c", collectives_image="tools:1", gateway_ca="ca"),
+        own_namespaces=frozenset({NAMESPACE}),
+        host="127.0.0.1",
+        port=0,
+    )
+    webhook.use(certificates)
+    serving = asyncio.create_task(webhook.serve())
+    await webhook.listening.wait()
+
+    registered = configuration()
+    registered["metadata"] = {"name": webhook_name}
+    registered["webhooks"][0]["clientConfig"] = {
+        "url": f"https://127.0.0.1:{webhook.port}{INJECTION_PATH}",
+        "caBundle": base64.b64encode(certificates.bundle.encode()).decode(),
+    }
+
+    def create(one: dict[str, Any], where: str = namespace) -> dict[str, Any]:
+        words = ("create", f"--namespace={where}", "-f", "-", "--output=json")
+        made: dict[str, Any] = json.loads(control_plane.kubectl(*words, stdin=json.dumps(one)))
+        return made
+
+    def kubectl_until_it_is_called() -> bool:
+        dry = {**pod("probe", **LABEL)}
+        words = ("create", f"--namespace={namespace}", "-f", "-", "--output=json")
+        text = control_plane.kubectl(*words, "--dry-run=server", stdin=json.dumps(dry))
+        return inits(json.loads(text)) == [TOOLS]
+
+    def story_while_it_serves() -> None:
+        wait_for(
+            "the service account that pods get",
+            lambda: control_plane.get("serviceaccounts", namespace=namespace),
+            SECONDS,
+        )
+        control_plane.apply(registered)
+        # The API server reads registrations by a watch.
+        wait_for("the webhook to be called", kubectl_until_it_is_called, SECONDS)
+        made = create(pod("labelled", **LABEL))
+        assert inits(made) == [TOOLS]
+        env = {one["name"] for one in made["spec"]["containers"][0]["env"]}
+        assert {"PYTHONPATH", "HFREDUCE_ADDRESS", "FLYER_ZONE"} <= env
+        assert not inits(create(pod("plain")))
+        assert not inits(create(pod("refused", **{"fireflyer.dev/inject": "false"})))
+        # Our own namespace is left out by the registration, and by the webhook itself.
+        system = control_plane.kubectl(
+            "create", "namespace", NAMESPACE, "--dry-run=client", "--output=json"
+        )
+        control_plane.apply(json.loads(system))
+        control_plane.apply(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}},
+            namespace=NAMESPACE,
+        )
+        assert not inits(create(pod(webhook_name, **LABEL), NAMESPACE))
+        control_plane.kubectl("delete", "pod", webhook_name, f"--namespace={NAMESPACE}", "--force")
+
+    await asyncio.to_thread(story_while_it_serves)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert not inits(await asyncio.to_thread(create, pod("alone", **LABEL)))
+
+    # One that takes every call and answers none costs its time-out, and no pod.
+    async def silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"https://127.0.0.1:{port}{INJECTION_PATH}"
+    registered["webhooks"][0]["clientConfig"]["url"] = url
+    await asyncio.to_thread(control_plane.apply, registered)
+    assert not inits(await asyncio.to_thread(create, pod("patient", **LABEL)))
+    server.close()
