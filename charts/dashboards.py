@@ -84,7 +84,7 @@ DASHBOARDS = (
             Panel("Nodes by state", "short", gauge(of_leader("flyer_nodes"), "state"), stacked=True),
             Panel("Jobs by phase", "short", gauge(of_leader("flyer_jobs"), "phase"), stacked=True),
             Panel("Nodes by zone", "short", gauge(of_leader("flyer_nodes"), "zone"), stacked=True),
-            Panel("Nodes that waiting jobs ask for", "short", ((f"sum({of_leader('flyer_queued_nodes')})", "nodes"),)),
+            Panel("Nodes that waiting jobs ask for", "short", ((f"sum by (reason) ({of_leader('flyer_waiting_nodes')}) > 0", "{{reason}}"),)),
             Panel("From queued to running", "s", quantiles("flyer_job_wait_seconds")),
             Panel("Scheduling step", "s", quantiles("flyer_decision_duration_seconds"), "Events in, decisions out"),
             Panel("Requests to the API server", "reqps", rate("flyer_api_requests_total", "verb")),

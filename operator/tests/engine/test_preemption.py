@@ -75,7 +75,7 @@ def test_the_victim_resumes_on_the_same_split(desk: Callable, pick: Callable) ->
     # Four nodes are free, three of them in B: not as before, so it waits for a while.
     pending = d.status("a").pending
     assert pending is not None
-    assert pending.reason == "TopologyPlacementFailed"
+    assert pending.reason == "WaitingForSplit"
     assert "2+2" in pending.message
     d.tell(StopRequested("default/b", kill=True))
     actions = d.empty("b")
@@ -222,7 +222,7 @@ def test_one_job_crosses_zones_at_a_time(desk: Callable, pick: Callable) -> None
     assert d.status("b").phase is Phase.QUEUED
     pending = d.status("b").pending
     assert pending is not None
-    assert pending.reason == "TopologyPlacementFailed"
+    assert pending.reason == "WaitingForCrossZoneToken"
     assert pending.blocked_by == ("default/a",)
     assert not pick(actions, HoldToken)
     d.up("a")

@@ -19,7 +19,7 @@ def test_out_of_quota_names_the_limit_its_use_and_who_uses_it(desk: Callable) ->
     d.run("first", 2, user="anna")
     d.submit("second", 2, user="anna")
     pending = d.status("second").pending
-    assert (pending.verdict, pending.reason) == ("Pending", "OutOfQuota")
+    assert (pending.verdict, pending.reason) == ("Pending", "WaitingForQuota")
     assert pending.message == (
         "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/first (2)"
     )
@@ -77,7 +77,7 @@ def test_a_limit_is_filled_in_the_order_of_the_queue(desk: Callable) -> None:
     d.submit("second", 3)
     d.now += 1
     d.submit("third", 1)  # would fit; it is behind
-    assert d.status("third").pending.reason == "OutOfQuota"
+    assert d.status("third").pending.reason == "WaitingForQuota"
     assert "default/second is ahead in quota all" in d.status("third").pending.message
     assert "default/second" in d.status("third").pending.blocked_by
 
@@ -89,8 +89,8 @@ def test_a_job_without_nodes_keeps_its_share(desk: Callable) -> None:
     d.submit("waits", 3, user="anna")
     d.now += 1
     d.submit("later", 1, user="anna")
-    assert d.status("waits").pending.reason == "WaitingForQuota"  # nodes are missing
-    assert d.status("later").pending.reason == "OutOfQuota"
+    assert d.status("waits").pending.reason == "WaitingForNodes"
+    assert d.status("later").pending.reason == "WaitingForQuota"
 
 
 def test_auto_is_the_highest_level_with_room(desk: Callable) -> None:
@@ -114,7 +114,7 @@ def test_auto_without_room_anywhere_waits(desk: Callable) -> None:
     d.tell(QuotaObserved(Quota("all", nodes=1)))
     d.run("one", 1, priority="auto")
     d.submit("two", 1, priority="auto")
-    assert d.status("two").pending.reason == "OutOfQuota"
+    assert d.status("two").pending.reason == "WaitingForQuota"
 
 
 def test_auto_goes_before_lower_jobs_and_preempts_them(desk: Callable) -> None:

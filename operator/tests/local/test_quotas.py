@@ -10,7 +10,7 @@ def test_quotas_of_the_cluster_file(bench):
     bench.step("job", 2)
     second = bench.manifest("second", steps=5)
     assert bench.flyer("run", second, "--detach").returncode == 0
-    waiting = bench.job("second", lambda job: job.reason == "OutOfQuota", "waits for room")
+    waiting = bench.job("second", lambda job: job.reason == "WaitingForQuota", "waits for room")
     assert "quota all has 1 of 3 nodes left for " in waiting.message
     (quota,) = json.loads(bench.flyer("quotas", "-o", "json").stdout)
     assert (quota["used"], quota["nodes"], quota["jobs"]) == (2, 3, ["default/job"])

@@ -6,6 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from flyer.api import CrossZone, Pending
+from flyer.api.waiting import (
+    WAITING_FOR_CROSS_ZONE_TOKEN,
+    WAITING_FOR_NODES,
+    WAITING_FOR_PREEMPTED,
+    WAITING_FOR_SPLIT,
+    WAITING_FOR_TURN,
+    WAITING_FOR_ZONE,
+)
 from flyer.engine.explanation import Blocker
 from flyer.engine.market import by_zone, memory_of, waits_for_split
 
@@ -96,7 +104,7 @@ def draining(
         if (suspension := market.draft.jobs[key].status.suspension) is not None
     ]
     return Pending(
-        reason="WaitingForPreemptedWorkloads",
+        reason=WAITING_FOR_PREEMPTED,
         message=f"waits for {' and '.join(parts)} to be given back",
         eta=max(deadlines) if deadlines else None,
         blocked_by=tuple(blocked_by),
@@ -106,7 +114,7 @@ def draining(
 def behind(ahead: JobState) -> Pending:
     """The job wants what one ahead of it cannot have either."""
     return Pending(
-        reason="WaitingForQuota",
+        reason=WAITING_FOR_TURN,
         message=f"behind {ahead.key}, which waits for {ahead.spec.nodes} nodes of the same kind",
         blocked_by=(ahead.key,),
     )
@@ -134,7 +142,7 @@ def blockers(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blo
     found: list[Blocker] = []
     if short > 0:
         text = f"{short} of {job.spec.nodes} nodes missing ({len(free)} free: {sizes})"
-        found.append(Blocker("WaitingForQuota", text))
+        found.append(Blocker(WAITING_FOR_NODES, text))
     else:
         found.append(_topology(market, job, sizes))
     found += _owners(market, job, claims)
@@ -153,14 +161,14 @@ def _topology(market: Market, job: JobState, sizes: str) -> Blocker:
     if patience is not None:
         split = "+".join(str(count) for count in memory_of(job).split)
         text = f"waits for nodes with its checkpoint's split over zones, {split} ({sizes} free)"
-        return Blocker("TopologyPlacementFailed", text, until=patience)
+        return Blocker(WAITING_FOR_SPLIT, text, until=patience)
     holders = keeping + leaving
     if holders and market.draft.may_cross(job):
         owner = market.draft.jobs[holders[0]]
         text = f"no zone has {job.spec.nodes} free nodes ({sizes}), and {owner.key} crosses zones"
-        return Blocker("TopologyPlacementFailed", text, job=owner.key, user=owner.user)
+        return Blocker(WAITING_FOR_CROSS_ZONE_TOKEN, text, job=owner.key, user=owner.user)
     text = f"no zone has {job.spec.nodes} free nodes for it ({sizes})"
-    return Blocker("TopologyPlacementFailed", text)
+    return Blocker(WAITING_FOR_ZONE, text)
 
 
 def _owners(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blocker]:
@@ -185,13 +193,13 @@ def _owners(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Bloc
             text += f" at priority {other.spec.priority}"
         since = assignment.reserved_at if assignment else None
         found.append(
-            Blocker("WaitingForQuota", text, job=key, user=other.user, since=since, until=until)
+            Blocker(WAITING_FOR_NODES, text, job=key, user=other.user, since=since, until=until)
         )
     for claim in claims:
         if claim.job != job.key and claim.nodes & usable:
             ahead = draft.jobs[claim.job]
             text = f"{claim.job} is ahead and waits for {len(claim.nodes & usable)} of the nodes"
-            found.append(Blocker("WaitingForQuota", text, job=claim.job, user=ahead.user))
+            found.append(Blocker(WAITING_FOR_TURN, text, job=claim.job, user=ahead.user))
     return found
 
 

@@ -50,7 +50,7 @@ def _waits(job: JobState) -> bool:
     return (
         status.phase is Phase.QUEUED
         and status.pending is not None
-        and status.pending.reason == "OutOfQuota"
+        and status.pending.reason == "WaitingForQuota"
     )
 
 

@@ -149,10 +149,11 @@ class Ledger:
             f"wants {job.spec.nodes}"
         )
         message += f": {used} used by {named}" if holders else ""
-        blockers = [Blocker("OutOfQuota", message, user=job.user, until=quota.expires_at)]
+        blockers = [Blocker("WaitingForQuota", message, user=job.user, until=quota.expires_at)]
         blockers += [
             Blocker(
-                "OutOfQuota", f"{one.job} of {one.user} holds {one.nodes} of quota {quota.name}",
+                "WaitingForQuota",
+                f"{one.job} of {one.user} holds {one.nodes} of quota {quota.name}",
                 job=one.job, user=one.user,
             )
             for one in holders
@@ -160,9 +161,9 @@ class Ledger:
         if ahead != job.key:
             text = f"{ahead} is ahead in quota {quota.name}"
             message += f"; {text}"
-            blockers.append(Blocker("OutOfQuota", text, job=ahead, user=job.user))
+            blockers.append(Blocker("WaitingForQuota", text, job=ahead, user=job.user))
         blocked_by = tuple(dict.fromkeys(one.job for one in blockers if one.job))
-        return Pending(reason="OutOfQuota", message=message, blocked_by=blocked_by), blockers
+        return Pending(reason="WaitingForQuota", message=message, blocked_by=blocked_by), blockers
 
 
 def ledger(draft: Draft) -> Ledger:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from flyer.api import FlyerJobStatus, Phase
+from flyer.api.waiting import PENDING_EVALUATION, PENDING_REASONS
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ class Metrics:
         self.queued_nodes = Gauge(
             "flyer_queued_nodes", "Nodes that waiting jobs ask for", registry=one
         )
+        self.waiting_jobs = Gauge(
+            "flyer_waiting_jobs", "Waiting jobs by what they wait for", ["reason"], registry=one
+        )
+        self.waiting_nodes = Gauge(
+            "flyer_waiting_nodes", "Nodes that waiting jobs ask for, by what the jobs wait for",
+            ["reason"], registry=one,
+        )  # fmt: skip
         self.nodes = Gauge(
             "flyer_nodes", "Nodes by zone and state", ["zone", "state"], registry=one
         )
@@ -97,6 +105,9 @@ class Metrics:
             self.lost_node_seconds.labels(reason)
         for phase in Phase:
             self.jobs.labels(phase.value).set(0)
+        for reason in PENDING_REASONS:
+            self.waiting_jobs.labels(reason).set(0)
+            self.waiting_nodes.labels(reason).set(0)
         for phase in _ENDED:
             self.jobs_ended.labels(phase.value)
 
@@ -133,8 +144,17 @@ class Metrics:
         for phase in Phase:
             if phase not in _ENDED:
                 self.jobs.labels(phase.value).set(phases[phase])
-        waiting = (job for job in state.jobs.values() if job.status.phase is Phase.QUEUED)
-        self.queued_nodes.set(sum(job.spec.nodes for job in waiting))
+        jobs: Tally[str] = Tally()
+        nodes: Tally[str] = Tally()
+        for job in state.jobs.values():
+            if job.status.phase is Phase.QUEUED:
+                reason = job.status.pending.reason if job.status.pending else PENDING_EVALUATION
+                jobs[reason] += 1
+                nodes[reason] += job.spec.nodes
+        for reason in PENDING_REASONS:
+            self.waiting_jobs.labels(reason).set(jobs[reason])
+            self.waiting_nodes.labels(reason).set(nodes[reason])
+        self.queued_nodes.set(nodes.total())
         used = sum(len(job.status.occupied) for job in state.jobs.values())
         self.gang_nodes.set(used)
         tally: Tally[tuple[str, str]] = Tally()

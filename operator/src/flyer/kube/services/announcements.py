@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import FlyerJobStatus, Phase
 from flyer.api.names import API_VERSION, KIND_JOB
+from flyer.api.waiting import PENDING_EVALUATION, WAITING_REASONS
 from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import EVENTS
 
@@ -35,11 +36,14 @@ FAILED: Final = "Failed"
 NEVER_FITS: Final = "NeverFits"
 INVALID: Final = "InvalidJob"
 REASONS: Final = (
+    *WAITING_REASONS,
     STARTED, PREEMPTED, SUSPENDED, REQUEUED, RESTARTED, COMPLETED, FAILED, NEVER_FITS, INVALID,
 )  # fmt: skip
 
 _ASKED: Final = {"Preempted": PREEMPTED, "Suspended": SUSPENDED, "Requeued": REQUEUED}
 _QUEUE_MAX: Final = 1000
+WAITING_AT_ONCE: Final = 20.0
+WAITING_EACH_SECOND: Final = 1.0
 _MESSAGE_CHARS_MAX: Final = 1024
 
 log = logging.getLogger(__name__)
@@ -78,7 +82,14 @@ def announcement(before: FlyerJobStatus | None, after: FlyerJobStatus) -> Announ
     known = before.pending is not None and before.pending.verdict == "Never"
     if never and not known and after.pending is not None:
         return Announcement(NEVER_FITS, after.pending.message, warning=True)
+    if not never and after.pending is not None and _begins_to_wait(before):
+        return Announcement(after.pending.reason, after.pending.message)
     return None
+
+
+def _begins_to_wait(before: FlyerJobStatus) -> bool:
+    """Once for each time in the queue: what it waits for changes too often to tell each time."""
+    return before.pending is None or before.pending.reason == PENDING_EVALUATION
 
 
 class Announcer:
@@ -88,9 +99,12 @@ class Announcer:
         self._api = api
         self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_QUEUE_MAX)
         self._numbers = itertools.count()
+        self._tokens, self._refilled_at = WAITING_AT_ONCE, time.monotonic()
 
     def tell(self, job: str, uid: str, what: Announcement) -> None:
         """Post it when there is time."""
+        if what.reason in WAITING_REASONS and not self._may_tell_of_waiting():
+            return  # the job's status and the metrics have it
         namespace, _, name = job.partition("/")
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         suffix = f"{time.time_ns():x}{next(self._numbers) & 0xFFF:03x}"
@@ -115,6 +129,17 @@ class Announcer:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
             log.warning("%s: an event is dropped: %s", job, what.reason)
+
+    def _may_tell_of_waiting(self) -> bool:
+        """A burst of jobs that wait must not cost as many writes."""
+        now = time.monotonic()
+        grown = (now - self._refilled_at) * WAITING_EACH_SECOND
+        self._tokens = min(WAITING_AT_ONCE, self._tokens + grown)
+        self._refilled_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
     async def run(self) -> None:
         """Post until cancelled."""

@@ -1,0 +1,32 @@
+"""What a job may wait for: the words of `status.pending.reason`, of conditions, events and metrics.
+
+`WaitingForQuota` and the words of verdict Never are Kueue's; the others say more than its one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["PENDING_REASONS", "WAITING_REASONS"]
+
+WAITING_FOR_NODES: Final = "WaitingForNodes"  # too few of them are free
+WAITING_FOR_ZONE: Final = "WaitingForZone"  # enough are free, but not in one zone
+WAITING_FOR_SPLIT: Final = "WaitingForSplit"  # for its checkpoint's split over zones, for a while
+WAITING_FOR_CROSS_ZONE_TOKEN: Final = "WaitingForCrossZoneToken"  # another job crosses zones  # noqa: S105
+WAITING_FOR_TURN: Final = "WaitingForTurn"  # one ahead of it wants the same nodes
+WAITING_FOR_QUOTA: Final = "WaitingForQuota"
+WAITING_FOR_PREEMPTED: Final = "WaitingForPreemptedWorkloads"  # it has its nodes, not yet empty
+RESTART_BACKOFF: Final = "RestartBackoff"
+PENDING_EVALUATION: Final = "PendingEvaluation"  # nobody has looked yet
+
+WAITING_REASONS: Final = (
+    WAITING_FOR_NODES, WAITING_FOR_ZONE, WAITING_FOR_SPLIT, WAITING_FOR_CROSS_ZONE_TOKEN,
+    WAITING_FOR_TURN, WAITING_FOR_QUOTA, WAITING_FOR_PREEMPTED, RESTART_BACKOFF,
+)  # fmt: skip
+"""Of verdict Pending: it will start."""
+
+PENDING_REASONS: Final = (
+    *WAITING_REASONS, "ExceedsMaxQuota", "NoMatchingFlavor", "TopologyPlacementFailed",
+    "QuotaExceeded", PENDING_EVALUATION,
+)  # fmt: skip
+"""All of them, with those of verdict Never."""
