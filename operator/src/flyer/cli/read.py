@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from flyer.cli import screens
@@ -121,6 +122,7 @@ def logs(
     attempt: int | None,
     follow: bool,
     failed: bool,
+    tail: int | None = None,
 ) -> None:
     """The ranks' output."""
     client = target.reader()
@@ -129,9 +131,12 @@ def logs(
         return
     if follow and not client.driven:
         say("no driver runs: this is all that was written so far")
+    if follow and tail is not None:
+        raise FlyerError.usage("--tail and --follow do not go together", "leave one of them out")
     several = rank is None and client.job(key).nodes * client.job(key).ranks_per_node > 1
     last_attempt = None
-    for line in client.logs(key, rank=rank, attempt=attempt, follow=follow):
+    lines = client.logs(key, rank=rank, attempt=attempt, follow=follow)
+    for line in lines if tail is None else deque(lines, maxlen=tail):
         if output is Output.JSON:
             print(json.dumps(to_json(line)), flush=follow)
             continue
@@ -215,7 +220,9 @@ def top(target: Target, output: Output, *, watch: bool, interval_seconds: float)
             if output in (Output.JSON, Output.YAML):
                 print_result(rows, output)
             elif rows:
-                print(screens.top_table(rows), flush=True)
+                if watch and sys.stdout.isatty():
+                    print("\x1b[H\x1b[2J", end="")  # home, and an empty screen
+                print(screens.top_table(rows, wide=output is Output.WIDE), flush=True)
             else:
                 say("no job runs; `flyer ps` shows those that wait")
             if not watch:

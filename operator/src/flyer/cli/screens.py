@@ -132,35 +132,62 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
     if job.progress and before is not None and before.progress:
         seconds = job.progress.time - before.progress.time
         rate = (job.progress.step - before.progress.step) / seconds if seconds > 0 else None
-    saved = job.checkpoint
+    saved, now = job.checkpoint, time.time()
+    metrics = job.progress.metrics if job.progress else {}
+    began = next((one.started_at for one in job.attempts if one.attempt == job.attempt), None)
+    kept = [one for one in (began, saved.time if saved else None) if one is not None]
     return {
         "job": job.key,
         "state": job.state,
         "nodes": job.nodes,
         "step": step,
         "stepsPerSecond": rate,
+        "loss": metrics.get("loss"),
+        "allreduceGigabytesPerSecond": metrics.get("allreduce_gigabytes_per_second"),
         "unsavedSteps": None if step is None else max(0, step - (saved.step if saved else 0)),
-        "checkpointAgeSeconds": time.time() - saved.time if saved and saved.time else None,
+        "checkpointAgeSeconds": now - saved.time if saved and saved.time else None,
+        "unsavedNodeSeconds": job.nodes * max(0.0, now - max(kept)) if kept else None,
+        "lostSteps": sum(one.lost_steps or 0 for one in job.attempts),
         "progress": progress_text(job),
     }
 
 
-def top_table(rows: Iterable[dict[str, Any]]) -> str:
-    """`flyer top`."""
-    return table(
-        ("JOB", "STATE", "NODES", "PROGRESS", "STEPS/S", "UNSAVED", "CKPT-AGE"),
-        [
-            (
-                one["job"], one["state"], str(one["nodes"]), one["progress"],
-                NOTHING if one["stepsPerSecond"] is None else f"{one['stepsPerSecond']:.2f}",
-                NOTHING if one["unsavedSteps"] is None else str(one["unsavedSteps"]),
-                NOTHING
-                if one["checkpointAgeSeconds"] is None
-                else age(one["checkpointAgeSeconds"]),
-            )
-            for one in rows
-        ],
-    )  # fmt: skip
+TOP_COLUMNS = 80
+_JOB_COLUMNS = 16
+
+
+def top_table(rows: Iterable[dict[str, Any]], *, wide: bool = False) -> str:
+    """`flyer top`, within TOP_COLUMNS unless it is to be wide."""
+
+    def number(value: float | None, shape: str = ".2f") -> str:
+        return NOTHING if value is None else format(value, shape)
+
+    def since(seconds: float | None) -> str:
+        return NOTHING if seconds is None else age(seconds)
+
+    lines = []
+    for one in rows:
+        step = number(one["step"], "d")
+        cells = [
+            one["job"] if wide else _short(one["job"]), str(one["nodes"]),
+            one["progress"] if wide else step[:9],
+            number(one["stepsPerSecond"], ".3g"), number(one["loss"], ".4g"),
+            number(one["allreduceGigabytesPerSecond"], ".3g"),
+            since(one["checkpointAgeSeconds"]), number(one["unsavedSteps"], "d"),
+            since(one["unsavedNodeSeconds"]),
+        ]  # fmt: skip
+        lines.append([*cells, one["state"], str(one["lostSteps"])] if wide else cells)
+    header = ["JOB", "NODES", "STEP", "STEPS/S", "LOSS", "GB/S", "CKPT", "UNSAVED", "NODE-TIME"]
+    return table([*header, "STATE", "LOST"] if wide else header, lines)
+
+
+def _short(key: str) -> str:
+    """A job's name without its namespace, cut in the middle: both ends tell jobs apart."""
+    name = key.rpartition("/")[2]
+    if len(name) <= _JOB_COLUMNS:
+        return name
+    half = (_JOB_COLUMNS - 1) // 2
+    return f"{name[: _JOB_COLUMNS - 1 - half]}…{name[-half:]}"
 
 
 def event_line(event: EventView) -> str:

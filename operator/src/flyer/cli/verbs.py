@@ -109,6 +109,7 @@ def _logs(said: Namespace) -> None:
     read.logs(
         target.key(said.job), target, output,
         rank=said.rank, attempt=said.attempt, follow=said.follow, failed=said.failed,
+        tail=said.tail,
     )  # fmt: skip
 
 
@@ -265,6 +266,7 @@ flyer why gpt
 
 flyer logs -f gpt
 flyer logs gpt --rank 3
+flyer logs gpt --tail 50
 flyer logs gpt --failed       # the guilty traceback, as Python printed it
 """,
         (
@@ -275,6 +277,9 @@ flyer logs gpt --failed       # the guilty traceback, as Python printed it
             ),
             value(
                 "--attempt", metavar="N", default=None, type=_number(int, 1), about="One attempt."
+            ),
+            value(
+                "--tail", metavar="N", default=None, type=_number(int, 0), about="The last N lines."
             ),
             flag("--failed", about="The first failing rank's own last words."),
             _OUTPUT,
@@ -381,7 +386,7 @@ flyer priority gpt high
     ),
     Verb(
         "top",
-        r"""Running jobs: step, steps a second, what a kill would lose, age of the checkpoint.
+        r"""Running jobs: speed, loss, bandwidth, age of the checkpoint, what a kill would lose.
 
 flyer top -w
 """,

@@ -15,7 +15,7 @@ _flyer() {
     fi
     case "${COMP_WORDS[1]}" in
         completion) words="-h --help" ;;
-        logs) words="-f --follow --rank --attempt --failed -o --output -n --namespace -A --all-namespaces --state --kube --context --kubeconfig -h --help" ;;
+        logs) words="-f --follow --rank --attempt --tail --failed -o --output -n --namespace -A --all-namespaces --state --kube --context --kubeconfig -h --help" ;;
         nodes) words="-o --output -n --namespace -A --all-namespaces --state --kube --context --kubeconfig -h --help" ;;
         priority) words="-o --output -n --namespace -A --all-namespaces --state --kube --context --kubeconfig -h --help" ;;
         ps) words="-w --watch -o --output -n --namespace -A --all-namespaces --state --kube --context --kubeconfig -h --help" ;;
