@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import FlyerJob
 from flyer.local.errors import ExitStatus, FlyerError
+from flyer.local.runfolders import remove_dead, sign
 from flyer.local.statedir import StatePaths, owned_privately
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class Store:
             paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (paths.jobs, paths.logs):
                 folder.mkdir(exist_ok=True)
-            paths.run.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = _take_lock(paths)
+            # With the lock held: without it another driver may take the folder for a dead one's.
+            paths.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise FlyerError.usage(
                 f"cannot keep state in `{paths.root}`: {error.strerror or error}",
@@ -64,6 +66,8 @@ class Store:
                 f"`{paths.run}` belongs to somebody else or others may write in it",
                 "remove it, or choose a shorter --state so that sockets fit inside it",
             )
+        sign(paths)
+        remove_dead(paths)
         return cls(paths, descriptor)
 
     def close(self) -> None:

@@ -1,0 +1,77 @@
+"""Run folders outside their state directory: made when its path is too long for a socket's address.
+
+They lie in the temporary folder, and a state directory that is deleted leaves its own behind. Each
+driver that starts removes those that nobody can need any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flyer.local.statedir import StatePaths, owned_privately
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["OWNER", "remove_dead", "sign"]
+
+OWNER = "state"
+"""The file in a run folder that names the state directory."""
+QUIET_SECONDS = 600.0
+"""Untouched for so long: whoever was about to use it has done so."""
+UNSIGNED_SECONDS = 86_400.0
+"""The same for a folder that does not name its state directory."""
+
+
+def sign(paths: StatePaths) -> None:
+    """Write down whose folder it is, where that is not to be seen from its place."""
+    if paths.run.parent != paths.root:
+        (paths.run / OWNER).write_text(f"{paths.root}\n")
+
+
+def remove_dead(paths: StatePaths, now: float | None = None) -> int:
+    """Remove this user's run folders whose state directory is gone; how many there were."""
+    moment = time.time() if now is None else now
+    removed = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"flyer-{os.getuid()}-*"):
+        with contextlib.suppress(OSError):  # somebody else removed it, or it is not ours
+            if folder != paths.run and owned_privately(folder):
+                with _dead(folder, moment) as dead:
+                    if dead:
+                        shutil.rmtree(folder)
+                        removed += 1
+    return removed
+
+
+@contextlib.contextmanager
+def _dead(folder: Path, now: float) -> Iterator[bool]:
+    """Whether nobody needs it; while this lasts no driver of its state can start."""
+    idle = now - folder.lstat().st_mtime
+    try:
+        root = Path((folder / OWNER).read_text().strip())
+    except FileNotFoundError:
+        yield idle > UNSIGNED_SECONDS
+        return
+    if idle <= QUIET_SECONDS or StatePaths(root).run != folder:
+        yield False
+        return
+    try:
+        descriptor = os.open(StatePaths(root).lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield not root.exists()
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True  # a next driver makes it anew
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,89 @@
+"""Run folders in the temporary folder: removed when their state directory is, and not before."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.local import runfolders
+from flyer.local.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LATER = 10 * runfolders.UNSIGNED_SECONDS
+
+
+@pytest.fixture
+def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for states whose paths are too long for sockets, and a temporary folder of ours."""
+    with tempfile.TemporaryDirectory(prefix="rf") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield tmp_path / ("long-" * 20)
+
+
+def later() -> float:
+    return time.time() + LATER
+
+
+def test_a_dead_states_folder_is_removed_by_the_next_driver(
+    states: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Store.open(states / "first")
+    first.close()
+    run = first.paths.run
+    assert run.parent == Path(tempfile.gettempdir())
+    assert (run / runfolders.OWNER).read_text() == f"{first.paths.root}\n"
+    second = Store.open(states / "second")
+    assert run.exists(), "just touched"
+    second.close()
+    monkeypatch.setattr(runfolders.time, "time", later)
+    third = Store.open(states / "third")
+    assert not run.exists()
+    assert third.paths.run.exists()
+    third.close()
+    again = Store.open(states / "first")  # a folder that was removed is made anew
+    assert again.paths.run == run
+    assert run.exists()
+    again.close()
+
+
+def test_a_living_drivers_folder_stays(states: Path) -> None:
+    living, other = Store.open(states / "living"), Store.open(states / "other")
+    assert runfolders.remove_dead(other.paths, now=later()) == 0
+    assert living.paths.run.exists()
+    living.close()
+    assert runfolders.remove_dead(other.paths, now=later()) == 1
+    assert not living.paths.run.exists()
+    other.close()
+
+
+def test_a_folder_whose_state_was_deleted_goes_and_a_foreign_one_stays(states: Path) -> None:
+    gone, other = Store.open(states / "gone"), Store.open(states / "other")
+    gone.close()
+    for path in sorted(gone.paths.root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    gone.paths.root.rmdir()
+    base = Path(tempfile.gettempdir()) / f"flyer-{os.getuid()}-"
+    open_to_all = Path(f"{base}open")
+    open_to_all.mkdir(mode=0o700)
+    open_to_all.chmod(0o777)
+    lying = Path(f"{base}lying")
+    lying.mkdir(mode=0o700)
+    (lying / runfolders.OWNER).write_text(f"{states / 'elsewhere'}\n")
+    young = Path(f"{base}young")
+    young.mkdir(mode=0o700)
+    link = Path(f"{base}link")
+    link.symlink_to(other.paths.root)
+    moment = time.time() + runfolders.QUIET_SECONDS + 60
+    assert runfolders.remove_dead(other.paths, now=moment) == 1
+    assert not gone.paths.run.exists()
+    for one in (open_to_all, lying, young, link, other.paths.root, other.paths.run):
+        assert one.exists()
+    assert runfolders.remove_dead(other.paths, now=later()) == 1
+    assert not young.exists(), "unsigned, and old"
+    other.close()
