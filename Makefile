@@ -72,6 +72,7 @@ CLUSTER_PACKAGES := etcd-server=etcd containerd=containerd runc=runc iptables=ip
 cluster-tools: install ## build what a test cluster needs: minutes once, then kept in ~/.cache
 	@scripts/bootstrap $(CLUSTER_PACKAGES)
 	@$(PYTHON) -m e2e.cluster build --quiet
+	@$(PYTHON) -m e2e.cluster prune --quiet
 
 cluster-up: cluster-tools ## a real Kubernetes in build/cluster/default (LIGHT=1: no nodes, KWOK=512: fake ones)
 	$(PYTHON) -m e2e.cluster up $(if $(LIGHT),--light --controllers) $(if $(KWOK),--kwok=$(KWOK))

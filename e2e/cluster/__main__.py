@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from e2e.cluster import binaries
 from e2e.cluster.down import down
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.handle import Cluster
+from e2e.cluster.prune import prune
 from e2e.cluster.state import DEFAULT, State
 from e2e.cluster.up import Options, programs, up
 
@@ -54,6 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--all", action="store_true", help="every program of every module")
     command.add_argument("--quiet", action="store_true", help="do not list where they are")
     command.set_defaults(run=_build)
+
+    command = commands.add_parser("prune", help="remove old builds of other versions, show sizes")
+    command.add_argument(
+        "--days",
+        type=float,
+        default=14,
+        help="keep what was used within so many days (%(default)g)",
+    )
+    command.add_argument("--dry-run", action="store_true", help="only show what would go")
+    command.add_argument("--quiet", action="store_true", help="say nothing when nothing is old")
+    command.set_defaults(run=_prune)
     return parser
 
 
@@ -94,6 +107,17 @@ def _build(arguments: argparse.Namespace) -> int:
     for name, path in binaries.require(*names).items():
         if not arguments.quiet:
             print(f"{name}={path}")
+    return 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    found = prune(arguments.days, time.time(), dry_run=arguments.dry_run)
+    total = sum(one.bytes for one in found)
+    for one in found:
+        print(f"{one.bytes / 2**20:8.1f} MiB  {one.path}")
+    if found or not arguments.quiet:
+        verb = "would be" if arguments.dry_run else "were"
+        print(f"cluster: {len(found)} old builds {verb} removed, {total / 2**20:.1f} MiB")
     return 0
 
 

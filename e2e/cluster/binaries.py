@@ -90,7 +90,14 @@ def require(*names: str) -> dict[str, Path]:
         missing = [name for name in names if name in module.programs and not wanted[name].exists()]
         if missing:
             _build(module, missing)
+    for folder in {path.parent for path in wanted.values()}:
+        os.utime(folder)  # in use: see e2e.cluster.prune
     return wanted
+
+
+def folders() -> set[Path]:
+    """Where this version's programs are, whether built or not."""
+    return {_folder(module) for module in MODULES}
 
 
 def find(name: str) -> Path:
@@ -98,6 +105,7 @@ def find(name: str) -> Path:
     path = _path(name)
     if not path.exists():
         raise ClusterError(f"{name} is not built; run `python -m e2e.cluster build {name}` first")
+    os.utime(path.parent)
     return path
 
 

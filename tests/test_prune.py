@@ -1,0 +1,66 @@
+"""Old builds in the cache go; this version's, fresh ones and those that are being built stay."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from e2e.cluster import __main__ as command
+from e2e.cluster import binaries
+from e2e.cluster.prune import DAY_SECONDS, prune
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+NOW = time.time()
+
+
+def made(path: Path, days: float) -> Path:
+    """A build that was used so many days ago."""
+    path.mkdir(parents=True)
+    program = path / "program"
+    program.write_bytes(b"x" * 3000)
+    for one in (program, path):
+        os.utime(one, (NOW - days * DAY_SECONDS,) * 2)
+    return path
+
+
+def test_only_old_builds_of_other_versions_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLYER_E2E_CACHE", str(tmp_path))
+    current = made(next(iter(binaries.folders())), 90)
+    old, fresh = made(tmp_path / "bin" / "kwok-old", 20), made(tmp_path / "bin" / "kwok-new", 1)
+    building = made(tmp_path / "bin" / "kwok-building", 20)
+    wheel = made(tmp_path / "wheels" / "flyer-old", 20)
+    image = tmp_path / "images" / "storage-old.tar"
+    image.parent.mkdir()
+    image.write_bytes(b"x" * 5000)
+    os.utime(image, (NOW - 20 * DAY_SECONDS,) * 2)
+    with (building / ".lock").open("w") as lock:
+        os.utime(building / ".lock", (NOW - 20 * DAY_SECONDS,) * 2)
+        os.utime(building, (NOW - 20 * DAY_SECONDS,) * 2)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr(sys, "argv", ["cluster", "prune", "--dry-run"])
+        assert command.main() == 0
+        assert "3 old builds would be removed" in capsys.readouterr().out
+        assert old.exists()
+        found = prune(14, NOW)
+    assert [(one.path, one.bytes) for one in found] == [(image, 5000), (old, 3000), (wheel, 3000)]
+    assert not any(one.exists() for one in (old, wheel, image))
+    assert all(one.exists() for one in (current, fresh, building))
+
+
+def test_a_build_that_is_used_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYER_E2E_CACHE", str(tmp_path))
+    path = binaries._path("kwok")
+    made(path.parent, 90)
+    path.touch()
+    os.utime(path.parent, (NOW - 90 * DAY_SECONDS,) * 2)
+    binaries.require("kwok")
+    assert path.parent.stat().st_mtime > NOW - DAY_SECONDS
