@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from charts.tests.conftest import ALL, CHART, KUBERNETES, Render, Rendered, pods, run_helm, template
+from charts.tests.conftest import (
+    ALL,
+    CHART,
+    KUBERNETES,
+    SUPPORTED,
+    Render,
+    Rendered,
+    pods,
+    run_helm,
+    template,
+)
 
 COMPONENTS = ["operator", "nodeAgent", "threefs", "csi"]
 
@@ -17,6 +27,25 @@ def test_lint_finds_nothing() -> None:
     done = run_helm("lint", "--strict", str(CHART), "--kube-version", KUBERNETES)
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_every_supported_version_renders_and_lints(version: str) -> None:
+    done = template(ALL, "--kube-version", version)
+    assert done.returncode == 0, done.stderr
+    assert "kind: Deployment" in done.stdout
+    lint = run_helm("lint", "--strict", str(CHART), "--kube-version", version)
+    assert lint.returncode == 0, lint.stdout
+
+
+def test_an_older_version_is_refused_by_name_and_the_page_says_which_are_supported() -> None:
+    oldest = min(int(one.split(".")[1]) for one in SUPPORTED)
+    done = template({}, "--kube-version", f"1.{oldest - 1}.9")
+    assert done.returncode != 0
+    assert f">=1.{oldest}.0" in done.stderr
+    page = (CHART.parents[1] / "docs" / "guides" / "install.md").read_text()
+    newest = max(int(one.split(".")[1]) for one in SUPPORTED)
+    assert f"Kubernetes 1.{oldest} to 1.{newest}" in page
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,36 @@ def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None
     assert webhook["clientConfig"]["caBundle"] == bundle
 
 
+def test_a_rollback_keeps_secrets_and_definitions(installation: Installation) -> None:
+    """What the operator filled in stays, and every kind is served all the while."""
+    cluster = installation.cluster
+    bundle = base64.b64encode(b"made by the operator").decode()
+    cluster.kubectl(
+        "patch", "secret", "flyer-certificates", "--namespace", installation.namespace,
+        "--type=merge", "--patch", json.dumps({"data": {"tls.crt": bundle}}),
+    )  # fmt: skip
+    key = installation.get("secret", "threefs-key")["data"]["key"]
+    definitions = {
+        one["metadata"]["name"]: one["metadata"]["uid"]
+        for one in cluster.get("customresourcedefinitions")
+        if one["spec"]["group"] == "fireflyer.dev"
+    }
+    assert len(definitions) == 4
+    installation.upgrade(**{"operator.replicas": 3})
+
+    installation.helm("rollback", RELEASE, "1")
+
+    assert installation.get("deployment", "flyer-operator")["spec"]["replicas"] != 3
+    assert installation.get("secret", "threefs-key")["data"]["key"] == key
+    assert installation.get("secret", "flyer-certificates")["data"] == {"tls.crt": bundle}
+    for name, uid in definitions.items():
+        found = cluster.get("customresourcedefinition", name)
+        assert found["metadata"]["uid"] == uid, "replaced: its objects would be gone"
+        conditions = {one["type"]: one["status"] for one in found["status"]["conditions"]}
+        assert conditions["Established"] == "True"
+        assert cluster.get(name) == []
+
+
 def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
     installation: Installation,
 ) -> None:
