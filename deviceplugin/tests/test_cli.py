@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -113,3 +114,33 @@ def test_sigterm_ends_the_agent_with_its_sockets_and_its_worker(machine: Node) -
         ["pgrep", "-P", str(agent.pid)], capture_output=True, text=True, check=False
     )
     assert not found.stdout
+
+
+RESIDENT_KIB_MAX = 80_000
+"""Agent and worker together, shared pages counted twice: what a node gives up for them."""
+
+
+def resident_kib(pid: int) -> int:
+    with Path(f"/proc/{pid}/status").open() as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+def test_agent_and_worker_are_small_on_eight_gpus(machine: Node) -> None:
+    values = [f"--{k.replace('_', '-')}={v}" for k, v in machine.flags.items()]
+    agent = subprocess.Popen([sys.executable, "-m", "flyer_node", "run", *values])
+    try:
+        deadline = time.monotonic() + 60
+        while len(list((machine.folder / "p").glob("flyer-*.sock"))) < 5:
+            assert time.monotonic() < deadline
+            assert agent.poll() is None
+            time.sleep(0.02)
+        found = subprocess.run(
+            ["pgrep", "-P", str(agent.pid)], capture_output=True, text=True, check=True
+        )
+        [worker] = (int(pid) for pid in found.stdout.split())
+        sizes = {"agent": resident_kib(agent.pid), "worker": resident_kib(worker)}
+        print(sizes)
+        assert sum(sizes.values()) <= RESIDENT_KIB_MAX, sizes
+    finally:
+        agent.terminate()
+        assert agent.wait(60) == 0
