@@ -30,6 +30,12 @@ def later() -> float:
     return time.time() + LATER
 
 
+class Later:
+    """The module `time` as it will be."""
+
+    time = staticmethod(later)
+
+
 def test_a_dead_states_folder_is_removed_by_the_next_driver(
     states: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,7 +47,7 @@ def test_a_dead_states_folder_is_removed_by_the_next_driver(
     second = Store.open(states / "second")
     assert run.exists(), "just touched"
     second.close()
-    monkeypatch.setattr(runfolders.time, "time", later)
+    monkeypatch.setattr(runfolders, "time", Later)
     third = Store.open(states / "third")
     assert not run.exists()
     assert third.paths.run.exists()

@@ -153,7 +153,7 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
 
 
 TOP_COLUMNS = 80
-_JOB_COLUMNS = 16
+_JOB_COLUMNS = 14
 
 
 def top_table(rows: Iterable[dict[str, Any]], *, wide: bool = False) -> str:
@@ -167,18 +167,27 @@ def top_table(rows: Iterable[dict[str, Any]], *, wide: bool = False) -> str:
 
     lines = []
     for one in rows:
-        step = number(one["step"], "d")
         cells = [
             one["job"] if wide else _short(one["job"]), str(one["nodes"]),
-            one["progress"] if wide else step[:9],
-            number(one["stepsPerSecond"], ".3g"), number(one["loss"], ".4g"),
+            one["progress"] if wide else _count(one["step"]),
+            _count(one["stepsPerSecond"]), number(one["loss"], ".4g"),
             number(one["allreduceGigabytesPerSecond"], ".3g"),
-            since(one["checkpointAgeSeconds"]), number(one["unsavedSteps"], "d"),
+            since(one["checkpointAgeSeconds"]), _count(one["unsavedSteps"]),
             since(one["unsavedNodeSeconds"]),
         ]  # fmt: skip
         lines.append([*cells, one["state"], str(one["lostSteps"])] if wide else cells)
     header = ["JOB", "NODES", "STEP", "STEPS/S", "LOSS", "GB/S", "CKPT", "UNSAVED", "NODE-TIME"]
     return table([*header, "STATE", "LOST"] if wide else header, lines)
+
+
+def _count(value: float | None) -> str:
+    """In at most six columns: `123456`, `0.0123`, `123M`."""
+    if value is None:
+        return NOTHING
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
 def _short(key: str) -> str:
