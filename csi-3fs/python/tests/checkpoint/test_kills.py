@@ -7,8 +7,13 @@ of the bytes written. A failure prints the seed and the kill that repeat it.
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
+import traceback
+from pathlib import Path
 
+import pytest
 from threefs.checkpoint import CheckpointManager, LocalFiles
 
 KILLS = 60
@@ -86,18 +91,49 @@ def run_saver(folder, world_size, attempt, chance):
         (folder / "durable.partial").rename(folder / "durable")
 
 
-def test_whatever_the_moment_the_last_durable_checkpoint_or_a_newer_one_loads(tmp_path):
-    seed = int(os.environ.get("CHECKPOINT_SEED", "1"))
-    newest = 0
-    for kill in range(KILLS):
-        repeat = f"CHECKPOINT_SEED={seed}, kill {kill}"
+def nursery(folder, seed):
+    """Forks a saver for each number that it reads and says how it ended.
+
+    A process of one thread: what is forked from the tests' own inherits the locks that other
+    threads held, and waits for them for ever.
+    """
+    for line in sys.stdin:
+        kill = int(line)
         pid = os.fork()
         if pid == 0:
             try:
-                run_saver(tmp_path, 1 + kill % 3, f"a{kill}", random.Random(f"{seed} {kill}"))
+                run_saver(folder, 1 + kill % 3, f"a{kill}", random.Random(f"{seed} {kill}"))
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
-        assert os.waitpid(pid, 0)[1] == signal.SIGKILL, f"the saver failed by itself: {repeat}"
+        print(os.waitpid(pid, 0)[1], flush=True)
+
+
+@pytest.fixture
+def killed_saver(tmp_path):
+    seed = os.environ.get("CHECKPOINT_SEED", "1")
+    with subprocess.Popen(
+        [sys.executable, __file__, str(tmp_path), seed],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+    ) as process:  # fmt: skip
+
+        def run(kill):
+            repeat = f"CHECKPOINT_SEED={seed}, kill {kill}"
+            process.stdin.write(f"{kill}\n")
+            status = process.stdout.readline().strip()
+            assert status == str(int(signal.SIGKILL)), f"the saver failed by itself: {repeat}"
+            return repeat
+
+        yield run
+
+
+def test_whatever_the_moment_the_last_durable_checkpoint_or_a_newer_one_loads(
+    tmp_path, killed_saver
+):
+    newest = 0
+    for kill in range(KILLS):
+        repeat = killed_saver(kill)
         newest = max(newest, told_durable(tmp_path))
         manager = CheckpointManager(LocalFiles(tmp_path), "/c", attempt="reader")
         if newest:
@@ -113,3 +149,7 @@ def test_whatever_the_moment_the_last_durable_checkpoint_or_a_newer_one_loads(tm
 def told_durable(folder):
     path = folder / "durable"
     return int(path.read_text().split()[0]) if path.exists() else 0
+
+
+if __name__ == "__main__":
+    nursery(Path(sys.argv[1]), sys.argv[2])
