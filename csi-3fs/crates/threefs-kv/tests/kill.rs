@@ -81,7 +81,7 @@ fn what_was_acknowledged_survives_kill_9() {
             .map_while(Result::ok)
             .filter_map(|line| line.strip_prefix("acknowledged ")?.parse::<u64>().ok());
         // So many commits, however long they take; then a moment between two of them.
-        acknowledged.extend(lines.by_ref().take(rand::rng().random_range(1..200)));
+        acknowledged.extend(lines.by_ref().take(rand::rng().random_range(90..200)));
         std::thread::sleep(Duration::from_micros(rand::rng().random_range(0..5_000)));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -93,5 +93,5 @@ fn what_was_acknowledged_survives_kill_9() {
         let lost: Vec<_> = acknowledged.difference(&found).collect();
         assert!(lost.is_empty(), "round {round}: lost {lost:?}");
     }
-    assert!(acknowledged.len() >= ROUNDS, "only {} commits: too little", acknowledged.len());
+    assert!(acknowledged.len() > 1000, "only {} commits: too little", acknowledged.len());
 }
