@@ -68,7 +68,6 @@ class Bucket:
 class _Told:
     name: str
     count: int
-    first: str
     at: float
 
 
@@ -137,7 +136,7 @@ class Announcer:
                 return
         name = f"{self._client.node}.{uuid4().hex[:16]}"
         self._client.post_event(name, reason, text, stamp, warning=_is_bad(change))
-        self._told[key] = _Told(name, 1, stamp, now)
+        self._told[key] = _Told(name, 1, now)
         self._told.move_to_end(key)
         while len(self._told) > REMEMBERED_MAX:
             self._told.popitem(last=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
+from flyer.api.waiting import WAITING_FOR_QUOTA
 from flyer.engine.draft import Draft
 from flyer.engine.quotas import ledger
 
@@ -50,7 +51,7 @@ def _waits(job: JobState) -> bool:
     return (
         status.phase is Phase.QUEUED
         and status.pending is not None
-        and status.pending.reason == "WaitingForQuota"
+        and status.pending.reason == WAITING_FOR_QUOTA
     )
 
 

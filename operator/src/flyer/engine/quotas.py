@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flyer.api import Pending, Priority
+from flyer.api.waiting import WAITING_FOR_QUOTA
 from flyer.engine.explanation import Blocker
 from flyer.engine.state import HOLDING
 
@@ -149,10 +150,10 @@ class Ledger:
             f"wants {job.spec.nodes}"
         )
         message += f": {used} used by {named}" if holders else ""
-        blockers = [Blocker("WaitingForQuota", message, user=job.user, until=quota.expires_at)]
+        blockers = [Blocker(WAITING_FOR_QUOTA, message, user=job.user, until=quota.expires_at)]
         blockers += [
             Blocker(
-                "WaitingForQuota",
+                WAITING_FOR_QUOTA,
                 f"{one.job} of {one.user} holds {one.nodes} of quota {quota.name}",
                 job=one.job, user=one.user,
             )
@@ -161,9 +162,9 @@ class Ledger:
         if ahead != job.key:
             text = f"{ahead} is ahead in quota {quota.name}"
             message += f"; {text}"
-            blockers.append(Blocker("WaitingForQuota", text, job=ahead, user=job.user))
+            blockers.append(Blocker(WAITING_FOR_QUOTA, text, job=ahead, user=job.user))
         blocked_by = tuple(dict.fromkeys(one.job for one in blockers if one.job))
-        return Pending(reason="WaitingForQuota", message=message, blocked_by=blocked_by), blockers
+        return Pending(reason=WAITING_FOR_QUOTA, message=message, blocked_by=blocked_by), blockers
 
 
 def ledger(draft: Draft) -> Ledger:

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from flyer.api import Pending, Phase, quantize
+from flyer.api.waiting import RESTART_BACKOFF
 from flyer.engine import blockers, placement, transitions
 from flyer.engine.draft import WAITING
 from flyer.engine.market import (
@@ -171,7 +172,7 @@ def _pause(draft: Draft, job: JobState) -> bool:
     _set_pending(
         draft, job,
         Pending(
-            reason="RestartBackoff",
+            reason=RESTART_BACKOFF,
             message=f"failed {job.status.chain.fruitless_restarts} times in a row without a newer "
             "checkpoint: pauses before the next attempt",
             eta=until,
