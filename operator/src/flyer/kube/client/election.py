@@ -28,6 +28,9 @@ __all__ = ["Election", "LeadershipLostError", "LeaseSettings"]
 log = logging.getLogger(__name__)
 
 _RELEASE_SECONDS: Final = 2.0
+# At somebody else's Lease in the time of a renewal: what a leader's death costs beyond its
+# duration is the time between two.
+LOOKS: Final = 3
 
 
 class LeadershipLostError(Exception):
@@ -45,7 +48,7 @@ class LeaseSettings:
     renew_seconds: float = 2.0
     """We stop after so long without a renewal: the rest is for what is under way to arrive."""
     retry_seconds: float = 0.5
-    """Between renewals, and between looks at somebody else's Lease."""
+    """Between renewals, and at least so often a look at somebody else's Lease."""
 
 
 class Election:
@@ -60,6 +63,7 @@ class Election:
         self._settings = settings
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[str, float] = ("", 0.0)  # version, when by our clock
+        self._expires_at = 0.0  # somebody else's Lease, by our clock
         self._valid_until = 0.0
 
     # -- the fence -----------------------------------------------------------------------------
@@ -89,7 +93,16 @@ class Election:
                 if await self._try_acquire():
                     log.info("%s leads, epoch %d", self.identity, self.epoch)
                     return self.epoch
-            await asyncio.sleep(self._settings.retry_seconds)
+            await asyncio.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Until the next look: soon, for a renewal counts from when it was seen, not written.
+
+        And at the moment at which the Lease runs out.
+        """
+        retry_seconds = self._settings.retry_seconds
+        left = self._expires_at - time.monotonic()
+        return left if 0 < left < retry_seconds / LOOKS else retry_seconds / LOOKS
 
     async def hold(self) -> None:
         """Renew until that fails for too long, or the Lease is somebody else's; then return."""
@@ -147,7 +160,8 @@ class Election:
         self.holder = spec.get("holderIdentity") or ""
         duration = spec.get("leaseDurationSeconds") or settings.duration_seconds
         ours = self.holder == self.identity  # the answer to our own write was lost
-        if self.holder and not ours and begun < self._seen[1] + duration:
+        self._expires_at = self._seen[1] + duration
+        if self.holder and not ours and begun < self._expires_at:
             return False
         self._lease = lease
         with contextlib.suppress(ConflictError):
