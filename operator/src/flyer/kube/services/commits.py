@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.api import Phase
 from flyer.engine.draft import RESERVING
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import ConflictError, InvalidError, NotFoundError
@@ -47,6 +48,8 @@ class Commits:
         told: Callable[[str, FlyerJobStatus | None, FlyerJobStatus], None],
     ) -> None:
         self.refused: dict[str, str] = {}  # jobs whose status breaks a rule: why
+        # Of jobs that start now: the answer to the commit has them, and pods are made of them.
+        self.templates: dict[str, dict[str, Any]] = {}
         self._api = api
         self._jobs = jobs
         self._uid_of = uid_of
@@ -115,6 +118,8 @@ class Commits:
                 view = found
             if answer is not None:
                 view = shape_job(answer)
+                if commit.status.phase is Phase.STARTING and view.uid == uid:
+                    self.templates[commit.job] = answer["spec"]["template"]
             self._jobs.put((namespace, name), int(view.version), view)
             self._told(commit.job, before, commit.status)
             return True

@@ -18,17 +18,11 @@ from pydantic import ValidationError
 from flyer.api import Phase, PodTemplate, SuspendCode
 from flyer.engine import Failed, Killed, NodeEmptied, PodExited, Start
 from flyer.kube.client.election import LeadershipLostError
-from flyer.kube.client.errors import (
-    AlreadyExistsError,
-    ApiError,
-    ConflictError,
-    InvalidError,
-    NotFoundError,
-)
-from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
+from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.pods import PlacedNode, PodsRefusedError
-from flyer.kube.pods.names import GATE, LABEL_ATTEMPT, LABEL_JOB
+from flyer.kube.services.podcalls import KILL_SECONDS, PodCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -44,8 +38,6 @@ __all__ = ["Gangs"]
 
 # BSD's EX_CANTCREAT, as on one machine: the pods could not be made, and never will be.
 EXIT_NOT_STARTED: Final = 73
-# The least that a kubelet honours; 0 would remove the object while processes still live.
-KILL_SECONDS: Final = 1
 # A job that was told to go, or is over, ends by itself, and its logs stay readable: a deleted pod's
 # do not. A kubelet says seconds later that a container has ended; less than the engine's patience.
 LINGER_SECONDS: Final = 8.0
@@ -55,10 +47,6 @@ LINGER_POLL_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 5
 # Pods of so many attempts are kept for their logs.
 ATTEMPTS_KEPT: Final = 3
-# Somebody else's pod may have one of our names while the garbage collector takes it away.
-NAME_TAKEN_SECONDS: Final = 30.0
-NAME_TAKEN_POLL_SECONDS: Final = 0.5
-PLACE_TRIES_MAX: Final = 5
 
 log = logging.getLogger(__name__)
 
@@ -93,19 +81,23 @@ class Gangs:
         self._tell = tell
         self._state_of = state_of
         self._spawn = spawn
+        self._calls = PodCalls(api, world.pods)
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
         self._concluded: set[str] = set()
 
     # -- what the engine says ------------------------------------------------------------------
 
-    def start(self, job: FlyerJob, start: Start) -> None:
-        """Make the pods of an attempt; the gateway tells GangStarted."""
+    def start(self, job: FlyerJob, start: Start, template: dict[str, Any] | None = None) -> None:
+        """Make the pods of an attempt; the gateway tells GangStarted.
+
+        `template` is the job's pod template where it is known; else it is read.
+        """
         known = self._gangs.get(start.job)
         if known is not None and known.attempt == start.attempt:
             return
         gang = self._gangs[start.job] = _Gang(start.attempt)
-        gang.task = self._spawn(self._start(gang, job, start), f"start {start.job}")
+        gang.task = self._spawn(self._start(gang, job, start, template), f"start {start.job}")
 
     def adopt(self, job: FlyerJob, start: Start) -> None:
         """A gang that an earlier leader started: its sidecars may come to us."""
@@ -165,17 +157,19 @@ class Gangs:
         state = self._state_of(job)
         if state is None or not state.status.occupied:
             return
-        gang = self._gangs.get(job)
+        attempt = state.status.chain.attempt
+        made = self._all_made(self._gangs.get(job), attempt, state)
+        occupied = [one for one in state.status.occupied if made or one.attempt != attempt]
+        if not occupied:
+            return
+        # The earliest attempt that has a living pod on each node; "": one that is on none yet.
+        first: dict[str, int] = {}
         pods = [one for one in self._world.pods_of(job) if not one.ended]
-        pods += [one for one in self._leaving.values() if one.job == job]
-        for one in state.status.occupied:
-            current = one.attempt == state.status.chain.attempt
-            if current and not self._all_made(gang, one.attempt, state):
-                continue
-            holders = [
-                pod for pod in pods if pod.attempt <= one.attempt and pod.node in ("", one.name)
-            ]
-            if not holders:
+        for pod in (*pods, *(one for one in self._leaving.values() if one.job == job)):
+            first[pod.node] = min(pod.attempt, first.get(pod.node, pod.attempt))
+        for one in occupied:
+            held = [first[name] for name in ("", one.name) if name in first]
+            if not held or min(held) > one.attempt:
                 self._tell(NodeEmptied(one.name, job, one.attempt))
 
     def _all_made(self, gang: _Gang | None, attempt: int, state: JobState) -> bool:
@@ -186,9 +180,12 @@ class Gangs:
 
     # -- making pods ---------------------------------------------------------------------------
 
-    async def _start(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
+    async def _start(
+        self, gang: _Gang, job: FlyerJob, start: Start, template: dict[str, Any] | None
+    ) -> None:
         try:
-            await self._make(gang, job, start)
+            whole = await self._whole(job) if template is None else _with_template(job, template)
+            await self._make(gang, whole, start)
         except LeadershipLostError:
             raise
         except (PodsRefusedError, InvalidError, ValidationError) as error:
@@ -209,9 +206,8 @@ class Gangs:
 
     async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
         names = start.assignment.names
-        whole = await self._whole(job)
-        manifests = self._seams.build_pods(whole, start, self._placed(names))
-        made = await _all([self._create(job, one) for one in manifests])
+        manifests = self._seams.build_pods(job, start, self._placed(names))
+        made = await _all([self._calls.create(job, one) for one in manifests])
         if gang.stopping:
             return
         identities = [
@@ -229,10 +225,10 @@ class Gangs:
             if address:
                 self._gateway.locate(one["metadata"]["uid"], address)
         await _all(
-            [self._place(one, name) for one, name in zip(made, names, strict=True)],
+            [self._calls.place(one, name) for one, name in zip(made, names, strict=True)],
         )
         if start.attempt > ATTEMPTS_KEPT:
-            await self._prune(job, start.attempt - ATTEMPTS_KEPT)
+            await self._calls.prune(job, start.attempt - ATTEMPTS_KEPT)
 
     async def _whole(self, job: FlyerJob) -> FlyerJob:
         """The job with its pod template, which views leave out."""
@@ -240,8 +236,7 @@ class Gangs:
         metadata = found["metadata"]
         if metadata.get("uid") != job.metadata.uid:
             raise NotFoundError(f"get flyerjobs {job.key}", "it was deleted meanwhile")
-        template = PodTemplate.model_validate(found["spec"]["template"])
-        return job.replace(spec=job.spec.replace(template=template))
+        return _with_template(job, found["spec"]["template"])
 
     def _placed(self, names: Sequence[str]) -> dict[str, PlacedNode]:
         placed = {}
@@ -253,87 +248,6 @@ class Gangs:
                 allocatable=view.allocatable if view else {},
             )
         return placed
-
-    async def _create(self, job: FlyerJob, manifest: dict[str, Any]) -> dict[str, Any]:
-        name, namespace = manifest["metadata"]["name"], job.metadata.namespace
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + NAME_TAKEN_SECONDS
-        while True:
-            try:
-                made = await self._api.create(PODS, manifest, namespace)
-            except AlreadyExistsError:
-                try:
-                    made = await self._api.get(PODS, name, namespace)
-                except NotFoundError:
-                    continue
-                ours = any(
-                    one.get("uid") == job.metadata.uid
-                    for one in made["metadata"].get("ownerReferences") or ()
-                )
-                if not ours or "deletionTimestamp" in made["metadata"]:
-                    await self._give_way(made, ours=ours)
-                    if loop.time() >= ends_at:
-                        raise
-                    await asyncio.sleep(NAME_TAKEN_POLL_SECONDS)
-                    continue
-            self._world.pods.offer(made)
-            return made
-
-    async def _give_way(self, pod: dict[str, Any], *, ours: bool) -> None:
-        """A pod with our name of a job that was deleted: the garbage collector's, who is slow."""
-        metadata = pod["metadata"]
-        labels = metadata.get("labels") or {}
-        if ours or "deletionTimestamp" in metadata or LABEL_JOB not in labels:
-            return
-        await self._delete(metadata["namespace"], metadata["name"], metadata["uid"], KILL_SECONDS)
-
-    async def _place(self, pod: dict[str, Any], node: str) -> None:
-        """Bind it; where nodes are shared, open our gate, and Kubernetes' scheduler binds it."""
-        for tries_left in reversed(range(PLACE_TRIES_MAX)):
-            try:
-                await self._place_once(pod, node)
-            except NotFoundError:
-                return  # deleted by hand: `look` sees it
-            except ConflictError:
-                uid = pod["metadata"]["uid"]
-                try:
-                    pod = await self._api.get(
-                        PODS, pod["metadata"]["name"], pod["metadata"]["namespace"]
-                    )
-                except NotFoundError:
-                    return
-                if pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
-                    return
-                self._world.pods.offer(pod)
-                bound = pod["spec"].get("nodeName")
-                if bound == node:
-                    return  # by ourselves: the answer was lost
-                if bound or not tries_left:
-                    raise
-            else:
-                return
-
-    async def _place_once(self, pod: dict[str, Any], node: str) -> None:
-        metadata, spec = pod["metadata"], pod["spec"]
-        if spec.get("nodeName"):
-            return
-        name, namespace = metadata["name"], metadata["namespace"]
-        gates = spec.get("schedulingGates") or []
-        if any(one["name"] == GATE for one in gates):
-            left = [one for one in gates if one["name"] != GATE]
-            patch = {
-                "metadata": {"resourceVersion": metadata["resourceVersion"]},
-                "spec": {"schedulingGates": left or None},
-            }
-            await self._api.merge(PODS, name, patch, namespace)
-        elif spec.get("schedulerName") != "default-scheduler":
-            binding = {
-                "apiVersion": "v1",
-                "kind": "Binding",
-                "metadata": {"name": name, "uid": metadata["uid"]},
-                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-            }
-            await self._api.post(PODS, name, namespace, "binding", binding)
 
     def _expect(self, job: FlyerJob, start: Start, pods: Sequence[tuple[int, PodIdentity]]) -> None:
         ordered = [identity for _, identity in sorted(pods, key=lambda one: one[0])]
@@ -352,7 +266,7 @@ class Gangs:
             await self._linger(stop.job, stop.attempt, nodes, seconds)
         grace_seconds = KILL_SECONDS if stop.kill else STOP_SECONDS
         await _all([
-            self._delete(one.namespace, one.name, one.uid, grace_seconds if one.node else 0)
+            self._calls.delete(one.namespace, one.name, one.uid, grace_seconds if one.node else 0)
             for one in self._living(stop.job, stop.attempt, nodes)
         ])  # fmt: skip
         self.look(stop.job)
@@ -370,27 +284,16 @@ class Gangs:
         while self._living(job, attempt, nodes) and loop.time() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(LINGER_POLL_SECONDS)
 
-    async def _delete(self, namespace: str, name: str, uid: str, grace_seconds: int) -> None:
-        try:
-            await self._api.delete(PODS, name, namespace, uid=uid, grace_seconds=grace_seconds)
-        except (NotFoundError, ConflictError):
-            return  # gone, or another one by now
-        except ApiError as error:
-            log.warning("%s/%s is not deleted yet: %s", namespace, name, error)
-
-    async def _prune(self, job: FlyerJob, attempt: int) -> None:
-        """Forget the logs of an old attempt."""
-        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT}={attempt}"
-        try:
-            await self._api.delete_all(PODS, job.metadata.namespace, labelSelector=selector)
-        except ApiError as error:
-            log.warning("%s: pods of attempt %d stay: %s", job.key, attempt, error)
-
     def stray(self, pod: PodView) -> None:
         """A living pod of no job, or of no attempt that is wanted: end it."""
         if not pod.deleting:
-            work = self._delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
+            work = self._calls.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
             self._spawn(work, f"stray {pod.name}")
+
+
+def _with_template(job: FlyerJob, template: dict[str, Any]) -> FlyerJob:
+    found = PodTemplate.model_validate(template)
+    return job.replace(spec=job.spec.replace(template=found))
 
 
 def _ends_by_itself(state: JobState | None) -> bool:

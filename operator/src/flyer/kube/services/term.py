@@ -269,6 +269,7 @@ class Term:
             self._inbox.tell(JobRemoved(job))
         for action in actions:
             await self._perform(action, gone)
+        self._commits.templates.clear()
         for commit in commits:
             self._settle(commit.job)
         for key in known - self._state.jobs.keys():
@@ -281,7 +282,7 @@ class Term:
             case Start(job=key) if key not in gone:
                 view = self._world.job(key)
                 if view is not None and view.job is not None:
-                    self._gangs.start(view.job, action)
+                    self._gangs.start(view.job, action, self._commits.templates.get(key))
             case Stop():
                 self._gangs.stop(action)
             case Signal():

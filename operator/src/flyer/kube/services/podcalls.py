@@ -1,0 +1,137 @@
+"""The calls that make, bind and delete one pod; each may be repeated.
+
+A pod that is there is used, one that is bound is left, one that is gone is no news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.kube.client.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
+from flyer.kube.client.resources import PODS
+from flyer.kube.pods.names import GATE, LABEL_ATTEMPT, LABEL_JOB
+
+if TYPE_CHECKING:
+    from flyer.api import FlyerJob
+    from flyer.kube.client import Api, Cache
+    from flyer.kube.services.views import PodView
+
+__all__ = ["KILL_SECONDS", "PodCalls"]
+
+# The least that a kubelet honours; 0 would remove the object while processes still live.
+KILL_SECONDS: Final = 1
+# Somebody else's pod may have one of our names while the garbage collector takes it away.
+NAME_TAKEN_SECONDS: Final = 30.0
+NAME_TAKEN_POLL_SECONDS: Final = 0.5
+PLACE_TRIES_MAX: Final = 5
+
+log = logging.getLogger(__name__)
+
+
+class PodCalls:
+    """What a call answers goes into the cache before the watch tells it."""
+
+    def __init__(self, api: Api, pods: Cache[PodView]) -> None:
+        self._api = api
+        self._pods = pods
+
+    async def create(self, job: FlyerJob, manifest: dict[str, Any]) -> dict[str, Any]:
+        """The pod of this manifest: a new one, or one of this very job that is there."""
+        name, namespace = manifest["metadata"]["name"], job.metadata.namespace
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + NAME_TAKEN_SECONDS
+        while True:
+            try:
+                made = await self._api.create(PODS, manifest, namespace)
+            except AlreadyExistsError:
+                try:
+                    made = await self._api.get(PODS, name, namespace)
+                except NotFoundError:
+                    continue
+                ours = any(
+                    one.get("uid") == job.metadata.uid
+                    for one in made["metadata"].get("ownerReferences") or ()
+                )
+                if not ours or "deletionTimestamp" in made["metadata"]:
+                    await self._give_way(made, ours=ours)
+                    if loop.time() >= ends_at:
+                        raise
+                    await asyncio.sleep(NAME_TAKEN_POLL_SECONDS)
+                    continue
+            self._pods.offer(made)
+            return made
+
+    async def _give_way(self, pod: dict[str, Any], *, ours: bool) -> None:
+        """A pod with our name of a job that was deleted: the garbage collector's, who is slow."""
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {}
+        if ours or "deletionTimestamp" in metadata or LABEL_JOB not in labels:
+            return
+        await self.delete(metadata["namespace"], metadata["name"], metadata["uid"], KILL_SECONDS)
+
+    async def place(self, pod: dict[str, Any], node: str) -> None:
+        """Bind it; where nodes are shared, open our gate, and Kubernetes' scheduler binds it."""
+        for tries_left in reversed(range(PLACE_TRIES_MAX)):
+            try:
+                await self._place_once(pod, node)
+            except NotFoundError:
+                return  # deleted by hand: `look` sees it
+            except ConflictError:
+                uid = pod["metadata"]["uid"]
+                try:
+                    pod = await self._api.get(
+                        PODS, pod["metadata"]["name"], pod["metadata"]["namespace"]
+                    )
+                except NotFoundError:
+                    return
+                if pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
+                    return
+                self._pods.offer(pod)
+                bound = pod["spec"].get("nodeName")
+                if bound == node:
+                    return  # by ourselves: the answer was lost
+                if bound or not tries_left:
+                    raise
+            else:
+                return
+
+    async def _place_once(self, pod: dict[str, Any], node: str) -> None:
+        metadata, spec = pod["metadata"], pod["spec"]
+        if spec.get("nodeName"):
+            return
+        name, namespace = metadata["name"], metadata["namespace"]
+        gates = spec.get("schedulingGates") or []
+        if any(one["name"] == GATE for one in gates):
+            left = [one for one in gates if one["name"] != GATE]
+            patch = {
+                "metadata": {"resourceVersion": metadata["resourceVersion"]},
+                "spec": {"schedulingGates": left or None},
+            }
+            await self._api.merge(PODS, name, patch, namespace)
+        elif spec.get("schedulerName") != "default-scheduler":
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name, "uid": metadata["uid"]},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+            }
+            await self._api.post(PODS, name, namespace, "binding", binding)
+
+    async def delete(self, namespace: str, name: str, uid: str, grace_seconds: int) -> None:
+        """Delete this very pod, if it is still there."""
+        try:
+            await self._api.delete(PODS, name, namespace, uid=uid, grace_seconds=grace_seconds)
+        except (NotFoundError, ConflictError):
+            return  # gone, or another one by now
+        except ApiError as error:
+            log.warning("%s/%s is not deleted yet: %s", namespace, name, error)
+
+    async def prune(self, job: FlyerJob, attempt: int) -> None:
+        """Forget the logs of an old attempt."""
+        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT}={attempt}"
+        try:
+            await self._api.delete_all(PODS, job.metadata.namespace, labelSelector=selector)
+        except ApiError as error:
+            log.warning("%s: pods of attempt %d stay: %s", job.key, attempt, error)
