@@ -22,7 +22,7 @@ demo: install ## run the main job on this machine, break things under it, compar
 .PHONY: check
 check: install check-static ## format, lint, types, import rules, unit tests: under two minutes
 	cargo test --workspace --lib --locked --quiet
-	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not slow' $(UNIT_TESTS)
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not slow and not soak' $(UNIT_TESTS)
 
 # Tests that start no services: the rest of the tests runs real processes and takes longer.
 UNIT_TESTS := operator/tests/api operator/tests/engine operator/tests/sim deviceplugin/tests/test_allocate.py deviceplugin/tests/test_health.py tests
@@ -40,8 +40,13 @@ check-static:
 test: install check-static ## all tests: units, properties, simulators, real processes, the demo
 	@scripts/bootstrap prometheus=promtool
 	cargo test --workspace --locked --quiet
-	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not alone'
-	$(PYTHON) -m pytest -q -m alone
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not alone and not soak'
+	$(PYTHON) -m pytest -q -m 'alone and not soak'
+
+.PHONY: soak
+soak: install ## the tests with random events again, longer and with more seeds, and twenty kills
+	$(PYTHON) -m pytest -q -m soak
+	$(PYTHON) -m demo.chaos
 
 .PHONY: fix
 fix: install ## format, mend what the linters can, write the generated files

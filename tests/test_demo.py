@@ -13,7 +13,7 @@ from demo.processes import only_one
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_SECONDS = 900
 CHAOS_SECONDS = 900
-VICTIMS = ("rank", "mgmtd", "meta", "flyer")
+VICTIMS = ("meta", "flyer")
 """Whom the demo itself does not kill; `python -m demo.chaos` kills twenty times, anybody."""
 
 

@@ -337,31 +337,34 @@ def test_alerts_fire_when_they_should_and_only_then(fires: bool, tmp_path: Path)
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is missing; `scripts/bootstrap prometheus=promtool` brings it")
-    shutil.copy(CHART / "files" / "alerts.yaml", tmp_path / "alerts.yaml")
-    tests = []
+    written = YAML(typ="safe").load((CHART / "files" / "alerts.yaml").read_text())
+    rules = {rule["alert"]: rule for group in written["groups"] for rule in group["rules"]}
+    files = []
     for name, (bad, good) in CASES.items():
         series = bad if fires else good
         # The last minute of the series: a day for what needs a day.
         at = "1500m" if name == "FlyerCrossZoneTokenHeldLong" else "178m"
         alerts_firing = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) > bool 0'
-        tests.append(
-            {
-                "name": name,
-                "interval": "1m",
-                "input_series": [{"series": key, "values": value} for key, value in series.items()],
-                "promql_expr_test": [
-                    {
-                        "expr": alerts_firing,
-                        "eval_time": at,
-                        "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
-                    }
-                ],
-            }
-        )
-    file = tmp_path / "test.yaml"
-    YAML().dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests}, file)
+        test = {
+            "name": name,
+            "interval": "1m",
+            "input_series": [{"series": key, "values": value} for key, value in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": alerts_firing,
+                    "eval_time": at,
+                    "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+                }
+            ],
+        }
+        # Each alert by itself: with all of them promtool evaluates each rule for each test.
+        rule = {"groups": [{"name": name, "rules": [rules[name]]}]}
+        YAML().dump(rule, tmp_path / f"{name}.yaml")
+        case = {"rule_files": [f"{name}.yaml"], "evaluation_interval": "1m", "tests": [test]}
+        YAML().dump(case, tmp_path / f"{name}.test.yaml")
+        files.append(f"{name}.test.yaml")
     done = subprocess.run(
-        [promtool, "test", "rules", file.name],
+        [promtool, "test", "rules", *files],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from flyer_node.plugin import registrar
 from flyer_node.plugin.resources import GPU
 from flyer_node.testing.stage import Stage, staged
 
@@ -125,7 +126,12 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.timeout(300)
-async def test_any_sequence_ends_with_everything_offered(seed: int) -> None:
+async def test_any_sequence_ends_with_everything_offered(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A kubelet that cuts a stream listens again by itself, or is asked to after this time.
+    monkeypatch.setattr(registrar, "DEAF_SECONDS", 0.5)
+    monkeypatch.setattr(registrar, "DEAF_SECONDS_MAX", 0.5)
     async with staged() as stage:
         await stage.ready()
         chaos = Chaos(stage, seed)

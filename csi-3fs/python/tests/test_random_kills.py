@@ -123,10 +123,10 @@ def run_seed(cluster: Any, folder: str, seed: int, seconds: float) -> None:
 
 
 def test_random_kills_lose_nothing(cluster: Any, folder: str) -> None:
-    run_seed(cluster, folder, int(os.environ.get("THREEFS_KILL_SEED", "1")), seconds=3)
+    run_seed(cluster, folder, int(os.environ.get("THREEFS_KILL_SEED", "1")), seconds=6)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(2, 7))
 def test_random_kills_over_a_longer_time_lose_nothing(cluster: Any, folder: str, seed: int) -> None:

@@ -75,7 +75,7 @@ async def test_killed_with_every_write(make_cluster, until, performed):
     assert deaths >= 15
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("performed", [True, False])
 async def test_killed_with_every_call(make_cluster, until, performed):

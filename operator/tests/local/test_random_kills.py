@@ -15,7 +15,7 @@ KILLS = 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 3, 4))])
 def test_random_kills(bench, seed):
     print(f"repeat with: pytest {__file__} -k 'test_random_kills[{seed}]' -m slow")
     choose = random.Random(seed)
