@@ -60,8 +60,9 @@ fix: install ## format, mend what the linters can, write the generated files
 
 .PHONY: bench bench-collectives bench-storage bench-sched
 bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
-bench-collectives: install ## HFReduce beside Gloo
+bench-collectives: install ## HFReduce beside Gloo, its kernels beside the memory
 	$(PYTHON) bench/collectives.py
+	cargo run --release --locked --quiet -p hfreduce-kernels --example throughput build/bench/kernels.json
 bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py

@@ -36,6 +36,12 @@ _DTYPES: dict[torch.dtype, int] = {
     torch.int64: _native.INT64,
     torch.uint8: _native.UINT8,
     torch.int8: _native.INT8,
+    torch.float8_e4m3fn: _native.FLOAT8_E4M3FN,
+    torch.float8_e5m2: _native.FLOAT8_E5M2,
+    torch.int16: _native.INT16,
+    torch.uint16: _native.UINT16,
+    torch.uint32: _native.UINT32,
+    torch.uint64: _native.UINT64,
 }
 
 _COMPLEX: dict[torch.dtype, int] = {

@@ -258,7 +258,7 @@ def refusals(rank, size):
         "strided": lambda: dist.all_reduce(torch.zeros(10)[::2]),
         "expanded": lambda: dist.all_reduce(torch.zeros(1).expand(8)),
         "sparse": lambda: dist.all_reduce(base.to_sparse()),
-        "int16": lambda: dist.all_reduce(torch.zeros(3, dtype=torch.int16)),
+        "fnuz": lambda: dist.all_reduce(torch.zeros(3).to(torch.float8_e4m3fnuz)),
         "bits of floats": lambda: dist.all_reduce(base, dist.ReduceOp.BXOR),
         "average of ints": lambda: dist.all_reduce(
             torch.zeros(3, dtype=torch.int64), dist.ReduceOp.AVG
@@ -288,5 +288,5 @@ def test_what_cannot_be_done_right_is_refused_and_the_group_goes_on():
     texts = values(run(refusals, Layout.two_zones(1, 2)))[0]
     assert not [name for name, text in texts.items() if text == "accepted"]
     assert "is not contiguous (strides (1, 4))" in texts["transposed"]
-    assert "cannot reduce torch.int16" in texts["int16"]
+    assert "cannot reduce torch.float8_e4m3fnuz" in texts["fnuz"]
     assert "PREMUL_SUM" in texts["premul"]

@@ -23,7 +23,7 @@ pub enum ReduceOp {
     BitOr = 5,
     /// Bitwise exclusive or.
     BitXor = 6,
-    /// Addition, then division by the number of ranks.
+    /// Addition, then division by the number of ranks before the sum is rounded.
     Average = 7,
 }
 

@@ -1,82 +1,250 @@
-//! How fast each kernel is on this machine, beside what one core can get out of memory.
+//! How fast one pass over eight inputs is, beside what the same cores get out of memory in the same run.
 //!
-//! `cargo run --release -p hfreduce-kernels --example throughput`; rounds are interleaved, medians are printed.
+//! `cargo run --release -p hfreduce-kernels --example throughput [FILE.json]`. Rounds are interleaved, medians are
+//! printed. Bytes are those of the inputs and of the output; the triad's are those of its three arrays.
 
 use std::hint::black_box;
+use std::sync::Barrier;
 use std::time::Instant;
 
 use hfreduce_kernels::{Dtype, Isa, Op, Store, reduce_raw_with};
 
 const INPUTS: usize = 8;
-const BYTES: usize = 16 << 20;
-const ROUNDS: usize = 7;
+/// Of each buffer: nine of them are larger than a last-level cache.
+const BYTES: usize = 32 << 20;
+const ROUNDS: usize = 5;
+/// The part of the buffers that the scalar code goes through: it is that slow.
+const SCALAR_SHARE: usize = 16;
+
+/// (type, share of the triad that one thread is to reach).
+const TYPES: [(Dtype, f64); 5] = [
+    (Dtype::F32, 0.9),
+    (Dtype::Bf16, 0.85),
+    (Dtype::F16, 0.85),
+    (Dtype::F8E4M3, 0.6),
+    (Dtype::F8E5M2, 0.6),
+];
+
+/// One way to reduce, by the seconds that it takes.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    OnePass(Isa, Store),
+    /// Seven additions of two.
+    Pairwise,
+    Scalar,
+    Triad,
+}
 
 fn main() {
-    let inputs: Vec<Vec<u8>> = (0..INPUTS).map(|n| vec![n as u8 + 1; BYTES]).collect();
-    let mut output = vec![0_u8; BYTES];
-    let mut kinds = Vec::new();
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        for isa in Isa::ALL {
-            for store in [Store::Cached, Store::Streaming] {
-                if isa.available() == isa && (isa != Isa::Scalar || store == Store::Cached) {
-                    kinds.push((dtype, isa, store, Vec::new()));
-                }
-            }
-        }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(2);
+    let mut rows = Vec::new();
+    for count in 1..=threads {
+        rows.extend(measure(count));
     }
-    let mut triad_rounds = Vec::new();
-    let mut arrays = [vec![0.5_f32; BYTES], vec![1.0; BYTES], vec![2.0; BYTES]];
-    for _ in 0..ROUNDS {
-        for (dtype, isa, store, rounds) in &mut kinds {
-            let pointers: Vec<_> = inputs.iter().map(|input| input.as_ptr()).collect();
-            let numel = BYTES / dtype.size_bytes();
-            let start = Instant::now();
-            // SAFETY: all buffers hold `BYTES` bytes.
-            let done = unsafe {
-                reduce_raw_with(
-                    *isa,
-                    *store,
-                    *dtype,
-                    Op::Sum,
-                    &pointers,
-                    output.as_mut_ptr(),
-                    numel,
-                )
-            };
-            if let Err(error) = done {
-                eprintln!("{error}");
-            }
-            rounds.push((INPUTS + 1) as f64 * BYTES as f64 / start.elapsed().as_secs_f64() / 1e9);
-            black_box(&output);
-        }
-        triad_rounds.push(triad(&mut arrays));
-    }
-    let limit = median(&mut triad_rounds);
-    println!("{INPUTS} inputs of {} MiB, one core; triad {limit:.1} GB/s", BYTES >> 20);
-    println!(
-        "{:10} {:8} {:10} {:>16} {:>12} {:>9}",
-        "type", "isa", "store", "GB/s (in + out)", "GB/s out", "of triad"
-    );
-    for (dtype, isa, store, mut rounds) in kinds {
-        let speed = median(&mut rounds);
-        let (store, out) = (format!("{store:?}").to_lowercase(), speed / (INPUTS + 1) as f64);
-        println!(
-            "{:10} {:8} {store:10} {speed:16.1} {out:12.2} {:9.2}",
-            dtype.name(),
-            isa.name(),
-            speed / limit
+    if let Some(path) = std::env::args().nth(1) {
+        let text = format!(
+            "{{\"inputs\": {INPUTS}, \"buffer_bytes\": {BYTES}, \"rounds\": {ROUNDS}, \"isa\": \"{}\", \"rows\": [\n{}\n]}}\n",
+            Isa::best().name(),
+            rows.join(",\n")
         );
+        if let Err(error) = std::fs::write(&path, text) {
+            eprintln!("{path}: {error}");
+            std::process::exit(1);
+        }
     }
 }
 
-/// STREAM's triad, a = b + s c, in GB/s of the three arrays.
-fn triad([a, b, c]: &mut [Vec<f32>; 3]) -> f64 {
-    let start = Instant::now();
-    for ((a, b), c) in a.iter_mut().zip(b.iter()).zip(c.iter()) {
-        *a = b + 3.0 * c;
+/// Every way for every type with so many threads, each with buffers of its own: a table and its rows as JSON.
+fn measure(threads: usize) -> Vec<String> {
+    let best = Isa::best();
+    let ways: Vec<Way> = [Way::Scalar, Way::Pairwise]
+        .into_iter()
+        .chain(Isa::ALL.into_iter().filter(|isa| *isa > Isa::Scalar && *isa <= best).flat_map(
+            |isa| [Store::Cached, Store::Streaming].map(|store| Way::OnePass(isa, store)),
+        ))
+        .collect();
+    let mut plan = vec![(Dtype::F32, Way::Triad)];
+    plan.extend(TYPES.iter().flat_map(|(dtype, _)| ways.iter().map(|way| (*dtype, *way))));
+    let barrier = Barrier::new(threads);
+    let per_thread: Vec<Vec<Vec<f64>>> = std::thread::scope(|scope| {
+        let run = || worker(&plan, &barrier);
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+        running.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    // The slowest thread's time counts; all move the same amount.
+    let rate = |index: usize| {
+        let mut rounds: Vec<f64> = (0..ROUNDS)
+            .map(|round| per_thread.iter().map(|times| times[index][round]).fold(0.0, f64::max))
+            .map(|seconds| threads as f64 * moved(plan[index].1) / seconds / 1e9)
+            .collect();
+        median(&mut rounds)
+    };
+    let triad = rate(0);
+    println!(
+        "\n{INPUTS} inputs of {} MiB, {threads} thread(s); triad {triad:.1} GB/s",
+        BYTES >> 20
+    );
+    println!(
+        "{:14} {:17} {:>8} {:>9} {:>6} {:>10} {:>8}",
+        "type", "way", "GB/s", "of triad", "goal", "x pairwise", "x scalar"
+    );
+    let mut rows = Vec::new();
+    for (dtype, goal) in TYPES {
+        let of = |way| plan.iter().position(|entry| *entry == (dtype, way)).map_or(0.0, rate);
+        let (scalar, pairwise) = (of(Way::Scalar), of(Way::Pairwise));
+        for &way in &ways {
+            let (speed, name) = (of(way), name(way));
+            let shown = if way == Way::OnePass(best, Store::Streaming) {
+                format!("{goal}")
+            } else {
+                String::new()
+            };
+            println!(
+                "{:14} {name:17} {speed:8.1} {:9.2} {shown:>6} {:10.2} {:8.1}",
+                dtype.name(),
+                speed / triad,
+                speed / pairwise,
+                speed / scalar
+            );
+            rows.push(format!(
+                "  {{\"threads\": {threads}, \"type\": \"{}\", \"way\": \"{name}\", \"gbps\": {speed:.3}, \"triad_gbps\": {triad:.3}, \
+                 \"of_triad\": {:.4}, \"of_pairwise\": {:.3}, \"of_scalar\": {:.3}, \"goal_of_triad\": {goal}}}",
+                dtype.name(), speed / triad, speed / pairwise, speed / scalar
+            ));
+        }
     }
-    black_box(&a);
-    3.0 * 4.0 * a.len() as f64 / start.elapsed().as_secs_f64() / 1e9
+    rows
+}
+
+fn name(way: Way) -> String {
+    match way {
+        Way::OnePass(isa, store) => {
+            format!("{} {}", isa.name(), format!("{store:?}").to_lowercase())
+        }
+        Way::Pairwise => "pairwise".into(),
+        Way::Scalar => "scalar".into(),
+        Way::Triad => "triad".into(),
+    }
+}
+
+/// Bytes in and out that a way is credited with: one pass's, so that ratios are those of useful work.
+fn moved(way: Way) -> f64 {
+    let pass = (INPUTS + 1) * BYTES;
+    match way {
+        Way::OnePass(..) | Way::Pairwise => pass as f64,
+        Way::Scalar => (pass / SCALAR_SHARE) as f64,
+        Way::Triad => 3.0 * BYTES as f64,
+    }
+}
+
+/// Seconds of each entry of the plan in each round, for one thread.
+fn worker(plan: &[(Dtype, Way)], barrier: &Barrier) -> Vec<Vec<f64>> {
+    // Small numbers of every type, other ones in every buffer.
+    let inputs: Vec<Vec<u8>> = (0..INPUTS)
+        .map(|n| (0..BYTES).map(|i| if i % 2 == 1 { 0x3C } else { (i % 7 + n) as u8 }).collect())
+        .collect();
+    let mut output = vec![0_u8; BYTES];
+    let mut times = vec![Vec::new(); plan.len()];
+    for round in 0..=ROUNDS {
+        for (index, &(dtype, way)) in plan.iter().enumerate() {
+            barrier.wait();
+            let start = Instant::now();
+            run(dtype, way, &inputs, &mut output);
+            let seconds = start.elapsed().as_secs_f64();
+            black_box(&output);
+            if round > 0 {
+                times[index].push(seconds);
+            }
+        }
+    }
+    times
+}
+
+fn run(dtype: Dtype, way: Way, inputs: &[Vec<u8>], output: &mut [u8]) {
+    let pointers: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
+    let target = output.as_mut_ptr();
+    let numel = BYTES / dtype.size_bytes();
+    let pass = |isa, store, from: &[*const u8], numel| {
+        // SAFETY: all buffers hold `BYTES` bytes; the output is apart from the inputs or is the first.
+        let done = unsafe { reduce_raw_with(isa, store, dtype, Op::Sum, from, target, numel) };
+        if let Err(error) = done {
+            eprintln!("{error}");
+        }
+    };
+    match way {
+        Way::OnePass(isa, store) => pass(isa, store, &pointers, numel),
+        Way::Scalar => pass(Isa::Scalar, Store::Cached, &pointers, numel / SCALAR_SHARE),
+        Way::Pairwise => {
+            pass(Isa::best(), Store::Cached, &pointers[..2], numel);
+            for input in &pointers[2..] {
+                pass(Isa::best(), Store::Cached, &[target.cast_const(), *input], numel);
+            }
+        }
+        Way::Triad => triad(&inputs[0], &inputs[1], output),
+    }
+}
+
+/// STREAM's triad, a = b + s c, with the stores that the kernels use.
+fn triad(b: &[u8], c: &[u8], a: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: the processor has what is asked for, and all three have one length.
+        unsafe {
+            if is_x86_feature_detected!("avx512f") {
+                return triad_avx512(b, c, a);
+            }
+            if is_x86_feature_detected!("avx") {
+                return triad_avx(b, c, a);
+            }
+        }
+    }
+    for (i, a) in a.chunks_exact_mut(4).enumerate() {
+        let of =
+            |x: &[u8]| f32::from_le_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
+        a.copy_from_slice(&(of(b) + 3.0 * of(c)).to_le_bytes());
+    }
+}
+
+/// # Safety
+/// The three slices have one length, a multiple of four vectors.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn triad_avx512(b: &[u8], c: &[u8], a: &mut [u8]) {
+    use std::arch::x86_64::*;
+    let scale = _mm512_set1_ps(3.0);
+    let (from, target) = ((b.as_ptr(), c.as_ptr()), a.as_mut_ptr());
+    let head = target.align_offset(64);
+    let end = head + (a.len() - head) / 256 * 256;
+    for at in (head..end).step_by(64) {
+        // SAFETY: within all three; the output is aligned.
+        unsafe {
+            let product = _mm512_mul_ps(_mm512_loadu_ps(from.1.add(at).cast()), scale);
+            let sum = _mm512_add_ps(_mm512_loadu_ps(from.0.add(at).cast()), product);
+            _mm512_stream_ps(target.add(at).cast(), sum);
+        }
+    }
+    _mm_sfence();
+}
+
+/// # Safety
+/// As for [`triad_avx512`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn triad_avx(b: &[u8], c: &[u8], a: &mut [u8]) {
+    use std::arch::x86_64::*;
+    let scale = _mm256_set1_ps(3.0);
+    let (from, target) = ((b.as_ptr(), c.as_ptr()), a.as_mut_ptr());
+    let head = target.align_offset(32);
+    let end = head + (a.len() - head) / 256 * 256;
+    for at in (head..end).step_by(32) {
+        // SAFETY: within all three; the output is aligned.
+        unsafe {
+            let product = _mm256_mul_ps(_mm256_loadu_ps(from.1.add(at).cast()), scale);
+            let sum = _mm256_add_ps(_mm256_loadu_ps(from.0.add(at).cast()), product);
+            _mm256_stream_ps(target.add(at).cast(), sum);
+        }
+    }
+    _mm_sfence();
 }
 
 fn median(values: &mut [f64]) -> f64 {

@@ -20,12 +20,38 @@ pub enum Dtype {
     U8 = 6,
     /// Signed, 8 bits.
     I8 = 7,
+    /// 8 bits: 4 of exponent, 3 of fraction, no infinity ("fn": finite), largest 448.
+    F8E4M3 = 8,
+    /// 8 bits: 5 of exponent, 2 of fraction, with infinity: the upper half of a binary16.
+    F8E5M2 = 9,
+    /// Signed, 16 bits.
+    I16 = 10,
+    /// Unsigned, 16 bits.
+    U16 = 11,
+    /// Unsigned, 32 bits.
+    U32 = 12,
+    /// Unsigned, 64 bits.
+    U64 = 13,
 }
 
 impl Dtype {
     /// Every type.
-    pub const ALL: [Self; 8] =
-        [Self::F32, Self::Bf16, Self::F16, Self::F64, Self::I32, Self::I64, Self::U8, Self::I8];
+    pub const ALL: [Self; 14] = [
+        Self::F32,
+        Self::Bf16,
+        Self::F16,
+        Self::F64,
+        Self::I32,
+        Self::I64,
+        Self::U8,
+        Self::I8,
+        Self::F8E4M3,
+        Self::F8E5M2,
+        Self::I16,
+        Self::U16,
+        Self::U32,
+        Self::U64,
+    ];
 
     /// The type with this number.
     pub fn from_code(code: u8) -> Option<Self> {
@@ -40,10 +66,10 @@ impl Dtype {
     /// Bytes of one element; also its alignment.
     pub const fn size_bytes(self) -> usize {
         match self {
-            Self::U8 | Self::I8 => 1,
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 | Self::I32 => 4,
-            Self::F64 | Self::I64 => 8,
+            Self::U8 | Self::I8 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::Bf16 | Self::F16 | Self::I16 | Self::U16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
         }
     }
 
@@ -58,12 +84,29 @@ impl Dtype {
             Self::I64 => "int64",
             Self::U8 => "uint8",
             Self::I8 => "int8",
+            Self::F8E4M3 => "float8_e4m3fn",
+            Self::F8E5M2 => "float8_e5m2",
+            Self::I16 => "int16",
+            Self::U16 => "uint16",
+            Self::U32 => "uint32",
+            Self::U64 => "uint64",
         }
     }
 
     /// True for the types with a NaN.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::Bf16 | Self::F16 | Self::F64)
+        matches!(self, Self::F32 | Self::F64) || self.is_short_float()
+    }
+
+    /// True for the floating-point types that are combined in fp32 and rounded once.
+    pub const fn is_short_float(self) -> bool {
+        matches!(self, Self::Bf16 | Self::F16 | Self::F8E4M3 | Self::F8E5M2)
+    }
+
+    /// The type that holds a partial result without another rounding: fp32 for the shorter floating-point
+    /// types, otherwise the type itself.
+    pub const fn wide(self) -> Self {
+        if self.is_short_float() { Self::F32 } else { self }
     }
 }
 
@@ -75,7 +118,7 @@ impl std::fmt::Display for Dtype {
 
 /// How two elements become one.
 ///
-/// An average is a sum followed by [`crate::scale`] at the root.
+/// An average is a sum with a divisor: see [`crate::Pass`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Op {

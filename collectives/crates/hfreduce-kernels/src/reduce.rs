@@ -15,6 +15,80 @@ pub enum Store {
     Streaming,
 }
 
+/// What the elements of a pass's output are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Width {
+    /// The pass's type; shorter floating-point types are rounded to it, once.
+    #[default]
+    Narrow,
+    /// The type of partial results, [`Dtype::wide`]: nothing is rounded.
+    Wide,
+}
+
+/// One reduction, described whole: `output[i] = op(inputs[0][i], …, wide[0][i], …) / divisor`.
+///
+/// A tree of reductions in which every pass but the last writes [`Width::Wide`] and the next one reads it in
+/// `wide` rounds 16- and 8-bit floating-point types once in all, whatever the tree.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass<'a> {
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// How they become one.
+    pub op: Op,
+    /// Inputs of this type, in the order in which they are combined.
+    pub inputs: &'a [*const u8],
+    /// Inputs of the type [`Dtype::wide`] (partial results), combined after those.
+    pub wide: &'a [*const u8],
+    /// Where the result goes.
+    pub output: *mut u8,
+    /// What it becomes there.
+    pub to: Width,
+    /// Elements of every input and of the output.
+    pub numel: usize,
+    /// The result is divided by this before it is rounded: the number of ranks for an average, otherwise 1.
+    pub divisor: u64,
+}
+
+impl Pass<'_> {
+    /// Runs it with the chosen instruction set.
+    ///
+    /// # Errors
+    /// Nothing to reduce, or an operation that the type does not have; nothing has been written.
+    ///
+    /// # Safety
+    /// As for [`Pass::run_with`].
+    pub unsafe fn run(&self, store: Store) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.run_with(Isa::chosen(), store) }
+    }
+
+    /// Runs it with a given instruction set (one that the processor lacks becomes the best that it has) and way
+    /// of writing. The bits of the result do not depend on either. A wide output is always [`Store::Cached`].
+    ///
+    /// # Errors
+    /// As for [`Pass::run`].
+    ///
+    /// # Safety
+    /// Every input must be readable and the output writable for `numel` elements of their types. The output may
+    /// start where the first input (of `inputs`, or of `wide` without those) starts if its elements are not
+    /// larger, and must overlap no input otherwise. Nobody may write what is read, nor touch the output, meanwhile.
+    pub unsafe fn run_with(&self, isa: Isa, store: Store) -> Result<(), KernelError> {
+        let &Pass { dtype, op, .. } = self;
+        if self.inputs.is_empty() && self.wide.is_empty() {
+            return Err(KernelError::NoInput);
+        }
+        if !op.supports(dtype) {
+            return Err(KernelError::Unsupported { op, dtype });
+        }
+        if self.divisor != 1 && !dtype.is_float() {
+            return Err(KernelError::NoAverage { dtype });
+        }
+        // SAFETY: the caller's promise, handed on; there is an input, and the type has the operation.
+        unsafe { arch::reduce(isa.available(), store, self) };
+        Ok(())
+    }
+}
+
 /// Why a reduction was refused. Nothing has been written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum KernelError {
@@ -85,7 +159,7 @@ pub fn reduce_into(
 }
 
 /// Divides every element by `divisor` (the number of ranks, for an average); fp32 arithmetic and one rounding
-/// for the 16-bit types.
+/// for the shorter types. Where the sum is made anyway, [`Pass::divisor`] saves a pass and a rounding.
 pub fn scale(dtype: Dtype, buffer: &mut [u8], divisor: u64) -> Result<(), KernelError> {
     let numel = whole(dtype, buffer.len())?;
     // SAFETY: the buffer holds `numel` elements and is ours.
@@ -122,15 +196,9 @@ pub unsafe fn reduce_raw_with(
     output: *mut u8,
     numel: usize,
 ) -> Result<(), KernelError> {
-    if inputs.is_empty() {
-        return Err(KernelError::NoInput);
-    }
-    if !op.supports(dtype) {
-        return Err(KernelError::Unsupported { op, dtype });
-    }
-    // SAFETY: the caller's promise, handed on; there is an input, and the type has the operation.
-    unsafe { arch::reduce(isa.available(), store, dtype, op, inputs, output, numel) };
-    Ok(())
+    let pass = Pass { dtype, op, inputs, wide: &[], output, to: Width::Narrow, numel, divisor: 1 };
+    // SAFETY: the caller's promise, handed on.
+    unsafe { pass.run_with(isa, store) }
 }
 
 /// [`scale`] over a pointer.
@@ -161,9 +229,11 @@ pub unsafe fn scale_raw_with(
     if !dtype.is_float() {
         return Err(KernelError::NoAverage { dtype });
     }
-    // SAFETY: the caller's promise, handed on; the type is a floating-point one.
-    unsafe { arch::scale(isa.available(), dtype, buffer, numel, divisor) };
-    Ok(())
+    let inputs = [buffer.cast_const()];
+    let (op, output, to) = (Op::Sum, buffer, Width::Narrow);
+    let pass = Pass { dtype, op, inputs: &inputs, wide: &[], output, to, numel, divisor };
+    // SAFETY: the caller's promise, handed on.
+    unsafe { pass.run_with(isa, Store::Cached) }
 }
 
 /// Copies `bytes` bytes; with [`Store::Streaming`] past the caches.

@@ -5,7 +5,7 @@ use crate::board::{FOR_INPUT, FOR_RESULT, FOR_SLOT};
 use crate::cause::{Cause, CauseKind};
 use crate::core::{Action, Chunk, Geometry, Kind, Who};
 use crate::operation::{Buffer, DType, ReduceOp};
-use hfreduce_kernels::Store;
+use hfreduce_kernels::{Pass, Store, Width};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -265,19 +265,16 @@ impl Driver {
         let root = chunk.root().map(|rank| self.shared.identity.placement.node_of(rank));
         let scaled = op == ReduceOp::Average && trunk.core.flows().is_root(chunk.tree, root);
         let world = self.shared.identity.placement.world_size() as u64;
-        // SAFETY: every input was contributed and stays until its slot is released, every partial
-        // sum sits in a slot of the pool, the place is ours; each holds `chunk.bytes`. The place is
-        // input 0 itself or apart from all of them.
-        let result = unsafe {
-            if inputs.len() == 1 && inputs[0] == place.cast_const() {
-                Ok(())
-            } else {
-                hfreduce_kernels::reduce_raw(dtype, op.kernel(), &inputs, place, numel)
-            }
-            .and_then(|()| match scaled {
-                true => hfreduce_kernels::scale_raw(dtype, place, numel, world),
-                false => Ok(()),
-            })
+        let divisor = if scaled { world } else { 1 };
+        let (op, to, output) = (op.kernel(), Width::Narrow, place);
+        let pass = Pass { dtype, op, inputs: &inputs, wide: &[], output, to, numel, divisor };
+        let result = if inputs.len() == 1 && inputs[0] == place.cast_const() && !scaled {
+            Ok(())
+        } else {
+            // SAFETY: every input was contributed and stays until its slot is released, every partial
+            // sum sits in a slot of the pool, the place is ours; each holds `chunk.bytes`. The place is
+            // input 0 itself or apart from all of them.
+            unsafe { pass.run(Store::Cached) }
         };
         if let Err(error) = result {
             self.fail(

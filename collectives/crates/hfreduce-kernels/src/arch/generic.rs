@@ -1,14 +1,8 @@
 //! The algorithm, once, over [`Lanes`] and [`Format`]. Everything here is inlined into a function of the
 //! instruction-set files that has the processor's features switched on.
 
-use super::scalar;
-use crate::{Dtype, Op, Store};
-
-/// Vectors that are under way at once: enough to hide the latency of an addition.
-const UNROLL: usize = 4;
-
-/// Elements of an integer block: 256 bytes of the widest type.
-const INTEGER_BLOCK: usize = 32;
+use super::{integers, scalar};
+use crate::{Dtype, Op, Pass, Store, Width};
 
 /// A vector of floating-point numbers.
 ///
@@ -30,23 +24,39 @@ pub(crate) trait Lanes: Copy {
     unsafe fn canonical(self) -> Self;
 }
 
-/// How elements of one type become lanes and lanes become elements, rounded once.
+/// How the elements of one type become a block of vectors and back, rounded once.
+///
+/// A block is a handful of vectors, enough to hide the latency of an addition. Its elements lie in it in
+/// whatever order is cheapest to load, the same for every block of the format; [`Format::ordered`] and
+/// [`Format::shuffled`] go between that and the order in memory, which blocks of the wide format have.
 ///
 /// # Safety
-/// As for [`Lanes`], and the pointers must be good for `LANES` elements. [`Format::stream`] needs a
+/// As for [`Lanes`], and the pointers must be good for one block's elements. [`Format::stream`] needs a
 /// destination that is aligned to [`STREAM_ALIGNMENT_BYTES`].
-pub(crate) trait Format<V: Lanes> {
+pub(crate) trait Format<V: Lanes>: Sized {
     const ELEMENT_BYTES: usize;
-    unsafe fn load(source: *const u8) -> V;
+    /// `[V; n]`.
+    type Block: Copy + AsRef<[V]> + AsMut<[V]>;
+    /// The format of partial results.
+    type Wide: Format<V, Block = Self::Block>;
+    unsafe fn load(source: *const u8) -> Self::Block;
     /// The lanes hold no NaN but the canonical one.
-    unsafe fn store(destination: *mut u8, lanes: V);
-    unsafe fn stream(destination: *mut u8, lanes: V);
+    unsafe fn store(destination: *mut u8, block: Self::Block);
+    unsafe fn stream(destination: *mut u8, block: Self::Block);
+    #[inline(always)]
+    unsafe fn ordered(block: Self::Block) -> Self::Block {
+        block
+    }
+    #[inline(always)]
+    unsafe fn shuffled(block: Self::Block) -> Self::Block {
+        block
+    }
 }
 
 /// What the widest streaming store asks for.
 pub(crate) const STREAM_ALIGNMENT_BYTES: usize = 64;
 
-/// The four floating-point formats of one instruction set.
+/// The floating-point formats of one instruction set.
 pub(crate) trait Machine {
     type Single: Lanes;
     type Double: Lanes;
@@ -54,22 +64,21 @@ pub(crate) trait Machine {
     type Bf16: Format<Self::Single>;
     type F16: Format<Self::Single>;
     type F64: Format<Self::Double>;
+    type F8E4M3: Format<Self::Single>;
+    type F8E5M2: Format<Self::Single>;
     /// Makes streaming stores visible before whatever the caller does next.
     unsafe fn fence();
 }
 
 /// One of the binary operations, as a type so that each gets its own loop.
-trait Combine<V> {
+pub(crate) trait Combine<V> {
     unsafe fn combine(accumulator: V, value: V) -> V;
 }
 
-struct Sum;
-struct Product;
-struct Min;
-struct Max;
-struct And;
-struct Or;
-struct Xor;
+pub(crate) struct Sum;
+pub(crate) struct Product;
+pub(crate) struct Min;
+pub(crate) struct Max;
 
 macro_rules! combine_lanes {
     ($($op:ident => $method:ident),*) => {$(
@@ -84,63 +93,20 @@ macro_rules! combine_lanes {
 }
 combine_lanes!(Sum => add, Product => multiply, Min => minimum, Max => maximum);
 
-/// An integer in a wrapper, so that its operations do not clash with those of lanes.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Integer<T>(T);
-
-macro_rules! combine_integers {
-    ($($t:ty),*) => {$(
-        combine_integers!(@op $t, Sum, |a, b| a.wrapping_add(b));
-        combine_integers!(@op $t, Product, |a, b| a.wrapping_mul(b));
-        combine_integers!(@op $t, Min, |a, b| if b < a { b } else { a });
-        combine_integers!(@op $t, Max, |a, b| if b > a { b } else { a });
-        combine_integers!(@op $t, And, |a, b| a & b);
-        combine_integers!(@op $t, Or, |a, b| a | b);
-        combine_integers!(@op $t, Xor, |a, b| a ^ b);
-    )*};
-    (@op $t:ty, $op:ident, |$a:ident, $b:ident| $body:expr) => {
-        impl Combine<Integer<$t>> for $op {
-            #[inline(always)]
-            unsafe fn combine(accumulator: Integer<$t>, value: Integer<$t>) -> Integer<$t> {
-                let ($a, $b) = (accumulator.0, value.0);
-                Integer($body)
-            }
-        }
-    };
-}
-combine_integers!(i32, i64, u8, i8);
-
 /// # Safety
-/// As for [`crate::reduce_raw`]; there is an input, the type has the operation, and the caller has `M`.
+/// As for [`Pass::run`]; the pass has been checked, and the caller has `M`.
 #[inline(always)]
-pub(crate) unsafe fn reduce<M: Machine>(
-    store: Store,
-    dtype: Dtype,
-    op: Op,
-    inputs: &[*const u8],
-    output: *mut u8,
-    numel: usize,
-) {
+pub(crate) unsafe fn reduce<M: Machine>(store: Store, pass: &Pass<'_>) {
     // SAFETY: the caller's promise, handed on.
     unsafe {
-        match dtype {
-            Dtype::F32 => {
-                floats::<M, M::Single, M::F32, f32, scalar::F32>(store, op, inputs, output, numel)
-            }
-            Dtype::Bf16 => {
-                floats::<M, M::Single, M::Bf16, f32, scalar::Bf16>(store, op, inputs, output, numel)
-            }
-            Dtype::F16 => {
-                floats::<M, M::Single, M::F16, f32, scalar::F16>(store, op, inputs, output, numel)
-            }
-            Dtype::F64 => {
-                floats::<M, M::Double, M::F64, f64, scalar::F64>(store, op, inputs, output, numel)
-            }
-            Dtype::I32 => integers::<i32>(op, inputs, output, numel),
-            Dtype::I64 => integers::<i64>(op, inputs, output, numel),
-            Dtype::U8 => integers::<u8>(op, inputs, output, numel),
-            Dtype::I8 => integers::<i8>(op, inputs, output, numel),
+        match pass.dtype {
+            Dtype::F32 => floats::<M, M::Single, M::F32, f32, scalar::F32>(store, pass),
+            Dtype::Bf16 => floats::<M, M::Single, M::Bf16, f32, scalar::Bf16>(store, pass),
+            Dtype::F16 => floats::<M, M::Single, M::F16, f32, scalar::F16>(store, pass),
+            Dtype::F64 => floats::<M, M::Double, M::F64, f64, scalar::F64>(store, pass),
+            Dtype::F8E4M3 => floats::<M, M::Single, M::F8E4M3, f32, scalar::F8E4M3>(store, pass),
+            Dtype::F8E5M2 => floats::<M, M::Single, M::F8E5M2, f32, scalar::F8E5M2>(store, pass),
+            _ => integers::reduce(pass),
         }
     }
 }
@@ -150,18 +116,15 @@ pub(crate) unsafe fn reduce<M: Machine>(
 #[inline(always)]
 unsafe fn floats<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>>(
     store: Store,
-    op: Op,
-    inputs: &[*const u8],
-    output: *mut u8,
-    numel: usize,
+    pass: &Pass<'_>,
 ) {
     // SAFETY: the caller's promise, handed on.
     unsafe {
-        match op {
-            Op::Sum => streams::<M, V, F, S, T, Sum>(store, inputs, output, numel),
-            Op::Product => streams::<M, V, F, S, T, Product>(store, inputs, output, numel),
-            Op::Min => streams::<M, V, F, S, T, Min>(store, inputs, output, numel),
-            Op::Max => streams::<M, V, F, S, T, Max>(store, inputs, output, numel),
+        match pass.op {
+            Op::Sum => streams::<M, V, F, S, T, Sum>(store, pass),
+            Op::Product => streams::<M, V, F, S, T, Product>(store, pass),
+            Op::Min => streams::<M, V, F, S, T, Min>(store, pass),
+            Op::Max => streams::<M, V, F, S, T, Max>(store, pass),
             // Floats have no bitwise operations; the public functions have refused them.
             Op::BitAnd | Op::BitOr | Op::BitXor => {}
         }
@@ -175,186 +138,151 @@ unsafe fn floats<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>>(
 #[inline(always)]
 unsafe fn streams<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
     store: Store,
-    inputs: &[*const u8],
-    output: *mut u8,
-    numel: usize,
+    pass: &Pass<'_>,
 ) where
     O: Combine<V> + Combine<S>,
 {
-    let block = V::LANES * UNROLL;
-    let head = output.align_offset(STREAM_ALIGNMENT_BYTES);
-    let streaming = store == Store::Streaming && head.is_multiple_of(F::ELEMENT_BYTES);
-    let head = if streaming { (head / F::ELEMENT_BYTES).min(numel) } else { 0 };
-    let blocks_end = head + (numel - head) / block * block;
+    let block = elements::<V, F>();
+    let plain = pass.wide.is_empty() && pass.to == Width::Narrow;
+    let head_bytes = pass.output.align_offset(STREAM_ALIGNMENT_BYTES);
+    let streams = plain
+        && store == Store::Streaming
+        && block > 1
+        && head_bytes.is_multiple_of(F::ELEMENT_BYTES);
+    let head = if streams { (head_bytes / F::ELEMENT_BYTES).min(pass.numel) } else { 0 };
+    let end = head + (pass.numel - head) / block * block;
     // SAFETY: the three ranges lie within the elements that the caller promises; the middle one starts at an
-    // aligned output where it streams.
+    // aligned output where it streams. From the first to the last, as `Pass` says of outputs that are inputs.
     unsafe {
-        blocks::<S, T, O, 1, false>(inputs, output, 0, head);
-        if streaming {
-            blocks::<V, F, O, UNROLL, true>(inputs, output, head, blocks_end);
+        rest::<S, T, O>(pass, 0, head);
+        if streams {
+            blocks::<V, F, O, true>(pass, head, end);
             M::fence();
+        } else if plain {
+            blocks::<V, F, O, false>(pass, head, end);
         } else {
-            blocks::<V, F, O, UNROLL, false>(inputs, output, head, blocks_end);
+            mixed_blocks::<V, F, O>(pass, head, end);
         }
-        blocks::<S, T, O, 1, false>(inputs, output, blocks_end, numel);
+        rest::<S, T, O>(pass, end, pass.numel);
     }
 }
 
-/// Elements `from..to`, a whole number of blocks of `VECTORS` vectors.
+/// How many elements one block has.
+#[inline(always)]
+fn elements<V: Lanes, F: Format<V>>() -> usize {
+    V::LANES * (size_of::<F::Block>() / size_of::<V>())
+}
+
+/// Elements `from..to` one by one: short ranges, so one copy for all instruction sets.
+///
+/// # Safety
+/// As for [`floats`], for these elements.
+#[inline(never)]
+unsafe fn rest<S: Lanes, T: Format<S>, O: Combine<S>>(pass: &Pass<'_>, from: usize, to: usize) {
+    if from < to {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { mixed_blocks::<S, T, O>(pass, from, to) };
+    }
+}
+
+/// Elements `from..to`, a whole number of blocks, of a pass that has narrow inputs and a narrow output only.
 ///
 /// # Safety
 /// As for [`floats`], for these elements.
 #[inline(always)]
-unsafe fn blocks<
-    V: Lanes,
-    F: Format<V>,
-    O: Combine<V>,
-    const VECTORS: usize,
-    const STREAM: bool,
->(
-    inputs: &[*const u8],
-    output: *mut u8,
+unsafe fn blocks<V: Lanes, F: Format<V>, O: Combine<V>, const STREAM: bool>(
+    pass: &Pass<'_>,
     from: usize,
     to: usize,
 ) {
-    let Some((&first, rest)) = inputs.split_first() else { return };
-    let vector_bytes = V::LANES * F::ELEMENT_BYTES;
+    let Some((&first, rest)) = pass.inputs.split_first() else { return };
+    // SAFETY: the caller has the instruction set.
+    let divisor = unsafe { V::splat(pass.divisor) };
+    let block_bytes = elements::<V, F>() * F::ELEMENT_BYTES;
     let (mut offset, end) = (from * F::ELEMENT_BYTES, to * F::ELEMENT_BYTES);
     while offset < end {
         // SAFETY: a block lies within `from..to`. All of its inputs are read before its output is written, so
         // the output may be an input.
         unsafe {
-            let mut accumulators: [V; VECTORS] =
-                std::array::from_fn(|i| F::load(first.add(offset + i * vector_bytes)));
+            let mut block = F::load(first.add(offset));
             for &input in rest {
-                for (i, accumulator) in accumulators.iter_mut().enumerate() {
-                    let value = F::load(input.add(offset + i * vector_bytes));
-                    *accumulator = O::combine(*accumulator, value);
-                }
+                fold::<V, O>(block.as_mut(), F::load(input.add(offset)).as_ref());
             }
-            for (i, accumulator) in accumulators.iter().enumerate() {
-                let destination = output.add(offset + i * vector_bytes);
-                if STREAM {
-                    F::stream(destination, accumulator.canonical());
-                } else {
-                    F::store(destination, accumulator.canonical());
-                }
+            finish(block.as_mut(), pass.divisor, divisor);
+            if STREAM {
+                F::stream(pass.output.add(offset), block);
+            } else {
+                F::store(pass.output.add(offset), block);
             }
         }
-        offset += VECTORS * vector_bytes;
+        offset += block_bytes;
     }
 }
 
-/// # Safety
-/// As for [`reduce`].
-#[inline(always)]
-unsafe fn integers<T: Copy>(op: Op, inputs: &[*const u8], output: *mut u8, numel: usize)
-where
-    Sum: Combine<Integer<T>>,
-    Product: Combine<Integer<T>>,
-    Min: Combine<Integer<T>>,
-    Max: Combine<Integer<T>>,
-    And: Combine<Integer<T>>,
-    Or: Combine<Integer<T>>,
-    Xor: Combine<Integer<T>>,
-{
-    // SAFETY: the caller's promise, handed on.
-    unsafe {
-        match op {
-            Op::Sum => integer_stream::<T, Sum>(inputs, output, numel),
-            Op::Product => integer_stream::<T, Product>(inputs, output, numel),
-            Op::Min => integer_stream::<T, Min>(inputs, output, numel),
-            Op::Max => integer_stream::<T, Max>(inputs, output, numel),
-            Op::BitAnd => integer_stream::<T, And>(inputs, output, numel),
-            Op::BitOr => integer_stream::<T, Or>(inputs, output, numel),
-            Op::BitXor => integer_stream::<T, Xor>(inputs, output, numel),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`reduce`].
-#[inline(always)]
-unsafe fn integer_stream<T: Copy, O: Combine<Integer<T>>>(
-    inputs: &[*const u8],
-    output: *mut u8,
-    numel: usize,
-) {
-    let whole = numel / INTEGER_BLOCK * INTEGER_BLOCK;
-    // SAFETY: the caller's promise; the two ranges make up all elements.
-    unsafe {
-        integer_blocks::<T, O, INTEGER_BLOCK>(inputs, output, 0, whole);
-        integer_blocks::<T, O, 1>(inputs, output, whole, numel);
-    }
-}
-
-/// Integers need no intrinsics: the compiler turns a block of fixed length into vectors by itself.
+/// Elements `from..to`, a whole number of blocks, of any pass.
 ///
 /// # Safety
-/// As for [`reduce`], for the elements `from..to`, a whole number of blocks.
+/// As for [`floats`], for these elements.
 #[inline(always)]
-unsafe fn integer_blocks<T: Copy, O: Combine<Integer<T>>, const BLOCK: usize>(
-    inputs: &[*const u8],
-    output: *mut u8,
+unsafe fn mixed_blocks<V: Lanes, F: Format<V>, O: Combine<V>>(
+    pass: &Pass<'_>,
     from: usize,
     to: usize,
 ) {
-    let Some((&first, rest)) = inputs.split_first() else { return };
+    // SAFETY: the caller has the instruction set.
+    let divisor = unsafe { V::splat(pass.divisor) };
     let mut at = from;
     while at < to {
-        // SAFETY: a block lies within `from..to` and is read whole before it is written; no alignment is needed.
+        let (narrow_offset, wide_offset) = (at * F::ELEMENT_BYTES, at * F::Wide::ELEMENT_BYTES);
+        // SAFETY: as in `blocks`.
         unsafe {
-            let mut accumulator: [Integer<T>; BLOCK] =
-                first.cast::<T>().add(at).cast::<[Integer<T>; BLOCK]>().read_unaligned();
-            for &input in rest {
-                let value: [Integer<T>; BLOCK] =
-                    input.cast::<T>().add(at).cast::<[Integer<T>; BLOCK]>().read_unaligned();
-                for i in 0..BLOCK {
-                    accumulator[i] = O::combine(accumulator[i], value[i]);
+            let (mut block, wide) = match (pass.inputs, pass.wide) {
+                ([first, rest @ ..], wide) => {
+                    let mut block = F::load(first.add(narrow_offset));
+                    for input in rest {
+                        fold::<V, O>(block.as_mut(), F::load(input.add(narrow_offset)).as_ref());
+                    }
+                    (F::ordered(block), wide)
+                }
+                ([], [first, rest @ ..]) => (F::Wide::load(first.add(wide_offset)), rest),
+                ([], []) => return,
+            };
+            for input in wide {
+                fold::<V, O>(block.as_mut(), F::Wide::load(input.add(wide_offset)).as_ref());
+            }
+            finish(block.as_mut(), pass.divisor, divisor);
+            match pass.to {
+                Width::Wide => F::Wide::store(pass.output.add(wide_offset), block),
+                Width::Narrow => {
+                    F::store(pass.output.add(narrow_offset), F::shuffled(block));
                 }
             }
-            output.cast::<T>().add(at).cast::<[Integer<T>; BLOCK]>().write_unaligned(accumulator);
         }
-        at += BLOCK;
+        at += elements::<V, F>();
     }
 }
 
 /// # Safety
-/// As for [`crate::scale_raw`]; the type is a floating-point one and the caller has `M`.
+/// The caller has the instruction set.
 #[inline(always)]
-pub(crate) unsafe fn scale<M: Machine>(dtype: Dtype, buffer: *mut u8, numel: usize, divisor: u64) {
-    // SAFETY: the caller's promise, handed on.
-    unsafe {
-        match dtype {
-            Dtype::F32 => divide::<M::Single, M::F32, f32, scalar::F32>(buffer, numel, divisor),
-            Dtype::Bf16 => divide::<M::Single, M::Bf16, f32, scalar::Bf16>(buffer, numel, divisor),
-            Dtype::F16 => divide::<M::Single, M::F16, f32, scalar::F16>(buffer, numel, divisor),
-            Dtype::F64 => divide::<M::Double, M::F64, f64, scalar::F64>(buffer, numel, divisor),
-            // Integers have no average; the public functions have refused them.
-            Dtype::I32 | Dtype::I64 | Dtype::U8 | Dtype::I8 => {}
-        }
+unsafe fn fold<V: Lanes, O: Combine<V>>(block: &mut [V], values: &[V]) {
+    for i in 0..block.len().min(values.len()) {
+        // SAFETY: the caller has the instruction set.
+        block[i] = unsafe { O::combine(block[i], values[i]) };
     }
 }
 
 /// # Safety
-/// As for [`scale`].
+/// The caller has the instruction set.
 #[inline(always)]
-unsafe fn divide<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>>(
-    buffer: *mut u8,
-    numel: usize,
-    divisor: u64,
-) {
-    let whole = numel / V::LANES * V::LANES;
-    // SAFETY: both loops stay within the elements that the caller promises.
-    unsafe {
-        let (many, one) = (V::splat(divisor), S::splat(divisor));
-        for at in (0..whole).step_by(V::LANES) {
-            let place = buffer.add(at * F::ELEMENT_BYTES);
-            F::store(place, F::load(place).divide(many).canonical());
-        }
-        for at in whole..numel {
-            let place = buffer.add(at * F::ELEMENT_BYTES);
-            T::store(place, T::load(place).divide(one).canonical());
+unsafe fn finish<V: Lanes>(block: &mut [V], divisor: u64, lanes: V) {
+    for vector in block {
+        // SAFETY: the caller has the instruction set.
+        unsafe {
+            if divisor != 1 {
+                *vector = vector.divide(lanes);
+            }
+            *vector = vector.canonical();
         }
     }
 }

@@ -1,15 +1,17 @@
 //! One algorithm ([`generic`]) over a small trait of vector operations, and a thin file per instruction set.
 //!
 //! ```text
-//!   choose:   best that the processor has, once        per file: load / store of each format, add, multiply,
-//!   reduce:   for each block of four vectors           minimum, maximum, divide, canonical NaN
-//!               acc[0..4]  = load(input 0)
-//!               for input 1..N: acc[0..4] = op(acc[0..4], load(input))
-//!               store(canonical(acc[0..4]))
+//!   choose:   best that the processor has, once        per file: load / store of a block of each format, add,
+//!   reduce:   for each block of two or four vectors    multiply, minimum, maximum, divide, canonical NaN
+//!               acc = load(input 0)
+//!               for input 1..N: acc = op(acc, load(input))
+//!               store(canonical(acc / divisor))
 //!             the rest, and what precedes an aligned output: the same with one lane
 //! ```
 
+pub(crate) mod fp8;
 mod generic;
+mod integers;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -17,7 +19,7 @@ mod x86_64;
 
 use std::sync::OnceLock;
 
-use crate::{Dtype, Op, Store};
+use crate::{Pass, Store};
 
 /// An instruction set that there are kernels for, from the narrowest to the widest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,39 +76,16 @@ impl Isa {
 }
 
 /// # Safety
-/// As for [`crate::reduce_raw`]; `isa` is available, there is an input, and `op` supports `dtype`.
-pub(crate) unsafe fn reduce(
-    isa: Isa,
-    store: Store,
-    dtype: Dtype,
-    op: Op,
-    inputs: &[*const u8],
-    output: *mut u8,
-    numel: usize,
-) {
+/// As for [`Pass::run`]; `isa` is available and the pass has been checked.
+pub(crate) unsafe fn reduce(isa: Isa, store: Store, pass: &Pass<'_>) {
     // SAFETY: the caller's promise, and the processor has the instruction set.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86_64::avx512::reduce(store, dtype, op, inputs, output, numel),
+            Isa::Avx512 => x86_64::avx512::reduce(store, pass),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86_64::avx2::reduce(store, dtype, op, inputs, output, numel),
-            _ => generic::reduce::<scalar::Scalar>(store, dtype, op, inputs, output, numel),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`crate::scale_raw`]; `isa` is available and `dtype` a floating-point type.
-pub(crate) unsafe fn scale(isa: Isa, dtype: Dtype, buffer: *mut u8, numel: usize, divisor: u64) {
-    // SAFETY: the caller's promise, and the processor has the instruction set.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86_64::avx512::scale(dtype, buffer, numel, divisor),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86_64::avx2::scale(dtype, buffer, numel, divisor),
-            _ => generic::scale::<scalar::Scalar>(dtype, buffer, numel, divisor),
+            Isa::Avx2 => x86_64::avx2::reduce(store, pass),
+            _ => generic::reduce::<scalar::Scalar>(store, pass),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One element at a time: the reference that every other instruction set must equal, and the ends of its loops.
 
+use super::fp8::{self, E4M3, E5M2};
 use super::generic::{Format, Lanes, Machine};
 
 pub(crate) struct Scalar;
@@ -7,6 +8,8 @@ pub(crate) struct F32;
 pub(crate) struct Bf16;
 pub(crate) struct F16;
 pub(crate) struct F64;
+pub(crate) struct F8E4M3;
+pub(crate) struct F8E5M2;
 
 impl Machine for Scalar {
     type Single = f32;
@@ -15,6 +18,8 @@ impl Machine for Scalar {
     type Bf16 = Bf16;
     type F16 = F16;
     type F64 = F64;
+    type F8E4M3 = F8E4M3;
+    type F8E5M2 = F8E5M2;
     #[inline(always)]
     unsafe fn fence() {}
 }
@@ -59,35 +64,38 @@ lanes!(f64, f64::from_bits(0x7FF8_0000_0000_0000));
 
 /// A [`Format`] of single elements from a pair of conversions; there is no streaming store for them.
 macro_rules! format {
-    ($format:ident, $lanes:ty, $bits:ty, $load:expr, $store:expr) => {
+    ($format:ident, $lanes:ty, $wide:ty, $bits:ty, $load:expr, $store:expr) => {
         impl Format<$lanes> for $format {
             const ELEMENT_BYTES: usize = size_of::<$bits>();
+            type Block = [$lanes; 1];
+            type Wide = $wide;
             #[inline(always)]
-            unsafe fn load(source: *const u8) -> $lanes {
+            unsafe fn load(source: *const u8) -> [$lanes; 1] {
                 // SAFETY: the caller's pointer is good for one element; no alignment is needed.
                 let bits = unsafe { source.cast::<$bits>().read_unaligned() };
-                $load(bits)
+                [$load(bits)]
             }
             #[inline(always)]
-            unsafe fn store(destination: *mut u8, lanes: $lanes) {
+            unsafe fn store(destination: *mut u8, [lane]: [$lanes; 1]) {
                 // SAFETY: the caller's pointer is good for one element; no alignment is needed.
-                unsafe { destination.cast::<$bits>().write_unaligned($store(lanes)) }
+                unsafe { destination.cast::<$bits>().write_unaligned($store(lane)) }
             }
             #[inline(always)]
-            unsafe fn stream(destination: *mut u8, lanes: $lanes) {
+            unsafe fn stream(destination: *mut u8, block: [$lanes; 1]) {
                 // SAFETY: as for `store`.
-                unsafe { Self::store(destination, lanes) }
+                unsafe { Self::store(destination, block) }
             }
         }
     };
 }
-format!(F32, f32, u32, f32::from_bits, f32::to_bits);
-format!(F64, f64, u64, f64::from_bits, f64::to_bits);
-format!(Bf16, f32, u16, |bits: u16| f32::from_bits(u32::from(bits) << 16), round_to_bf16);
-format!(F16, f32, u16, |bits| half::f16::from_bits(bits).to_f32(), |lanes| half::f16::from_f32(
-    lanes
-)
-.to_bits());
+format!(F32, f32, F32, u32, f32::from_bits, f32::to_bits);
+format!(F64, f64, F64, u64, f64::from_bits, f64::to_bits);
+format!(Bf16, f32, F32, u16, |bits: u16| f32::from_bits(u32::from(bits) << 16), round_to_bf16);
+format!(F16, f32, F32, u16, |bits| half::f16::from_bits(bits).to_f32(), |lane| {
+    half::f16::from_f32(lane).to_bits()
+});
+format!(F8E4M3, f32, F32, u8, fp8::widen::<E4M3>, fp8::narrow::<E4M3>);
+format!(F8E5M2, f32, F32, u8, fp8::widen::<E5M2>, fp8::narrow::<E5M2>);
 
 /// To nearest, ties to even: adds just under half of the last place, or half where the last place is odd.
 /// The canonical NaN stays what it is; infinity has no fraction to round.

@@ -2,36 +2,18 @@
 
 use std::arch::x86_64::*;
 
-use crate::arch::generic::{self, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
-use crate::{Dtype, Op, Store};
+use super::avx2_formats::{Bf16, F8E4M3, F8E5M2, F16, F32, F64};
+use crate::arch::generic::{self, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
+use crate::{Pass, Store};
 
 struct Avx2;
-struct F32;
-struct Bf16;
-struct F16;
-struct F64;
 
 /// # Safety
 /// As for [`generic::reduce`]; the processor has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
-pub(crate) unsafe fn reduce(
-    store: Store,
-    dtype: Dtype,
-    op: Op,
-    inputs: &[*const u8],
-    output: *mut u8,
-    numel: usize,
-) {
+pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
     // SAFETY: the caller's promise, handed on.
-    unsafe { generic::reduce::<Avx2>(store, dtype, op, inputs, output, numel) }
-}
-
-/// # Safety
-/// As for [`generic::scale`]; the processor has AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-pub(crate) unsafe fn scale(dtype: Dtype, buffer: *mut u8, numel: usize, divisor: u64) {
-    // SAFETY: the caller's promise, handed on.
-    unsafe { generic::scale::<Avx2>(dtype, buffer, numel, divisor) }
+    unsafe { generic::reduce::<Avx2>(store, pass) }
 }
 
 /// # Safety
@@ -63,6 +45,8 @@ impl Machine for Avx2 {
     type Bf16 = Bf16;
     type F16 = F16;
     type F64 = F64;
+    type F8E4M3 = F8E4M3;
+    type F8E5M2 = F8E5M2;
     #[inline(always)]
     unsafe fn fence() {
         // SAFETY: every x86-64 has it.
@@ -143,111 +127,3 @@ lanes!(
     _mm256_blendv_pd,
     _mm256_set1_pd
 );
-
-impl Format<__m256> for F32 {
-    const ELEMENT_BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> __m256 {
-        // SAFETY: the caller's pointer is good for 8 elements.
-        unsafe { _mm256_loadu_ps(source.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store(destination: *mut u8, lanes: __m256) {
-        // SAFETY: the caller's pointer is good for 8 elements.
-        unsafe { _mm256_storeu_ps(destination.cast(), lanes) }
-    }
-    #[inline(always)]
-    unsafe fn stream(destination: *mut u8, lanes: __m256) {
-        // SAFETY: as for `store`, and aligned.
-        unsafe { _mm256_stream_ps(destination.cast(), lanes) }
-    }
-}
-
-impl Format<__m256d> for F64 {
-    const ELEMENT_BYTES: usize = 8;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> __m256d {
-        // SAFETY: the caller's pointer is good for 4 elements.
-        unsafe { _mm256_loadu_pd(source.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store(destination: *mut u8, lanes: __m256d) {
-        // SAFETY: the caller's pointer is good for 4 elements.
-        unsafe { _mm256_storeu_pd(destination.cast(), lanes) }
-    }
-    #[inline(always)]
-    unsafe fn stream(destination: *mut u8, lanes: __m256d) {
-        // SAFETY: as for `store`, and aligned.
-        unsafe { _mm256_stream_pd(destination.cast(), lanes) }
-    }
-}
-
-impl Bf16 {
-    /// Rounds to nearest even in integers (see the scalar code) and packs the upper halves.
-    ///
-    /// # Safety
-    /// The caller has AVX2.
-    #[inline(always)]
-    unsafe fn pack(lanes: __m256) -> __m128i {
-        // SAFETY: the caller has AVX2.
-        unsafe {
-            let bits = _mm256_castps_si256(lanes);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
-            let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
-            let packed = _mm256_packus_epi32(rounded, rounded);
-            _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed))
-        }
-    }
-}
-
-impl Format<__m256> for Bf16 {
-    const ELEMENT_BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> __m256 {
-        // SAFETY: the caller's pointer is good for 8 elements.
-        unsafe {
-            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(source.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        }
-    }
-    #[inline(always)]
-    unsafe fn store(destination: *mut u8, lanes: __m256) {
-        // SAFETY: the caller's pointer is good for 8 elements.
-        unsafe { _mm_storeu_si128(destination.cast(), Self::pack(lanes)) }
-    }
-    #[inline(always)]
-    unsafe fn stream(destination: *mut u8, lanes: __m256) {
-        // SAFETY: as for `store`, and aligned.
-        unsafe { _mm_stream_si128(destination.cast(), Self::pack(lanes)) }
-    }
-}
-
-impl F16 {
-    /// # Safety
-    /// The caller has F16C.
-    #[inline(always)]
-    unsafe fn pack(lanes: __m256) -> __m128i {
-        // SAFETY: the caller has F16C.
-        unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(lanes) }
-    }
-}
-
-impl Format<__m256> for F16 {
-    const ELEMENT_BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> __m256 {
-        // SAFETY: the caller's pointer is good for 8 elements.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(source.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn store(destination: *mut u8, lanes: __m256) {
-        // SAFETY: the caller's pointer is good for 8 elements.
-        unsafe { _mm_storeu_si128(destination.cast(), Self::pack(lanes)) }
-    }
-    #[inline(always)]
-    unsafe fn stream(destination: *mut u8, lanes: __m256) {
-        // SAFETY: as for `store`, and aligned.
-        unsafe { _mm_stream_si128(destination.cast(), Self::pack(lanes)) }
-    }
-}

@@ -1,7 +1,12 @@
 //! x86-64: what the processor has, and one file per instruction set.
 
+#[macro_use]
+mod formats;
+
 pub(crate) mod avx2;
+mod avx2_formats;
 pub(crate) mod avx512;
+mod avx512_formats;
 
 pub(crate) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")

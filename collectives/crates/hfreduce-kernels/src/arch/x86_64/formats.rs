@@ -1,0 +1,53 @@
+//! What the formats of both vector widths have in common.
+
+/// `store` and `stream` of a format from its `write`.
+macro_rules! stores {
+    ($block:ty) => {
+        #[inline(always)]
+        unsafe fn store(destination: *mut u8, block: $block) {
+            // SAFETY: the caller's pointer is good for the block.
+            unsafe { Self::write::<false>(destination, block) }
+        }
+        #[inline(always)]
+        unsafe fn stream(destination: *mut u8, block: $block) {
+            // SAFETY: as for `store`, and aligned.
+            unsafe { Self::write::<true>(destination, block) }
+        }
+    };
+}
+
+/// An 8-bit format from `write_bytes` and `widen` of one line, in the order of quarters.
+macro_rules! bytes {
+    ($vector:ty, $read:ident, $format:ident, $kind:ty, $widen:ident) => {
+        impl $format {
+            /// # Safety
+            /// As for [`put`].
+            #[inline(always)]
+            unsafe fn write<const STREAM: bool>(destination: *mut u8, block: Block) {
+                // SAFETY: the caller's promise.
+                unsafe { write_bytes::<$kind, STREAM>(destination, block) }
+            }
+        }
+        impl Format<$vector> for $format {
+            const ELEMENT_BYTES: usize = 1;
+            type Block = Block;
+            type Wide = F32;
+            #[inline(always)]
+            unsafe fn load(source: *const u8) -> Block {
+                // SAFETY: the caller's pointer is good for one line.
+                unsafe { $widen($read(source.cast())) }
+            }
+            stores!(Block);
+            #[inline(always)]
+            unsafe fn ordered(block: Block) -> Block {
+                // SAFETY: the caller has the instruction set.
+                unsafe { ordered_quarters(block) }
+            }
+            #[inline(always)]
+            unsafe fn shuffled(block: Block) -> Block {
+                // SAFETY: the caller has the instruction set.
+                unsafe { shuffled_quarters(block) }
+            }
+        }
+    };
+}

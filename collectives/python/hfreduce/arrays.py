@@ -1,0 +1,232 @@
+"""Reductions of whatever holds numbers in memory: numpy, JAX and torch arrays, `array.array`, mmap.
+
+Memory is found through the buffer protocol or, where an object has none (or no word for its type,
+as numpy for bfloat16), through DLPack. Nothing is copied and torch is not needed::
+
+    hfreduce.allreduce(gradients, communicator)  # in place
+    hfreduce.allreduce(gradients, communicator, op="max", timeout_seconds=5.0)
+
+An array that cannot be written to, is not contiguous or is not in the CPU's memory is refused
+before anything is sent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hfreduce import _native
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["OPERATIONS", "Memory", "allreduce", "memory"]
+
+OPERATIONS: dict[str, int] = {
+    "sum": _native.SUM,
+    "avg": _native.AVG,
+    "product": _native.PRODUCT,
+    "min": _native.MIN,
+    "max": _native.MAX,
+    "band": _native.BAND,
+    "bor": _native.BOR,
+    "bxor": _native.BXOR,
+}
+
+# (kind, bits) in DLPack's words; its numbers of kinds are below.
+_TYPES: dict[tuple[str, int], int] = {
+    ("int", 8): _native.INT8,
+    ("int", 16): _native.INT16,
+    ("int", 32): _native.INT32,
+    ("int", 64): _native.INT64,
+    ("uint", 8): _native.UINT8,
+    ("uint", 16): _native.UINT16,
+    ("uint", 32): _native.UINT32,
+    ("uint", 64): _native.UINT64,
+    ("float", 16): _native.FLOAT16,
+    ("float", 32): _native.FLOAT32,
+    ("float", 64): _native.FLOAT64,
+    ("bfloat", 16): _native.BFLOAT16,
+    ("float8_e4m3fn", 8): _native.FLOAT8_E4M3FN,
+    ("float8_e5m2", 8): _native.FLOAT8_E5M2,
+}
+_DLPACK_KINDS = {
+    0: "int",
+    1: "uint",
+    2: "float",
+    4: "bfloat",
+    10: "float8_e4m3fn",
+    12: "float8_e5m2",
+}
+_BUFFER_KINDS = dict.fromkeys("bhilqn", "int") | dict.fromkeys("BHILQN", "uint")
+_BUFFER_KINDS |= dict.fromkeys("efd", "float")
+
+_DLPACK_CPU = (1, 3)
+"""Plain memory, and memory that CUDA has pinned."""
+
+_DLPACK_READ_ONLY = 1
+
+_IMMUTABLE = frozenset({"jax", "jaxlib"})
+"""Libraries whose arrays never change, whatever their memory allows."""
+
+
+_ABANDONED: list[Memory] = []
+"""What the engine may still write to after Ctrl-C ended a wait."""
+
+
+class Memory(NamedTuple):
+    """Memory as the engine sees it; valid as long as `owner` lives."""
+
+    pointer: int
+    numel: int
+    dtype: int
+    owner: object
+
+
+class _Type(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+def allreduce(
+    array: object,
+    communicator: _native.Communicator,
+    *,
+    op: str = "sum",
+    timeout_seconds: float = 60.0,
+) -> None:
+    """Everybody's combination to everybody, in place; returns when it is there.
+
+    Raises `TypeError` for a type that cannot be reduced, `ValueError` for memory that cannot be
+    used as it is, `CollectiveError` if a peer fails.
+    """
+    code = OPERATIONS.get(op)
+    if code is None:
+        raise ValueError(f"op `{op}`: must be one of {', '.join(OPERATIONS)}")
+    found = memory(array)
+    pointer, numel, dtype, _ = found
+    work = communicator.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
+    try:
+        work.wait()
+    finally:
+        if not work.done():
+            _ABANDONED.append(found)
+
+
+def memory(array: object) -> Memory:
+    """The array's memory, if the engine may compute with it in place."""
+    name = type(array).__name__
+    if type(array).__module__.partition(".")[0] in _IMMUTABLE:
+        raise ValueError(f"{name}: arrays of this library never change; give a copy in numpy")
+    view = _view(array)
+    if view is not None:
+        return _from_buffer(view, name)
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(array, name)
+    raise TypeError(f"{name}: has neither the buffer protocol nor DLPack; give a numpy array")
+
+
+def _view(array: object) -> memoryview | None:
+    """The array's buffer, if it has one and a word for its type."""
+    try:
+        return memoryview(array)  # type: ignore[arg-type]  # what has no buffer raises
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
+def _from_buffer(view: memoryview, name: str) -> Memory:
+    kind = _BUFFER_KINDS.get(view.format.lstrip("@=<"))
+    dtype = _TYPES.get((kind or "", 8 * view.itemsize))
+    if dtype is None:
+        raise TypeError(f"{name}: cannot reduce elements of format `{view.format}`")
+    if view.readonly:
+        raise ValueError(f"{name}: read-only memory cannot take the result; give a copy")
+    if not view.c_contiguous:
+        raise ValueError(f"{name}: not contiguous (strides {view.strides}); give a copy")
+    if view.nbytes == 0:
+        return Memory(0, 0, dtype, view)
+    place = (ctypes.c_char * view.nbytes).from_buffer(view)
+    return Memory(ctypes.addressof(place), view.nbytes // view.itemsize, dtype, place)
+
+
+def _from_dlpack(array: Any, name: str) -> Memory:
+    try:
+        capsule = array.__dlpack__(max_version=(1, 1))
+    except TypeError:  # an exporter from before versions
+        capsule = array.__dlpack__()
+    versioned = _is_capsule(capsule, b"dltensor_versioned")
+    address = _pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+    if versioned:
+        whole = _Versioned.from_address(address)
+        if whole.major != 1:
+            raise TypeError(f"{name}: DLPack {whole.major}.{whole.minor}; 1.x is understood")
+        if whole.flags & _DLPACK_READ_ONLY:
+            raise ValueError(f"{name}: read-only memory cannot take the result; give a copy")
+    tensor = whole.tensor if versioned else _Tensor.from_address(address)
+    if tensor.device_type not in _DLPACK_CPU:
+        raise ValueError(
+            f"{name}: in the memory of device type {tensor.device_type}, not the CPU's"
+        )
+    dtype = _TYPES.get((_DLPACK_KINDS.get(tensor.dtype.code, ""), tensor.dtype.bits))
+    if dtype is None or tensor.dtype.lanes != 1:
+        raise TypeError(
+            f"{name}: cannot reduce elements of DLPack type {tensor.dtype.code}, "
+            f"{tensor.dtype.bits} bits, {tensor.dtype.lanes} lanes"
+        )
+    shape = tensor.shape[: tensor.ndim]
+    strides = tensor.strides[: tensor.ndim] if tensor.strides else None
+    if not _contiguous(shape, strides):
+        raise ValueError(f"{name}: not contiguous (strides {strides}); give a copy")
+    numel = 1
+    for extent in shape:
+        numel *= extent
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    # The capsule was not consumed: it gives the memory back when it goes.
+    return Memory(pointer if numel else 0, numel, dtype, (capsule, array))
+
+
+def _contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
+    """True if the elements lie in row order without gaps; DLPack counts strides in elements."""
+    if strides is None or 0 in shape:
+        return True
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def _is_capsule(capsule: object, name: bytes) -> bool:
+    check = ctypes.pythonapi.PyCapsule_IsValid
+    check.restype, check.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+    return bool(check(capsule, name))
+
+
+def _pointer(capsule: object, name: bytes) -> int:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return int(get(capsule, name) or 0)
