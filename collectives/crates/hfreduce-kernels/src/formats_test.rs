@@ -39,7 +39,7 @@ fn nearest(table: &[(f64, u32)], dtype: Dtype, value: f32) -> u32 {
     let above = table.partition_point(|(number, _)| *number < magnitude).min(last);
     let below = above.saturating_sub(1);
     let (down, up) = (magnitude - table[below].0, table[above].0 - magnitude);
-    let even = if table[below].1 % 2 == 0 { below } else { above };
+    let even = if table[below].1.is_multiple_of(2) { below } else { above };
     let index = if up < down {
         above
     } else if down < up {
