@@ -59,7 +59,7 @@ startupProbe:
   failureThreshold: 90
 {{- end }}
 
-{{/* Whether the holder of this node answers. */}}
+{{/* Whether somebody listens at a socket of this node. Expects the socket's name: holder or keeper. */}}
 {{- define "fire-flyer.holder-probe" -}}
-import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(9); s.connect('/run/threefs-holder/holder.sock')
+import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(9); s.connect('/run/threefs-holder/{{ . }}.sock')
 {{- end }}

@@ -31,6 +31,7 @@ class HolderProcess:
     folder: Path
     daemon: list[str] = field(default_factory=lambda: SMALL_DAEMON)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    keeper: Path | None = None
 
     def __post_init__(self) -> None:
         self.kubelet.mkdir(parents=True)
@@ -51,9 +52,26 @@ class HolderProcess:
     def place(self, name: str) -> str:
         return str(self.kubelet / name)
 
+    def start_keeper(self) -> subprocess.Popen[str]:
+        """The second process, which keeps the descriptors; for holders that begin after it."""
+        self.keeper = self.folder / "keeper.sock"
+        with (self.folder / "holder.log").open("a") as log:
+            process = subprocess.Popen(
+                holder_command(["--socket", str(self.keeper)], "keeper"),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", self.log()
+        # First, so that the newest process is a holder.
+        self.processes.insert(0, process)
+        return process
+
     def start(self) -> subprocess.Popen[str]:
         command = holder_command(
             [
+                *(("--keeper", str(self.keeper)) if self.keeper else ()),
                 *("--socket", str(self.socket)),
                 *("--clusters", str(self.folder / "clusters")),
                 *("--kubelet-dir", str(self.kubelet)),

@@ -1,4 +1,4 @@
-"""`threefs-csi controller|node|holder`: the driver's processes; `settings` lists what they take."""
+"""`threefs-csi controller|node|holder|keeper`: the driver's processes, as `settings` lists them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from threefs.errors import ThreeFSError
 
 __all__ = ["holder_command", "main"]
 
-HOLDER = (
-    "import sys; sys.path.append(sys.argv[1]); from holder.server import main; "
+PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); from holder.{module} import main; "
     "sys.exit(main(sys.argv[2:]))"
 )
 
 
-def holder_command(arguments: list[str]) -> list[str]:
-    """The holder as a program that loads the standard library and itself, nothing else."""
+def holder_command(arguments: list[str], module: str = "server") -> list[str]:
+    """The holder, or its keeper: loads the standard library and itself, nothing else."""
     # -I: what the environment says of Python does not matter. -S: nor does what is installed.
     folder = str(Path(__file__).parent)
-    return [sys.executable, "-I", "-S", "-c", HOLDER, folder, *arguments]
+    return [sys.executable, "-I", "-S", "-c", PROGRAM.format(module=module), folder, *arguments]
 
 
 def main() -> None:
     """Entry point: an expected failure is one line and an exit status."""
     if sys.argv[1:2] == ["holder"]:
         command = holder_command(sys.argv[2:])
+        os.execv(command[0], command)  # noqa: S606
+    if sys.argv[1:2] == ["keeper"]:
+        command = holder_command(sys.argv[2:], "keeper")
         os.execv(command[0], command)  # noqa: S606
     options = _parser().parse_args()
     try:
@@ -85,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     controller = commands.add_parser("controller", help="make and remove volumes; one or more")
     node = commands.add_parser("node", help="mount volumes; one a node, beside the holder")
     commands.add_parser("holder", help="keep mounts alive; one a node, privileged")
+    commands.add_parser("keeper", help="keep the holder's mounts if it is killed; one a node")
     for command, port in ((controller, "9180"), (node, "9181")):
         _common(command, port)
     node.add_argument("--holder", type=Path, default=_env("THREEFS_HOLDER", HOLDER_SOCKET))

@@ -15,5 +15,6 @@ runs as a package of its own, without loading the rest of `threefs`.
 | `syscalls` | one mount call in a child of its own, which can be killed |
 | `daemon` | one daemon: started, watched, replaced |
 | `held` | the mounts: make, bind, undo, list, hand over |
+| `keeper` | a second process with copies of the descriptors, for when the holder is killed |
 | `server` | the socket, and taking over from an older holder |
 """

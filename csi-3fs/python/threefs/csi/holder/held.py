@@ -23,6 +23,7 @@ from .protocol import Refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .keeper import KeeperClient
     from .mountinfo import Mount
 
 __all__ = ["Held", "Mounts"]
@@ -56,12 +57,18 @@ class Mounts:
     """All mounts of one holder; thread-safe."""
 
     def __init__(
-        self, kubelet_dir: Path, clusters: Path, states: Path, daemon_command: list[str]
+        self,
+        kubelet_dir: Path,
+        clusters: Path,
+        states: Path,
+        daemon_command: list[str],
+        keeper: KeeperClient,
     ) -> None:
         self._kubelet_dir = str(kubelet_dir)
         self._states = states
         self._clusters = clusters
         self._daemon_command = daemon_command
+        self._keeper = keeper
         self._held: dict[str, tuple[Held, Daemon]] = {}
         self._busy: set[str] = set()
         self._changed = threading.Condition()
@@ -95,6 +102,7 @@ class Mounts:
                     f"the FUSE daemon of `{volume}` does not serve ({report.state}): "
                     f"{report.message or 'no answer from 3FS'}",
                 )
+            self._keeper.keep(held)
             return {"already": False}
 
     def bind(
@@ -218,6 +226,22 @@ class Mounts:
                 self._held[held.target] = (held, daemon)
             daemon.start(resume=True)
 
+    def remind(self) -> None:
+        """Make what is kept what is held: the keeper may have begun anew, or missed calls."""
+        kept = self._keeper.known()
+        if kept is None:
+            return
+        with self._changed:
+            targets = list(self._held)
+        for target in {*targets, *kept}:
+            # A call for it is under way, or another holder has it: the next time, or never.
+            with contextlib.suppress(Refused), self._only(target):
+                known = self._held.get(target)
+                if known is None:
+                    self._keeper.drop(target)
+                elif known[0].device != kept.get(target):
+                    self._keeper.keep(known[0])
+
     def stop(self) -> None:
         """End all daemons: this process is about to end."""
         with self._changed:
@@ -294,6 +318,7 @@ class Mounts:
         if how == "detached":
             # Without a daemon and a descriptor the kernel ends the connection: nothing on it waits
             # any longer, so taking it out of the tree cannot wait either.
+            _abort(held.device)
             self._end(held, daemon, at_once=True)
             with contextlib.suppress(syscalls.TimedOut, OSError):
                 syscalls.call("detach", held.target, timeout=DETACH_SECONDS)
@@ -305,6 +330,8 @@ class Mounts:
         daemon.stop(at_once=at_once)
         with self._changed:
             self._held.pop(held.target, None)
+        # First: the kernel ends a mount when nobody has its descriptor any more.
+        self._keeper.drop(held.target)
         os.close(held.descriptor)
         self._state_file(held).unlink(missing_ok=True)
 

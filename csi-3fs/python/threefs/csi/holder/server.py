@@ -3,7 +3,8 @@
 ``threefs-csi holder --socket PATH --clusters DIR --kubelet-dir DIR``. A holder that finds another
 one at its socket asks it for its descriptors before it opens its own socket: so a new version of
 this program takes the mounts over and no pod notices more than a pause. The older one then waits to
-be ended. One that ends without having been asked takes its mounts with it.
+be ended. One that is killed leaves its mounts to the keeper, if there is one (`--keeper`): the next
+holder gets them from there. Without a keeper it takes its mounts with it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import socket
 import struct
 import sys
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from . import mountinfo
 from .held import Held, Mounts
+from .keeper import KeeperClient
 from .protocol import (
     PROTOCOL,
     Refused,
@@ -36,6 +40,8 @@ CALL_SECONDS = 30.0
 """Longest silence on a connection."""
 HANDOVER_SECONDS = 40.0
 CONNECTIONS_MAX = 64
+REMIND_SECONDS = 30.0
+"""Between two times that the keeper, which may have begun anew, is told of all mounts."""
 PATHS_BYTES_MAX = 4096
 
 
@@ -192,25 +198,57 @@ def take_over(path: Path) -> list[Held] | None:
         return held
 
 
+def take_from(keeper: KeeperClient) -> list[Held]:
+    """The mounts of a holder that was killed, as far as they are still there."""
+    there = {(mount.target, mount.device) for mount in mountinfo.read()}
+    taken = []
+    for line in keeper.kept():
+        try:
+            held = Held(**line)
+        except TypeError as error:
+            _say(f"a keeper of another version: {error}")
+            os.close(line["descriptor"])
+            continue
+        if (held.target, held.device) in there:
+            taken.append(held)
+        else:
+            os.close(held.descriptor)
+            keeper.drop(held.target)
+    if taken:
+        _say(f"{len(taken)} mounts of a holder that was killed go on")
+    return taken
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM."""
     options = _parser().parse_args(arguments)
     # The command may be followed by its own arguments, so it comes last on the command line.
     command = options.daemon or [sys.executable, "-P", "-m", "threefs", "fuse"]
     options.socket.parent.mkdir(parents=True, exist_ok=True)
-    mounts = Mounts(options.kubelet_dir, options.clusters, options.socket.parent, command)
+    keeper = KeeperClient(options.keeper)
+    mounts = Mounts(options.kubelet_dir, options.clusters, options.socket.parent, command, keeper)
     server = Server(options.socket, mounts)
     taken = take_over(options.socket)
+    if taken is None:
+        taken = take_from(keeper)
     server.open()
-    mounts.adopt(taken or [])
+    mounts.adopt(taken)
+    mounts.remind()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: server.close())
+    threading.Thread(target=_remind, args=(mounts,), daemon=True).start()
     _say(f"holds {mounts.count()} mounts, listens at {options.socket}")
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     server.serve()
     mounts.stop()
     return 0
+
+
+def _remind(mounts: Mounts) -> None:
+    while True:
+        time.sleep(REMIND_SECONDS)
+        mounts.remind()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -230,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kubelet-dir", type=Path, default=setting("THREEFS_KUBELET_DIR", "/var/lib/kubelet")
     )
+    parser.add_argument("--keeper", type=Path, default=os.environ.get("THREEFS_KEEPER"))
     parser.add_argument(
         "--daemon", nargs=argparse.REMAINDER, help="the daemon's command; threefs fuse by default"
     )
