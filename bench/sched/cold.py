@@ -98,7 +98,7 @@ class Cold:
         begun_at = time.monotonic()
         while not await asyncio.to_thread(operator.leads):
             if time.monotonic() > begun_at + 120:
-                raise LabError(f"not serving within 120 s; logs are in {self.lab.folder}/logs")
+                raise LabError(f"not serving within 120 s; logs are in {self.lab.logs}")
             await asyncio.sleep(0.05)
         self.serving.ours.append(time.monotonic() - begun_at)
         of = self.history.gang_of

@@ -61,7 +61,7 @@ class Crew:
 
     def _is(self, count: int) -> bool:
         if self._process is not None and self._process.returncode is not None:
-            raise LabError(f"the sidecars' process ended; see {self._lab.folder}/logs/fleet.log")
+            raise LabError(f"the sidecars' process ended; see {self._lab.logs}/fleet.log")
         return self.running == count
 
     async def _read(self) -> None:

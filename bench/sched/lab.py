@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from flyer.kube.client.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Reso
 
 from bench.sched.audit import POLICY, AuditLog
 from bench.sched.loads import NAMESPACE
-from e2e.cluster import binaries, control_plane, kwok, pki
+from e2e.cluster import binaries, control_plane, kwok
 from e2e.cluster.down import down, remove
 from e2e.cluster.handle import Cluster
 from e2e.cluster.processes import STATE_VARIABLE, Process
@@ -38,7 +39,7 @@ __all__ = ["PODGROUPS", "SYSTEM", "Lab", "LabError", "Operator"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SYSTEM: Final = "fireflyer-system"
-ACCOUNT: Final = f"system:serviceaccount:{SYSTEM}:flyer-operator"
+ACCOUNT: Final = "flyer-operator"
 PODGROUPS: Final = Resource("scheduling.k8s.io", "v1alpha2", "podgroups")
 _PORTS: Final = (
     "etcd", "etcd-peer", control_plane.API_SERVER, control_plane.CONTROLLER_MANAGER,
@@ -56,7 +57,7 @@ EMPTY_SECONDS: Final = 120.0
 SETTLE_SECONDS: Final = 4.5
 """Events, counts and verdicts that follow something are written within so long."""
 IN_FLIGHT: Final = 64
-"""Calls at once of whoever creates loads; as many as the operator makes."""
+"""Calls at once of whoever creates loads."""
 
 
 class LabError(Exception):
@@ -139,11 +140,14 @@ class Lab:
             await self._open()
         except BaseException:
             await asyncio.wait({starting})
+            await asyncio.to_thread(self._keep_logs)
             await self._close()
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            await asyncio.to_thread(self._keep_logs)
         await self._close()
 
     def _start(self) -> None:
@@ -175,11 +179,6 @@ class Lab:
             control_plane.start(self.state, controllers=True, scheduler=False, flags=self._flags)
             if self.nodes:
                 kwok.add(Cluster(self.state), self.nodes, self.nodes_per_leaf)
-        authority = pki.Authority(self.folder / "pki")
-        identity = authority.issue("operator", ACCOUNT, ["system:serviceaccounts"])
-        pki.write_kubeconfig(
-            self.operator_kubeconfig, self.state.server, authority.certificate, identity
-        )
         cluster = Cluster(self.state)
         cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
         cluster.kubectl(
@@ -191,8 +190,17 @@ class Lab:
         # What the chart grants by name, in one word: rights cost the same however they are given.
         cluster.kubectl(
             "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin",
-            f"--user={ACCOUNT}",
+            f"--user=system:serviceaccount:{SYSTEM}:{ACCOUNT}",
         )  # fmt: skip
+        cluster.kubectl("create", "serviceaccount", ACCOUNT, f"--namespace={SYSTEM}")
+        # As in a pod: a token costs the server less than a certificate.
+        token = cluster.kubectl(
+            "create", "token", ACCOUNT, f"--namespace={SYSTEM}", "--duration=24h"
+        )
+        config = json.loads(self.state.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": token.strip()}
+        self.operator_kubeconfig.touch(mode=0o600)
+        self.operator_kubeconfig.write_text(json.dumps(config))
 
     @property
     def operator_kubeconfig(self) -> Path:
@@ -205,6 +213,17 @@ class Lab:
         self.api = Api(access, agent="bench", limits=limits)
         await self.all_ready()
         await self.until("the namespace's account", self._has_account)
+
+    @property
+    def logs(self) -> Path:
+        """Where the logs of a run that failed are kept; the cluster's own folder is removed."""
+        return self.folder.with_name(f"{self.folder.name}-logs")
+
+    def _keep_logs(self) -> None:
+        shutil.rmtree(self.logs, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            shutil.copytree(self.folder / "logs", self.logs)
+            shutil.copy(self.folder / "audit.log", self.logs)
 
     async def _close(self) -> None:
         for operator in self.operators:
@@ -272,7 +291,7 @@ class Lab:
         leader.end(signal.SIGKILL)
         while not await asyncio.to_thread(successor.leads):
             if time.monotonic() > killed_at + READY_SECONDS:
-                raise LabError(f"no successor leads; logs are in {self.folder}/logs")
+                raise LabError(f"no successor leads; logs are in {self.logs}")
             await asyncio.sleep(0.01)
         return time.monotonic() - killed_at
 
@@ -309,7 +328,7 @@ class Lab:
             if await (probe() if asks else asyncio.to_thread(probe)):
                 return
             if time.monotonic() > ends_at:
-                raise LabError(f"not within {seconds:g} s: {what}; logs are in {self.folder}/logs")
+                raise LabError(f"not within {seconds:g} s: {what}; logs are in {self.logs}")
             await asyncio.sleep(0.1)
 
     async def all_ready(self) -> None:

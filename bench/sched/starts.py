@@ -51,7 +51,9 @@ async def collect(
     while sum(map(is_binding, found)) < count:
         if time.monotonic() > ends_at:
             bound = sum(map(is_binding, found))
-            raise LabError(f"{bound} of {count} pods are bound after {seconds:g} s: {lab.folder}")
+            raise LabError(
+                f"{bound} of {count} pods are bound after {seconds:g} s; logs are in {lab.logs}"
+            )
         await asyncio.sleep(0.05)
         found += lab.audit.read()
     return found

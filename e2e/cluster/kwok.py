@@ -7,7 +7,8 @@ alone. Half of them are in each zone, 16 behind each leaf switch, 8 GPUs in each
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 from e2e.cluster import binaries
 from e2e.cluster.nodes import NodeSpec
@@ -34,12 +35,53 @@ RESOURCES = {
     "fireflyer.dev/rdma-storage": "16",
 }
 
+_CONDITIONS: Final = """
+{{ $now := Now }}
+conditions:
+{{ range NodeConditions }}
+- type: {{ .type | Quote }}
+  status: {{ .status | Quote }}
+  reason: {{ .reason | Quote }}
+  message: {{ .message | Quote }}
+  lastHeartbeatTime: {{ $now | Quote }}
+  lastTransitionTime: {{ $now | Quote }}
+{{ end }}
+addresses:
+- type: InternalIP
+  address: {{ NodeIP | Quote }}
+- type: Hostname
+  address: {{ .metadata.name | Quote }}
+"""
+# What kwok does of its own accord besides renewing leases: it writes the whole status of every node
+# every 20 seconds, which for 500 nodes takes half a core of the API server. A lease is enough.
+_STAGE: Final[dict[str, Any]] = {
+    "apiVersion": "kwok.x-k8s.io/v1alpha1",
+    "kind": "Stage",
+    "metadata": {"name": "node-ready"},
+    "spec": {
+        "resourceRef": {"apiGroup": "v1", "kind": "Node"},
+        "selector": {
+            "matchExpressions": [
+                {
+                    "key": '.status.conditions.[] | select( .type == "Ready" ) | .status',
+                    "operator": "NotIn",
+                    "values": ["True"],
+                }
+            ]
+        },
+        "next": {"statusTemplate": _CONDITIONS},
+    },
+}
+
 
 def add(cluster: Cluster, count: int, nodes_per_leaf: int = NODES_PER_LEAF) -> list[str]:
     """Starts kwok and adds `count` nodes; they become Ready within seconds. Their names."""
     state = cluster.state
+    config = state.folder / "kwok.yaml"
+    config.write_text(json.dumps(_STAGE))
     arguments = (
         f"--kubeconfig={state.kubeconfig}",
+        f"--config={config}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
         "--node-lease-duration-seconds=200",

@@ -68,6 +68,20 @@ async def test_each_term_has_an_epoch_of_its_own(candidate):
     assert await one.acquire() == 3  # its own old Lease, without having given it back
 
 
+async def test_a_renewal_waits_behind_no_other_call(api_server, connect, until):
+    api = connect("a", concurrency_max=1, answer_seconds=300, call_seconds=300)
+    stuck = api_server.faults.add(Fault("hang", resource="flyerjobs"))
+    job = {"metadata": {"name": "x"}, "spec": {}}
+    others = [asyncio.create_task(api.create(FLYERJOBS, job, "default")) for _ in range(9)]
+    await until(lambda: not stuck.times)
+    one = Election(api, "a", SETTINGS)
+    async with asyncio.timeout(100):
+        assert await one.acquire() == 1
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 async def test_whoever_deletes_the_lease_does_not_turn_back_the_count(api_server, candidate):
     one = candidate("a")
     await one.acquire()

@@ -5,6 +5,7 @@ import time
 
 from flyer.api import Phase
 from flyer.kube.client import LeadershipLostError
+from flyer.kube.testing import Fault
 
 
 async def test_a_standby_takes_over_a_running_gang(cluster, until):
@@ -27,6 +28,28 @@ async def test_a_standby_takes_over_a_running_gang(cluster, until):
     assert after.epoch > before.epoch
 
 
+async def test_a_successor_makes_no_pod_again(cluster, until):
+    cluster.nodes("AAAA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    cut = cluster.server.faults.add(Fault("hang", resource="pods/binding", agent=first.name))
+    cluster.submit("a", 4)
+    await until(lambda: not cut.times and len(bound(cluster)) == 3)
+    first.kill()
+    second = cluster.operator()
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    calls = [call for call in cluster.server.faults.calls if call.agent == second.name]
+    made = [call.name for call in calls if (call.verb, call.resource) == ("create", "pods")]
+    assert made == []
+    read = [call.name for call in calls if (call.verb, call.resource) == ("get", "pods")]
+    assert len(read) <= 1, read
+    assert cluster.status("a").chain.attempt == 1
+
+
+def bound(cluster):
+    return [pod for pod in cluster.pods("a") if pod["spec"].get("nodeName")]
+
+
 async def test_an_older_leader_that_will_not_stop_writes_nothing(cluster, until):
     """Its fence is held open by force; a newer leader has begun."""
     cluster.nodes("AAAA")
@@ -41,7 +64,8 @@ async def test_an_older_leader_that_will_not_stop_writes_nothing(cluster, until)
         {"leads": property(lambda _: True), "fence": lambda _: 60.0, "hold": lambda _: hold.wait()},
     )
     term = first.leader.term
-    term._api._fence = lambda: 60.0
+    for api in (term._api, term._gangs._calls._api):
+        api._fence = lambda: 60.0
     # It does not hear of the Lease that it loses: its renewals are not even sent.
     lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")
     patch = {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}

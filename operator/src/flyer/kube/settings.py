@@ -57,7 +57,7 @@ class Settings:
     restart_cost_seconds: float = 60.0
     progress_commit_seconds: float = 15.0
     """Progress of a running job is written into its status at most so often."""
-    api_concurrency: int = 64
+    api_concurrency: int = 32
     """Calls to the API server at once."""
 
     @property

@@ -14,7 +14,7 @@ import asyncio
 import json
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
@@ -42,7 +42,7 @@ KEEPALIVE_SECONDS: Final = 75.0
 class Limits:
     """What calls may cost. Times in seconds."""
 
-    concurrency_max: int = 64
+    concurrency_max: int = 32
     """Calls under way at once. The API server's own fairness queues what comes beyond its share."""
     connect_seconds: float = 5.0
     answer_seconds: float = 10.0
@@ -105,10 +105,20 @@ class Api:
 
         `fence` says how many seconds it still has, or raises; no try of a call outlasts them.
         """
-        copy = Api(self._access, agent=self._agent, limits=self.limits, observe=self._observe)
+        copy = self.apart(0)
         copy._slots = self._slots
-        copy._session = self._opened()
         copy._fence = fence
+        return copy
+
+    def apart(self, concurrency_max: int) -> Api:
+        """The same server, connections and right to write, for calls that queue by themselves.
+
+        What is urgent does not wait behind what is many then.
+        """
+        limits = replace(self.limits, concurrency_max=concurrency_max)
+        copy = Api(self._access, agent=self._agent, limits=limits, observe=self._observe)
+        copy._session = self._opened()
+        copy._fence = self._fence
         return copy
 
     # -- verbs ---------------------------------------------------------------------------------
