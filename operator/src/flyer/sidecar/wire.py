@@ -18,7 +18,7 @@ Pure: text in, values out; no socket, no clock. `docs/internals/gateway.md` says
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
@@ -334,8 +334,14 @@ _FROM_GATEWAY: dict[str, type[FromGateway]] = {
 
 def encode(message: FromSidecar | FromGateway) -> bytes:
     """One line, its newline included."""
-    body = {"kind": message.kind, **asdict(message)}
-    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    body = {"kind": message.kind, **_fields(message)}
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"), default=_fields)
+    return text.encode() + b"\n"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Of one of our values, uncopied: a topology names every node, and goes to every node."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def parse_from_sidecar(line: bytes) -> FromSidecar:

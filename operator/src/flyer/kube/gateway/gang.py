@@ -215,10 +215,11 @@ class Gang:
             return
         if leader is None or leader.port is None:
             return
-        self._orders = [self._start_order(one, leader.port) for one in self.members]
+        topology = self._topology()
+        self._orders = [self._start_order(one, leader.port, topology) for one in self.members]
         self.order_version += 1
 
-    def _start_order(self, member: Member, port: int) -> StartOrder:
+    def _start_order(self, member: Member, port: int, topology: dict[str, Any]) -> StartOrder:
         node, restore = self.start.assignment.nodes[member.node_rank], self.start.restore_from
         preemption, watchdog = self.job.spec.preemption, self.job.spec.watchdog
         output_seconds = self._settings.output_seconds
@@ -240,7 +241,7 @@ class Gang:
             restore_path=restore.path if restore else None,
             stop_grace_seconds=min(preemption.max_grace.seconds, 86400),
             output_seconds=output_seconds,
-            topology=self._topology(),
+            topology=topology,
         )
 
     def _topology(self) -> dict[str, Any]:
