@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::tree::{Tree, bridged_parent, double_parent, walk};
-use crate::{DEGREE_MAX, NodePlace, Plan, PlanError};
+use crate::tree::{Tree, bridged_parent, double_parent, rooted_parent, walk};
+use crate::{Bridging, DEGREE_MAX, NodePlace, Plan, PlanError};
 
 /// Adjacency lists of both trees while they are being put together.
 struct Draft {
@@ -48,6 +48,7 @@ impl Draft {
 
 pub(crate) fn compose(
     nodes: &[NodePlace],
+    bridging: Bridging,
     bridge: Option<(&str, &str)>,
 ) -> Result<Plan, PlanError> {
     check_names(nodes)?;
@@ -55,10 +56,14 @@ pub(crate) fn compose(
     match (bridge, zones.as_mut_slice()) {
         (Some(pair), _) => put_bridge_in_place(nodes, &mut zones, pair)?,
         // The first zone's last machine and the second one's first are neighbours in the list.
-        (None, [first, _, ..]) => first.rotate_right(1),
+        (None, [first, _, ..]) if bridging == Bridging::OnePair => first.rotate_right(1),
         (None, _) => {}
     }
-    let zone_parent = if zones.len() == 1 { double_parent } else { bridged_parent };
+    let zone_parent = match (zones.len(), bridging) {
+        (1, _) => double_parent,
+        (_, Bridging::OnePair) => bridged_parent,
+        (_, Bridging::TwoPairs) => rooted_parent,
+    };
     let mut draft = Draft::new(nodes.len());
     for zone in &zones {
         for tree in 0..2 {
@@ -69,25 +74,43 @@ pub(crate) fn compose(
             }
         }
     }
-    for pair in zones.windows(2) {
-        let (near, far) = (draft.crossing_ends(&pair[0]), draft.crossing_ends(&pair[1]));
+    for (border, pair) in zones.windows(2).enumerate() {
+        let (near, far) = match bridging {
+            Bridging::OnePair => (draft.crossing_ends(&pair[0]), draft.crossing_ends(&pair[1])),
+            Bridging::TwoPairs => (rooted_ends(&pair[0], border > 0), rooted_ends(&pair[1], false)),
+        };
         for tree in 0..2 {
             draft.join(tree, near[tree], far[tree]);
         }
     }
     let root = |tree: usize| match zones.as_slice() {
-        [zone] => (0..zone.len())
-            .find(|&rank| double_parent(tree, rank, zone.len()).is_none())
-            .map_or(zone[0], |rank| zone[rank]),
+        [zone] => root_of(tree, zone, double_parent),
         _ => central(&draft.neighbours[tree]),
     };
     let trees = [0, 1].map(|tree| Tree::hang(&draft.neighbours[tree], root(tree)));
-    let plan = Plan { nodes: nodes.to_vec(), trees };
+    let plan = Plan { nodes: nodes.to_vec(), trees, bridging };
     plan.validate()?;
     Ok(plan)
 }
 
-fn check_names(nodes: &[NodePlace]) -> Result<(), PlanError> {
+/// The machines of a zone of [`rooted_parent`] trees that carry a border's crossings of tree 0 and of tree 1.
+///
+/// A root has one child and is a leaf of the other tree: room for the crossings of both borders of a zone in the
+/// middle of a chain. In an odd zone it has rank 0 below it too, so that the second border goes through rank 0:
+/// such a zone has as many ends of edges as four a machine, and some machine must have two in each tree.
+fn rooted_ends(zone: &[usize], second_border: bool) -> [usize; 2] {
+    if second_border && !zone.len().is_multiple_of(2) {
+        return [zone[0]; 2];
+    }
+    [0, 1].map(|tree| root_of(tree, zone, rooted_parent))
+}
+
+fn root_of(tree: usize, zone: &[usize], parent: fn(usize, usize, usize) -> Option<usize>) -> usize {
+    let root = (0..zone.len()).find(|&rank| parent(tree, rank, zone.len()).is_none());
+    root.map_or(zone[0], |rank| zone[rank])
+}
+
+pub(crate) fn check_names(nodes: &[NodePlace]) -> Result<(), PlanError> {
     if nodes.is_empty() {
         return Err(PlanError::Empty);
     }

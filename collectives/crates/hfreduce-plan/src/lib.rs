@@ -14,9 +14,10 @@
 //!                  1   3 5   7                        0   2 4   6
 //! ```
 //!
-//! Zones are joined by exactly one edge a tree. With two zones both edges lie on one pair of machines, the
-//! *bridge pair*, because a cluster routes the job over one pair; more zones form a chain in the order in which
-//! they first appear. See [`Plan`] for what holds for every plan.
+//! Zones are joined by exactly one edge a tree; more than two form a chain in the order in which they first appear.
+//! With two zones both edges lie on one pair of machines, the *bridge pair*, because a cluster routes the job over
+//! one pair. Where it may use two, [`Bridging::TwoPairs`] puts the edges on different machines, and no bridge has to
+//! add in both trees. See [`Plan`] for what holds for every plan.
 //!
 //! Pure: no clock, socket, thread or random number; the same list gives the same plan on every machine.
 
@@ -63,36 +64,81 @@ pub struct Crossing {
     pub child: usize,
 }
 
+/// Over how many pairs of machines the two trees cross from zone to zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bridging {
+    /// Both trees on the same pair: one route between the zones is enough.
+    OnePair,
+    /// Each tree on a pair of its own. Only a zone of one machine, or one border of an odd zone in the middle of a
+    /// chain, has both on one machine.
+    TwoPairs,
+}
+
 /// Two trees over the machines of one job.
 ///
 /// What [`Plan::validate`] checks, and every plan from [`Plan::new`] satisfies:
 /// 1. each tree spans all machines, has one root and no cycle, and parents and children agree;
 /// 2. a machine has at most two children in a tree and [`DEGREE_MAX`] neighbours in both together;
-/// 3. a machine has two or more neighbours in at most one tree, unless it carries a crossing;
-/// 4. a tree has exactly `zones - 1` crossings; with two zones both trees cross on the same pair.
+/// 3. a machine has two or more neighbours in at most one tree (it is a leaf of the other), unless it carries
+///    crossings of both;
+/// 4. a tree has exactly `zones - 1` crossings, the fewest there can be;
+/// 5. with two zones both trees cross on the same pair, or, with [`Bridging::TwoPairs`], on different machines of
+///    every zone that has two.
 ///
 /// The order of summation is part of the plan: own value first, then the children in the order listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     nodes: Vec<NodePlace>,
     trees: [Tree; 2],
+    bridging: Bridging,
 }
 
 impl Plan {
     /// The plan of an ordered list of machines. The bridge pair of two zones is the last machine of the first one
     /// and the first machine of the second one: neighbours, where the list goes zone by zone.
     pub fn new(nodes: &[NodePlace]) -> Result<Self, PlanError> {
-        compose::compose(nodes, None)
+        compose::compose(nodes, Bridging::OnePair, None)
     }
 
     /// As [`Plan::new`], with the bridge pair given by the names of one machine of each of the two zones.
     pub fn with_bridge(nodes: &[NodePlace], bridge: (&str, &str)) -> Result<Self, PlanError> {
-        compose::compose(nodes, Some(bridge))
+        compose::compose(nodes, Bridging::OnePair, Some(bridge))
+    }
+
+    /// As [`Plan::new`], with the crossings of the two trees on different machines.
+    pub fn with_two_pairs(nodes: &[NodePlace]) -> Result<Self, PlanError> {
+        compose::compose(nodes, Bridging::TwoPairs, None)
+    }
+
+    /// A plan that somebody else made: the parent of each machine in each tree, none for the root. It has to keep
+    /// every promise of a plan of ours.
+    pub fn from_parents(
+        nodes: &[NodePlace],
+        parents: [&[Option<usize>]; 2],
+        bridging: Bridging,
+    ) -> Result<Self, PlanError> {
+        compose::check_names(nodes)?;
+        let trees =
+            [Tree::from_parents(0, nodes, parents[0])?, Tree::from_parents(1, nodes, parents[1])?];
+        let plan = Self { nodes: nodes.to_vec(), trees, bridging };
+        plan.validate()?;
+        Ok(plan)
+    }
+
+    /// Reads what [`Plan::describe`] wrote, and checks it.
+    pub fn read(description: &serde_json::Value) -> Result<Self, PlanError> {
+        describe::read(description)
     }
 
     /// The machines in the order given; every index in the plan points into this list.
     pub fn nodes(&self) -> &[NodePlace] {
         &self.nodes
+    }
+
+    /// Over how many pairs it crosses.
+    pub fn bridging(&self) -> Bridging {
+        self.bridging
     }
 
     /// The two trees.
@@ -186,6 +232,12 @@ pub enum PlanError {
         /// What is wrong there.
         why: &'static str,
     },
+    /// A description of a plan that cannot be read.
+    #[error("a plan's description: {why}; write it with `Plan::describe`")]
+    Description {
+        /// Which field, which value.
+        why: String,
+    },
     /// A machine has too many neighbours.
     #[error("node `{node}` has {degree} tree neighbours, more than {DEGREE_MAX}")]
     Degree {
@@ -209,6 +261,14 @@ pub enum PlanError {
         crossings: usize,
         /// How many zones there are.
         zones: usize,
+    },
+    /// Both trees cross on one machine, and the plan says that they do not.
+    #[error(
+        "both trees cross zones at node `{node}`, and the plan says two pairs: use another node, or one pair"
+    )]
+    SharedBridge {
+        /// The machine.
+        node: String,
     },
     /// The two trees cross on different pairs.
     #[error(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{CHILDREN_MAX, DEGREE_MAX, Plan, PlanError, Tree};
+use crate::{Bridging, CHILDREN_MAX, DEGREE_MAX, Plan, PlanError, Tree};
 
 pub(crate) fn validate(plan: &Plan) -> Result<(), PlanError> {
     if plan.nodes.is_empty() {
@@ -11,8 +11,9 @@ pub(crate) fn validate(plan: &Plan) -> Result<(), PlanError> {
     for (index, tree) in plan.trees.iter().enumerate() {
         spans(plan, index, tree)?;
     }
-    crossings(plan)?;
-    neighbours(plan)
+    let zones = plan.nodes.iter().map(|place| &place.zone).collect::<BTreeSet<_>>().len();
+    crossings(plan, zones)?;
+    neighbours(plan, zones)
 }
 
 fn spans(plan: &Plan, index: usize, tree: &Tree) -> Result<(), PlanError> {
@@ -39,21 +40,21 @@ fn spans(plan: &Plan, index: usize, tree: &Tree) -> Result<(), PlanError> {
         }
     }
     // Parents and children agree and the root has no parent: reaching every node once is all that is left.
-    let reached: BTreeSet<usize> = tree.from_the_root().into_iter().collect();
-    match (0..count).find(|node| !reached.contains(node)) {
+    let mut reached = vec![false; count];
+    tree.from_the_root().into_iter().for_each(|node| reached[node] = true);
+    match (0..count).find(|&node| !reached[node]) {
         Some(node) => Err(broken(node, "no path from the root")),
         None => Ok(()),
     }
 }
 
-fn crossings(plan: &Plan) -> Result<(), PlanError> {
-    let zones = plan.nodes.iter().map(|place| &place.zone).collect::<BTreeSet<_>>().len();
+fn crossings(plan: &Plan, zones: usize) -> Result<(), PlanError> {
     for (tree, crossings) in plan.crossings().into_iter().enumerate() {
         if crossings != zones - 1 {
             return Err(PlanError::Crossings { tree, crossings, zones });
         }
     }
-    if zones == 2 {
+    if zones == 2 && plan.bridging == Bridging::OnePair {
         let [first, second] = [pair_of(plan, 0), pair_of(plan, 1)];
         if first != second {
             let name = |pair: BTreeSet<String>| pair.into_iter().collect::<Vec<_>>().join(" and ");
@@ -68,19 +69,28 @@ fn pair_of(plan: &Plan, tree: usize) -> BTreeSet<String> {
     ends.filter_map(|node| plan.nodes.get(node)).map(|place| place.name.clone()).collect()
 }
 
-fn neighbours(plan: &Plan) -> Result<(), PlanError> {
-    let bridges: BTreeSet<usize> = (0..2)
-        .flat_map(|tree| plan.crossings_of(tree))
-        .flat_map(|edge| [edge.parent, edge.child])
-        .collect();
+fn neighbours(plan: &Plan, zones: usize) -> Result<(), PlanError> {
+    let [first, second] = [0, 1].map(|tree| {
+        let ends = plan.crossings_of(tree).into_iter().flat_map(|edge| [edge.parent, edge.child]);
+        ends.collect::<BTreeSet<usize>>()
+    });
     for (node, place) in plan.nodes.iter().enumerate() {
+        let name = || place.name.clone();
         let degree = plan.degree(node);
         if degree > DEGREE_MAX {
-            return Err(PlanError::Degree { node: place.name.clone(), degree });
+            return Err(PlanError::Degree { node: name(), degree });
         }
         let interior = plan.trees.iter().filter(|tree| tree.degree(node) >= 2).count();
-        if interior > 1 && !bridges.contains(&node) {
-            return Err(PlanError::Interior { node: place.name.clone() });
+        let bridge = match plan.bridging {
+            Bridging::OnePair => first.contains(&node) || second.contains(&node),
+            Bridging::TwoPairs => first.contains(&node) && second.contains(&node),
+        };
+        if interior > 1 && !bridge {
+            return Err(PlanError::Interior { node: name() });
+        }
+        let alone = || plan.nodes.iter().filter(|other| other.zone == place.zone).count() == 1;
+        if zones == 2 && plan.bridging == Bridging::TwoPairs && bridge && !alone() {
+            return Err(PlanError::SharedBridge { node: name() });
         }
     }
     Ok(())

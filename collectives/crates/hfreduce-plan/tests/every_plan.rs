@@ -1,6 +1,8 @@
 //! What a plan promises, for every small list of machines and for many large ones.
 
-use hfreduce_plan::{DEGREE_MAX, NodePlace, Plan};
+use std::collections::BTreeSet;
+
+use hfreduce_plan::{Bridging, DEGREE_MAX, NodePlace, Plan, PlanError};
 use proptest::prelude::*;
 
 /// Machines of `sizes.len()` zones, zone after zone.
@@ -31,28 +33,53 @@ fn check(plan: &Plan) {
         }
     }
     assert!((0..n).all(|node| plan.degree(node) <= DEGREE_MAX));
-    let crossings: Vec<_> = (0..2).flat_map(|tree| plan.crossings_of(tree)).collect();
+    let mut crosses = vec![[false; 2]; n];
+    for (tree, edge) in
+        (0..2).flat_map(|tree| plan.crossings_of(tree).into_iter().map(move |e| (tree, e)))
+    {
+        crosses[edge.parent][tree] = true;
+        crosses[edge.child][tree] = true;
+    }
     for node in 0..n {
-        let bridge = crossings.iter().any(|edge| edge.parent == node || edge.child == node);
-        let interior = plan.trees().iter().filter(|tree| tree.degree(node) > 1).count();
-        assert!(bridge || interior <= 1, "node {node} works in both trees");
+        let excused = match plan.bridging() {
+            Bridging::OnePair => crosses[node] != [false, false],
+            Bridging::TwoPairs => crosses[node] == [true, true],
+        };
+        let leaf = plan.trees().iter().any(|tree| tree.degree(node) <= 1);
+        assert!(excused || leaf, "node {node} works in both trees");
     }
 }
 
+/// Machines that carry crossings of both trees.
+fn shared_ends(plan: &Plan) -> usize {
+    let ends = |tree: usize| -> BTreeSet<usize> {
+        plan.crossings_of(tree).into_iter().flat_map(|edge| [edge.parent, edge.child]).collect()
+    };
+    ends(0).intersection(&ends(1)).count()
+}
+
 #[test]
-fn one_zone_of_every_size_up_to_512() {
-    for n in 1..=512 {
-        let plan = Plan::new(&places(&[n])).unwrap();
+fn one_zone_of_every_size_up_to_2048() {
+    let names = places(&[2048]);
+    for n in 1..=2048 {
+        let plan = Plan::new(&names[..n]).unwrap();
         check(&plan);
         assert_eq!(plan.crossings(), [0, 0]);
         assert!(plan.depth().iter().all(|&depth| depth <= ceil_log2(n)), "n={n}");
+        if n > 2 {
+            // Balance: no machine is idle in both trees, and about half of them add in each.
+            let adding = |tree: usize| {
+                plan.trees()[tree].links.iter().filter(|links| !links.children.is_empty()).count()
+            };
+            assert!(adding(0).abs_diff(adding(1)) <= 1, "n={n}: {} and {}", adding(0), adding(1));
+        }
     }
 }
 
 #[test]
-fn every_split_of_two_zones_up_to_64_and_64_crosses_once_on_one_pair() {
-    for a in 1..=64 {
-        for b in 1..=64 {
+fn every_split_of_two_zones_up_to_128_and_128_crosses_once_on_one_pair() {
+    for a in 1..=128 {
+        for b in 1..=128 {
             let plan = Plan::new(&places(&[a, b])).unwrap();
             check(&plan);
             assert_eq!(plan.crossings(), [1, 1], "{a}+{b}");
@@ -69,6 +96,21 @@ fn every_split_of_two_zones_up_to_64_and_64_crosses_once_on_one_pair() {
 }
 
 #[test]
+fn every_split_of_two_zones_up_to_128_and_128_crosses_once_on_each_of_two_pairs() {
+    for a in 1..=128 {
+        for b in 1..=128 {
+            let plan = Plan::with_two_pairs(&places(&[a, b])).unwrap();
+            check(&plan);
+            assert_eq!(plan.crossings(), [1, 1], "{a}+{b}");
+            let alone = usize::from(a == 1) + usize::from(b == 1);
+            assert_eq!(shared_ends(&plan), alone, "{a}+{b}: apart wherever a zone has two");
+            let bound = ceil_log2(a + b) + 1;
+            assert!(plan.depth().iter().all(|&depth| depth <= bound), "{a}+{b} {:?}", plan.depth());
+        }
+    }
+}
+
+#[test]
 fn chains_of_zones_cross_once_a_border_down_to_zones_of_one_machine() {
     for a in 1..=9 {
         for b in 1..=9 {
@@ -78,6 +120,10 @@ fn chains_of_zones_cross_once_a_border_down_to_zones_of_one_machine() {
                     let plan = Plan::new(&places(&sizes)).unwrap();
                     check(&plan);
                     assert_eq!(plan.crossings(), [sizes.len() - 1; 2], "{sizes:?}");
+                    let plan = Plan::with_two_pairs(&places(&sizes)).unwrap();
+                    check(&plan);
+                    assert_eq!(plan.crossings(), [sizes.len() - 1; 2], "{sizes:?}");
+                    assert!(shared_ends(&plan) <= sizes.iter().filter(|&&s| s % 2 == 1).count());
                 }
             }
         }
@@ -143,6 +189,91 @@ fn the_description_names_machines_not_numbers() {
     assert_eq!(json["trees"][1]["crossings"].as_array().unwrap().len(), 1);
 }
 
+fn parents_of(plan: &Plan) -> [Vec<Option<usize>>; 2] {
+    [0, 1].map(|tree| plan.trees()[tree].links.iter().map(|links| links.parent).collect())
+}
+
+#[test]
+fn a_foreign_plan_that_keeps_the_promises_is_taken() {
+    for (a, b) in [(1, 0), (2, 0), (7, 0), (3, 4), (16, 9)] {
+        let nodes: Vec<_> = places(&[a, b]).into_iter().collect();
+        for plan in [Plan::new(&nodes).unwrap(), Plan::with_two_pairs(&nodes).unwrap()] {
+            let [first, second] = parents_of(&plan);
+            let again = Plan::from_parents(&nodes, [&first, &second], plan.bridging());
+            assert_eq!(again.as_ref(), Ok(&plan));
+            assert_eq!(Plan::read(&plan.describe()).as_ref(), Ok(&plan));
+        }
+    }
+}
+
+#[test]
+fn a_foreign_plan_that_breaks_a_promise_is_refused_by_name() {
+    let nodes = places(&[4, 4]);
+    let plan = Plan::new(&nodes).unwrap();
+    let [first, second] = parents_of(&plan);
+    let refused = |parents: &[Option<usize>], nodes: &[NodePlace]| {
+        Plan::from_parents(nodes, [parents, &second], Bridging::OnePair).unwrap_err()
+    };
+    // The same tree over machines whose zones alternate: it crosses again and again.
+    let mixed: Vec<_> = (0..8)
+        .map(|i| NodePlace::new(format!("n{i}"), if i % 2 == 0 { "A" } else { "B" }))
+        .collect();
+    let error = refused(&first, &mixed);
+    assert!(matches!(error, PlanError::Crossings { tree: 0, zones: 2, .. }), "{error}");
+    assert!(error.to_string().contains("2 zones need 1"), "{error}");
+
+    let two = parents_of(&Plan::with_two_pairs(&nodes).unwrap());
+    let error = Plan::from_parents(&nodes, [&two[0], &two[1]], Bridging::OnePair).unwrap_err();
+    assert!(matches!(error, PlanError::TwoBridges { .. }), "{error}");
+    let error = Plan::from_parents(&nodes, [&first, &second], Bridging::TwoPairs).unwrap_err();
+    assert!(
+        matches!(error, PlanError::Interior { .. } | PlanError::SharedBridge { .. }),
+        "{error}"
+    );
+
+    let one_zone = places(&[8]);
+    let chain: Vec<_> = (0..8_usize).map(|i| i.checked_sub(1)).collect();
+    let error = Plan::from_parents(&one_zone, [&chain, &chain], Bridging::OnePair).unwrap_err();
+    assert!(matches!(error, PlanError::Interior { .. }), "{error}");
+    let star: Vec<_> = (0..8_usize).map(|i| (i > 0).then_some(0)).collect();
+    assert!(refused(&star, &one_zone).to_string().contains("more than two children"));
+    let mut cycle = first.clone();
+    let leaf = (0..8).find(|i| plan.trees()[0].links[*i].children.is_empty()).unwrap();
+    cycle[leaf] = Some(leaf);
+    assert!(matches!(refused(&cycle, &nodes), PlanError::Broken { tree: 0, .. }));
+    for (parents, why) in [
+        (vec![Some(1); 8], "no root"),
+        (vec![None; 8], "second root"),
+        (vec![None; 3], "number of parents"),
+        ([&first[..7], &[Some(99)]].concat(), "not in the list"),
+    ] {
+        let error = refused(&parents, &nodes).to_string();
+        assert!(
+            error.contains(why) || why == "not in the list" && error.contains("root"),
+            "{error}"
+        );
+    }
+    let mut json = plan.describe();
+    json["trees"][0]["parents"][1] = "nobody".into();
+    assert!(Plan::read(&json).unwrap_err().to_string().contains("`nobody`"));
+    json["version"] = 7.into();
+    assert!(Plan::read(&json).unwrap_err().to_string().contains("version 7"));
+    assert!(
+        Plan::read(&serde_json::json!({"version": 1})).unwrap_err().to_string().contains("nodes")
+    );
+}
+
+#[test]
+fn every_rank_makes_the_same_plan() {
+    // No rank tells another one the plan: equal lists have to give equal plans in every process, where hash tables
+    // have other orders. These are its bits as JSON.
+    let plans = [places(&[5, 3]), places(&[2, 3, 1])].map(|nodes| Plan::new(&nodes).unwrap());
+    let seen = plans.map(|plan| {
+        parents_of(&plan)[1].iter().map(|p| p.map_or(-1, |p| p as i32)).collect::<Vec<_>>()
+    });
+    assert_eq!(seen, [vec![1, 3, 1, 4, -1, 4, 7, 5], vec![1, 2, -1, 4, 2, 4]]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -161,6 +292,20 @@ proptest! {
         check(&plan);
         prop_assert_eq!(plan.crossings(), [sizes.len() - 1; 2]);
         prop_assert_eq!(&plan, &Plan::new(&mixed).unwrap());
+        let plan = Plan::with_two_pairs(&mixed).unwrap();
+        check(&plan);
+        prop_assert_eq!(plan.crossings(), [sizes.len() - 1; 2]);
+    }
+
+    /// Beyond what is tried exhaustively: two zones of up to 3,000 machines.
+    #[test]
+    fn large_zones(a in 1_usize..3_000, b in 1_usize..3_000) {
+        let nodes = places(&[a, b]);
+        for plan in [Plan::new(&nodes).unwrap(), Plan::with_two_pairs(&nodes).unwrap()] {
+            check(&plan);
+            prop_assert_eq!(plan.crossings(), [1, 1]);
+            prop_assert!(plan.depth().iter().all(|&depth| depth <= ceil_log2(a + b) + 1));
+        }
     }
 }
 
