@@ -1,0 +1,143 @@
+//! Simulated time and what is to happen when.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A moment or a span in picoseconds: fine enough that the shortest transfer of a cache line is not rounded away,
+/// and enough for half a year.
+pub type Time = u64;
+
+/// One second.
+pub const SECOND: Time = 1_000_000_000_000;
+/// One millisecond.
+pub const MILLISECOND: Time = SECOND / 1_000;
+/// One microsecond.
+pub const MICROSECOND: Time = SECOND / 1_000_000;
+
+/// A time in seconds.
+pub fn seconds(time: Time) -> f64 {
+    time as f64 / SECOND as f64
+}
+
+/// Events in order of time, and of their being planned where the times are equal: one run is one order.
+#[derive(Debug)]
+pub struct Agenda<E> {
+    now: Time,
+    planned: u64,
+    next: BinaryHeap<Reverse<Entry<E>>>,
+}
+
+#[derive(Debug)]
+struct Entry<E> {
+    at: (Time, u64),
+    event: E,
+}
+
+impl<E> PartialEq for Entry<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl<E> Eq for Entry<E> {}
+
+impl<E> PartialOrd for Entry<E> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<E> Ord for Entry<E> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl<E> Default for Agenda<E> {
+    fn default() -> Self {
+        Self { now: 0, planned: 0, next: BinaryHeap::new() }
+    }
+}
+
+impl<E> Agenda<E> {
+    /// The time of the event that was taken last.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Plans an event; one in the past happens now.
+    pub fn plan(&mut self, at: Time, event: E) {
+        self.planned += 1;
+        self.next.push(Reverse(Entry { at: (at.max(self.now), self.planned), event }));
+    }
+
+    /// The next event; time moves to it.
+    pub fn take(&mut self) -> Option<E> {
+        let Reverse(entry) = self.next.pop()?;
+        self.now = entry.at.0;
+        Some(entry.event)
+    }
+
+    /// When the next event is.
+    pub fn next_at(&self) -> Option<Time> {
+        self.next.peek().map(|Reverse(entry)| entry.at.0)
+    }
+}
+
+/// Something that carries bytes at one rate, one transfer after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Pipe {
+    picoseconds_per_byte: f64,
+    free_at: Time,
+    busy: Time,
+}
+
+impl Pipe {
+    /// Of so many bytes per second.
+    pub fn new(bytes_per_second: f64) -> Self {
+        Self { picoseconds_per_byte: SECOND as f64 / bytes_per_second, free_at: 0, busy: 0 }
+    }
+
+    /// Takes the next turn from `now` on for `bytes`; returns when they are through.
+    pub fn carry(&mut self, now: Time, bytes: f64) -> Time {
+        let span = (bytes * self.picoseconds_per_byte).ceil() as Time;
+        self.free_at = self.free_at.max(now) + span;
+        self.busy += span;
+        self.free_at
+    }
+
+    /// When everything that it was given is through.
+    pub fn free_at(&self) -> Time {
+        self.free_at
+    }
+
+    /// How long it has carried something, in all.
+    pub fn busy(&self) -> Time {
+        self.busy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_order_of_time_and_then_of_planning() {
+        let mut agenda = Agenda::default();
+        for (at, name) in [(20, 'c'), (10, 'a'), (10, 'b'), (30, 'd')] {
+            agenda.plan(at, name);
+        }
+        assert_eq!(agenda.take(), Some('a'));
+        agenda.plan(5, 'x');
+        let rest: String = std::iter::from_fn(|| agenda.take()).collect();
+        assert_eq!((rest.as_str(), agenda.now()), ("bxcd", 30));
+    }
+
+    #[test]
+    fn a_pipe_carries_one_thing_after_the_other() {
+        let mut pipe = Pipe::new(1e12);
+        assert_eq!(pipe.carry(0, 100.0), 100);
+        assert_eq!(pipe.carry(50, 100.0), 200);
+        assert_eq!((pipe.carry(1_000, 1.0), pipe.busy()), (1_001, 201));
+    }
+}

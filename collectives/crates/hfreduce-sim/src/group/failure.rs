@@ -1,0 +1,223 @@
+//! What goes wrong, who notices, whom it blames and who is told: the rules of the driver.
+
+use hfreduce_engine::cause::{Cause, CauseKind};
+use hfreduce_engine::core::DataHead;
+use hfreduce_engine::core::credit::CLASSES;
+use hfreduce_engine::core::tree::{Violation, Waiting};
+use hfreduce_engine::wire::{Frame, HEAD_BYTES, Head};
+
+use super::{EXIT_WITHIN, Event, Group, LOCAL_LATENCY, Life, Message, SLOT_BYTES, TICK};
+use crate::agenda::MILLISECOND;
+use crate::cluster::allreduce_print;
+use crate::faults::{Bug, Fault, Garbage, Seed};
+
+impl Group<'_> {
+    pub(super) fn violated(&mut self, node: usize, link: usize, why: Violation) {
+        let (owner, peer) = (self.owner(node), self.owner(self.nodes[node].ends[link].0));
+        let cause = match why {
+            Violation::Mismatch { .. } => self.blame(CauseKind::Mismatch, owner, peer, ""),
+            Violation::Protocol(why) => self.blame(CauseKind::Protocol, owner, peer, &why),
+        };
+        self.fail(owner, cause, None);
+    }
+
+    pub(super) fn fail(&mut self, rank: usize, cause: Cause, from: Option<usize>) {
+        if self.ranks[rank].ending.failed.is_some() {
+            return;
+        }
+        let node = self.node_of(rank);
+        let cause = self.nodes[node].abort.get_or_insert(cause).clone();
+        let now = self.agenda.now();
+        self.ranks[rank].ending.failed = Some((now, cause.clone()));
+        for other in self.locals(node).filter(|other| *other != rank) {
+            self.agenda.plan(now + LOCAL_LATENCY, Event::Heed(other));
+        }
+        if self.is_owner(rank) {
+            self.nodes[node].core.fail(&cause, from);
+            if self.scenario.bug == Some(Bug::ForwardsNoAbort) && from.is_some() {
+                while self.nodes[node].core.poll().is_some() {}
+            }
+            self.drain(node);
+        }
+        let exit = now + self.seed.below(EXIT_WITHIN);
+        self.agenda.plan(exit, Event::Exit(rank));
+    }
+
+    pub(super) fn heed(&mut self, rank: usize) {
+        if let Some(cause) = self.nodes[self.node_of(rank)].abort.clone() {
+            self.fail(rank, cause, None);
+        }
+    }
+
+    pub(super) fn tick(&mut self, rank: usize) {
+        let (now, node) = (self.agenda.now(), self.node_of(rank));
+        self.agenda.plan(now + TICK, Event::Tick(rank));
+        self.ranks[rank].beats += 1;
+        self.heed(rank);
+        if self.ranks[rank].ending.failed.is_some() {
+            return;
+        }
+        if self.is_owner(rank) {
+            let (sequence, print, waiting_for) = match self.oldest(rank) {
+                Some(operation) => {
+                    (operation as u64, self.prints[operation], self.waiting_for(rank, operation))
+                }
+                None => (u64::MAX, allreduce_print(0), None),
+            };
+            let frame = Frame::Heartbeat {
+                sequence,
+                print,
+                waiting_for: waiting_for.map(|rank| rank as u32),
+            };
+            for link in 0..self.nodes[node].ends.len() {
+                let credits = self.nodes[node].core.take_owed(link);
+                self.post(node, link, Message::Frame(Head { credits, ..Head::bare(frame) }), 0);
+            }
+        }
+        if self.scenario.bug != Some(Bug::NeverLooks) {
+            self.look_for_the_silent(rank);
+        }
+        self.look_for_the_late(rank);
+    }
+
+    fn look_for_the_silent(&mut self, rank: usize) {
+        let (now_ms, node, locals) =
+            (self.agenda.now() / MILLISECOND, self.node_of(rank), self.scenario.locals);
+        for (at, other) in self.locals(node).enumerate() {
+            let beats = self.ranks[other].beats;
+            if other == rank || self.ranks[rank].seen_beats[at] != beats {
+                self.ranks[rank].seen_beats[at] = beats;
+                self.ranks[rank].live.heard(at, now_ms);
+            }
+        }
+        if self.is_owner(rank) {
+            for (link, heard) in self.nodes[node].heard.iter_mut().enumerate() {
+                if std::mem::take(heard) {
+                    self.ranks[rank].live.heard(locals + link, now_ms);
+                }
+            }
+        }
+        let Some((peer, silent_ms)) = self.ranks[rank].live.look(now_ms) else { return };
+        let whom = match peer.checked_sub(locals) {
+            None => self.owner(node) + peer,
+            Some(link) => self.owner(self.nodes[node].ends[link].0),
+        };
+        let detail = format!("no sign of life for {silent_ms} ms");
+        self.fail(rank, self.blame(CauseKind::PeerStalled, rank, whom, &detail), None);
+    }
+
+    fn look_for_the_late(&mut self, rank: usize) {
+        let Some(operation) = self.oldest(rank) else { return };
+        let patience = if self.is_owner(rank) { 0 } else { 2 * TICK };
+        if self.agenda.now() < self.ranks[rank].called_at + self.scenario.timeout + patience {
+            return;
+        }
+        let whom = self.waiting_for(rank, operation).unwrap_or(rank);
+        self.fail(rank, self.blame(CauseKind::TimedOut, rank, whom, "not done in time"), None);
+    }
+
+    /// The operation that a rank is in.
+    fn oldest(&self, rank: usize) -> Option<usize> {
+        let rank = &self.ranks[rank];
+        rank.called.checked_sub(1).filter(|operation| rank.ending.completed <= *operation)
+    }
+
+    fn waiting_for(&self, rank: usize, operation: usize) -> Option<usize> {
+        let node = self.node_of(rank);
+        if let Some(absent) = self.locals(node).find(|other| self.ranks[*other].called <= operation)
+        {
+            return Some(absent);
+        }
+        if !self.is_owner(rank) {
+            return Some(self.owner(node));
+        }
+        match self.nodes[node].core.waiting()? {
+            Waiting::Local(_) => None,
+            Waiting::Frame(_, link, _) | Waiting::Peer(_, link) => {
+                match self.nodes[node].told[link] {
+                    Some((theirs, Some(whom)))
+                        if theirs == operation as u64 && whom as usize != rank =>
+                    {
+                        Some(whom as usize)
+                    }
+                    _ => Some(self.owner(self.nodes[node].ends[link].0)),
+                }
+            }
+        }
+    }
+
+    pub(super) fn accident(&mut self) {
+        let (now, victim) = (self.agenda.now(), self.scenario.victim);
+        let node = self.node_of(victim);
+        match self.scenario.fault {
+            Fault::Killed => self.end_process(victim),
+            Fault::Stopped(span) => {
+                self.ranks[victim].life = Life::Stopped;
+                if let Some(span) = span {
+                    self.agenda.plan(now + span, Event::Wake);
+                }
+            }
+            Fault::Unplugged => {
+                let ends = self.nodes[node].ends.clone();
+                self.severed
+                    .extend(ends.iter().map(|(peer, _)| (node.min(*peer), node.max(*peer))));
+            }
+            Fault::Cut(link) => {
+                let peer = self.nodes[node].ends[link].0;
+                self.severed.insert((node.min(peer), node.max(peer)));
+            }
+            Fault::Slow(_) => {}
+            Fault::Garbage(link, garbage) => self.post(node, link, garbage.message(), 0),
+        }
+    }
+
+    /// The kernel closes what the process had, behind what is already on its way.
+    pub(super) fn end_process(&mut self, rank: usize) {
+        let (now, node) = (self.agenda.now(), self.node_of(rank));
+        self.ranks[rank].life = Life::Gone;
+        if self.is_owner(rank) {
+            for link in 0..self.nodes[node].ends.len() {
+                self.post(node, link, Message::End, 0);
+            }
+        }
+        for other in self.locals(node).filter(|other| *other != rank) {
+            self.agenda.plan(now + LOCAL_LATENCY, Event::HangUp { rank: other, of: rank });
+        }
+    }
+
+    pub(super) fn wake(&mut self) {
+        let victim = self.scenario.victim;
+        self.ranks[victim].life = Life::Running;
+        for event in std::mem::take(&mut self.ranks[victim].missed) {
+            self.handle(event);
+        }
+    }
+}
+
+impl Garbage {
+    fn message(self) -> Message {
+        let nothing = allreduce_print(0);
+        let data = DataHead {
+            sequence: 0,
+            chunk: 0,
+            tree: 0,
+            stage: hfreduce_engine::core::Stage::Up,
+            bytes: 0,
+            print: nothing,
+        };
+        Message::Raw(match self {
+            Garbage::Noise(seed) => {
+                let mut seed = Seed(seed);
+                std::array::from_fn(|_| seed.below(256) as u8)
+            }
+            Garbage::Credits => {
+                Head { credits: [255; CLASSES], ..Head::bare(Frame::Credit) }.encode()
+            }
+            Garbage::Oversize => {
+                Head { payload_bytes: SLOT_BYTES + 1, ..Head::bare(Frame::Data(data)) }.encode()
+            }
+            Garbage::Tree => Head::bare(Frame::Data(DataHead { tree: 7, ..data })).encode(),
+            Garbage::Stray => Head::bare(Frame::Grant { message: 1 }).encode(),
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! What comes out of the constants, beside what the paper and arithmetic say.
+
+use hfreduce_plan::{NodePlace, Plan};
+use hfreduce_sim::cluster::{Settings, allreduce};
+use hfreduce_sim::figure7::{self, SIZE_BYTES, paper};
+use hfreduce_sim::hardware::Hardware;
+use hfreduce_sim::{SimError, ring};
+
+#[test]
+fn the_paper_s_figures_follow_from_hardware_constants() {
+    for point in figure7::points(&[4, 16, 64], Settings::default()).unwrap() {
+        let (low, high) = paper::HFREDUCE;
+        assert!((low..=high * 1.02).contains(&point.hfreduce), "{point:?}");
+        assert!((paper::NVLINK_OVER..=paper::NETWORK * 1.05).contains(&point.nvlink), "{point:?}");
+        assert!((11.5..=12.5).contains(&point.network), "{point:?}");
+        let (low, high) = paper::NCCL;
+        assert!((low..=high * 1.05).contains(&point.nccl), "{point:?}");
+        assert_eq!(point.binds.0, "root port", "as the paper found");
+    }
+}
+
+#[test]
+fn the_limits_are_those_of_the_paper() {
+    let limit = Hardware::FIRE_FLYER_2.memory_limit() / 1e9;
+    assert!((13.2..13.5).contains(&limit), "320 GB/s for 24 accesses: {limit}");
+    let limit = Hardware::FIRE_FLYER_2.network_limit() / 1e9;
+    assert!((12.0..12.5).contains(&limit), "{limit}");
+    let limit = Hardware::FIRE_FLYER_2.root_port_limit() / 1e9;
+    assert!((8.0..8.5).contains(&limit), "\"slightly over 8\": {limit}");
+    assert!(Hardware::FIRE_FLYER_2_NVLINK.root_port_limit() > 16e9);
+}
+
+#[test]
+fn a_network_of_cards_alone_comes_near_its_limit_at_every_scale() {
+    for nodes in [4, 9, 33, 200] {
+        let plan = Plan::new(&figure7::places(nodes)).unwrap();
+        let hardware = Hardware::FIRE_FLYER_2_NETWORK;
+        let outcome = allreduce(&plan, &hardware, Settings::default(), &[SIZE_BYTES]).unwrap();
+        let share = outcome.algorithm_rate(SIZE_BYTES) / hardware.network_limit();
+        assert!((0.93..=1.001).contains(&share), "{nodes} machines: {share}");
+    }
+}
+
+/// Eight machines in two zones at 1 Gb/s with one link between them.
+#[test]
+fn two_zones_over_one_link_reach_nine_tenths_and_cross_it_once_each_way() {
+    let places: Vec<NodePlace> = (0..8)
+        .map(|node| NodePlace::new(format!("n{node}"), if node < 4 { "a" } else { "b" }))
+        .collect();
+    let hardware = Hardware::ethernet(1e9);
+    let settings = Settings { slot_bytes: 64 << 10, ..Settings::default() };
+    let bytes = 16_u64 << 20;
+    let limit = 2.0 * bytes as f64 / hardware.network_rate;
+    for plan in [Plan::new(&places).unwrap(), Plan::with_two_pairs(&places).unwrap()] {
+        let outcome = allreduce(&plan, &hardware, settings, &[bytes]).unwrap();
+        let share = limit / outcome.seconds;
+        assert!(share >= 0.90, "{share} of 2S/B");
+        assert_eq!(outcome.zone_bytes.len(), 2);
+        for (from, to, crossed) in &outcome.zone_bytes {
+            let share = crossed / bytes as f64;
+            assert!((0.99..=1.01).contains(&share), "{from} to {to}: {share} of S");
+        }
+    }
+}
+
+#[test]
+fn the_ring_loses_to_its_own_length() {
+    let rate = |nodes| {
+        SIZE_BYTES as f64 / ring::allreduce_seconds(&Hardware::FIRE_FLYER_2, nodes, SIZE_BYTES)
+    };
+    assert!(rate(4) > 4.5e9 && rate(256) < 2.2e9, "{} {}", rate(4), rate(256));
+}
+
+#[test]
+fn runs_are_equal_and_nothing_is_refused() {
+    let plan = Plan::new(&figure7::places(5)).unwrap();
+    let run = |sizes: &[u64]| allreduce(&plan, &Hardware::FIRE_FLYER_2, Settings::default(), sizes);
+    let sizes = [4 << 20, 0, 4, 100_000];
+    let (first, second) = (run(&sizes).unwrap(), run(&sizes).unwrap());
+    assert_eq!((first.seconds, first.events), (second.seconds, second.events));
+    assert_eq!(run(&[]).unwrap_err(), SimError::Empty);
+    let alone = Plan::new(&figure7::places(1)).unwrap();
+    assert!(allreduce(&alone, &Hardware::FIRE_FLYER_2, Settings::default(), &[1 << 20]).is_ok());
+    // The smallest windows still end: the core gives the last credit to the oldest chunk.
+    let tight = Settings { window: 1, slots: 2, depth: 1, ..Settings::default() };
+    assert!(allreduce(&plan, &Hardware::FIRE_FLYER_2, tight, &[4 << 20]).is_ok());
+}
+
+#[test]
+fn the_picture_and_the_numbers_hold_every_point() {
+    let points = figure7::points(&[4, 8], Settings::default()).unwrap();
+    let svg = figure7::picture(&points);
+    assert_eq!(svg.matches("<circle").count(), 2 * 5);
+    for word in ["32", "64", "paper: HFReduce 6.3–8.1", "NCCL's ring", "with NVLink"] {
+        assert!(svg.contains(word), "{word}");
+    }
+    let json = figure7::json(&points, Settings::default());
+    assert_eq!(json["points"][1]["gpus"], 64);
+    assert_eq!(json["hardware"]["root_port_rate"], 37.5e9);
+    assert!(figure7::table(&points).lines().count() == 4);
+}
