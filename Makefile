@@ -58,11 +58,16 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m flyer.cli.completion
 	$(PYTHON) -m charts.generate
 
-.PHONY: bench bench-collectives bench-storage bench-sched
+.PHONY: bench bench-collectives bench-collectives-netns bench-storage bench-sched figure7
 bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
 bench-collectives: install ## HFReduce beside Gloo, its kernels beside the memory
 	$(PYTHON) bench/collectives.py
 	cargo run --release --locked --quiet -p hfreduce-kernels --example throughput build/bench/kernels.json
+bench-collectives-netns: install ## HFReduce beside Gloo over two zones of slow machines (namespaces: root)
+	$(PYTHON) bench/collectives_netns.py
+figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
+	@mkdir -p build/bench
+	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json
 bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py

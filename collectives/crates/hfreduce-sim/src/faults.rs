@@ -107,7 +107,7 @@ impl Seed {
 }
 
 impl Scenario {
-    /// The scenario of a seed: 2 to 32 ranks on 2 to 16 machines in up to three zones.
+    /// The scenario of a seed: 2 to 32 ranks, one to three a machine, in up to three zones.
     ///
     /// # Errors
     /// None that is known: every such list has a plan.
@@ -157,7 +157,12 @@ impl Scenario {
 
     /// Runs it.
     pub fn run(&self) -> Report {
-        Group::new(self).run(self.at + self.bound() + SECOND)
+        // Who fails without need, or hangs after a pause that everybody survives, shows only later.
+        let after = match self.fault {
+            Fault::Slow(_) | Fault::Stopped(Some(_)) => 4 * SECOND,
+            _ => SECOND,
+        };
+        Group::new(self).run(self.at + self.bound() + after)
     }
 
     /// By when every survivor must have failed, counted from the accident.

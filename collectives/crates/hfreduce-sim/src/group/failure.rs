@@ -188,9 +188,11 @@ impl Group<'_> {
     pub(super) fn wake(&mut self) {
         let victim = self.scenario.victim;
         self.ranks[victim].life = Life::Running;
-        for event in std::mem::take(&mut self.ranks[victim].missed) {
-            self.handle(event);
-        }
+        // A driver that wakes up reads what came before it looks at its watch.
+        let missed = std::mem::take(&mut self.ranks[victim].missed);
+        let (ticks, news): (Vec<Event>, Vec<Event>) =
+            missed.into_iter().partition(|event| matches!(event, Event::Tick(_)));
+        news.into_iter().chain(ticks).for_each(|event| self.handle(event));
     }
 }
 

@@ -1,0 +1,297 @@
+"""HFReduce beside Gloo over a slow network that is real: machines are network namespaces.
+
+Two zones of machines behind a switch each, every cable at the same rate both ways (token bucket
+filters), and one cable between the switches. The rows say how near an allreduce comes to 2S/B (each
+card sends and receives every byte twice) and what crosses from zone to zone: S each way is the
+least. Needs root, `ip` and `tc`; what it makes has names of its own and is taken away again.
+
+    python bench/collectives_netns.py [--rounds 5] [--output build/bench/collectives-netns.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+MIB = 1 << 20
+BACKENDS = ("hfreduce", "gloo")
+PORT = 29_400
+WORKER_SECONDS = 200
+CHUNK_BYTES = 64 << 10
+"""On a slow wire a chunk takes long to pass: 256 KiB at 1 Gb/s take 2 ms, and each hop of a tree
+waits for a whole one."""
+BURST_BYTES = 128 << 10
+"""A token bucket has to hold the largest packet that the kernel hands over in one piece, 64 KiB."""
+
+
+def sh(*words: str) -> str:
+    """Runs a command; its output."""
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+@dataclass
+class Network:
+    """Namespaces for the machines and for the two switches."""
+
+    zones: list[int]
+    megabits: int
+    tag: str = field(default_factory=lambda: f"hfr{os.getpid() % 100_000}")
+    made: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # An interface goes with its namespace, and a pair of them with either end.
+        for name in reversed(self.made):
+            with contextlib.suppress(RuntimeError):
+                sh("ip", "netns", "del", name)
+        self.made.clear()
+
+    def host(self, rank: int) -> str:
+        """The namespace of a machine."""
+        return f"{self.tag}-n{rank}"
+
+    def switch(self, zone: int) -> str:
+        """The namespace of a zone's switch."""
+        return f"{self.tag}-z{zone}"
+
+    def address(self, rank: int) -> str:
+        """A machine's address."""
+        return f"10.77.0.{rank + 1}"
+
+    def zone_of(self, rank: int) -> int:
+        """The zone of a machine."""
+        return 0 if rank < self.zones[0] else 1
+
+    def _namespace(self, name: str) -> None:
+        sh("ip", "netns", "add", name)
+        self.made.append(name)
+        sh("ip", "-n", name, "link", "set", "lo", "up")
+
+    def _build(self) -> None:
+        for zone in (0, 1):
+            self._namespace(self.switch(zone))
+            sh("ip", "-n", self.switch(zone), "link", "add", "br0", "type", "bridge")
+            sh("ip", "-n", self.switch(zone), "link", "set", "br0", "up")
+        for rank in range(sum(self.zones)):
+            host, switch = self.host(rank), self.switch(self.zone_of(rank))
+            self._namespace(host)
+            self._cable((host, "eth0"), (switch, f"p{rank}"))
+            sh("ip", "-n", switch, "link", "set", f"p{rank}", "master", "br0")
+            sh("ip", "-n", host, "addr", "add", f"{self.address(rank)}/24", "dev", "eth0")
+        self._cable((self.switch(0), "uplink"), (self.switch(1), "uplink"))
+        for zone in (0, 1):
+            sh("ip", "-n", self.switch(zone), "link", "set", "uplink", "master", "br0")
+
+    def _cable(self, one: tuple[str, str], other: tuple[str, str]) -> None:
+        sh(
+            *("ip", "link", "add", one[1], "netns", one[0], "type", "veth"),
+            *("peer", "name", other[1], "netns", other[0]),
+        )
+        for space, device in (one, other):
+            sh("ip", "-n", space, "link", "set", device, "up")
+            sh(
+                *("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf"),
+                *("rate", f"{self.megabits}mbit", "burst", str(BURST_BYTES), "latency", "50ms"),
+            )
+
+    def crossed(self) -> list[int]:
+        """Bytes that have left each zone for the other one."""
+        shown = (
+            json.loads(sh("ip", "-n", self.switch(zone), "-s", "-j", "link", "show", "uplink"))
+            for zone in (0, 1)
+        )
+        return [int(device[0]["stats64"]["tx"]["bytes"]) for device in shown]
+
+
+def measure(rank: int, size: int, size_bytes: int, rounds: int, folder: Path) -> None:
+    """One machine: rounds of one allreduce with each backend, in step with the coordinator."""
+    import hfreduce.torch  # noqa: F401
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("hfreduce", rank=rank, world_size=size)
+    groups: dict[str, Any] = {"hfreduce": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    tensor = torch.ones(size_bytes // 4)
+    for group in groups.values():
+        dist.all_reduce(torch.ones(1024), group=group)
+    seconds: dict[str, list[float]] = {name: [] for name in BACKENDS}
+    for number in range(rounds + 1):
+        for name, group in groups.items():
+            tensor.fill_(1.0)
+            (folder / f"ready-{number}-{name}-{rank}").touch()
+            go = folder / f"go-{number}-{name}"
+            while not go.exists():
+                time.sleep(0.005)
+            begin = time.perf_counter()
+            dist.all_reduce(tensor, group=group)
+            seconds[name].append(time.perf_counter() - begin)
+            if tensor[0] != size or tensor[-1] != size:
+                raise SystemExit(f"{name}: rank {rank} has {tensor[0]} and {tensor[-1]}")
+            (folder / f"done-{number}-{name}-{rank}").touch()
+    (folder / f"result-{rank}").write_text(json.dumps(seconds))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def start(network: Network, rank: int, options: argparse.Namespace, folder: Path) -> Any:
+    """Starts a machine's worker in its namespace."""
+    size = sum(network.zones)
+    environment = os.environ | {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": network.address(0),
+        "MASTER_PORT": str(PORT),
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "FLYER_TOPOLOGY": str(folder / "topology.json"),
+        "OMP_NUM_THREADS": "1",
+    }
+    if options.chunk_bytes:
+        environment["HFREDUCE_CHUNK_BYTES"] = str(options.chunk_bytes)
+    command = [sys.executable, __file__, "--worker", str(rank), "--folder", str(folder)]
+    command += ["--rounds", str(options.rounds), "--mib", str(options.mib)]
+    command += ["--zones", *(str(zone) for zone in network.zones)]
+    return subprocess.Popen(["ip", "netns", "exec", network.host(rank), *command], env=environment)
+
+
+def wait_for(folder: Path, pattern: str, count: int, workers: list[Any], until: float) -> None:
+    """Waits for so many files; fails with the first worker that does."""
+    while len(list(folder.glob(pattern))) < count:
+        failed = [rank for rank, worker in enumerate(workers) if worker.poll() not in (None, 0)]
+        if failed:
+            raise SystemExit(f"rank {failed[0]} failed with status {workers[failed[0]].poll()}")
+        if time.monotonic() > until:
+            raise SystemExit(f"no {pattern} from all {count} ranks in {WORKER_SECONDS} s")
+        time.sleep(0.005)
+
+
+def rounds(network: Network, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Runs all rounds; by backend the slowest rank's seconds and the bytes that crossed."""
+    size = sum(network.zones)
+    places = [
+        {
+            "name": f"n{rank}",
+            "zone": f"zone-{network.zone_of(rank)}",
+            "address": network.address(rank),
+        }
+        for rank in range(size)
+    ]
+    topology = {"version": 1, "ranks_per_node": 1, "nodes": places}
+    (folder / "topology.json").write_text(json.dumps(topology))
+    workers = [start(network, rank, options, folder) for rank in range(size)]
+    until = time.monotonic() + WORKER_SECONDS
+    crossed: dict[str, list[list[int]]] = {name: [] for name in BACKENDS}
+    try:
+        for number in range(options.rounds + 1):
+            for name in BACKENDS:
+                wait_for(folder, f"ready-{number}-{name}-*", size, workers, until)
+                before = network.crossed()
+                (folder / f"go-{number}-{name}").touch()
+                wait_for(folder, f"done-{number}-{name}-*", size, workers, until)
+                after = network.crossed()
+                crossed[name].append([b - a for a, b in zip(before, after, strict=True)])
+        wait_for(folder, "result-*", size, workers, until)
+        for worker in workers:
+            worker.wait(timeout=30)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    results = [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
+    # The first round warms connections and memory up.
+    return {
+        name: {
+            "seconds": [max(times) for times in zip(*(r[name] for r in results), strict=True)][1:],
+            "crossed_bytes": crossed[name][1:],
+        }
+        for name in BACKENDS
+    }
+
+
+def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Prints the table; its rows."""
+    size_bytes = options.mib * MIB
+    limit = 2 * size_bytes / (options.megabits * 1e6 / 8)
+    print(
+        f"{'+'.join(map(str, options.zones))} machines at {options.megabits} Mb/s, "
+        f"one link between, {options.mib} MiB: 2S/B is {limit * 1e3:.1f} ms"
+    )
+    rows = []
+    for name in BACKENDS:
+        seconds = statistics.median(measured[name]["seconds"])
+        crossings = [
+            statistics.median(pair[way] for pair in measured[name]["crossed_bytes"]) / size_bytes
+            for way in (0, 1)
+        ]
+        rows.append(
+            {
+                "backend": name,
+                "median_ms": seconds * 1e3,
+                "share_of_2S_over_B": limit / seconds,
+                "link_share_of_S": crossings,
+                "rounds": measured[name],
+            }
+        )
+        print(
+            f"  {name:<9} {seconds * 1e3:8.1f} ms   {limit / seconds:6.3f} of 2S/B   "
+            f"over the link {crossings[0]:.4f} S and {crossings[1]:.4f} S"
+        )
+    return rows
+
+
+def main() -> None:
+    """Builds the network, measures, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--zones", type=int, nargs=2, default=[4, 4])
+    parser.add_argument("--megabits", type=int, default=1000)
+    parser.add_argument("--mib", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chunk-bytes", type=int, default=CHUNK_BYTES, help="0: the engine's own")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/collectives-netns.json"))
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is not None:
+        size = sum(options.zones)
+        measure(options.worker, size, options.mib * MIB, options.rounds, options.folder)
+        return
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if os.geteuid() != 0 or missing:
+        raise SystemExit(
+            f"needs root{', and on the PATH ' + ', '.join(missing) if missing else ''}"
+        )
+    with tempfile.TemporaryDirectory() as name, Network(options.zones, options.megabits) as network:
+        measured = rounds(network, options, Path(name))
+    rows = report(measured, options)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "zones": options.zones,
+        "megabits": options.megabits,
+        "size_bytes": options.mib * MIB,
+        "rows": rows,
+    }
+    options.output.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
