@@ -4,7 +4,7 @@ use hfreduce_engine::cause::{Cause, CauseKind};
 use hfreduce_engine::core::DataHead;
 use hfreduce_engine::core::credit::CLASSES;
 use hfreduce_engine::core::tree::{Violation, Waiting};
-use hfreduce_engine::wire::{Frame, HEAD_BYTES, Head};
+use hfreduce_engine::wire::{Frame, Head};
 
 use super::{EXIT_WITHIN, Event, Group, LOCAL_LATENCY, Life, Message, SLOT_BYTES, TICK};
 use crate::agenda::MILLISECOND;
