@@ -60,7 +60,7 @@ const PLOT_WIDTH: f64 = 400.0;
 const PLOT_HEIGHT: f64 = 300.0;
 const LEFT: f64 = 62.0;
 /// Right of each plot: names of its lines.
-const NAMES: f64 = 118.0;
+const NAMES: f64 = 138.0;
 const TOP: f64 = 112.0;
 const BOTTOM: f64 = 62.0;
 /// Names of lines are at least so far apart.

@@ -144,8 +144,9 @@ pub fn picture(points: &[Point]) -> String {
     const GREY: &str = "#718096";
     Chart {
         title: "Allreduce of 186 MiB on the paper's machines".into(),
-        subtitle: "Lines: the engine on simulated machines. Shaded: what the paper measured."
-            .into(),
+        subtitle:
+            "Lines: simulated from constants of the hardware. Shaded: what the paper says in words."
+                .into(),
         x_name: "GPUs".into(),
         y_name: "GB/s".into(),
         ticks,

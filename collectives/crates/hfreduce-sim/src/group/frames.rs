@@ -1,0 +1,71 @@
+//! What travels between machines, and what the one at the other end makes of it.
+
+use hfreduce_engine::cause::{Cause, CauseKind};
+use hfreduce_engine::core::tree::Violation;
+use hfreduce_engine::wire::{Frame, HEAD_BYTES, Head};
+
+use super::{Event, Group, LINK_LATENCY, Message, SLOT_BYTES};
+
+impl Group<'_> {
+    /// Bytes on a connection arrive in order, after whatever was sent before.
+    pub(super) fn post(
+        &mut self,
+        node: usize,
+        link: usize,
+        message: Message,
+        payload_bytes: usize,
+    ) {
+        let (to, back) = self.nodes[node].ends[link];
+        let bytes = (HEAD_BYTES + payload_bytes) as f64;
+        let at = self.nodes[node].pipes[link].carry(self.agenda.now(), bytes) + LINK_LATENCY;
+        self.agenda.plan(at, Event::Arrived { node: to, link: back, message });
+    }
+
+    pub(super) fn arrived(&mut self, node: usize, link: usize, message: Message) {
+        let owner = self.owner(node);
+        if self.ranks[owner].ending.failed.is_some() {
+            return;
+        }
+        self.nodes[node].heard[link] = true;
+        let peer = self.owner(self.nodes[node].ends[link].0);
+        match message {
+            Message::Frame(head) => self.frame(node, link, head),
+            Message::Raw(bytes) => match Head::decode(&bytes, SLOT_BYTES) {
+                Ok(head) => self.frame(node, link, head),
+                Err(why) => {
+                    self.fail(owner, self.blame(CauseKind::Protocol, owner, peer, &why), None)
+                }
+            },
+            Message::Abort(bytes) => {
+                self.fail(owner, Cause::decode(&bytes, owner as u32), Some(link));
+            }
+            Message::End => {
+                self.heed(owner);
+                let why = "its connection was closed without a farewell";
+                self.fail(owner, self.blame(CauseKind::PeerDied, owner, peer, why), None);
+            }
+        }
+    }
+
+    fn frame(&mut self, node: usize, link: usize, head: Head) {
+        let core = &mut self.nodes[node].core;
+        let mut result = core.credits(link, head.credits);
+        if result.is_ok() {
+            result = match head.frame {
+                Frame::Data(data) => {
+                    core.place(link, &data).and_then(|place| core.arrived(link, &data, place))
+                }
+                Frame::Credit => Ok(()),
+                Frame::Heartbeat { sequence, print, waiting_for } => {
+                    self.nodes[node].told[link] = Some((sequence, waiting_for));
+                    self.nodes[node].core.compare(sequence, print)
+                }
+                _ => Err(Violation::Protocol("a frame that has no place along a tree".into())),
+            };
+        }
+        match result {
+            Ok(()) => self.drain(node),
+            Err(why) => self.violated(node, link, why),
+        }
+    }
+}
