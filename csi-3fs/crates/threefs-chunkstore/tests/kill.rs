@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
@@ -19,6 +20,8 @@ const FOLDER: &str = "THREEFS_KILL_TEST_FOLDER";
 const KILLS: u32 = 50;
 const WRITERS: u32 = 4;
 const CHUNKS_PER_WRITER: u32 = 3;
+/// How long a victim may say nothing: it takes milliseconds, and seconds to start from a cold disk.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config() -> StoreConfig {
     StoreConfig { capacity_bytes: 64 << 20, grow_bytes: 1 << 20, log_bytes: 256 << 10 }
@@ -70,6 +73,16 @@ fn write_once(store: &FileChunkStore, chunk: ChunkId) {
     store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
 }
 
+/// The lines of a child, which a thread reads: whoever waits for one has a deadline.
+fn listen(output: ChildStdout) -> Receiver<Vec<u8>> {
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        let read = BufReader::new(output).split(b'\n').map_while(Result::ok);
+        read.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
+    });
+    lines
+}
+
 #[test]
 fn fifty_kills_lose_no_promise() {
     let folder = tempfile::tempdir().unwrap();
@@ -83,14 +96,24 @@ fn fifty_kills_lose_no_promise() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(victim.stdout.take().unwrap()).split(b'\n');
+        let lines = listen(victim.stdout.take().unwrap());
         // So many promises, however long it takes to start; then a moment between two of them.
-        let mut heard: Vec<Vec<u8>> =
-            lines.by_ref().map_while(Result::ok).take(rng.random_range(1..60)).collect();
+        let mut heard: Vec<Vec<u8>> = Vec::new();
+        let mut hangs = false;
+        for _ in 0..rng.random_range(1..60) {
+            match lines.recv_timeout(PATIENCE) {
+                Ok(line) => heard.push(line),
+                Err(ended) => {
+                    hangs = ended == RecvTimeoutError::Timeout;
+                    break;
+                }
+            }
+        }
         std::thread::sleep(Duration::from_micros(rng.random_range(0..5_000)));
         victim.kill().unwrap();
         victim.wait().unwrap();
-        heard.extend(lines.map_while(Result::ok));
+        assert!(!hangs, "kill {kill}: the victim said nothing for {PATIENCE:?}");
+        heard.extend(lines);
         for line in heard {
             let line = String::from_utf8_lossy(&line).into_owned();
             let words: Vec<&str> = line.split(' ').collect();

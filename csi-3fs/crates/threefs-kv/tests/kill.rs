@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rand::Rng;
@@ -16,6 +17,8 @@ use threefs_kv::{EmbeddedConfig, KeyRange, Store};
 const CHILD: &str = "THREEFS_KV_KILL_CHILD";
 const ROUNDS: usize = 12;
 const WRITERS: u64 = 16;
+/// How long a child may say nothing: it takes milliseconds, and seconds to start from a cold disk.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
@@ -61,6 +64,17 @@ async fn rows(store: &Store) -> Vec<u64> {
     numbers.swap_remove(0)
 }
 
+/// The numbers that a child acknowledges, read by a thread: whoever waits for one has a deadline.
+fn listen(output: ChildStdout) -> Receiver<u64> {
+    let (sender, numbers) = channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        let read = lines.filter_map(|line| line.strip_prefix("acknowledged ")?.parse().ok());
+        read.map(|number| sender.send(number)).take_while(Result::is_ok).for_each(drop);
+    });
+    numbers
+}
+
 #[test]
 fn what_was_acknowledged_survives_kill_9() {
     if let Ok(path) = std::env::var(CHILD) {
@@ -76,16 +90,23 @@ fn what_was_acknowledged_survives_kill_9() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap())
-            .lines()
-            .map_while(Result::ok)
-            .filter_map(|line| line.strip_prefix("acknowledged ")?.parse::<u64>().ok());
+        let numbers = listen(child.stdout.take().unwrap());
         // So many commits, however long they take; then a moment between two of them.
-        acknowledged.extend(lines.by_ref().take(rand::rng().random_range(90..200)));
+        let mut hangs = false;
+        for _ in 0..rand::rng().random_range(90..200) {
+            match numbers.recv_timeout(PATIENCE) {
+                Ok(number) => _ = acknowledged.insert(number),
+                Err(ended) => {
+                    hangs = ended == RecvTimeoutError::Timeout;
+                    break;
+                }
+            }
+        }
         std::thread::sleep(Duration::from_micros(rand::rng().random_range(0..5_000)));
         child.kill().unwrap();
         child.wait().unwrap();
-        acknowledged.extend(lines);
+        assert!(!hangs, "round {round}: the child said nothing for {PATIENCE:?}");
+        acknowledged.extend(numbers);
         let found: BTreeSet<u64> = runtime()
             .block_on(async { rows(&Store::embedded(EmbeddedConfig::new(&path)).unwrap()).await })
             .into_iter()
