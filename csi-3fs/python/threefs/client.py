@@ -325,11 +325,37 @@ class Client:
         """
         return self._native.batch_read_into(reads)
 
+    def claim(
+        self, path: str, holder: str, stood_still: tuple[str, int] | None = None
+    ) -> tuple[str, int]:
+        """Take or renew the claim on a directory that only one node may use at a time.
+
+        Gives (holder, beat) as it is then; another's claim is taken only if it is exactly
+        `stood_still`.
+        """
+        return self._native.claim(path, holder, stood_still)
+
+    def claim_of(self, path: str) -> tuple[str, int] | None:
+        """The claim on a directory: (holder, beat)."""
+        return self._native.claim_of(path)
+
+    def unclaim(self, path: str, holder: str) -> None:
+        """Give a claim back, if it is this holder's."""
+        self._native.unclaim(path, holder)
+
     # The cluster
 
     def status(self) -> str:
         """The cluster's state as JSON: services, targets, chains, capacity."""
         return self._native.status()
+
+    def rebalance(self, *, apply: bool = False, leaving: Sequence[int] | None = None) -> str:
+        """What has to move for all storage nodes to hold as much as the others, as JSON.
+
+        With `apply` it begins; it goes on without this client. `leaving` names the nodes that shall
+        hold nothing (None: those that were named last), so that they can be taken away.
+        """
+        return self._native.rebalance(apply, leaving)
 
 
 def _quota(raw: RawQuota) -> Quota:

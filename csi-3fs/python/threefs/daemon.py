@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from threefs import _native
@@ -17,7 +17,10 @@ from threefs.errors import InvalidArgument, ThreeFSError
 if TYPE_CHECKING:
     from threefs.cluster import ClusterFile
 
-__all__ = ["VALID_SECONDS", "default_state", "run_daemon"]
+__all__ = ["CLAIM_SECONDS", "VALID_SECONDS", "default_state", "run_daemon"]
+
+CLAIM_SECONDS = 20.0
+"""How long a renewal of the mount's claim is trusted; `threefs.csi.claims` waits longer."""
 
 VALID_SECONDS = 1.0
 """How long the kernel trusts names and attributes; opening a file always asks."""
@@ -49,9 +52,12 @@ def run_daemon(
     read_only: bool,
     timeout_seconds: float,
     valid_seconds: float = VALID_SECONDS,
+    write_back: bool = False,
+    claim_for: str = "",
+    claim_seconds: float = CLAIM_SECONDS,
 ) -> None:
     """Serve until it is unmounted or told to end; one JSON line on stdout says when it serves."""
-    config = {
+    config: dict[str, object] = {
         "mgmtd": list(cluster.mgmtd),
         "meta": cluster.meta,
         "key_file": cluster.key_file,
@@ -62,7 +68,11 @@ def run_daemon(
         "state": str(state or default_state(descriptor)),
         "timeout_seconds": timeout_seconds,
         "valid_seconds": valid_seconds,
+        "write_back": write_back,
     }
+    if claim_for:
+        path = str(PurePosixPath(root).parent)
+        config["claim"] = {"path": path, "holder": claim_for, "valid_seconds": claim_seconds}
     try:
         _native.run_fuse(json.dumps(config))
     except ValueError as error:

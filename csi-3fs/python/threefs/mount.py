@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from threefs.daemon import CLAIM_SECONDS
 from threefs.errors import ThreeFSError, Unavailable
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class Mount:
         state: Path,
         *,
         read_only: bool = False,
+        write_back: bool = False,
+        claim_for: str = "",
+        claim_seconds: float = CLAIM_SECONDS,
         timeout_seconds: float = 30.0,
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
@@ -60,6 +64,9 @@ class Mount:
             *("--cluster", str(cluster), "--root", root, "--state", str(state)),
             *("--timeout", str(timeout_seconds)),
             *(["--read-only"] if read_only else []),
+            *(["--write-back"] if write_back else []),
+            *(["--claim-for", claim_for] if claim_for else []),
+            *("--claim-seconds", str(claim_seconds)),
         ]
         self._environment = dict(environment or os.environ)
         self._log = log

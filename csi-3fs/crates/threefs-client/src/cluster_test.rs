@@ -36,6 +36,7 @@ impl Cluster {
             key: key(folder.path()),
             store_path: folder.path().join("mgmtd"),
             bootstrap: Bootstrap { nodes: 3, replicas: 3, chains_per_node: 1 },
+            rebalance: true,
             timers: Timers { node_failure_ms: 600, primary_lease_ms: 2000, scan_ms: 10 },
         })
         .await

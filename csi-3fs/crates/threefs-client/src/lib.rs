@@ -11,6 +11,7 @@
 //! | `metadata` | calls of the metadata service, each executed once |
 //! | `files` | paths, lengths, batches of (path, offset, bytes) |
 //! | `volumes` | quotas, attributes, owners |
+//! | `claims` | which node may use a directory |
 //! | `inodes` | files by their inodes, for a mount |
 //! | `trim` | cutting and removing chunks, for the metadata service |
 //! | [`status`] | the cluster as one value, for people and for JSON |
@@ -21,6 +22,7 @@
 mod batch;
 mod channels;
 mod chunks;
+mod claims;
 pub mod config;
 pub mod error;
 mod files;
@@ -39,6 +41,7 @@ use std::sync::atomic::AtomicUsize;
 use fabric::deadline::Deadline;
 use threefs_core::ids::ClientId;
 
+pub use claims::Claim;
 pub use config::ClientConfig;
 pub use error::ClientError;
 pub use files::{FileHandle, ReadPlan, ReadRange, WriteRange};

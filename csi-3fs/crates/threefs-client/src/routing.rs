@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use threefs_core::ids::RoutingVersion;
+use threefs_core::ids::{NodeId, RoutingVersion};
 use threefs_core::routing::RoutingInfo;
-use threefs_mgmtd::{ClusterStatus, MgmtdClient, MgmtdClientError, RoutingFollower};
+use threefs_mgmtd::{ClusterStatus, MgmtdClient, MgmtdClientError, RebalancePlan, RoutingFollower};
 
 use crate::config::ClientConfig;
 use crate::error::{Attempts, ClientError};
@@ -77,6 +77,26 @@ impl Routing {
     ) -> Result<Option<ClusterStatus>, ClientError> {
         match self.mgmtd.status(deadline).await {
             Ok(status) => Ok(Some(status)),
+            Err(error) => {
+                self.failed(attempts, error)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// See [`MgmtdClient::rebalance`]; `None` at the deadline.
+    pub(crate) async fn rebalance(
+        &self,
+        attempts: &mut Attempts,
+        apply: bool,
+        leaving: Option<Vec<NodeId>>,
+        deadline: Deadline,
+    ) -> Result<Option<RebalancePlan>, ClientError> {
+        match self.mgmtd.rebalance(apply, leaving, deadline).await {
+            Ok(plan) => Ok(Some(plan)),
+            Err(MgmtdClientError::Refused(error)) if !error.retryable() => {
+                Err(ClientError::InvalidArgument { detail: error.to_string() })
+            }
             Err(error) => {
                 self.failed(attempts, error)?;
                 Ok(None)

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use threefs_core::ids::RoutingVersion;
+use threefs_core::ids::{NodeId, RoutingVersion};
 use threefs_core::routing::RoutingInfo;
 use threefs_meta::{MetaQuery, MetaReply};
-use threefs_mgmtd::ClusterStatus;
+use threefs_mgmtd::{ClusterStatus, RebalancePlan};
 
 use crate::Client;
 use crate::error::{Attempts, ClientError};
@@ -54,5 +54,20 @@ impl Client {
             Err(error) => (None, Some(error.to_string())),
         };
         Ok(Status { cluster, routing: (*routing).clone(), meta, meta_trouble })
+    }
+
+    /// What has to move for all storage nodes to hold as much as the others; with `apply`, it
+    /// begins. `leaving`: nodes that shall hold nothing; `None` = those that were named last.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn rebalance(
+        &self,
+        apply: bool,
+        leaving: Option<Vec<NodeId>>,
+    ) -> Result<RebalancePlan, ClientError> {
+        let mut attempts = Attempts::of("rebalance");
+        let plan = self.0.routing.rebalance(&mut attempts, apply, leaving, self.deadline()).await?;
+        plan.ok_or_else(|| attempts.unavailable(self.0.config.timeout))
     }
 }

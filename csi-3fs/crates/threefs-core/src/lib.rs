@@ -12,6 +12,7 @@
 //! | [`heartbeat`] | what a storage node tells mgmtd, and the lease that the answer gives |
 //! | [`layout`] | which chain holds chunk i of a file, specified to the byte |
 //! | [`message`] | requests and replies of the storage service |
+//! | [`moves`] | how a replica moves to another node without one less meanwhile |
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
 //! | [`error`] | its errors, and what a caller has to do about each |
 //! | [`chunk`] | what a replica knows about one chunk |
@@ -25,6 +26,7 @@ pub mod heartbeat;
 pub mod ids;
 pub mod layout;
 pub mod message;
+pub mod moves;
 pub mod replica;
 pub mod routing;
 pub mod time;

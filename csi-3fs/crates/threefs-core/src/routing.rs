@@ -1,11 +1,12 @@
 //! What mgmtd publishes: nodes, chains with the states of their targets, chain tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ChainId, ChainVersion, NodeId, RoutingVersion, TableId, TableVersion, TargetId};
+use crate::moves::Move;
 
 /// State of a target in its chain, decided by mgmtd alone and published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -170,6 +171,13 @@ pub struct RoutingInfo {
     pub chains: BTreeMap<ChainId, Chain>,
     /// All versions of all tables.
     pub tables: Vec<ChainTable>,
+    /// Replicas that are moving to another node, by chain.
+    #[serde(default)]
+    pub moves: BTreeMap<ChainId, Move>,
+    /// Targets that have left their chains for good: their nodes may remove their data. Never used
+    /// again.
+    #[serde(default)]
+    pub retired: BTreeSet<TargetId>,
 }
 
 impl RoutingInfo {
@@ -206,6 +214,12 @@ impl RoutingInfo {
                 .filter(move |place| place.node == node)
                 .map(move |place| (chain, place))
         })
+    }
+
+    /// Whether `target` is to stop serving because another has taken its place.
+    #[must_use]
+    pub fn retires(&self, chain: &Chain, target: TargetId) -> bool {
+        self.moves.get(&chain.id).is_some_and(|the_move| the_move.retires(chain, target))
     }
 
     /// Address of a node.

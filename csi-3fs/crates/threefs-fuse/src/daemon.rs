@@ -16,6 +16,7 @@ use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery, MetaReply};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::calls::unexpected;
+use crate::claim::{ClaimConfig, Gate};
 use crate::device::{Buffer, Device, Received};
 use crate::files::Files;
 use crate::journal::{Journal, Ticket};
@@ -46,6 +47,11 @@ pub struct FuseConfig {
     pub state: Option<PathBuf>,
     /// How long an operation waits for services that do not answer.
     pub timeout: Duration,
+    /// The claim without which nothing is served, if the mount needs one.
+    pub claim: Option<ClaimConfig>,
+    /// Whether the kernel may keep what is written and write it behind: only where no other node
+    /// has the files. An fsync or a close still means durable.
+    pub write_back: bool,
     /// How long names and attributes are valid in the kernel without asking; an open always asks.
     pub valid: Duration,
 }
@@ -65,6 +71,14 @@ pub enum FuseError {
     /// The root is no directory.
     #[error("`{0}` is not a directory; name one, or make it first")]
     NotADirectory(String),
+    /// Another node uses what only one may use.
+    #[error(
+        "node `{holder}` uses it and only one node may; end its pods, or wait until it is gone"
+    )]
+    Claimed {
+        /// Which node.
+        holder: String,
+    },
     /// The kernel said something else than it should.
     #[error("{0}")]
     Protocol(String),
@@ -95,6 +109,8 @@ pub(crate) struct Daemon {
     pub root: InodeId,
     pub read_only: bool,
     pub valid: Duration,
+    gate: Option<Gate>,
+    write_back: bool,
     timeout: Duration,
     room: Arc<Semaphore>,
     /// Requests in work, for interrupts.
@@ -154,6 +170,18 @@ pub async fn serve(
 ) -> Result<(), FuseError> {
     let device = Device::new(descriptor).map_err(FuseError::Device)?;
     let root = find_root(&client, &config).await?;
+    let gate = match config.claim.clone() {
+        None => None,
+        Some(claim) => Some(match Gate::open(&client, claim).await? {
+            Ok(gate) => gate,
+            // Programs that have it mounted get errors instead of waiting for ever.
+            Err(other) if config.resume => {
+                tracing::error!(by = other.holder, "another node has claimed this volume");
+                Gate::lost()
+            }
+            Err(other) => return Err(FuseError::Claimed { holder: other.holder }),
+        }),
+    };
     let journal =
         Journal::open(config.state.as_deref(), root, !config.resume).map_err(FuseError::State)?;
     let life = journal.life();
@@ -166,6 +194,8 @@ pub async fn serve(
         root,
         read_only: config.read_only,
         valid: config.valid,
+        gate,
+        write_back: config.write_back,
         timeout: config.timeout,
         room: Arc::new(Semaphore::new(REQUESTS_MAX)),
         running: Mutex::default(),
@@ -269,7 +299,8 @@ impl Daemon {
         if offered & init::EXTENDED != 0 {
             offered |= u64::from(fields.u32().unwrap_or(0)) << 32;
         }
-        let agreed = offered & init::WANTED;
+        let wanted = init::WANTED | if self.write_back { init::WRITE_BACK } else { 0 };
+        let agreed = offered & wanted;
         let body = Body::default()
             .u32(wire::MAJOR)
             .u32(wire::MINOR)
@@ -352,6 +383,10 @@ impl Daemon {
     }
 
     async fn answer<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        if let Some(gate) = &self.gate {
+            // What began while the claim was held ends before another node can have it.
+            call.deadline = gate.pass(call.deadline).await?;
+        }
         let changes = matches!(
             call.request.opcode,
             opcode::WRITE | opcode::FALLOCATE | opcode::SETXATTR | opcode::REMOVEXATTR

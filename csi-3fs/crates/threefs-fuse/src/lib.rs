@@ -11,6 +11,7 @@
 //! | `journal` | what one daemon leaves to the next, so that no change is made twice |
 //! | `daemon` | requests as tasks: bounds, deadlines, interrupts, start and end |
 //! | `calls` | how an operation asks the cluster, for whom |
+//! | `claim` | the right to serve what only one node may use |
 //! | `files` | open files: lengths and reservations |
 //! | `names`, `data`, `attributes`, `listing` | the operations |
 //! | `errors` | the cluster's errors as errno |
@@ -20,6 +21,7 @@
 
 mod attributes;
 mod calls;
+mod claim;
 mod daemon;
 mod data;
 mod device;
@@ -30,4 +32,5 @@ mod listing;
 mod names;
 mod wire;
 
+pub use claim::ClaimConfig;
 pub use daemon::{FuseConfig, FuseError, Ready, serve};

@@ -65,6 +65,9 @@ pub(crate) mod init {
     pub(crate) const READDIRPLUS: u64 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub(crate) const ASYNC_DIRECT: u64 = 1 << 15;
+    /// The kernel keeps written pages and writes them behind, several at a time. It then knows
+    /// lengths and times better than we do, so nobody else may change the files.
+    pub(crate) const WRITE_BACK: u64 = 1 << 16;
     pub(crate) const PARALLEL_DIRECTORIES: u64 = 1 << 18;
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;

@@ -35,6 +35,7 @@ async fn main() {
         key: key.clone(),
         store_path,
         bootstrap,
+        rebalance: true,
         timers,
     };
     let mgmtd = Mgmtd::open(mgmtd).await.unwrap();

@@ -188,8 +188,8 @@ async fn attributes_are_set_read_listed_and_bounded() {
         value,
         mode,
     };
-    let any = SetMode::Any;
-    fixture.change(set("user.b", Some(b"2".to_vec()), any)).await.unwrap();
+    const ANY: SetMode = SetMode::Any;
+    fixture.change(set("user.b", Some(b"2".to_vec()), ANY)).await.unwrap();
     fixture.change(set("user.a", Some(vec![]), SetMode::Create)).await.unwrap();
     let list = MetaQuery::ListAttributes { at: At::path("/file") };
     let names = fixture.query(list.clone()).await.unwrap();
@@ -197,19 +197,21 @@ async fn attributes_are_set_read_listed_and_bounded() {
     let refused = [
         (set("user.a", Some(vec![]), SetMode::Create), "exists already"),
         (set("user.c", Some(vec![]), SetMode::Replace), "no attribute"),
-        (set("user.c", None, any), "no attribute"),
-        (set("security.selinux", Some(vec![]), any), "begin with `user.`"),
-        (set("user.", Some(vec![]), any), "begin with `user.`"),
-        (set("user.big", Some(vec![0; 65537]), any), "at most 65536"),
+        (set("user.c", Some(vec![]), SetMode::Was(vec![])), "no attribute"),
+        (set("user.a", Some(vec![7]), SetMode::Was(vec![8])), "exists already"),
+        (set("user.c", None, ANY), "no attribute"),
+        (set("security.selinux", Some(vec![]), ANY), "begin with `user.`"),
+        (set("user.", Some(vec![]), ANY), "begin with `user.`"),
+        (set("user.big", Some(vec![0; 65537]), ANY), "at most 65536"),
     ];
     for (change, text) in refused {
         let error = fixture.change(change.clone()).await.unwrap_err().to_string();
         assert!(error.contains(text), "{change:?}: {error}");
     }
-    fixture.change(set("user.big", Some(vec![0; 65536]), any)).await.unwrap();
-    let more = fixture.change(set("user.more", Some(vec![0; 65536]), any)).await.unwrap_err();
+    fixture.change(set("user.big", Some(vec![0; 65536]), ANY)).await.unwrap();
+    let more = fixture.change(set("user.more", Some(vec![0; 65536]), ANY)).await.unwrap_err();
     assert!(matches!(more, MetaError::NoSpace { .. }), "{more}");
-    fixture.change(set("user.a", None, any)).await.unwrap();
+    fixture.change(set("user.a", None, ANY)).await.unwrap();
     let get = MetaQuery::GetAttribute { at: At::path("/file"), name: "user.b".into() };
     let value = fixture.query(get).await.unwrap();
     assert_eq!(value, crate::MetaReply::Attribute(b"2".to_vec()));

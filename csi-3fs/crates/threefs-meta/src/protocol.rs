@@ -445,7 +445,7 @@ pub enum RenameMode {
 }
 
 /// Whether something must be there before it is set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SetMode {
     /// Whatever there is.
     #[default]
@@ -454,6 +454,8 @@ pub enum SetMode {
     Create,
     /// It must be there.
     Replace,
+    /// It must be exactly this; fails with `Exists` when it is something else.
+    Was(Vec<u8>),
 }
 
 /// A time to set.

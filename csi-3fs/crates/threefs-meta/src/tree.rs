@@ -288,7 +288,7 @@ impl Tree {
                 self.once(ask, set).await
             }
             MetaChange::SetAttribute { at, name, value, mode } => {
-                let (value, mode) = (value.as_deref(), *mode);
+                let value = value.as_deref();
                 self.once(ask, ops::SetAttribute { who, at, name, value, mode, given }).await
             }
             MetaChange::SetQuota { at, bytes_max, inodes_max } => {

@@ -45,6 +45,7 @@ async fn be_service(kind: &str, listen: &str, mgmtd: &str, folder: &Path) {
             key: key(),
             store_path: folder.join("mgmtd"),
             bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
+            rebalance: true,
             timers: Timers { scan_ms: 5, ..Timers::one_machine() },
         };
         return threefs_mgmtd::run(config, shutdown).await.unwrap();

@@ -8,13 +8,14 @@ use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::RoutingVersion;
+use threefs_core::ids::{NodeId, RoutingVersion};
 use threefs_core::routing::RoutingInfo;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::protocol::{
-    CONTEXT, ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX,
+    CONTEXT, ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, RebalancePlan,
+    WAIT_MS_MAX,
 };
 
 /// One attempt at a call that does not wait for anything.
@@ -107,6 +108,23 @@ impl MgmtdClient {
         match self.ask(&MgmtdRequest::Status, Duration::ZERO, deadline).await? {
             MgmtdReply::Status(status) => Ok(status),
             other => Err(unexpected("status", &other)),
+        }
+    }
+
+    /// What has to move for all nodes to hold as much as the others; with `apply`, it begins.
+    ///
+    /// # Errors
+    /// When no primary answers before the deadline, or a wish cannot be had.
+    pub async fn rebalance(
+        &self,
+        apply: bool,
+        leaving: Option<Vec<NodeId>>,
+        deadline: Deadline,
+    ) -> Result<RebalancePlan, MgmtdClientError> {
+        let request = MgmtdRequest::Rebalance { apply, leaving };
+        match self.ask(&request, Duration::ZERO, deadline).await? {
+            MgmtdReply::Plan(plan) => Ok(plan),
+            other => Err(unexpected("a plan", &other)),
         }
     }
 

@@ -21,6 +21,8 @@ pub struct MgmtdConfig {
     pub store_path: PathBuf,
     /// The chains to make when there are none.
     pub bootstrap: Bootstrap,
+    /// Whether chains are added and replicas moved by itself when nodes come; else when asked.
+    pub rebalance: bool,
     /// Pace and patience.
     pub timers: Timers,
 }

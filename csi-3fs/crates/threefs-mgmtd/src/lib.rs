@@ -7,10 +7,12 @@
 
 mod client;
 mod config;
+mod growth;
 mod manager;
 mod ops;
 mod placement;
 pub mod protocol;
+mod rebalance;
 mod rows;
 mod service;
 mod view;
@@ -18,5 +20,8 @@ mod view;
 pub use client::{MgmtdClient, MgmtdClientError, RoutingFollower};
 pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
 pub use manager::Manager;
-pub use protocol::{ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, NodeStatus};
+pub use protocol::{
+    ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, NodeStatus, RebalancePlan,
+};
+pub use rebalance::PlannedMove;
 pub use service::{Mgmtd, MgmtdRunError, run};

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use threefs_core::chain::Reason;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{NodeId, RoutingVersion};
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
@@ -20,19 +19,21 @@ use crate::ops::{
     AcquireLease, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
     UpdateChains,
 };
-use crate::protocol::{ClusterStatus, MgmtdError};
-use crate::view::{Admission, View};
+use crate::protocol::{ClusterStatus, MgmtdError, RebalancePlan};
+use crate::view::{Admission, Changes, View};
 
 /// How long one transaction may take, retries included. Far below every lease.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_millis(1000);
 
 /// One mgmtd.
 pub struct Manager {
-    store: Store,
+    pub(crate) store: Store,
     id: u128,
     address: String,
-    bootstrap: Bootstrap,
-    timers: Timers,
+    pub(crate) bootstrap: Bootstrap,
+    /// Whether it adds chains and moves replicas without being asked.
+    pub(crate) automatic: bool,
+    pub(crate) timers: Timers,
     role: Mutex<Role>,
     published: watch::Sender<Arc<RoutingInfo>>,
 }
@@ -56,7 +57,14 @@ impl Manager {
     ) -> Self {
         let (published, _) = watch::channel(Arc::default());
         let role = Mutex::new(Role::Contender { seen: None });
-        Self { store, id, address: address.into(), bootstrap, timers, role, published }
+        let (address, automatic) = (address.into(), true);
+        Self { store, id, address, bootstrap, automatic, timers, role, published }
+    }
+
+    /// The same, but chains are added and replicas moved only when an operator asks.
+    #[must_use]
+    pub fn on_demand(self) -> Self {
+        Self { automatic: false, ..self }
     }
 
     /// Follows what this manager publishes while it is primary.
@@ -101,12 +109,16 @@ impl Manager {
     ) -> Result<HeartbeatReply, MgmtdError> {
         let mut role = self.role.lock().await;
         let result = self.take_heartbeat(self.view(&mut role, now)?, heartbeat, now).await;
+        self.answered(&mut role, result)
+    }
+
+    fn answered<T>(&self, role: &mut Role, result: Result<T, Refusal>) -> Result<T, MgmtdError> {
         match result {
             Ok(reply) => Ok(reply),
             Err(Refusal::Answer(error)) => Err(error),
             Err(Refusal::Op(error)) => {
                 let detail = error.to_string();
-                drop(self.settle(&mut role, Err(error)));
+                drop(self.settle(role, Err(error)));
                 Err(MgmtdError::Store { detail })
             }
         }
@@ -130,6 +142,26 @@ impl Manager {
         let mut role = self.role.lock().await;
         let view = self.view(&mut role, now)?;
         Ok(view.status(&self.timers, now, &self.address, self.bootstrap.nodes))
+    }
+
+    /// What has to move for all nodes to hold as much as the others; with `apply`, it begins.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`], or a wish that cannot be had.
+    pub async fn rebalance(
+        &self,
+        apply: bool,
+        leaving: Option<Vec<NodeId>>,
+        now: Millis,
+    ) -> Result<RebalancePlan, MgmtdError> {
+        let mut role = self.role.lock().await;
+        let leaving = leaving.map(|nodes| nodes.into_iter().collect());
+        let view = self.view(&mut role, now)?;
+        if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now) {
+            return Err(MgmtdError::Starting { remaining_ms });
+        }
+        let result = self.plan(view, now, apply, leaving).await;
+        self.answered(&mut role, result)
     }
 
     fn view<'a>(
@@ -200,6 +232,7 @@ impl Manager {
         if view.settles_in_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
             self.scan(view, now, None).await?;
+            self.grow(view, now).await?;
         }
         Ok(())
     }
@@ -280,20 +313,25 @@ impl Manager {
         now: Millis,
         dead: Option<NodeId>,
     ) -> Result<(), OpError> {
-        let (chains, reasons): (Vec<Chain>, Vec<Reason>) = view.scan(&self.timers, now, dead);
+        let Changes { chains, reasons, ended } = view.scan(&self.timers, now, dead);
         if chains.is_empty() {
             return Ok(());
         }
-        let update = UpdateChains { own: view.fence, chains: &chains };
+        let update = UpdateChains { own: view.fence, chains: &chains, ended: &ended };
         let version = self.store.transact(deadline(), &update).await?;
         for reason in &reasons {
             tracing::info!(routing = version.0, "{reason}");
+        }
+        for this in ended {
+            tracing::info!(routing = version.0, "done: {this}");
+            view.routing.moves.remove(&this.chain);
+            view.routing.retired.insert(this.source);
         }
         self.apply(view, version, chains);
         Ok(())
     }
 
-    fn apply(&self, view: &mut View, version: RoutingVersion, chains: Vec<Chain>) {
+    pub(crate) fn apply(&self, view: &mut View, version: RoutingVersion, chains: Vec<Chain>) {
         view.routing.version = version;
         view.routing.chains.extend(chains.into_iter().map(|chain| (chain.id, chain)));
         self.publish(view);
@@ -305,7 +343,7 @@ impl Manager {
 }
 
 /// A heartbeat that was not taken: refused, or failed on the way.
-enum Refusal {
+pub(crate) enum Refusal {
     Answer(MgmtdError),
     Op(OpError),
 }
@@ -322,10 +360,14 @@ impl From<OpError> for Refusal {
     }
 }
 
-fn deadline() -> Deadline {
+pub(crate) fn deadline() -> Deadline {
     Deadline::after(TRANSACTION_TIMEOUT)
 }
 
 #[cfg(test)]
 #[path = "manager_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "growth_test.rs"]
+mod growth_tests;

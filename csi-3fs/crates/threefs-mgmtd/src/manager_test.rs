@@ -8,21 +8,22 @@ use threefs_core::routing::PublicState;
 
 use super::*;
 
-const TIMERS: Timers = Timers { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 };
-const BOOTSTRAP: Bootstrap = Bootstrap { nodes: 3, replicas: 3, chains_per_node: 2 };
+pub(super) const TIMERS: Timers =
+    Timers { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 };
+pub(super) const BOOTSTRAP: Bootstrap = Bootstrap { nodes: 3, replicas: 3, chains_per_node: 2 };
 
 /// A storage service that syncs at once and says what it should.
-struct FakeNode {
+pub(super) struct FakeNode {
     id: NodeId,
     incarnation: u64,
     sequence: u64,
     /// Targets that this life knows to be up to date, with the chain version of that knowledge.
     known: BTreeMap<TargetId, (LocalState, ChainVersion)>,
-    dead: bool,
+    pub dead: bool,
 }
 
 impl FakeNode {
-    fn new(id: u32) -> Self {
+    pub fn new(id: u32) -> Self {
         let known = BTreeMap::new();
         Self { id: NodeId(id), incarnation: 100, sequence: 0, known, dead: false }
     }
@@ -59,16 +60,19 @@ impl FakeNode {
                 (PublicState::Serving | PublicState::Syncing, Some(_)) => LocalState::UpToDate,
                 _ => LocalState::Online,
             };
+            let state =
+                if routing.retires(chain, place.target) { LocalState::Online } else { state };
             self.known.insert(place.target, (state, chain.version));
         }
+        self.known.retain(|target, _| !routing.retired.contains(target));
     }
 }
 
-struct Cluster {
-    store: Store,
-    manager: Manager,
-    nodes: Vec<FakeNode>,
-    now: Millis,
+pub(super) struct Cluster {
+    pub store: Store,
+    pub manager: Manager,
+    pub nodes: Vec<FakeNode>,
+    pub now: Millis,
 }
 
 impl Cluster {
@@ -80,7 +84,7 @@ impl Cluster {
     }
 
     /// 50 ms pass: mgmtd ticks, living nodes beat and learn the routing.
-    async fn step(&mut self) {
+    pub async fn step(&mut self) {
         self.now = self.now.after(50);
         self.manager.tick(self.now).await.unwrap();
         for node in self.nodes.iter_mut().filter(|node| !node.dead) {
@@ -90,7 +94,7 @@ impl Cluster {
         }
     }
 
-    async fn steps_until(&mut self, what: &str, wanted: impl Fn(&RoutingInfo) -> bool) {
+    pub async fn steps_until(&mut self, what: &str, wanted: impl Fn(&RoutingInfo) -> bool) {
         for _ in 0..200 {
             if wanted(&self.routing()) {
                 return;
@@ -100,22 +104,22 @@ impl Cluster {
         panic!("never: {what}; {:#?}", self.routing().chains);
     }
 
-    fn routing(&self) -> Arc<RoutingInfo> {
+    pub fn routing(&self) -> Arc<RoutingInfo> {
         Arc::clone(&self.manager.published.borrow())
     }
 
-    async fn whole() -> Self {
+    pub async fn whole() -> Self {
         let mut cluster = Self::new();
         cluster.steps_until("whole", is_whole).await;
         cluster
     }
 }
 
-fn is_whole(routing: &RoutingInfo) -> bool {
+pub(super) fn is_whole(routing: &RoutingInfo) -> bool {
     !routing.chains.is_empty() && routing.chains.values().all(Chain::is_whole)
 }
 
-fn states_of(routing: &RoutingInfo, node: u32) -> Vec<PublicState> {
+pub(super) fn states_of(routing: &RoutingInfo, node: u32) -> Vec<PublicState> {
     routing.targets_of_node(NodeId(node)).map(|(_, place)| place.state).collect()
 }
 

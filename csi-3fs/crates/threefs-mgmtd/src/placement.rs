@@ -9,7 +9,7 @@ use threefs_core::ids::{ChainId, NodeId, TargetId};
 use threefs_core::routing::Chain;
 
 /// Targets of one node are numbered from here on, so that a target's number tells its node.
-const TARGETS_PER_NODE: u64 = 1 << 20;
+pub(crate) const TARGETS_PER_NODE: u64 = 1 << 20;
 
 /// The first chains over `nodes`, which are in the order of their ids.
 pub fn first_chains(nodes: &[NodeId], replicas: u32, chains_per_node: u32) -> Vec<Chain> {

@@ -20,7 +20,10 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::moves::Move;
 use threefs_core::routing::RoutingInfo;
+
+use crate::rebalance::PlannedMove;
 
 /// Name of the service; both sides of a connection sign it.
 pub const CONTEXT: &str = "threefs/mgmtd";
@@ -41,6 +44,14 @@ pub enum MgmtdRequest {
     },
     /// For operators. Answered with [`MgmtdReply::Status`].
     Status,
+    /// For operators: what would have to move for all nodes to hold as much as the others.
+    /// Answered with [`MgmtdReply::Plan`].
+    Rebalance {
+        /// Whether it is to be done.
+        apply: bool,
+        /// Nodes that shall hold nothing; `None` = those that were named last.
+        leaving: Option<Vec<NodeId>>,
+    },
 }
 
 /// The longest wait for a routing change that is granted.
@@ -55,6 +66,23 @@ pub enum MgmtdReply {
     Routing(Option<RoutingInfo>),
     /// How the cluster is.
     Status(ClusterStatus),
+    /// What has to move.
+    Plan(RebalancePlan),
+}
+
+/// What has to move, a few replicas at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebalancePlan {
+    /// Whether mgmtd does it without being asked.
+    pub automatic: bool,
+    /// Nodes that shall hold nothing.
+    pub leaving: Vec<NodeId>,
+    /// Chains to be added, for new files.
+    pub new_chains: u32,
+    /// Replicas to be moved after those that move now.
+    pub moves: Vec<PlannedMove>,
+    /// Replicas that move now.
+    pub under_way: Vec<Move>,
 }
 
 /// What an operator wants to know at a glance; chains are in the routing.
@@ -127,6 +155,23 @@ pub enum MgmtdError {
         node: NodeId,
         /// Where its successor listens.
         address: String,
+    },
+    /// An operator named a node that never registered.
+    #[error("{node} is not known; `threefs status` lists the nodes")]
+    UnknownNode {
+        /// As named.
+        node: NodeId,
+    },
+    /// Too many nodes shall leave.
+    #[error(
+        "{staying} living nodes would be left for chains of {replicas} replicas; \
+         add nodes first, or let fewer leave"
+    )]
+    TooFewNodes {
+        /// Living nodes that would stay.
+        staying: u32,
+        /// Replicas of a chain.
+        replicas: u32,
     },
     /// The store could not be written; nothing was changed. Ask again.
     #[error("the store of mgmtd failed: {detail}")]

@@ -8,12 +8,17 @@
 //! | `MNOD` node (u32) | `NodeRow` |
 //! | `MCHN` chain (u32) | `Chain` |
 //! | `MTBL` table (u32) version (u32) | `ChainTable` |
+//! | `MMOV` chain (u32) | `Move`: a replica of it is moving |
+//! | `MRET` target (u64) | its former chain; the target was moved away |
+//! | `MSNG` rebalance | `Wanted`: what an operator asked for |
 //!
 //! Numbers in keys are big endian. Values are postcard; a field is only ever added by a new prefix.
 
+use std::collections::BTreeSet;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use threefs_core::ids::{ChainId, Incarnation, NodeId, TableId, TableVersion};
+use threefs_core::ids::{ChainId, Incarnation, NodeId, TableId, TableVersion, TargetId};
 use threefs_core::routing::NodeInfo;
 use threefs_kv::{KvError, Transaction};
 
@@ -23,6 +28,10 @@ pub(crate) const ROUTING: &[u8] = b"MSNGrouting";
 pub(crate) const NODES: &[u8] = b"MNOD";
 pub(crate) const CHAINS: &[u8] = b"MCHN";
 pub(crate) const TABLES: &[u8] = b"MTBL";
+
+pub(crate) const MOVES: &[u8] = b"MMOV";
+pub(crate) const RETIRED: &[u8] = b"MRET";
+pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 
 /// Former lives of a node that are remembered, so that a straggler is told apart from a restart.
 pub(crate) const FORMER_LIVES_MAX: usize = 16;
@@ -59,6 +68,23 @@ pub(crate) fn chain(id: ChainId) -> Vec<u8> {
 
 pub(crate) fn table(id: TableId, version: TableVersion) -> Vec<u8> {
     [TABLES, &id.0.to_be_bytes(), &version.0.to_be_bytes()].concat()
+}
+
+/// What an operator wants of the placement.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Wanted {
+    /// Balance once, where mgmtd does not do it by itself.
+    pub once: bool,
+    /// Nodes that are to hold nothing.
+    pub leaving: BTreeSet<NodeId>,
+}
+
+pub(crate) fn moving(id: ChainId) -> Vec<u8> {
+    [MOVES, &id.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn retired(id: TargetId) -> Vec<u8> {
+    [RETIRED, &id.0.to_be_bytes()].concat()
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(key: &[u8], value: &[u8]) -> Result<T, KvError> {

@@ -54,7 +54,11 @@ impl Mgmtd {
             Server::bind(&config.listen, ServerConfig::new(CONTEXT, config.key.clone())).await?;
         let store = Store::embedded(EmbeddedConfig::new(config.store_path))?;
         let address = config.advertise.unwrap_or_else(|| server.address().to_string());
-        let manager = Manager::new(store, rand::random(), address, config.bootstrap, config.timers);
+        let mut manager =
+            Manager::new(store, rand::random(), address, config.bootstrap, config.timers);
+        if !config.rebalance {
+            manager = manager.on_demand();
+        }
         let tick = Duration::from_millis(config.timers.scan_ms.max(1));
         Ok(Self { server, manager: Arc::new(manager), tick })
     }
@@ -126,6 +130,10 @@ impl Handler {
                 let routing = self.manager.routing(self.clock.now()).await?;
                 let newer = (routing.version > known).then(|| (*routing).clone());
                 Ok(MgmtdReply::Routing(newer))
+            }
+            MgmtdRequest::Rebalance { apply, leaving } => {
+                let plan = self.manager.rebalance(apply, leaving, self.clock.now()).await?;
+                Ok(MgmtdReply::Plan(plan))
             }
             MgmtdRequest::Status => {
                 Ok(MgmtdReply::Status(self.manager.status(self.clock.now()).await?))

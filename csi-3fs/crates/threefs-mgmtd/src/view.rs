@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use threefs_core::chain::{Reason, advance};
 use threefs_core::heartbeat::{Heartbeat, LocalReport, TargetReport};
 use threefs_core::ids::{NodeId, TargetId};
+use threefs_core::moves::{Move, follow};
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
 use crate::ops::{Fence, Loaded};
 use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};
-use crate::rows::NodeRow;
+use crate::rows::{NodeRow, Wanted};
 
 /// A primary's knowledge. Routing is exactly what is stored; heartbeats are only here.
 #[derive(Clone, Debug)]
@@ -23,6 +24,7 @@ pub(crate) struct View {
     pub renewed_at: Millis,
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
+    pub wanted: Wanted,
     heard: BTreeMap<NodeId, Heard>,
     ticked_at: Millis,
 }
@@ -33,6 +35,15 @@ struct Heard {
     at: Millis,
     sequence: u64,
     targets: Vec<TargetReport>,
+}
+
+/// What a scan decides.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub chains: Vec<Chain>,
+    pub reasons: Vec<Reason>,
+    /// Moves that are complete with it.
+    pub ended: Vec<Move>,
 }
 
 /// What has to happen before a heartbeat can be taken.
@@ -54,6 +65,7 @@ impl View {
             renewed_at: now,
             routing: loaded.routing,
             nodes: loaded.nodes,
+            wanted: loaded.wanted,
             heard: BTreeMap::new(),
             ticked_at: now,
         }
@@ -128,29 +140,28 @@ impl View {
         self.heard.get(&node).is_some_and(|heard| now.since(heard.at) < timers.node_failure_ms)
     }
 
-    /// The chains that have to change now, with the reasons. Nodes in `dead` count as dead.
-    pub(crate) fn scan(
-        &self,
-        timers: &Timers,
-        now: Millis,
-        dead: Option<NodeId>,
-    ) -> (Vec<Chain>, Vec<Reason>) {
+    /// What has to change now. The node `dead` counts as dead.
+    pub(crate) fn scan(&self, timers: &Timers, now: Millis, dead: Option<NodeId>) -> Changes {
         let mut reports: BTreeMap<TargetId, LocalReport> = BTreeMap::new();
         for (node, heard) in &self.heard {
             if self.is_alive(*node, timers, now) && dead != Some(*node) {
                 reports.extend(heard.targets.iter().map(|line| (line.target, line.report)));
             }
         }
-        let mut chains = Vec::new();
-        let mut reasons = Vec::new();
+        let mut changes = Changes::default();
         for chain in self.routing.chains.values() {
-            let transition = advance(chain, &reports);
-            if transition.changed(chain) {
-                reasons.extend(transition.reasons);
-                chains.push(transition.chain);
+            let mut next = advance(chain, &reports);
+            if let Some(this) = self.routing.moves.get(&chain.id) {
+                let (followed, ended) = follow(chain, next.chain, this);
+                next.chain = followed;
+                changes.ended.extend(ended.then_some(*this));
+            }
+            if next.changed(chain) {
+                changes.reasons.extend(next.reasons);
+                changes.chains.push(next.chain);
             }
         }
-        (chains, reasons)
+        changes
     }
 
     pub(crate) fn status(

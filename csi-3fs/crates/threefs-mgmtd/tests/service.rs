@@ -28,6 +28,7 @@ async fn start(listen: &str, folder: &Path) -> (String, ShutdownHandle, JoinHand
         key: key(),
         store_path: folder.join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
+        rebalance: true,
         timers: Timers { scan_ms: 5, ..Timers::one_machine() },
     };
     let mgmtd = Mgmtd::open(config).await.unwrap();
@@ -80,6 +81,7 @@ async fn a_second_mgmtd_on_the_same_store_or_port_is_refused_with_the_reason() {
         key: key(),
         store_path: folder.path().join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 1 },
+        rebalance: true,
         timers: Timers::one_machine(),
     };
     let error = Mgmtd::open(config(&address)).await.err().unwrap().to_string();

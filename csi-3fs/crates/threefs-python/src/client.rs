@@ -9,7 +9,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use threefs_client::{ClientConfig, ReadRange, WriteRange};
+use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
+use threefs_core::ids::NodeId;
 use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 
 use crate::buffer::{Lending, View};
@@ -177,6 +178,31 @@ impl Client {
         live.wait(py, live.client.set_attribute(path, name, None))
     }
 
+    #[pyo3(signature = (path, holder, stood_still=None))]
+    fn claim(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        holder: &str,
+        stood_still: Option<(String, u64)>,
+    ) -> PyResult<(String, u64)> {
+        let live = self.live()?;
+        let stood_still = stood_still.map(|(holder, beat)| Claim { holder, beat });
+        let claim = live.wait(py, live.client.claim(path, holder, stood_still.as_ref()))?;
+        Ok((claim.holder, claim.beat))
+    }
+
+    fn claim_of(&self, py: Python<'_>, path: &str) -> PyResult<Option<(String, u64)>> {
+        let live = self.live()?;
+        let claim = live.wait(py, live.client.claim_of(path))?;
+        Ok(claim.map(|claim| (claim.holder, claim.beat)))
+    }
+
+    fn unclaim(&self, py: Python<'_>, path: &str, holder: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.unclaim(path, holder))
+    }
+
     fn set_owner(
         &self,
         py: Python<'_>,
@@ -259,6 +285,18 @@ impl Client {
         let live = self.live()?;
         let status = live.wait(py, live.client.status())?;
         serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    fn rebalance(
+        &self,
+        py: Python<'_>,
+        apply: bool,
+        leaving: Option<Vec<u32>>,
+    ) -> PyResult<String> {
+        let live = self.live()?;
+        let leaving = leaving.map(|nodes| nodes.into_iter().map(NodeId).collect());
+        let plan = live.wait(py, live.client.rebalance(apply, leaving))?;
+        serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 }
 

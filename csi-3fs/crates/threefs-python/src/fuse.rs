@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use threefs_client::{Client, ClientConfig};
-use threefs_fuse::{FuseConfig, FuseError};
+use threefs_fuse::{ClaimConfig, FuseConfig, FuseError};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,6 +28,18 @@ struct FuseJson {
     resume: bool,
     state: Option<PathBuf>,
     timeout_seconds: f64,
+    valid_seconds: f64,
+    #[serde(default)]
+    write_back: bool,
+    #[serde(default)]
+    claim: Option<ClaimJson>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClaimJson {
+    path: String,
+    holder: String,
     valid_seconds: f64,
 }
 
@@ -58,7 +70,15 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
     let mut client = ClientConfig::new(json.mgmtd, json.meta, key);
     client.timeout = timeout;
     let (root, read_only, resume, state) = (json.root, json.read_only, json.resume, json.state);
-    let config = FuseConfig { root, read_only, resume, state, timeout, valid };
+    let claim = match json.claim {
+        None => None,
+        Some(claim) => {
+            let valid = seconds("claim.valid_seconds", claim.valid_seconds)?;
+            Some(ClaimConfig { path: claim.path, holder: claim.holder, valid })
+        }
+    };
+    let write_back = json.write_back;
+    let config = FuseConfig { root, read_only, resume, state, timeout, claim, write_back, valid };
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("threefs-fuse")

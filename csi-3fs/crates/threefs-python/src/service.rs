@@ -55,6 +55,12 @@ struct MgmtdJson {
     node_failure_ms: u64,
     primary_lease_ms: u64,
     scan_ms: u64,
+    #[serde(default = "yes")]
+    rebalance: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -124,6 +130,7 @@ impl MgmtdJson {
             key: Key::read(&self.key_file)?,
             store_path: self.data,
             bootstrap: Bootstrap { nodes, replicas, chains_per_node },
+            rebalance: self.rebalance,
             timers: Timers { node_failure_ms, primary_lease_ms, scan_ms },
         })
     }

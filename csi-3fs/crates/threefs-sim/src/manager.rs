@@ -7,6 +7,8 @@ use std::rc::Rc;
 use threefs_core::chain::advance;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, LocalReport};
 use threefs_core::ids::{ChainId, Incarnation, NodeId, RoutingVersion, TargetId};
+use threefs_core::moves::{Move, begin, follow};
+use threefs_core::routing::PublicState::Offline;
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 
@@ -27,6 +29,8 @@ pub struct Manager {
     routing: Rc<RoutingInfo>,
     heard: BTreeMap<NodeId, Heard>,
     started_at: Millis,
+    /// See [`crate::Mutant::LeaveOutAtOnce`].
+    pub hasty: bool,
 }
 
 impl Manager {
@@ -35,7 +39,12 @@ impl Manager {
     pub fn new(chain: Chain) -> Self {
         let mut routing = RoutingInfo { version: RoutingVersion(1), ..RoutingInfo::default() };
         routing.chains.insert(chain.id, chain);
-        Self { routing: Rc::new(routing), heard: BTreeMap::new(), started_at: Millis(0) }
+        Self {
+            routing: Rc::new(routing),
+            heard: BTreeMap::new(),
+            started_at: Millis(0),
+            hasty: false,
+        }
     }
 
     /// It comes back: what it heard is forgotten, and it decides nothing before every node that
@@ -92,16 +101,47 @@ impl Manager {
             .flat_map(|heard| heard.reports.iter().map(|(target, report)| (*target, *report)))
             .collect();
         let mut changed = false;
-        let mut chains = self.routing.chains.clone();
-        for chain in chains.values_mut() {
-            let transition = advance(chain, &reports);
+        let mut next = (*self.routing).clone();
+        for chain in next.chains.values_mut() {
+            let mut transition = advance(chain, &reports);
+            let this = next.moves.get(&chain.id).copied();
+            if let Some(this) = this.filter(|_| self.hasty)
+                && this.retires(&transition.chain, this.source)
+            {
+                let leaving = transition.chain.targets.iter_mut();
+                leaving.filter(|it| it.target == this.source).for_each(|it| it.state = Offline);
+            }
+            if let Some(this) = this {
+                let (followed, ended) = follow(chain, transition.chain, &this);
+                transition.chain = followed;
+                if ended {
+                    next.moves.remove(&chain.id);
+                    next.retired.insert(this.source);
+                }
+            }
             changed |= transition.changed(chain);
             *chain = transition.chain;
         }
         if changed {
-            let version = self.routing.version.next();
-            self.routing = Rc::new(RoutingInfo { version, chains, ..RoutingInfo::default() });
+            next.version = self.routing.version.next();
+            self.routing = Rc::new(next);
         }
         changed
+    }
+
+    /// The first target of the chain shall move to a node that has none; false while a move is
+    /// under way or another target does not serve.
+    pub fn begin_move(&mut self, id: ChainId, destination: TargetId, node: NodeId) -> bool {
+        let mut next = (*self.routing).clone();
+        let Some(chain) = next.chains.get_mut(&id) else { return false };
+        let Some(source) = chain.targets.first().map(|place| place.target) else { return false };
+        if !chain.is_whole() || next.moves.contains_key(&id) {
+            return false;
+        }
+        *chain = begin(chain, destination, node);
+        next.moves.insert(id, Move { chain: id, source, destination });
+        next.version = self.routing.version.next();
+        self.routing = Rc::new(next);
+        true
     }
 }

@@ -25,11 +25,13 @@ pub enum Mutant {
     ClaimSynced,
     /// A restarted target claims to be up to date.
     TrustRestart,
+    /// A replica that has moved is left out of the chain before it has stopped serving.
+    LeaveOutAtOnce,
 }
 
 impl Mutant {
     /// All bugs.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -39,5 +41,6 @@ impl Mutant {
         Self::ForgetTags,
         Self::ClaimSynced,
         Self::TrustRestart,
+        Self::LeaveOutAtOnce,
     ];
 }

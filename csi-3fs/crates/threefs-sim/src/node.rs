@@ -243,6 +243,9 @@ impl World {
         self.nodes[node].routing_version = routing.version;
         if let Some(chain) = routing.chain(CHAIN) {
             self.give(node, Event::Routing(chain.clone()))?;
+            if routing.retires(chain, self.nodes[node].target) {
+                self.give(node, Event::Retire)?;
+            }
         }
         self.nodes[node].lease.routing_known(routing.version);
         self.give_lease(node)

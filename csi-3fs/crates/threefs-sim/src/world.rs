@@ -12,16 +12,18 @@ use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{ChainId, ChunkId, InodeId, NodeId, TargetId};
 use threefs_core::message::{StorageReply, StorageRequest};
-use threefs_core::replica::Event;
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 
-use crate::client::{Doing, Task};
+use crate::client::Task;
 use crate::faults::{self, CALM_AT_US, Fault};
 use crate::history::History;
 use crate::manager::Manager;
 use crate::mutant::Mutant;
 use crate::node::{Job, Node};
+
+mod moves;
+mod settle;
 
 /// The one chain.
 pub const CHAIN: ChainId = ChainId(1);
@@ -30,6 +32,8 @@ pub const INODE: InodeId = InodeId(7);
 /// Bytes of a chunk: few, so that partial updates meet.
 pub const CHUNK_BYTES: u32 = 12;
 const SCAN_US: u64 = 10_000;
+/// Tells the generator of moves from that of everything else.
+const MOVES: u64 = 0x6d6f_7665;
 /// Clients begin nothing new so long after the faults have ended.
 const LAST_REQUEST_US: u64 = CALM_AT_US + 60_000;
 /// By then everything must be well again.
@@ -123,13 +127,35 @@ impl Packet {
 /// What is due at a moment.
 #[derive(Clone, Debug)]
 pub(crate) enum Happening {
-    Deliver { from: usize, to: usize, packet: Packet },
-    Disk { node: usize, life: u64, job: Box<Job> },
-    Wake { node: usize, life: u64 },
-    Beat { node: usize, life: u64 },
-    Poll { node: usize, life: u64 },
+    Deliver {
+        from: usize,
+        to: usize,
+        packet: Packet,
+    },
+    Disk {
+        node: usize,
+        life: u64,
+        job: Box<Job>,
+    },
+    Wake {
+        node: usize,
+        life: u64,
+    },
+    Beat {
+        node: usize,
+        life: u64,
+    },
+    Poll {
+        node: usize,
+        life: u64,
+    },
     Scan,
-    Task { task: usize, generation: u64 },
+    /// A replica goes to the spare node, as soon as it can.
+    Move,
+    Task {
+        task: usize,
+        generation: u64,
+    },
     Fault(Fault),
     CheckSettled,
 }
@@ -187,6 +213,8 @@ pub struct World {
     pub(crate) retry_us: u64,
     pub(crate) calm: bool,
     pub(crate) ends_at: Option<u64>,
+    // Of moves alone: the other schedules stay what they are.
+    moves: ChaCha8Rng,
     damaged: Vec<u32>,
     scrubbed: bool,
     events: u64,
@@ -220,6 +248,12 @@ impl World {
             }
         }
         let plan = faults::plan(&mut rng, count, count + 1 + clients, chunks);
+        let mut moves = ChaCha8Rng::seed_from_u64(seed ^ MOVES);
+        let wanted = moves.random_bool(0.4) || mutant == Mutant::LeaveOutAtOnce;
+        let spare = count > 2 && wanted;
+        let first = if spare { &places[..count - 1] } else { &places[..] };
+        let mut manager = Manager::new(Chain::create(CHAIN, first));
+        manager.hasty = mutant == Mutant::LeaveOutAtOnce;
         let mut world = Self {
             seed,
             mutant,
@@ -229,7 +263,7 @@ impl World {
             rng,
             nodes,
             tasks,
-            manager: Manager::new(Chain::create(CHAIN, &places)),
+            manager,
             manager_away: false,
             network: Network::default(),
             history: History::default(),
@@ -240,6 +274,7 @@ impl World {
             retry_us: 4_000,
             calm: false,
             ends_at: None,
+            moves,
             damaged: Vec::new(),
             scrubbed: false,
             events: 0,
@@ -247,6 +282,10 @@ impl World {
         };
         for (at, fault) in plan {
             world.push(at, Happening::Fault(fault));
+        }
+        if spare {
+            let at = world.moves.random_range(20_000..CALM_AT_US);
+            world.push(at, Happening::Move);
         }
         for node in 0..count {
             world.node_starts(node);
@@ -375,6 +414,10 @@ impl World {
                 self.fault(fault);
                 Ok(())
             }
+            Happening::Move => {
+                self.begin_move();
+                Ok(())
+            }
             Happening::CheckSettled => Ok(()),
         }
     }
@@ -423,8 +466,12 @@ impl World {
     }
 
     fn scan(&mut self) {
+        let this = self.manager.routing().moves.get(&CHAIN).copied();
         if !self.manager_away && self.manager.scan(Millis(self.now / 1_000)) {
             self.note(|| format!("CHAIN {:?}", self.manager.chain(CHAIN)));
+            if let Some(this) = this {
+                self.delay_news(&this);
+            }
         }
         self.push(SCAN_US, Happening::Scan);
     }
@@ -518,9 +565,10 @@ impl World {
         let chunk = ChunkId::new(INODE, index);
         let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
         let versions: Vec<_> = self
-            .nodes
-            .iter()
-            .map(|node| node.store.slots().get(&chunk).map(|slot| slot.committed.state.version))
+            .members()
+            .map(|(_, node)| {
+                node.store.slots().get(&chunk).map(|slot| slot.committed.state.version)
+            })
             .collect();
         let same = versions.windows(2).all(|pair| pair[0] == pair[1]);
         if whole && same && !self.damaged.contains(&index) && self.nodes[node].store.damage(chunk) {
@@ -540,91 +588,5 @@ impl World {
         }
         self.ends_at = Some(LAST_REQUEST_US);
         self.push(LAST_REQUEST_US - CALM_AT_US, Happening::CheckSettled);
-    }
-
-    /// All well? Then the last checks are made.
-    fn check_settled(&mut self) -> Result<bool, Violation> {
-        if !self.is_quiet() {
-            return Ok(false);
-        }
-        if !self.scrubbed {
-            self.scrubbed = true;
-            for node in 0..self.nodes.len() {
-                let damaged: Vec<ChunkId> = self.nodes[node]
-                    .store
-                    .slots()
-                    .iter()
-                    .filter(|(_, slot)| slot.damaged)
-                    .map(|(chunk, _)| *chunk)
-                    .collect();
-                for chunk in damaged {
-                    self.give(node, Event::DamageFound { chunk })?;
-                }
-            }
-            return Ok(false);
-        }
-        self.history.check_order().map_err(|what| self.violation(what))?;
-        self.check_replicas_equal()?;
-        Ok(true)
-    }
-
-    fn is_quiet(&self) -> bool {
-        let chain = self.manager.chain(CHAIN);
-        chain.is_some_and(Chain::is_whole)
-            && self.tasks.iter().all(|task| matches!(task.doing, Doing::Resting))
-            && self.nodes.iter().all(|node| {
-                node.replica.is_idle()
-                    && node.replica.serves(node.clock(self.now))
-                    && node.replica.chain() == chain
-            })
-    }
-
-    fn what_is_not_well(&self) -> String {
-        let tasks: Vec<_> = self
-            .tasks
-            .iter()
-            .filter(|task| !matches!(task.doing, Doing::Resting))
-            .map(|task| format!("{:?}", task.doing))
-            .collect();
-        let busy: Vec<_> =
-            (0..self.nodes.len()).filter(|node| !self.nodes[*node].replica.is_idle()).collect();
-        format!(
-            "not all well {} ms after the faults have ended: chain {:?}, open requests {tasks:?}, \
-             busy nodes {busy:?}",
-            (SETTLED_BY_US - CALM_AT_US) / 1_000,
-            self.manager.chain(CHAIN),
-        )
-    }
-
-    fn check_replicas_equal(&self) -> Result<(), Violation> {
-        for chunk in self.history.chunks() {
-            let known = self.history.newest_known(chunk);
-            let mut first = None;
-            for (index, node) in self.nodes.iter().enumerate() {
-                let slot = node.store.slots().get(&chunk).cloned().unwrap_or_default();
-                let (version, bytes) = (slot.committed.state.version, slot.committed.bytes);
-                if slot.pending.is_some() || slot.damaged {
-                    return Err(self.violation(format!(
-                        "node {index}: {chunk} is {} when all is quiet",
-                        if slot.damaged { "damaged" } else { "pending" }
-                    )));
-                }
-                if version < known {
-                    return Err(self.violation(format!(
-                        "node {index}: {chunk} has version {version}, clients know of {known}"
-                    )));
-                }
-                let tags = slot.committed.state.tags;
-                let (before, ..) =
-                    first.get_or_insert((index, version, bytes.clone(), tags.clone()));
-                let before = *before;
-                if first != Some((before, version, bytes, tags)) {
-                    return Err(self.violation(format!(
-                        "nodes {before} and {index} differ about {chunk} when all is quiet"
-                    )));
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //! serve.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -143,6 +144,7 @@ impl Node {
             let shared = &self.shared.routing;
             *shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&routing);
         }
+        self.remove_retired(&routing);
         for (chain, place) in routing.targets_of_node(self.id) {
             if !self.hosts(place.target) {
                 let hosted = self.open(place.target, chain.id).await;
@@ -152,6 +154,9 @@ impl Node {
             }
             if let Some(target) = self.target(place.target) {
                 target.handle(Event::Routing(chain.clone()));
+                if routing.retires(chain, place.target) {
+                    target.handle(Event::Retire);
+                }
             }
         }
         let valid_until = {
@@ -160,6 +165,28 @@ impl Node {
             lease.valid_until()
         };
         self.lease_renewed(valid_until);
+    }
+
+    /// Forgets targets that have left their chains for good, and their data. mgmtd says which ones:
+    /// that one is missing from the routing is no reason to remove anything.
+    fn remove_retired(&self, routing: &RoutingInfo) {
+        for &target in &routing.retired {
+            let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+            targets.remove(&target);
+            drop(targets);
+            let folder = self.folder(target);
+            if folder.exists() {
+                // Its operations under way end on files that nobody sees any more.
+                tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&folder) {
+                    Ok(()) => tracing::info!("{target} was moved away; its data is removed"),
+                    Err(error) => tracing::warn!("{target} was moved away, {folder:?}: {error}"),
+                });
+            }
+        }
+    }
+
+    fn folder(&self, target: TargetId) -> PathBuf {
+        self.config.data.join(format!("target-{}", target.0))
     }
 
     /// mgmtd has answered the heartbeat that was sent at `sent_at`.
@@ -187,7 +214,7 @@ impl Node {
     }
 
     async fn open(&self, id: TargetId, chain: ChainId) -> Hosted {
-        let folder = self.config.data.join(format!("target-{}", id.0));
+        let folder = self.folder(id);
         let capacity_bytes = self.config.capacity_bytes;
         let opened =
             tokio::task::spawn_blocking(move || crate::store::open(&folder, capacity_bytes));

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from threefs.csi.claims import Claims
 from threefs.csi.controller import Controller
 from threefs.csi.directories import Clusters
 from threefs.csi.identity import Identity
@@ -38,6 +39,7 @@ class Driver:
     holder: MemoryHolder = field(default_factory=MemoryHolder)
     metrics: Metrics = field(default_factory=Metrics)
     name: str = DRIVER
+    now: float = 0.0
 
     def __post_init__(self) -> None:
         default = self.folder / "clusters" / "default"
@@ -48,6 +50,7 @@ class Driver:
         clusters = Clusters(self.folder / "clusters", 1.0, lambda _file, _timeout: self.files)
         self.inline = InlineVolumes("node-a", clusters, self.holder, self.metrics, GIBIBYTE)
         endpoint = f"unix://{self.folder}/csi.sock"
+        self.clusters = clusters
         self.server = make_server(endpoint, 8, self.metrics)
         self.metrics.registry.register(NodeCollector(self.holder))
         stubs.add_IdentityServicer_to_server(
@@ -55,7 +58,8 @@ class Driver:
         )
         stubs.add_ControllerServicer_to_server(Controller(clusters, GIBIBYTE), self.server)
         stubs.add_NodeServicer_to_server(
-            Node("node-a", clusters, self.holder, self.inline), self.server
+            Node("node-a", clusters, self.holder, self.inline, Claims("node-a", lambda: self.now)),
+            self.server,
         )
         self.server.start()
         self.channel = grpc.insecure_channel(endpoint)

@@ -39,7 +39,7 @@ class Pods:
         file.write(self.folder / "cluster.json")
 
     def address(self, name: str) -> str:
-        names = ["mgmtd", "meta", "storage-0", "storage-1", "storage-2"]
+        names = ["mgmtd", "meta", *(f"storage-{number}" for number in range(4))]
         return f"localhost:{self.ports[names.index(name)]}"
 
     def arguments(self, name: str) -> list[str]:
@@ -124,7 +124,7 @@ def all_serve(states: dict[int, list[str]]) -> bool:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
-    pods = Pods(tmp_path, choose_ports(5))
+    pods = Pods(tmp_path, choose_ports(6))
     yield pods
     for process in pods.processes.values():
         process.kill()
@@ -229,6 +229,48 @@ def test_a_replaced_disk_is_filled_again_by_the_others(pods: Pods) -> None:
         for name in ("storage-0", "storage-2"):
             pods.stop(name)
         assert client.read_file("/file") == b"copied" * 20_000
+
+
+def test_a_node_that_is_added_gets_its_share_and_old_files_stay_readable(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    contents = {f"/old-{number}": bytes([number]) * 300_000 for number in range(6)}
+    with pods.client() as client:
+        for path, content in contents.items():
+            client.write_file(path, content)
+        pods.start("storage-3")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            # Readable at every moment, whatever moves.
+            for path, content in contents.items():
+                assert client.read_file(path) == content
+            routing = json.loads(client.status())["routing"]
+            held = dict.fromkeys(("1", "2", "3", "4"), 0)
+            for chain in routing["chains"].values():
+                for place in chain["targets"]:
+                    held[str(place["node"])] += place["state"] == "SERVING"
+            if list(held.values()) == [3, 3, 3, 3] and not routing["moves"]:
+                break
+            assert time.monotonic() < deadline, (held, pods.log("mgmtd"))
+        assert len(routing["chains"]) == 4
+        assert routing["retired"]
+        assert json.loads(client.rebalance())["moves"] == []
+        # What moved away is removed from its disk.
+        folders = [
+            pods.folder / f"storage-{node}" / "storage" / f"target-{target}"
+            for target in routing["retired"]
+            for node in range(4)
+        ]
+        while any(folder.exists() for folder in folders):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        # The new node is worth something: two of the old ones may go, one after the other.
+        client.write_file("/new", b"n" * 300_000)
+        pods.stop("storage-0", signal.SIGKILL)
+        for path, content in contents.items():
+            assert client.read_file(path) == content
+        client.write_file("/new", b"m" * 300_000)
+        assert client.read_file("/new") == b"m" * 300_000
 
 
 def test_another_nodes_disk_is_refused(pods: Pods) -> None:

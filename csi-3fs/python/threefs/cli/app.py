@@ -100,6 +100,33 @@ def status(
 
 
 @app.command()
+def rebalance(
+    apply: Annotated[bool, typer.Option("--apply", help="Begin; mgmtd goes on by itself.")] = False,
+    drain: Annotated[
+        list[int] | None, typer.Option(help="A node that shall hold nothing; repeatable.")
+    ] = None,
+    keep_all: Annotated[
+        bool, typer.Option("--keep-all", help="No node shall leave any more.")
+    ] = False,
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Show what has to move for all storage nodes to hold as much as the others; --apply begins.
+
+    A replica is copied before the old one goes, two at a time, and data stays readable. mgmtd does
+    this by itself when nodes are added, unless it runs with --no-rebalance. The exit status is 0
+    also when there is nothing to do.
+
+    Examples: threefs rebalance ; threefs rebalance --drain 4 --apply
+    """
+    from threefs.cli.rebalance import show_rebalance
+
+    leaving = [] if keep_all else drain
+    show_rebalance(cluster, output, timeout, apply=apply, leaving=leaving)
+
+
+@app.command()
 def ls(
     path: Annotated[str, typer.Argument(help="A path in 3FS.")] = "/",
     long: Annotated[bool, typer.Option("--long", "-l", help="Kind, mode, size, time.")] = False,
@@ -160,6 +187,24 @@ def fuse(
         Path | None,
         typer.Option(help="What one daemon leaves to the next; by default in /run/threefs."),
     ] = None,
+    write_back: Annotated[
+        bool,
+        typer.Option(
+            "--write-back",
+            help="The kernel keeps what is written and writes it behind; fsync and close still "
+            "wait. Only where no other machine uses the directory.",
+        ),
+    ] = False,
+    claim_for: Annotated[
+        str,
+        typer.Option(
+            help="This node's name, if only one node may use the directory above the root: "
+            "nothing is served while another has it."
+        ),
+    ] = "",
+    claim_seconds: Annotated[
+        float, typer.Option(help="How long a renewal of that claim is trusted.", min=0.5)
+    ] = 20.0,
     cluster: Cluster = None,
     timeout: Timeout = 30.0,
 ) -> None:
@@ -183,6 +228,9 @@ def fuse(
         state=state,
         read_only=read_only,
         timeout_seconds=timeout,
+        write_back=write_back,
+        claim_for=claim_for,
+        claim_seconds=claim_seconds,
     )
 
 

@@ -57,6 +57,17 @@ class Directories(Protocol):
     def getxattr(self, path: str, attribute: str) -> bytes:
         """Read an extended attribute."""
 
+    def claim(
+        self, path: str, holder: str, stood_still: tuple[str, int] | None = None
+    ) -> tuple[str, int]:
+        """Take or renew the claim on a directory; gives it as it is then."""
+
+    def claim_of(self, path: str) -> tuple[str, int] | None:
+        """The claim on a directory."""
+
+    def unclaim(self, path: str, holder: str) -> None:
+        """Give a claim back."""
+
     def status(self) -> str:
         """The cluster's state as JSON."""
 

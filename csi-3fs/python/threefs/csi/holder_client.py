@@ -54,8 +54,10 @@ class Served:
 class Holder(Protocol):
     """What the node service asks of the holder."""
 
-    def mount(self, volume: str, cluster: str, root: str, target: str, *, read_only: bool) -> None:
-        """Mount and serve; done already is no error."""
+    def mount(
+        self, volume: str, cluster: str, root: str, target: str, *, read_only: bool, node: str = ""
+    ) -> None:
+        """Mount and serve; done already is no error. With `node`, under that node's claim."""
 
     def bind(self, source: str, target: str, *, read_only: bool, flags: Sequence[str]) -> None:
         """Show a mount at a second place; done already is no error."""
@@ -73,7 +75,9 @@ class HolderClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def mount(self, volume: str, cluster: str, root: str, target: str, *, read_only: bool) -> None:
+    def mount(
+        self, volume: str, cluster: str, root: str, target: str, *, read_only: bool, node: str = ""
+    ) -> None:
         """See `Holder`."""
         self._ask(
             CALL_SECONDS,
@@ -83,6 +87,7 @@ class HolderClient:
             root=root,
             target=target,
             read_only=read_only,
+            node=node,
         )
 
     def bind(self, source: str, target: str, *, read_only: bool, flags: Sequence[str]) -> None:

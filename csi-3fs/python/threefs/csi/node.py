@@ -9,8 +9,10 @@ reads the kernel's table. No call here opens or stats a path on a mount.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from threefs.csi.claims import Claims
 from threefs.csi.errors import (
     CsiError,
     FailedPrecondition,
@@ -50,13 +52,19 @@ class Node(csi_pb2_grpc.NodeServicer):
     """One a node."""
 
     def __init__(
-        self, node_id: str, clusters: Clusters, holder: Holder, inline: InlineVolumes
+        self,
+        node_id: str,
+        clusters: Clusters,
+        holder: Holder,
+        inline: InlineVolumes,
+        claims: Claims | None = None,
     ) -> None:
         self._node_id = node_id
         self._clusters = clusters
         self._holder = holder
         self._inline = inline
         self._locks = VolumeLocks()
+        self._claims = claims or Claims(node_id)
 
     def NodeGetCapabilities(
         self, request: csi.NodeGetCapabilitiesRequest, context: grpc.ServicerContext
@@ -84,24 +92,28 @@ class Node(csi_pb2_grpc.NodeServicer):
         with self._locks.hold(request.volume_id, "NodeStageVolume"):
             volume = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster))
             volume.get(volume_id)
+            if access.single_node:
+                self._claims.take(volume_id, volume.files)
             self._holder.mount(
                 str(volume_id),
                 volume_id.cluster,
                 f"{volume_id.path}/{DATA}",
                 target,
                 read_only=access.read_only,
+                node=self._node_id if access.single_node else "",
             )
         return csi.NodeStageVolumeResponse()
 
     def NodeUnstageVolume(
         self, request: csi.NodeUnstageVolumeRequest, context: grpc.ServicerContext
     ) -> csi.NodeUnstageVolumeResponse:
-        """Undo the mount at the staging path; 3FS itself is not asked."""
+        """Undo the mount at the staging path; 3FS is only told that its claim has ended."""
         _check_id(request.volume_id)
         target = check_path("staging_target_path", request.staging_target_path)
         with self._locks.hold(request.volume_id, "NodeUnstageVolume"):
             self._not_of_others(request.volume_id, target)
             self._holder.unmount(target)
+            self._give_back(request.volume_id)
         return csi.NodeUnstageVolumeResponse()
 
     def NodePublishVolume(
@@ -149,9 +161,14 @@ class Node(csi_pb2_grpc.NodeServicer):
         condition = condition_of(mounted, held)
         volume_id = VolumeId.parse(mounted.volume)
         try:
-            quota = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster)).usage(
-                volume_id
-            )
+            volumes = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster))
+            quota = volumes.usage(volume_id)
+            if (holder := self._claims.holder(volume_id, volumes.files)) not in ("", self._node_id):
+                condition = csi.VolumeCondition(
+                    abnormal=True,
+                    message=f"node `{holder}` has claimed this volume, which only one node may "
+                    "use; delete the pods that use it here",
+                )
         except (CsiError, OSError) as error:
             condition = csi.VolumeCondition(abnormal=True, message=f"3FS does not answer: {error}")
             quota = None
@@ -192,6 +209,12 @@ class Node(csi_pb2_grpc.NodeServicer):
             read_only=access.read_only or request.readonly,
             flags=access.flags,
         )
+
+    def _give_back(self, volume_id: str) -> None:
+        """Best effort: a claim that nobody renews is free after a while."""
+        with suppress(CsiError, OSError):
+            parsed = VolumeId.parse(volume_id)
+            self._claims.give_back(parsed, self._clusters.of(parsed.cluster))
 
     def _not_of_others(self, volume_id: str, target: str) -> None:
         """A call for one volume must not undo a mount of another."""

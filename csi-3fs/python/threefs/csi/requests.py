@@ -49,6 +49,7 @@ class Access:
 
     read_only: bool
     single_pod: bool
+    single_node: bool
     flags: tuple[str, ...] = ()
 
 
@@ -83,6 +84,7 @@ def access_of(request_capability: csi.VolumeCapability, *, present: bool) -> Acc
     return Access(
         read_only=mode in READERS or "ro" in flags,
         single_pod=mode == Mode.SINGLE_NODE_SINGLE_WRITER,
+        single_node=mode in WRITERS_ONE_NODE,
         flags=tuple(flag for flag in flags if flag not in ("ro", "rw")),
     )
 

@@ -98,6 +98,13 @@ def mgmtd(
         typer.Option(envvar="THREEFS_CHAINS_PER_NODE", help="Chains whose head a node is."),
     ] = 2,
     node_failure_ms: NodeFailure = 10_000,
+    rebalance: Annotated[
+        bool,
+        typer.Option(
+            envvar="THREEFS_REBALANCE",
+            help="Add chains and move replicas by itself when storage nodes are added.",
+        ),
+    ] = True,
     listen: Annotated[
         str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
     ] = f"0.0.0.0:{MGMTD_PORT}",
@@ -113,6 +120,7 @@ def mgmtd(
         replicas=replicas,
         chains_per_node=chains_per_node,
         node_failure_ms=node_failure_ms,
+        rebalance=rebalance,
     )
     _serve("mgmtd", config)
 

@@ -45,6 +45,7 @@ def mgmtd_config(
     replicas: int,
     chains_per_node: int,
     node_failure_ms: int,
+    rebalance: bool = True,
 ) -> dict[str, Any]:
     """The manager's; with fewer storage nodes than replicas each node holds one copy."""
     for name, value in (
@@ -62,6 +63,7 @@ def mgmtd_config(
         "replicas": min(replicas, storage_nodes),
         "chains_per_node": chains_per_node,
         "node_failure_ms": node_failure_ms,
+        "rebalance": rebalance,
         "primary_lease_ms": node_failure_ms * 3 // 2,
         "scan_ms": max(20, node_failure_ms // 20),
     }

@@ -95,6 +95,9 @@ pub enum Event {
         /// Which chunk.
         chunk: ChunkId,
     },
+    /// Another target has taken this one's place (`crate::moves`): it must stop serving before
+    /// mgmtd leaves it out of the chain.
+    Retire,
     /// Time has passed: [`super::Replica::next_wakeup`] is due.
     Tick,
 }
@@ -230,6 +233,11 @@ pub enum Alert {
         /// This target.
         target: TargetId,
     },
+    /// Another target has taken its place: it stops serving.
+    Retired {
+        /// This target.
+        target: TargetId,
+    },
     /// The successor has no space: updates wait.
     SuccessorFull {
         /// This target.
@@ -269,6 +277,9 @@ impl fmt::Display for Alert {
             }
             Self::StoreStalled { target } => {
                 write!(f, "the store of {target} does not answer: it is left out until it does")
+            }
+            Self::Retired { target } => {
+                write!(f, "another target has taken the place of {target}: it stops serving")
             }
             Self::SuccessorFull { target, successor } => {
                 write!(f, "{successor} has no space left: updates wait on {target}")

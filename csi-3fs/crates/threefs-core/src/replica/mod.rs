@@ -226,7 +226,10 @@ impl Replica {
             Event::Forgotten { op, result } => self.on_forgotten(ctx, op, result),
             Event::Content { op, result } => self.on_content(ctx, op, result),
             Event::DamageFound { chunk } => self.repair(ctx, chunk),
-            Event::Tick => {}
+            Event::Retire if self.standing == Standing::UpToDate => {
+                self.distrust(ctx, Alert::Retired { target: self.config.target });
+            }
+            Event::Retire | Event::Tick => {}
         }
         self.run_timers(ctx);
     }

@@ -32,7 +32,7 @@ pub(crate) struct SetAttribute<'a> {
     pub name: &'a str,
     /// `None` removes it.
     pub value: Option<&'a [u8]>,
-    pub mode: SetMode,
+    pub mode: &'a SetMode,
     pub given: Given,
 }
 
@@ -80,7 +80,10 @@ impl Operation for SetAttribute<'_> {
             (SetMode::Create, true) => {
                 return Err(MetaError::Exists { path: self.name.into() }.into());
             }
-            (SetMode::Replace, false) => return Err(none(self.at, self.name)),
+            (SetMode::Replace | SetMode::Was(_), false) => return Err(none(self.at, self.name)),
+            (SetMode::Was(before), true) if txn.get(&key).await?.as_ref() != Some(before) => {
+                return Err(MetaError::Exists { path: self.name.into() }.into());
+            }
             _ => {}
         }
         match self.value {

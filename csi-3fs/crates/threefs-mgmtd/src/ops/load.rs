@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::ids::NodeId;
+use threefs_core::ids::{NodeId, TargetId};
+use threefs_core::moves::Move;
 use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
-use crate::rows::{self, CHAINS, NODES, NodeRow, ROUTING, TABLES};
+use crate::rows::{
+    self, CHAINS, MOVES, NODES, NodeRow, REBALANCE, RETIRED, ROUTING, TABLES, Wanted,
+};
 
 /// More rows than any cluster has; a bound all the same.
 const ROWS_MAX: usize = 1_000_000;
@@ -16,6 +19,7 @@ const ROWS_MAX: usize = 1_000_000;
 pub(crate) struct Loaded {
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
+    pub wanted: Wanted,
 }
 
 /// All nodes, chains and tables at one moment.
@@ -34,5 +38,15 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     for (key, value) in txn.range(&KeyRange::prefix(TABLES), ROWS_MAX).await? {
         loaded.routing.tables.push(rows::decode::<ChainTable>(&key, &value)?);
     }
+    for (key, value) in txn.range(&KeyRange::prefix(MOVES), ROWS_MAX).await? {
+        let this: Move = rows::decode(&key, &value)?;
+        loaded.routing.moves.insert(this.chain, this);
+    }
+    for (key, _) in txn.range(&KeyRange::prefix(RETIRED), ROWS_MAX).await? {
+        let id = key.get(RETIRED.len()..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+        let id = id.ok_or_else(|| KvError::bad_row(&key, "the key holds no target"))?;
+        loaded.routing.retired.insert(TargetId(u64::from_be_bytes(id)));
+    }
+    loaded.wanted = rows::read(txn, REBALANCE).await?.unwrap_or_default();
     Ok(loaded)
 }

@@ -1,12 +1,14 @@
 //! What mgmtd does to its store: one operation a file, each a function of one transaction.
 //! Every one that changes something begins with [`fence`].
 
+mod grow;
 mod lease;
 mod load;
 mod make_chains;
 mod register_node;
 mod update_chains;
 
+pub(crate) use grow::{AddChains, ExtendTable, StartMoves, Want};
 pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
 pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;

@@ -1,9 +1,11 @@
 //! Persists what a scan decided.
 
 use threefs_core::ids::RoutingVersion;
+use threefs_core::moves::Move;
 use threefs_core::routing::Chain;
 use threefs_kv::{KvError, Operation, Transaction};
 
+use super::grow::end_moves;
 use super::{Fence, OpError, fence, next_routing_version};
 use crate::rows;
 
@@ -12,6 +14,8 @@ use crate::rows;
 pub(crate) struct UpdateChains<'a> {
     pub own: Fence,
     pub chains: &'a [Chain],
+    /// Moves that end with it.
+    pub ended: &'a [Move],
 }
 
 impl Operation for UpdateChains<'_> {
@@ -33,6 +37,7 @@ impl Operation for UpdateChains<'_> {
             }
             rows::write(txn, &key, chain)?;
         }
+        end_moves(txn, self.ended)?;
         Ok(next_routing_version(txn).await?)
     }
 }

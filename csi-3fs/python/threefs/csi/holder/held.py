@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,8 @@ class Held:
     read_only: bool
     device: str
     descriptor: int
+    node: str = ""
+    """The node that claims the volume, if only one node may use it at a time."""
 
 
 class Mounts:
@@ -77,7 +79,7 @@ class Mounts:
     # What can be asked
 
     def mount(
-        self, volume: str, cluster: str, root: str, target: str, *, read_only: bool
+        self, volume: str, cluster: str, root: str, target: str, *, read_only: bool, node: str = ""
     ) -> dict[str, Any]:
         """Mount a directory of a cluster at a new place and serve it."""
         self._check_target("target", target)
@@ -87,6 +89,7 @@ class Mounts:
                 return self._same(known, volume, root, read_only=read_only)
             self._clear_the_way(target, volume)
             held = self._mount(volume, cluster, root, target, read_only=read_only)
+            held = replace(held, node=node)
             # The kernel gives the numbers of ended mounts again.
             self._state_file(held).unlink(missing_ok=True)
             _read_further_ahead(held.device)
@@ -348,6 +351,9 @@ class Mounts:
     def _command(self, held: Held, cluster_file: Path) -> list[str]:
         command = [*self._daemon_command, "--cluster", str(cluster_file), "--root", held.root]
         command += ["--state", str(self._state_file(held))]
+        if held.node:
+            # Nobody else has the files, so the kernel may write behind.
+            command += ["--claim-for", held.node, "--write-back"]
         return [*command, *(["--read-only"] * held.read_only)]
 
     def _state_file(self, held: Held) -> Path:

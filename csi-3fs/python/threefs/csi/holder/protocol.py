@@ -3,7 +3,7 @@
 Requests, with the fields that each takes::
 
     hello                                           -> protocol, pid, held, leaving
-    mount    volume cluster root target read_only   -> already
+    mount    volume cluster root target read_only [node] -> already
     bind     source target read_only flags          -> already
     unmount  target                                 -> was (volume or null), how
     list                                            -> mounts, held

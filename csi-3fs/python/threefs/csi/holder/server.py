@@ -125,6 +125,7 @@ class Server:
                 text("root"),
                 text("target"),
                 read_only=request.get("read_only") is True,
+                node=text("node") if request.get("node") else "",
             )
         if operation == "bind":
             flags = request.get("flags", [])

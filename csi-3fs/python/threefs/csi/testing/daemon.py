@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("--root", required=True)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--state")
+    parser.add_argument("--claim-for")
+    parser.add_argument("--write-back", action="store_true")
     parser.add_argument("--read-only", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fail", action="store_true", help="end before it is ready")

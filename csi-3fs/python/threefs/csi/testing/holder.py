@@ -21,14 +21,18 @@ class MemoryHolder:
     def __init__(self) -> None:
         self.fail: CsiError | None = None
         self.states: dict[str, str] = {}
+        self.claimed_for: dict[str, str] = {}
         self._lock = threading.Lock()
         self._mounts: dict[str, MountedAt] = {}
         self._held: dict[str, str] = {}
         self._devices = 40
 
-    def mount(self, volume: str, cluster: str, root: str, target: str, *, read_only: bool) -> None:
+    def mount(
+        self, volume: str, cluster: str, root: str, target: str, *, read_only: bool, node: str = ""
+    ) -> None:
         """See `Holder`."""
         with self._enter():
+            self.claimed_for[target] = node
             if (known := self._mounts.get(target)) is not None:
                 if (known.volume, known.read_only) != (volume, read_only):
                     raise AlreadyExists(f"`{target}` is mounted already: `{known.volume}`")

@@ -29,6 +29,7 @@ class _Entry:
     inode: int
     owner: tuple[int, int] = (0, 0)
     attributes: dict[str, bytes] = field(default_factory=dict)
+    claim: tuple[str, int] | None = None
     limits: tuple[int | None, int | None] | None = None
     size: int = 0
 
@@ -127,6 +128,30 @@ class MemoryDirectories:
             if attribute not in attributes:
                 raise NoAttribute(f"`{path}` has no attribute {attribute}")
             return attributes[attribute]
+
+    def claim(
+        self, path: str, holder: str, stood_still: tuple[str, int] | None = None
+    ) -> tuple[str, int]:
+        """See `Directories`."""
+        with self._enter("claim"):
+            entry = self._entry(path)
+            found = entry.claim
+            if found is None or found[0] == holder or found == stood_still:
+                entry.claim = (holder, found[1] + 1 if found else 1)
+            assert entry.claim is not None
+            return entry.claim
+
+    def claim_of(self, path: str) -> tuple[str, int] | None:
+        """See `Directories`."""
+        with self._enter("claim_of"):
+            return self._entry(path).claim
+
+    def unclaim(self, path: str, holder: str) -> None:
+        """See `Directories`."""
+        with self._enter("unclaim"):
+            entry = self._entry(path)
+            if entry.claim is not None and entry.claim[0] == holder:
+                entry.claim = None
 
     def status(self) -> str:
         """See `Directories`."""

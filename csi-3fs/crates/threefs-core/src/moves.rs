@@ -1,0 +1,156 @@
+//! Moving a replica of a chain to another node. Pure.
+//!
+//! The order keeps the number of replicas that serve from ever falling below what it was:
+//! 1. [`begin`]: the new target joins at the chain's end and is synced like any other.
+//! 2. Once every other target serves, the new one among them, the old one [`retires`]: its node
+//!    makes it stop serving and says so, as for a replica that distrusts its data.
+//! 3. mgmtd, which has heard that, leaves it out: [`finish`]. So nobody is ever answered by a
+//!    replica that is not in the chain any more, whatever routing he knows.
+//!
+//! If another target dies in between, the old one is synced again and the move waits. A new target
+//! that is being synced gives way to one that waits for its own sync ([`follow`]): that one needs
+//! less, and may have the only good copy of a chunk that is damaged where it serves.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ChainId, NodeId, TargetId};
+use crate::routing::{Chain, ChainTarget, PublicState};
+
+/// One replica of one chain on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// The chain; at most one move a chain at a time.
+    pub chain: ChainId,
+    /// The target that leaves.
+    pub source: TargetId,
+    /// The target that takes its place.
+    pub destination: TargetId,
+}
+
+impl fmt::Display for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} moves to {}", self.chain, self.source, self.destination)
+    }
+}
+
+impl Move {
+    /// Every target but the source serves, so that it is not needed any more.
+    fn replaced(&self, chain: &Chain) -> bool {
+        chain.place(self.destination).is_some()
+            && chain
+                .targets
+                .iter()
+                .all(|place| place.target == self.source || place.state == PublicState::Serving)
+    }
+
+    /// Whether `target` is to stop serving.
+    #[must_use]
+    pub fn retires(&self, chain: &Chain, target: TargetId) -> bool {
+        target == self.source && self.replaced(chain)
+    }
+}
+
+/// The chain with one target more, which has to be synced.
+#[must_use]
+pub fn begin(chain: &Chain, destination: TargetId, node: NodeId) -> Chain {
+    let mut targets = chain.targets.clone();
+    targets.push(ChainTarget { target: destination, node, state: PublicState::Offline });
+    Chain { id: chain.id, version: chain.version.next(), targets }
+}
+
+/// What a scan makes of a chain that moves: `next` is what the chain rules made of `before`. True
+/// with it when the source has left and the move is over.
+#[must_use]
+pub fn follow(before: &Chain, next: Chain, this: &Move) -> (Chain, bool) {
+    let version = before.version.next();
+    if let Some(targets) = finish(&next, this) {
+        return (Chain { id: next.id, version, targets }, true);
+    }
+    let syncing = next.state_of(this.destination) == Some(PublicState::Syncing);
+    if !syncing || next.targets.iter().all(|place| place.state != PublicState::Waiting) {
+        return (next, false);
+    }
+    let mut targets = next.targets;
+    for place in targets.iter_mut().filter(|place| place.target == this.destination) {
+        place.state = PublicState::Offline;
+    }
+    targets.sort_by_key(|place| place.state);
+    (Chain { id: next.id, version, targets }, false)
+}
+
+/// The targets without the source, if it has stopped serving and is replaced.
+fn finish(chain: &Chain, this: &Move) -> Option<Vec<ChainTarget>> {
+    let serves = chain.state_of(this.source) == Some(PublicState::Serving);
+    if serves || !this.replaced(chain) {
+        return None;
+    }
+    let stays = |place: &&ChainTarget| place.target != this.source;
+    Some(chain.targets.iter().filter(stays).copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ChainVersion;
+    use PublicState::{LastSrv, Offline, Serving, Syncing, Waiting};
+
+    const MOVE: Move = Move { chain: ChainId(1), source: TargetId(1), destination: TargetId(4) };
+
+    fn chain(states: [PublicState; 4]) -> Chain {
+        let places = states.iter().zip(1..);
+        let targets = places
+            .map(|(&state, id)| ChainTarget {
+                target: TargetId(id),
+                node: NodeId(id as u32),
+                state,
+            })
+            .collect();
+        Chain { id: ChainId(1), version: ChainVersion(5), targets }
+    }
+
+    #[test]
+    fn the_source_leaves_only_after_all_others_serve_and_it_does_not() {
+        let states = [Serving, LastSrv, Syncing, Waiting, Offline];
+        for source in states {
+            for other in states {
+                for destination in states {
+                    let chain = chain([source, Serving, other, destination]);
+                    let replaced = other == Serving && destination == Serving;
+                    assert_eq!(MOVE.retires(&chain, TargetId(1)), replaced);
+                    assert!(!MOVE.retires(&chain, TargetId(2)));
+                    let finished = finish(&chain, &MOVE);
+                    assert_eq!(finished.is_some(), replaced && source != Serving);
+                    if let Some(targets) = finished {
+                        assert!(targets.iter().all(|place| place.state == Serving));
+                        assert_eq!(targets.len(), 3);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_target_gives_way_to_one_that_waits_for_its_sync() {
+        let before = chain([Serving, Serving, Waiting, Syncing]);
+        let (next, ended) = follow(&before, before.clone(), &MOVE);
+        assert!(!ended);
+        assert_eq!(next.version, ChainVersion(6));
+        assert_eq!(next.state_of(TargetId(4)), Some(Offline));
+        assert_eq!(next.targets[2].target, TargetId(3));
+        for others in [Serving, Offline] {
+            let before = chain([Serving, Serving, others, Syncing]);
+            assert_eq!(follow(&before, before.clone(), &MOVE), (before, false));
+        }
+    }
+
+    #[test]
+    fn a_move_begins_with_a_target_that_has_nothing_yet() {
+        let chain = chain([Serving, Serving, Serving, Serving]);
+        let begun = begin(&chain, TargetId(9), NodeId(9));
+        assert_eq!(begun.version, ChainVersion(6));
+        assert_eq!(begun.state_of(TargetId(9)), Some(Offline));
+        assert_eq!(begun.targets[..4], chain.targets[..]);
+    }
+}

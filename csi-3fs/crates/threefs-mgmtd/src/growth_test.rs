@@ -1,0 +1,156 @@
+//! Nodes come and nodes go: what the manager makes of it, with fake storage nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::tests::{BOOTSTRAP, Cluster, FakeNode, TIMERS, is_whole, states_of};
+use super::*;
+
+/// How many targets each node holds.
+fn loads(routing: &RoutingInfo) -> BTreeMap<u32, usize> {
+    let count = |node: &NodeId| routing.targets_of_node(*node).count();
+    routing.nodes.keys().map(|node| (node.0, count(node))).collect()
+}
+
+fn balanced(routing: &RoutingInfo) -> bool {
+    let loads = loads(routing);
+    let (most, least) = (loads.values().max().unwrap(), loads.values().min().unwrap());
+    routing.moves.is_empty() && is_whole(routing) && most - least <= 1
+}
+
+/// What must hold of everything that is ever published.
+fn check(routing: &RoutingInfo) {
+    assert!(routing.moves.len() <= 2, "too many moves at once: {:?}", routing.moves);
+    for chain in routing.chains.values() {
+        let mut nodes: Vec<NodeId> = chain.targets.iter().map(|place| place.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        assert_eq!(nodes.len(), chain.targets.len(), "two replicas on one node: {chain:?}");
+        assert!(chain.targets.iter().all(|place| !routing.retired.contains(&place.target)));
+    }
+}
+
+async fn steps_until(
+    cluster: &mut Cluster,
+    what: &str,
+    serving_min: usize,
+    wanted: impl Fn(&RoutingInfo) -> bool,
+) {
+    let mut whole = BTreeSet::new();
+    for _ in 0..2000 {
+        let routing = cluster.routing();
+        check(&routing);
+        for chain in routing.chains.values() {
+            let serving = chain.serving().count();
+            if serving >= 3 {
+                whole.insert(chain.id);
+            }
+            let enough = serving >= serving_min || !whole.contains(&chain.id);
+            assert!(enough, "{} has {serving} replicas that serve", chain.id);
+        }
+        if wanted(&routing) {
+            return;
+        }
+        cluster.step().await;
+    }
+    panic!("never: {what}; {:?} {:#?}", loads(&cluster.routing()), cluster.routing().moves);
+}
+
+#[tokio::test]
+async fn nodes_that_come_get_as_much_as_the_others_and_no_chain_loses_a_replica() {
+    let mut cluster = Cluster::whole().await;
+    let before = cluster.routing();
+    for id in 4..=5 {
+        cluster.nodes.push(FakeNode::new(id));
+        steps_until(&mut cluster, "the node is known", 3, |it| it.nodes.len() == id as usize).await;
+        steps_until(&mut cluster, "balance", 3, |it| {
+            let chains = it.newest_table(crate::FIRST_TABLE).unwrap().chains.len();
+            chains == 2 * id as usize && balanced(it)
+        })
+        .await;
+    }
+    let after = cluster.routing();
+    assert_eq!(loads(&after).values().copied().collect::<Vec<_>>(), [6, 6, 6, 6, 6]);
+    // Old files keep their version of the table and find their chains in it.
+    let table = before.newest_table(crate::FIRST_TABLE).unwrap();
+    assert_eq!(after.table(table.id, table.version), Some(table));
+    assert!(table.chains.iter().all(|id| after.chains.contains_key(id)));
+    assert_eq!(after.newest_table(table.id).unwrap().chains.len(), 10);
+    // Nothing more happens.
+    for _ in 0..20 {
+        cluster.step().await;
+    }
+    assert_eq!(cluster.routing().version, after.version);
+}
+
+#[tokio::test]
+async fn a_successor_of_the_manager_goes_on_with_the_moves() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    steps_until(&mut cluster, "a move begins", 3, |it| !it.moves.is_empty()).await;
+    let manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+    cluster.manager = manager;
+    // It knows everything only after it has taken the lease.
+    cluster.steps_until("it leads", |it| !it.chains.is_empty()).await;
+    steps_until(&mut cluster, "balance", 3, balanced).await;
+    assert!(!cluster.routing().retired.is_empty());
+}
+
+#[tokio::test]
+async fn a_node_that_dies_while_it_is_filled_delays_its_moves_only() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    steps_until(&mut cluster, "a move begins", 3, |it| !it.moves.is_empty()).await;
+    cluster.nodes[3].dead = true;
+    for _ in 0..60 {
+        cluster.step().await;
+        check(&cluster.routing());
+    }
+    // Chains that were added for it have no files yet: no table has them.
+    let routing = cluster.routing();
+    let used = &routing.newest_table(crate::FIRST_TABLE).unwrap().chains;
+    assert!(used.iter().all(|id| routing.chains[id].serving().count() >= 2));
+    cluster.nodes[3].dead = false;
+    steps_until(&mut cluster, "balance", 2, balanced).await;
+}
+
+#[tokio::test]
+async fn on_demand_nothing_moves_until_it_is_asked_for() {
+    let mut cluster = Cluster::whole().await;
+    let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();
+    cluster.manager = manager;
+    cluster.steps_until("it leads", |it| !it.chains.is_empty()).await;
+    cluster.nodes.push(FakeNode::new(4));
+    cluster.steps_until("the node is known", |it| it.nodes.len() == 4).await;
+    for _ in 0..40 {
+        cluster.step().await;
+    }
+    assert!(states_of(&cluster.routing(), 4).is_empty());
+    let plan = cluster.manager.rebalance(false, None, cluster.now).await.unwrap();
+    assert_eq!((plan.automatic, plan.new_chains), (false, 2));
+    assert!(!plan.moves.is_empty());
+    assert!(states_of(&cluster.routing(), 4).is_empty());
+    cluster.manager.rebalance(true, None, cluster.now).await.unwrap();
+    steps_until(&mut cluster, "balance", 3, |it| it.chains.len() == 8 && balanced(it)).await;
+    let plan = cluster.manager.rebalance(false, None, cluster.now).await.unwrap();
+    assert!(plan.moves.is_empty() && plan.under_way.is_empty() && plan.new_chains == 0);
+}
+
+#[tokio::test]
+async fn a_node_that_leaves_is_empty_in_the_end() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    steps_until(&mut cluster, "balance", 3, |it| it.chains.len() == 8 && balanced(it)).await;
+    let refused = cluster.manager.rebalance(true, Some(vec![NodeId(9)]), cluster.now).await;
+    assert_eq!(refused.unwrap_err(), MgmtdError::UnknownNode { node: NodeId(9) });
+    let too_many = Some(vec![NodeId(1), NodeId(2)]);
+    let refused = cluster.manager.rebalance(true, too_many, cluster.now).await;
+    assert_eq!(refused.unwrap_err(), MgmtdError::TooFewNodes { staying: 2, replicas: 3 });
+    cluster.manager.rebalance(true, Some(vec![NodeId(1)]), cluster.now).await.unwrap();
+    steps_until(&mut cluster, "node 1 is empty", 3, |it| {
+        states_of(it, 1).is_empty() && it.moves.is_empty()
+    })
+    .await;
+    // It may die for good now.
+    cluster.nodes[0].dead = true;
+    steps_until(&mut cluster, "whole without it", 3, is_whole).await;
+}

@@ -1,0 +1,137 @@
+//! Chains that come later, and moves of replicas.
+
+use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TableVersion, TargetId};
+use threefs_core::moves::{Move, begin};
+use threefs_core::routing::{Chain, ChainTable};
+use threefs_kv::{KvError, Operation, Transaction};
+
+use super::load::load;
+use super::{Fence, Loaded, OpError, fence, next_routing_version};
+use crate::config::FIRST_TABLE;
+use crate::placement::TARGETS_PER_NODE;
+use crate::rebalance::PlannedMove;
+use crate::rows::{self, REBALANCE, Wanted};
+
+/// Adds chains, empty of data, over the nodes named for each. No file uses them before they are in
+/// a version of the table.
+pub(crate) struct AddChains<'a> {
+    pub own: Fence,
+    pub nodes: &'a [Vec<NodeId>],
+}
+
+impl Operation for AddChains<'_> {
+    type Output = (RoutingVersion, Vec<Chain>);
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(RoutingVersion, Vec<Chain>), OpError> {
+        fence(txn, self.own).await?;
+        let mut known = load(txn).await?;
+        let mut made = Vec::with_capacity(self.nodes.len());
+        for nodes in self.nodes {
+            let last = known.routing.chains.last_key_value().map_or(0, |(id, _)| id.0);
+            let targets: Vec<(TargetId, NodeId)> =
+                nodes.iter().map(|node| (unused_target(&known, *node), *node)).collect();
+            let chain = Chain::create(ChainId(last + 1), &targets);
+            rows::write(txn, &rows::chain(chain.id), &chain)?;
+            known.routing.chains.insert(chain.id, chain.clone());
+            made.push(chain);
+        }
+        Ok((next_routing_version(txn).await?, made))
+    }
+}
+
+/// Makes a version of the table with all chains, for new files. Files made before keep theirs.
+pub(crate) struct ExtendTable {
+    pub own: Fence,
+}
+
+impl Operation for ExtendTable {
+    type Output = (RoutingVersion, ChainTable);
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(RoutingVersion, ChainTable), OpError> {
+        fence(txn, self.own).await?;
+        let known = load(txn).await?;
+        let before = known.routing.newest_table(FIRST_TABLE);
+        let version = before.map_or(0, |table| table.version.0) + 1;
+        let table = ChainTable {
+            id: FIRST_TABLE,
+            version: TableVersion(version),
+            chains: known.routing.chains.keys().copied().collect(),
+        };
+        rows::write(txn, &rows::table(table.id, table.version), &table)?;
+        Ok((next_routing_version(txn).await?, table))
+    }
+}
+
+/// Begins moves. A chain that does not have the source any more, or moves already, is left alone.
+pub(crate) struct StartMoves<'a> {
+    pub own: Fence,
+    pub moves: &'a [PlannedMove],
+}
+
+impl Operation for StartMoves<'_> {
+    type Output = (RoutingVersion, Vec<(Move, Chain)>);
+    type Error = OpError;
+
+    async fn run(
+        &self,
+        txn: &mut Transaction,
+    ) -> Result<(RoutingVersion, Vec<(Move, Chain)>), OpError> {
+        fence(txn, self.own).await?;
+        let mut known = load(txn).await?;
+        let mut begun = Vec::with_capacity(self.moves.len());
+        for planned in self.moves {
+            let Some(chain) = known.routing.chains.get(&planned.chain) else { continue };
+            let on = |node| chain.targets.iter().find(|place| place.node == node);
+            let (Some(source), None) = (on(planned.from), on(planned.to)) else { continue };
+            if known.routing.moves.contains_key(&chain.id) {
+                continue;
+            }
+            let destination = unused_target(&known, planned.to);
+            let this = Move { chain: chain.id, source: source.target, destination };
+            let chain = begin(chain, destination, planned.to);
+            rows::write(txn, &rows::chain(chain.id), &chain)?;
+            rows::write(txn, &rows::moving(chain.id), &this)?;
+            known.routing.chains.insert(chain.id, chain.clone());
+            known.routing.moves.insert(chain.id, this);
+            begun.push((this, chain));
+        }
+        Ok((next_routing_version(txn).await?, begun))
+    }
+}
+
+/// Remembers what an operator asked for.
+pub(crate) struct Want<'a> {
+    pub own: Fence,
+    pub wanted: &'a Wanted,
+}
+
+impl Operation for Want<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        fence(txn, self.own).await?;
+        rows::write(txn, REBALANCE, self.wanted)?;
+        Ok(())
+    }
+}
+
+/// Writes the end of moves in the transaction that takes their sources out of the chains.
+pub(super) fn end_moves(txn: &mut Transaction, moves: &[Move]) -> Result<(), KvError> {
+    for this in moves {
+        txn.clear(&rows::moving(this.chain));
+        rows::write(txn, &rows::retired(this.source), &this.chain)?;
+    }
+    Ok(())
+}
+
+/// The next number on a node. Those of targets that were retired count: a number is used once.
+fn unused_target(known: &Loaded, node: NodeId) -> TargetId {
+    let first = u64::from(node.0) * TARGETS_PER_NODE;
+    let in_chains = known.routing.chains.values().flat_map(|chain| &chain.targets);
+    let used = in_chains.map(|place| place.target).chain(known.routing.retired.iter().copied());
+    let of_node = used.filter(|id| (first..first + TARGETS_PER_NODE).contains(&id.0));
+    TargetId(of_node.map(|id| id.0).max().unwrap_or(first) + 1)
+}

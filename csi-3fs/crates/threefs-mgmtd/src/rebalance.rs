@@ -1,0 +1,208 @@
+//! Which chains to add and which replicas to move when nodes come or go. Pure.
+//!
+//! The goal: every node that takes part holds as many targets as the others, give or take one, and
+//! a node that leaves holds none. A move takes one target from the fullest node to the emptiest,
+//! so no plan with fewer moves reaches the goal. Such a move always exists: a node with more
+//! targets than another has a chain that the other has not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use threefs_core::ids::{ChainId, NodeId};
+
+/// One replica that should go from one node to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PlannedMove {
+    /// Of which chain.
+    pub chain: ChainId,
+    /// The node that has it.
+    pub from: NodeId,
+    /// The node that should have it.
+    pub to: NodeId,
+}
+
+/// Which nodes hold which chains, and which of them take part.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Placed {
+    /// The nodes of each chain.
+    pub chains: BTreeMap<ChainId, BTreeSet<NodeId>>,
+    /// Alive, and meant to hold targets. Others keep what they have.
+    pub staying: BTreeSet<NodeId>,
+    /// Meant to hold nothing. None of these is among `staying`.
+    pub leaving: BTreeSet<NodeId>,
+}
+
+impl Placed {
+    /// The moves that reach the goal, in the order in which they may be made.
+    pub(crate) fn moves(mut self) -> Vec<PlannedMove> {
+        let mut moves = Vec::new();
+        let mut times: BTreeMap<ChainId, u32> = BTreeMap::new();
+        let mut loads = self.loads();
+        let leaving = std::mem::take(&mut self.leaving);
+        for (chain, from) in self.on_nodes(&leaving) {
+            let free = loads.iter().filter(|(node, _)| !self.chains[&chain].contains(node));
+            // Fewer nodes than replicas: it stays where it is.
+            let Some(to) = free.min_by_key(|(_, load)| **load).map(|(node, _)| *node) else {
+                continue;
+            };
+            moves.push(self.make(PlannedMove { chain, from, to }, &mut loads));
+        }
+        loop {
+            let fullest =
+                loads.iter().max_by_key(|(node, load)| (**load, std::cmp::Reverse(**node)));
+            let emptiest = loads.iter().min_by_key(|(node, load)| (**load, **node));
+            let (Some((&from, &most)), Some((&to, &least))) = (fullest, emptiest) else { break };
+            let movable = |nodes: &BTreeSet<NodeId>| nodes.contains(&from) && !nodes.contains(&to);
+            // The chain that was moved least: replicas of one chain cannot move at the same time.
+            let chain = self
+                .chains
+                .iter()
+                .filter(|(_, nodes)| movable(nodes))
+                .min_by_key(|(id, _)| (times.get(id).copied().unwrap_or(0), **id));
+            match chain {
+                Some((&chain, _)) if most > least + 1 => {
+                    *times.entry(chain).or_default() += 1;
+                    moves.push(self.make(PlannedMove { chain, from, to }, &mut loads));
+                }
+                _ => break,
+            }
+        }
+        moves
+    }
+
+    /// The nodes of further chains, so many that each staying node could be first of
+    /// `chains_per_node`; empty while there are fewer staying nodes than replicas.
+    pub(crate) fn new_chains(&self, replicas: u32, chains_per_node: u32) -> Vec<Vec<NodeId>> {
+        let wanted = self.staying.len() * chains_per_node as usize;
+        let missing = wanted.saturating_sub(self.chains.len());
+        if self.staying.len() < replicas as usize {
+            return Vec::new();
+        }
+        let mut loads = self.loads();
+        let mut made = Vec::with_capacity(missing);
+        for _ in 0..missing {
+            let mut emptiest: Vec<NodeId> = loads.keys().copied().collect();
+            emptiest.sort_by_key(|node| (loads[node], *node));
+            emptiest.truncate(replicas as usize);
+            for node in &emptiest {
+                *loads.entry(*node).or_default() += 1;
+            }
+            made.push(emptiest);
+        }
+        made
+    }
+
+    /// Targets on each staying node.
+    fn loads(&self) -> BTreeMap<NodeId, usize> {
+        let mut loads: BTreeMap<NodeId, usize> =
+            self.staying.iter().map(|node| (*node, 0)).collect();
+        for node in self.chains.values().flatten() {
+            loads.entry(*node).and_modify(|load| *load += 1);
+        }
+        loads
+    }
+
+    fn on_nodes(&self, nodes: &BTreeSet<NodeId>) -> Vec<(ChainId, NodeId)> {
+        let of_chain = |(id, on): (&ChainId, &BTreeSet<NodeId>)| {
+            on.intersection(nodes).map(|node| (*id, *node)).collect::<Vec<_>>()
+        };
+        self.chains.iter().flat_map(of_chain).collect()
+    }
+
+    fn make(&mut self, made: PlannedMove, loads: &mut BTreeMap<NodeId, usize>) -> PlannedMove {
+        let nodes = self.chains.entry(made.chain).or_default();
+        nodes.remove(&made.from);
+        nodes.insert(made.to);
+        loads.entry(made.from).and_modify(|load| *load -= 1);
+        loads.entry(made.to).and_modify(|load| *load += 1);
+        made
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::first_chains;
+    use proptest::prelude::*;
+
+    /// A cluster that began with some nodes, of which some have died or leave, and which grew.
+    fn placed() -> impl Strategy<Value = (Placed, u32)> {
+        (1u32..9, 1u32..5, 0u32..9, any::<u16>(), any::<u16>())
+            .prop_flat_map(|(nodes, chains, grown, dead, leaving)| {
+                (Just((nodes, chains, grown, dead, leaving)), 1..=nodes.min(4))
+            })
+            .prop_map(|((nodes, chains_per_node, grown, dead, leaving), replicas)| {
+                let first: Vec<NodeId> = (0..nodes).map(NodeId).collect();
+                let of = |mask: u16, node: u32| (mask >> (node % 16)) & 3 == 3;
+                let chains = first_chains(&first, replicas, chains_per_node)
+                    .iter()
+                    .map(|it| (it.id, it.targets.iter().map(|place| place.node).collect()))
+                    .collect();
+                let all = || (0..nodes + grown).filter(|node| !of(dead, *node));
+                let staying = all().filter(|node| !of(leaving, *node)).map(NodeId).collect();
+                let leaving = (0..nodes + grown).filter(|node| of(leaving, *node)).map(NodeId);
+                (Placed { chains, staying, leaving: leaving.collect() }, replicas)
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn after_the_moves_all_is_balanced_and_no_node_has_two_replicas((before, replicas) in placed()) {
+            let moves = before.clone().moves();
+            let mut after = before.clone();
+            for step in &moves {
+                let on = after.chains.get_mut(&step.chain).unwrap();
+                prop_assert!(on.remove(&step.from), "{step:?}: it is not there");
+                prop_assert!(on.insert(step.to), "{step:?}: two replicas on one node");
+                prop_assert!(before.staying.contains(&step.to));
+                let may_leave = before.staying.contains(&step.from) || before.leaving.contains(&step.from);
+                prop_assert!(may_leave, "{step:?}: the node is neither staying nor leaving");
+            }
+            prop_assert!(after.chains.values().all(|on| on.len() == replicas as usize));
+            let loads: Vec<usize> = after.loads().into_values().collect();
+            let spread = loads.iter().max().unwrap_or(&0) - loads.iter().min().unwrap_or(&0);
+            prop_assert!(spread <= 1, "{loads:?}");
+            if before.staying.len() >= replicas as usize {
+                prop_assert!(after.on_nodes(&before.leaving).is_empty());
+            }
+            prop_assert!(after.moves().is_empty() || before.staying.len() < replicas as usize);
+        }
+
+        #[test]
+        fn a_node_gives_no_more_than_it_has_too_much((before, _) in placed()) {
+            let mut before = before;
+            before.leaving.clear();
+            let loads = before.loads();
+            let least = loads.values().sum::<usize>() / loads.len().max(1);
+            let surplus: usize = loads.values().map(|load| load.saturating_sub(least)).sum();
+            prop_assert!(before.moves().len() <= surplus);
+        }
+
+        #[test]
+        fn new_chains_go_where_there_is_least((before, replicas) in placed(), per_node in 1u32..4) {
+            let made = before.new_chains(replicas, per_node);
+            let enough = before.staying.len() >= replicas as usize;
+            let wanted = before.staying.len() * per_node as usize;
+            let missing = if enough { wanted.saturating_sub(before.chains.len()) } else { 0 };
+            prop_assert_eq!(made.len(), missing);
+            for nodes in &made {
+                let different: BTreeSet<&NodeId> = nodes.iter().collect();
+                prop_assert_eq!(different.len(), replicas as usize);
+                prop_assert!(nodes.iter().all(|node| before.staying.contains(node)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_balanced_cluster_is_left_alone() {
+        let nodes: Vec<NodeId> = (1..=5).map(NodeId).collect();
+        let chains = first_chains(&nodes, 3, 2);
+        let chains: BTreeMap<ChainId, BTreeSet<NodeId>> = chains
+            .iter()
+            .map(|chain| (chain.id, chain.targets.iter().map(|place| place.node).collect()))
+            .collect();
+        let placed = Placed { chains, staying: nodes.into_iter().collect(), ..Placed::default() };
+        assert!(placed.new_chains(3, 2).is_empty());
+        assert!(placed.moves().is_empty());
+    }
+}

@@ -1,0 +1,117 @@
+"""ReadWriteOnce over nodes: refused while another node has it, free when that one is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from threefs.csi.claims import WATCH_SECONDS
+from threefs.csi.proto import csi_pb2 as csi
+from threefs.daemon import CLAIM_SECONDS
+from threefs.errors import Unavailable
+
+from .driver import Driver, Mode, capability, stage_request
+
+if TYPE_CHECKING:
+    from typing import Any
+
+PATH = "/volumes/a"
+ONE_NODE = (
+    Mode.SINGLE_NODE_WRITER,
+    Mode.SINGLE_NODE_SINGLE_WRITER,
+    Mode.SINGLE_NODE_MULTI_WRITER,
+)
+
+
+@pytest.fixture
+def volume(driver: Driver) -> str:
+    made: str = driver.create("a").volume_id
+    return made
+
+
+def stage(volume: str, mode: Any = Mode.SINGLE_NODE_WRITER) -> csi.NodeStageVolumeRequest:
+    return stage_request(volume, volume_capability=capability(mode))
+
+
+def unstage(volume: str) -> csi.NodeUnstageVolumeRequest:
+    return csi.NodeUnstageVolumeRequest(volume_id=volume, staging_target_path="/k/stage")
+
+
+def test_a_claim_is_trusted_for_less_time_than_others_watch_it() -> None:
+    grace_seconds = 5.0  # threefs-fuse/src/claim.rs: how long what is under way may still take
+    assert CLAIM_SECONDS + grace_seconds < WATCH_SECONDS
+
+
+@pytest.mark.parametrize("mode", ONE_NODE)
+def test_another_nodes_volume_is_refused_until_it_gives_it_back(
+    driver: Driver, volume: str, mode: Any
+) -> None:
+    driver.files.claim(PATH, "node-b")
+    code, words = driver.refused(stage(volume, mode))
+    assert code == "FAILED_PRECONDITION"
+    assert "node `node-b` uses it" in words
+    assert driver.holder.state() == ([], [])
+    driver.files.unclaim(PATH, "node-b")
+    driver.call(stage(volume, mode))
+    assert driver.files.claim_of(PATH) == ("node-a", 1)
+    assert driver.holder.claimed_for == {"/k/stage": "node-a"}
+    driver.call(unstage(volume))
+    assert driver.files.claim_of(PATH) is None
+
+
+def test_a_volume_for_many_nodes_is_claimed_by_none(driver: Driver, volume: str) -> None:
+    driver.files.claim(PATH, "node-b")
+    driver.call(stage_request(volume))
+    assert driver.files.claim_of(PATH) == ("node-b", 1)
+    driver.call(unstage(volume))
+    assert driver.files.claim_of(PATH) == ("node-b", 1)
+
+
+def test_staging_again_on_the_same_node_is_no_second_claim(driver: Driver, volume: str) -> None:
+    for _ in range(3):
+        driver.call(stage(volume))
+    claim = driver.files.claim_of(PATH)
+    assert claim is not None
+    assert claim[0] == "node-a"
+
+
+def test_the_claim_of_a_node_that_died_is_taken_after_it_stood_still(
+    driver: Driver, volume: str
+) -> None:
+    driver.files.claim(PATH, "node-b")
+    for driver.now in (0.0, WATCH_SECONDS - 1.0):
+        code, words = driver.refused(stage(volume))
+        assert code == "FAILED_PRECONDITION"
+    assert "after 1 s more" in words
+    driver.now = WATCH_SECONDS + 1.0
+    driver.call(stage(volume))
+    assert driver.files.claim_of(PATH) == ("node-a", 2)
+
+
+def test_a_node_that_renews_keeps_its_claim_for_ever(driver: Driver, volume: str) -> None:
+    driver.files.claim(PATH, "node-b")
+    for renewals in range(10):
+        driver.now = renewals * WATCH_SECONDS * 2
+        assert driver.refused(stage(volume))[0] == "FAILED_PRECONDITION"
+        driver.files.claim(PATH, "node-b")
+    assert driver.files.claim_of(PATH) == ("node-b", 11)
+
+
+def test_the_volumes_condition_names_the_node_that_took_it(driver: Driver, volume: str) -> None:
+    driver.call(stage(volume))
+    stats = csi.NodeGetVolumeStatsRequest(volume_id=volume, volume_path="/k/stage")
+    assert not driver.call(stats).volume_condition.abnormal
+    claim = driver.files.claim_of(PATH)
+    driver.files.claim(PATH, "node-b", claim)
+    condition = driver.call(stats).volume_condition
+    assert condition.abnormal
+    assert "node `node-b` has claimed" in condition.message
+    driver.call(unstage(volume))
+    assert driver.files.claim_of(PATH) == ("node-b", 2)
+
+
+def test_unstaging_does_not_wait_for_3fs(driver: Driver, volume: str) -> None:
+    driver.call(stage(volume))
+    driver.files.fail = Unavailable("away")
+    driver.call(unstage(volume))
+    assert driver.holder.state() == ([], [])

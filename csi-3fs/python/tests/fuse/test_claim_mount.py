@@ -1,0 +1,118 @@
+"""Mounts that only one node may have: written behind, and served only while the claim is held."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_fsx import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import threefs
+    from holding import HeldMount
+
+PATIENCE_SECONDS = 60.0
+CLAIM_SECONDS = 2.0
+
+
+@pytest.fixture
+def claimed(mount: Callable[..., HeldMount]) -> HeldMount:
+    return mount(claim_for="node-a", claim_seconds=CLAIM_SECONDS, write_back=True)
+
+
+def volume_of(held: HeldMount) -> str:
+    return os.path.dirname(held.root)
+
+
+def test_what_was_written_behind_is_durable_after_a_close(
+    claimed: HeldMount, client: threefs.Client
+) -> None:
+    data = os.urandom(5 << 20)
+    path = claimed.target / "file"
+    path.write_bytes(data)
+    assert client.read_file(f"{claimed.root}/file") == data
+    with path.open("ab") as file:
+        file.write(b"more")
+        file.flush()
+        os.fsync(file.fileno())
+        assert client.read_file(f"{claimed.root}/file") == data + b"more"
+    os.truncate(path, 1000)
+    assert client.read_file(f"{claimed.root}/file") == data[:1000]
+    os.utime(path, ns=(1_000_000_001, 2_000_000_003))
+    assert path.stat().st_mtime_ns == 2_000_000_003
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_file_written_behind_is_as_on_a_local_file_system(
+    claimed: HeldMount, tmp_path: Path, kills: bool
+) -> None:
+    seed = int(os.environ.get("THREEFS_FSX_SEED", "11"))
+    pair = Pair(claimed.target / "file", tmp_path / "file", seed)
+    for number in range(200):
+        pair.step()
+        if kills and number % 50 == 25:
+            claimed.respawn()
+    pair.do_reopen()
+    pair.do_size()
+    for file in pair.files:
+        os.close(file)
+    assert (claimed.target / "file").read_bytes() == (tmp_path / "file").read_bytes()
+
+
+def test_another_nodes_claim_ends_the_service_with_an_error(
+    claimed: HeldMount, client: threefs.Client
+) -> None:
+    path = claimed.target / "file"
+    path.write_bytes(b"mine")
+    volume = volume_of(claimed)
+    claim = client.claim_of(volume)
+    assert claim is not None
+    assert claim[0] == "node-a"
+    # Stopped, it cannot renew; another node watches the claim stand still and takes it.
+    claimed.signal(signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    taken = ("", 0)
+    while taken[0] != "node-b":
+        assert time.monotonic() < deadline
+        taken = client.claim(volume, "node-b", client.claim_of(volume))
+    time.sleep(CLAIM_SECONDS)
+    claimed.signal(signal.SIGCONT)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        os.stat(claimed.target / "other")
+    assert caught.value.errno == errno.EIO
+    assert client.read_file(f"{claimed.root}/file") == b"mine"
+    # Its successor finds the other's name too, and does not let programs wait.
+    claimed.respawn()
+    with pytest.raises(OSError, match="Input/output error"):
+        os.stat(claimed.target / "another")
+
+
+def test_a_mount_of_what_another_node_has_is_refused(
+    mount: Callable[..., HeldMount], client: threefs.Client
+) -> None:
+    first = mount("one")
+    client.claim(volume_of(first), "node-b")
+    with pytest.raises(AssertionError):
+        mount("one", claim_for="node-a", claim_seconds=CLAIM_SECONDS)
+
+
+def test_renewals_go_on(claimed: HeldMount, client: threefs.Client) -> None:
+    volume = volume_of(claimed)
+    first = client.claim_of(volume)
+    assert first is not None
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    beat: Any = first[1]
+    while beat < first[1] + 3:
+        assert time.monotonic() < deadline
+        found = client.claim_of(volume)
+        assert found is not None
+        beat = found[1]
+        time.sleep(0.05)
+    (claimed.target / "file").write_bytes(b"served")

@@ -1,0 +1,47 @@
+"""`threefs rebalance`: what has to move, and how far it is."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from threefs.cli.output import Output, print_json, tell
+from threefs.client import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["show_rebalance"]
+
+
+def show_rebalance(
+    cluster: Path | None,
+    output: Output,
+    timeout_seconds: float,
+    *,
+    apply: bool,
+    leaving: Sequence[int] | None,
+) -> None:
+    """Print the plan; with `apply` it begins."""
+    with connect(cluster, timeout_seconds=timeout_seconds) as client:
+        plan: dict[str, Any] = json.loads(client.rebalance(apply=apply, leaving=leaving))
+    if output is Output.JSON:
+        print_json(plan)
+        return
+    console = tell()
+    for move in plan["under_way"]:
+        console.print(
+            f"chain-{move['chain']}: target-{move['source']} moves to "
+            f"target-{move['destination']} now"
+        )
+    for move in plan["moves"]:
+        console.print(
+            f"chain-{move['chain']}: a replica goes from node-{move['from']} to node-{move['to']}"
+        )
+    if plan["new_chains"]:
+        console.print(f"{plan['new_chains']} chains are added for new files")
+    if not (plan["under_way"] or plan["moves"] or plan["new_chains"]):
+        console.print("nothing has to move")
+    elif not (apply or plan["automatic"]):
+        console.print("begin with `threefs rebalance --apply`")

@@ -1,0 +1,75 @@
+"""Which node may use a volume that only one node may use: claims in 3FS, taken and given back.
+
+The FUSE daemon renews its node's claim and serves nothing without a renewal that is younger than
+`threefs.daemon.CLAIM_SECONDS` (and lets what is under way end within five seconds more). A node
+that wants the claim of another, dead one must have watched it stand still for `WATCH_SECONDS` by
+its own clock: longer, so that the former node certainly does not serve any more. No two clocks are
+compared.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from threefs.csi.errors import FailedPrecondition
+from threefs.daemon import CLAIM_SECONDS
+from threefs.errors import NotFound, ThreeFSError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from threefs.csi.directories import Directories
+    from threefs.csi.volume_id import VolumeId
+
+__all__ = ["WATCH_SECONDS", "Claims"]
+
+WATCH_SECONDS = CLAIM_SECONDS + 10.0
+
+
+class Claims:
+    """The claims of one node; thread-safe."""
+
+    def __init__(self, node_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._node_id = node_id
+        self._clock = clock
+        self._seen: dict[str, tuple[tuple[str, int], float]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, volume: VolumeId, files: Directories) -> None:
+        """Claim a volume for this node, or refuse and say whose it is."""
+        name, now = str(volume), self._clock()
+        found = files.claim(volume.path, self._node_id, self._stood_still(name, now))
+        with self._lock:
+            if found[0] == self._node_id:
+                self._seen.pop(name, None)
+                return
+            before, since = self._seen.get(name, (found, now))
+            since = since if before == found else now
+            self._seen[name] = (found, since)
+        left = max(0.0, WATCH_SECONDS - (now - since))
+        raise FailedPrecondition(
+            f"volume `{name}` is for one node at a time and node `{found[0]}` uses it; end its "
+            f"pods there. If that node is gone, its claim is free after {left:.0f} s more"
+        )
+
+    def give_back(self, volume: VolumeId, files: Directories) -> None:
+        """End this node's claim. If 3FS does not answer, it ends by itself."""
+        with self._lock:
+            self._seen.pop(str(volume), None)
+        with suppress(ThreeFSError, OSError):
+            files.unclaim(volume.path, self._node_id)
+
+    def holder(self, volume: VolumeId, files: Directories) -> str:
+        """The node that has the volume's claim; empty if nobody has."""
+        with suppress(NotFound):
+            claim = files.claim_of(volume.path)
+            return claim[0] if claim is not None else ""
+        return ""
+
+    def _stood_still(self, name: str, now: float) -> tuple[str, int] | None:
+        with self._lock:
+            seen = self._seen.get(name)
+        return seen[0] if seen is not None and now - seen[1] >= WATCH_SECONDS else None
