@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -29,29 +30,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root and /dev/fuse"))
 
 
+@contextlib.contextmanager
+def mounts(
+    cluster: Any, client: threefs.Client, folder: Path
+) -> Iterator[Callable[..., HeldMount]]:
+    """What `mount` gives, with mount points in `folder`."""
+    made: list[HeldMount] = []
+    base = f"/fuse-{uuid.uuid4().hex[:8]}"
+    client.make_directory(base, 0o755)
+    # Programs of other users come through here; pytest's own folders let in nobody.
+    ours = Path(tempfile.gettempdir())
+    for one in (folder, *(one for one in folder.parents if ours in one.parents)):
+        one.chmod(one.stat().st_mode | 0o011)
+
+    def make(name: str = "root", **options: object) -> HeldMount:
+        client.make_directory(f"{base}/{name}", 0o777, exist_ok=True)
+        root = f"{base}/{name}"
+        made.append(held(cluster.file, root, folder, len(made), **options))
+        return made[-1]
+
+    yield make
+    for mount in made:
+        mount.close()
+    client.rmtree(base)
+
+
 @pytest.fixture
 def mount(
     cluster: Any, client: threefs.Client, tmp_path: Path
 ) -> Iterator[Callable[..., HeldMount]]:
     """Mount a directory of its own: `mount("name")`; the same name gives the same directory."""
-    mounts: list[HeldMount] = []
-    base = f"/fuse-{uuid.uuid4().hex[:8]}"
-    client.make_directory(base, 0o755)
-    # Programs of other users come through here; pytest's own folders let in nobody.
-    ours = Path(tempfile.gettempdir())
-    for folder in (tmp_path, *(one for one in tmp_path.parents if ours in one.parents)):
-        folder.chmod(folder.stat().st_mode | 0o011)
+    with mounts(cluster, client, tmp_path) as make:
+        yield make
 
-    def make(name: str = "root", **options: object) -> HeldMount:
-        client.make_directory(f"{base}/{name}", 0o777, exist_ok=True)
-        root = f"{base}/{name}"
-        mounts.append(held(cluster.file, root, tmp_path, len(mounts), **options))
-        return mounts[-1]
 
-    yield make
-    for made in mounts:
-        made.close()
-    client.rmtree(base)
+@pytest.fixture(scope="module")
+def tree_of_the_module(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A mounted directory for all tests of a module, each in a folder of its own."""
+    folder = tmp_path_factory.mktemp("module")
+    with cluster.client() as client, mounts(cluster, client, folder) as make:
+        yield make().target
 
 
 @pytest.fixture
