@@ -79,10 +79,11 @@ class Starts:
         )
         self.crossings = Figure(f"{sizes.gangs} gangs: zone crossings", "gangs", 0)
         self.leaves = Figure(f"{sizes.gangs} gangs: most leaves of one", "leaves", 1)
-        self.small = Figure("single-node jobs bound", "jobs/s", 100, more=True)
+        self.admitted = Figure("single-node jobs admitted", "jobs/s", 100, more=True)
+        self.small = Figure("single-node jobs bound", "jobs/s", more=True)
         self.figures = [
             self.gang, self.gang_writes, self.start_writes, self.gangs, self.gangs_writes,
-            self.crossings, self.leaves, self.small,
+            self.crossings, self.leaves, self.admitted, self.small,
         ]  # fmt: skip
         self.details: dict[str, Any] = {}
 
@@ -163,6 +164,7 @@ class Starts:
         await self.crew.say("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
         writes, begun_at = await self._ours(jobs, count)
+        self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))
         self.small.ours.append(count / since(writes, begun_at))
         own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
         self.details["small jobs, ours, until bound"] = by_kind(own)
@@ -206,6 +208,15 @@ class Starts:
     def _counts(self, write: Write) -> bool:
         """Stored, and of this load: neither the Lease nor what the bench cleans up."""
         return write.stored and write.kind != "leases" and "delete" not in write.verb
+
+
+def _admitted_at(writes: list[Write]) -> float:
+    """When the last job had its nodes: a job's first status is the commit that gives it them."""
+    first: dict[str, float] = {}
+    for one in writes:
+        if one.who == OPERATOR and one.kind == "flyerjobs/status" and one.stored:
+            first[one.name] = min(one.done_at, first.get(one.name, one.done_at))
+    return max(first.values())
 
 
 def _creates(write: Write, kind: str) -> bool:

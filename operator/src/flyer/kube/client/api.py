@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 
+from flyer.kube.client.answers import lines_of, refusal_of, words_of
 from flyer.kube.client.errors import ApiError, UnreachableError, error_of
 
 if TYPE_CHECKING:
@@ -260,8 +261,8 @@ class Api:
             ) as response:
                 self._observe("watch", resource.plural, response.status, time.monotonic() - begun)
                 if response.status != 200:
-                    raise _refusal(label, response, await response.read())
-                async for line in _lines(response.content):
+                    raise refusal_of(label, response, await response.read())
+                async for line in lines_of(response.content):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
                         status = event["object"]
@@ -271,7 +272,7 @@ class Api:
                         )  # fmt: skip
                     yield event["type"], event["object"]
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise UnreachableError(label, _words(error)) from error
+            raise UnreachableError(label, words_of(error)) from error
 
     async def lines(
         self,
@@ -300,11 +301,11 @@ class Api:
                 ssl=self._ssl,
             ) as response:
                 if response.status != 200:
-                    raise _refusal(label, response, await response.read())
-                async for line in _lines(response.content):
+                    raise refusal_of(label, response, await response.read())
+                async for line in lines_of(response.content):
                     yield line
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise UnreachableError(label, _words(error)) from error
+            raise UnreachableError(label, words_of(error)) from error
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -388,40 +389,12 @@ class Api:
                     status = response.status
                     content = await response.read()
                     if status >= 400:
-                        raise _refusal(label, response, content)
+                        raise refusal_of(label, response, content)
                     found = json.loads(content)
                     assert isinstance(found, dict), label
                     return found
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 status = 0
-                raise UnreachableError(label, _words(error)) from error
+                raise UnreachableError(label, words_of(error)) from error
             finally:
                 self._observe(verb, kind, status, time.monotonic() - begun)
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines, however long. A torn last one is left out: the watch begins again before it."""
-    rest = b""
-    async for chunk in content.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line:
-                yield line
-
-
-def _refusal(label: str, response: aiohttp.ClientResponse, content: bytes) -> ApiError:
-    reason, message = "", content[:200].decode(errors="replace")
-    try:
-        status = json.loads(content)
-        reason, message = str(status.get("reason", "")), str(status.get("message", message))
-    except (ValueError, AttributeError):
-        pass
-    wait = response.headers.get("Retry-After", "")
-    retry_after = float(wait) if wait.isdigit() else None
-    return error_of(label, response.status, reason, message, retry_after)
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    return f"{type(error).__name__}: {error}"

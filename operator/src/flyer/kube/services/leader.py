@@ -92,6 +92,7 @@ class Leader:
 
     async def _run_beside(self, term: Term) -> None:
         if self._beside is not None:
+            await term.ready.wait()  # taking over needs the processor more
             await self._beside(term)
 
     async def _marked(self) -> None:

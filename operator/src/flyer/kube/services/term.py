@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
@@ -40,6 +39,7 @@ from flyer.kube.services.counts import Counts, count_zones
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox
+from flyer.kube.services.strays import Strays, unready
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.token import Token
 
@@ -88,7 +88,7 @@ class Term:
     ) -> None:
         self.epoch = epoch
         self.ticked_at = time.monotonic()
-        self.serving = False
+        self.ready = asyncio.Event()  # it serves
         self._api = api
         self._world = world
         self._policy = policy
@@ -111,9 +111,14 @@ class Term:
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
         self._nodes: dict[str, Node] = {}  # as last told to the engine
         self._lost: set[str] = set()
-        self._strays: dict[str, set[str]] = {}  # by node: pods of nobody
+        self._strays = Strays()
         self._wake_at = 0.0
         self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether it has taken over, and the gateway listens."""
+        return self.ready.is_set()
 
     @property
     def state(self) -> EngineState:
@@ -127,13 +132,16 @@ class Term:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                group.create_task(self._gateway.serve(), name="gateway")
                 group.create_task(self._announcer.run(), name="events")
                 group.create_task(self._counts.run(), name="counts")
                 await self._open()
+                # Not before: sidecars of gangs that nobody knows yet would be sent away, and
+                # thousands of handshakes take the time in which they become known.
+                group.create_task(self._gateway.serve(), name="gateway")
+                self.ready.set()
                 await self._loop()
         finally:
-            self.serving = False
+            self.ready.clear()
             self._group = None
             if self._world.listener is self:
                 self._world.listener = None
@@ -154,7 +162,6 @@ class Term:
             self._world.topologies.offer(topology)
         self._world.listener = self
         await self._rebuild()
-        self.serving = True
 
     async def _loop(self) -> None:
         pause_seconds = REBUILD_SECONDS
@@ -189,7 +196,8 @@ class Term:
         What was told but not decided (`events`) is told again, unless it is read anew here.
         """
         kept = [one for one in (*events, *self._inbox.take()) if not isinstance(one, _READ_AGAIN)]
-        self._nodes = {node.name: self._observed(node) for node in self._world.engine_nodes()}
+        observed = map(self._strays.observed, self._world.engine_nodes())
+        self._nodes = {node.name: node for node in observed}
         views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
         live = {key: view for key, view in views.items() if self._submissions.wanted(view)}
         jobs = [_of(view) for view in live.values()]
@@ -344,9 +352,9 @@ class Term:
                 why = "the node was deleted" if view is None else "the node's labels were taken"
                 if view is None:
                     self._inbox.tell(NodeLost(name, "NodeDeleted"))
-                self._inbox.tell(NodeObserved(_unready(known, why)))
+                self._inbox.tell(NodeObserved(unready(known, why)))
             return
-        node = self._observed(self._world.engine_node(view))
+        node = self._strays.observed(self._world.engine_node(view))
         back = name in self._lost and not view.lost
         if self._nodes.get(name) != node or back:
             self._nodes[name] = node
@@ -377,28 +385,14 @@ class Term:
         """Living pods of jobs that nobody knows keep their node from being given out."""
         if not pod.node:
             return
-        strays = self._strays.get(pod.node, set())
         lives = not gone and not pod.ended and pod.job not in self._state.jobs
-        if lives == (pod.uid in strays):
+        if not self._strays.saw(pod, lives=lives):
             return
         if lives:
-            self._strays.setdefault(pod.node, set()).add(pod.uid)
             view = self._world.job(pod.job)
             if view is None or view.uid != pod.owner:
                 self._gangs.stray(pod)  # else it belongs to a job that we cannot read
-        else:
-            strays.discard(pod.uid)
         self.node_changed(pod.node)
-
-    def _observed(self, node: Node) -> Node:
-        strays = self._strays.get(node.name)
-        if strays and node.ready:
-            return _unready(node, f"{len(strays)} pods of deleted jobs are still there")
-        return node
-
-
-def _unready(node: Node, why: str) -> Node:
-    return replace(node, ready=False, reason=why)
 
 
 def _of(view: JobView) -> FlyerJob:
