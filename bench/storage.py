@@ -25,6 +25,11 @@ from typing import TYPE_CHECKING, Any
 import threefs
 from threefs.cli.output import bytes_of, describe_bytes
 
+# It is run as a file, which knows no folder above its own.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench import storage_mount
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -96,7 +101,7 @@ def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
     into = memoryview(bytearray(BATCH_BYTES))
     raw = folder / "raw"
     raw.mkdir()
-    with serving(folder) as client:
+    with serving(folder) as client, _mounts(folder, client) as places:
         steps: dict[str, Callable[[], float]] = {
             "fio write, 1 writer": lambda: fio(raw, size, rw="write"),
             "fio write, 3 writers": lambda: fio(raw, size, rw="write", jobs=3),
@@ -106,12 +111,31 @@ def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
         if forget_cache():
             steps["3FS read, cold"] = lambda: (forget_cache(), batch_read(client, size, into))[1]
         steps["fio read, 1 reader"] = lambda: fio(raw, size, rw="read")
+        steps |= storage_mount.steps(places, size // 4)
         for number in range(rounds):
             for name, step in steps.items():
                 rates.setdefault(name, []).append(step())
-                rate = describe_bytes(rates[name][-1])
-                print(f"round {number + 1}: {name}: {rate}/s", file=sys.stderr)
+                print(
+                    f"round {number + 1}: {name}: {shown(name, rates[name][-1])}", file=sys.stderr
+                )
     return rates
+
+
+@contextmanager
+def _mounts(folder: Path, client: threefs.Client) -> Iterator[dict[str, Path]]:
+    """The places where programs' rates are measured; a local one alone where nobody may mount."""
+    local = folder / "local"
+    local.mkdir()
+    if not storage_mount.can_mount():
+        yield {}
+        return
+    with storage_mount.mounted(folder / "cluster" / "cluster.json", folder, client) as places:
+        yield {"local": local, **places}
+
+
+def shown(name: str, rate: float) -> str:
+    """With its unit."""
+    return f"{rate:,.0f}/s" if "creates/s" in name else f"{describe_bytes(rate)}/s"
 
 
 def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
@@ -125,6 +149,13 @@ def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
     }
     if "3FS read, cold" in median:
         ratios["cold read / fio read"] = median["3FS read, cold"] / median["fio read, 1 reader"]
+    if "mount: write" in median:
+        for name in ("mount", "mount, write-back"):
+            bound = median["fio write, 3 writers"] / 3
+            ratios[f"{name}: write / (fio 3 writers / 3)"] = median[f"{name}: write"] / bound
+            ratios[f"{name}: read / fio read"] = (
+                median[f"{name}: read"] / median["fio read, 1 reader"]
+            )
     return {
         "config": {
             "bytes": size,
@@ -134,7 +165,7 @@ def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "kernel": platform.release(),
         },
-        "bytes_per_second": median,
+        "per_second": median,
         "rounds": rates,
         "ratios": ratios,
     }
@@ -162,13 +193,13 @@ def main() -> None:
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
     print(f"# {describe_bytes(size)}, batches of {describe_bytes(BATCH_BYTES)}, median of rounds")
-    print(f"{'measurement':<28} {'MB/s':>10} {'spread':>8}")
-    for name, rate in result["bytes_per_second"].items():
+    print(f"{'measurement':<44} {'rate':>14} {'spread':>8}")
+    for name, rate in result["per_second"].items():
         values = result["rounds"][name]
         spread = (max(values) - min(values)) / rate
-        print(f"{name:<28} {rate / 1e6:>10,.0f} {spread:>8.0%}")
+        print(f"{name:<44} {shown(name, rate):>14} {spread:>8.0%}")
     for name, ratio in result["ratios"].items():
-        print(f"{name:<28} {ratio:>10.2f}")
+        print(f"{name:<44} {ratio:>14.2f}")
 
 
 if __name__ == "__main__":
