@@ -37,7 +37,7 @@ check-static:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 .PHONY: test
-test: install check-static ## all tests: units, properties, simulators, real processes, the demo
+test: install ## all tests: units, properties, simulators, real processes, the demo
 	@scripts/bootstrap prometheus=promtool
 	cargo test --workspace --locked --quiet
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not alone and not soak'
