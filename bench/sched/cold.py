@@ -134,9 +134,8 @@ def _coded(text: str) -> str:
 
 def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
     """Keys of etcd and what is stored there."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    pods: list[tuple[str, dict[str, Any]]] = []
     nodes = [_node(index, history) for index in range(history.nodes)]
-    found += [(f"/registry/minions/{one['metadata']['name']}", one) for one in nodes]
     jobs = [_job(f"running-{n}", history, "normal") for n in range(history.running)]
     # For these the room that is left is too small.
     jobs += [_job(f"queued-{n}", history, "low", 2) for n in range(history.queued)]
@@ -146,7 +145,7 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
         name = job["metadata"]["name"]
         job["status"] = statuses[name]
         if name.startswith("running"):
-            found += _pods(job, history)
+            pods += _pods(job, history)
     for number in range(history.ended):
         job = _job(f"ended-{number}", history, "normal")
         job["status"] = {
@@ -154,10 +153,11 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
             "phase": "Succeeded", "reason": "Complete", "message": "all ranks exited",
         }  # fmt: skip
         jobs.append(job)
-        found += _pods(job, history)
+        pods += _pods(job, history)
     path = f"/registry/fireflyer.dev/flyerjobs/{NAMESPACE}"
+    found = [(f"/registry/minions/{one['metadata']['name']}", one) for one in nodes]
     found += [(f"{path}/{one['metadata']['name']}", one) for one in jobs]
-    return found
+    return found + pods  # after their jobs, or the garbage collector takes them for orphans
 
 
 def _metadata(name: str, namespace: str = "") -> dict[str, Any]:

@@ -173,6 +173,7 @@ class Lab:
                     # New nodes carry a taint until it takes that away: minutes at its usual 20/s.
                     "--kube-api-qps=500",
                     "--kube-api-burst=1000",
+                    "--terminated-pod-gc-threshold=0",  # a cold start has 18,000 such pods
                     f"--feature-gates={','.join(GANG_FEATURES)}",
                 ),
             )

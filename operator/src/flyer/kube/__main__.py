@@ -88,8 +88,8 @@ class _Operator:
         lease = LeaseSettings(
             namespace=settings.namespace,
             duration_seconds=settings.lease_seconds,
-            renew_seconds=settings.lease_seconds * 2 / 3,
-            retry_seconds=settings.lease_seconds / 4,
+            renew_seconds=settings.lease_seconds * 4 / 5,
+            retry_seconds=settings.lease_seconds / 6,
         )
         mark = LeaderMark(api, settings.namespace, settings.pod_name) if settings.pod_name else None
         self._leader = Leader(

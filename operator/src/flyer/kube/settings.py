@@ -49,7 +49,7 @@ class Settings:
     """Kubernetes priority class of pods whose template names none."""
 
     lease_seconds: int = 3
-    """What a leader's death costs; its renewals must fit into two thirds of it."""
+    """What a leader's death costs; a renewal that takes four fifths of it is too late."""
     start_deadline_seconds: float = 600.0
     stop_deadline_seconds: float = 120.0
     failure_window_seconds: float = 5.0

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _RELEASE_SECONDS: Final = 2.0
 # At somebody else's Lease in the time of a renewal: what a leader's death costs beyond its
 # duration is the time between two.
-LOOKS: Final = 3
+LOOKS: Final = 2
 
 
 class LeadershipLostError(Exception):
@@ -45,7 +45,7 @@ class LeaseSettings:
     name: str = "flyer-operator"
     duration_seconds: int = 3
     """Others take the Lease after so long without a renewal: what a leader's death costs."""
-    renew_seconds: float = 2.0
+    renew_seconds: float = 2.4
     """We stop after so long without a renewal: the rest is for what is under way to arrive."""
     retry_seconds: float = 0.5
     """Between renewals, and at least so often a look at somebody else's Lease."""
@@ -106,8 +106,11 @@ class Election:
 
     async def hold(self) -> None:
         """Renew until that fails for too long, or the Lease is somebody else's; then return."""
+        settings = self._settings
+        begun = self._valid_until - settings.renew_seconds  # the last renewal that succeeded
         while self.leads:
-            await asyncio.sleep(self._settings.retry_seconds)
+            # From beginning to beginning: a slow answer leaves no less time for the next one.
+            await asyncio.sleep(max(0.0, begun + settings.retry_seconds - time.monotonic()))
             begun = time.monotonic()
             if begun >= self._valid_until:
                 break
