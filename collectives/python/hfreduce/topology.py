@@ -10,9 +10,10 @@ This module reads and checks; it opens no connection and looks at no environment
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from hfreduce.errors import TopologyError
 
@@ -23,6 +24,8 @@ __all__ = ["VERSION", "Place", "Topology", "load_topology", "parse_topology"]
 
 VERSION = 1
 """The one version of the file that there is so far."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,14 @@ def parse_topology(text: str, source: str) -> Topology:
     """Checks the text of a topology file; `source` names it in errors."""
     try:
         document: object = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for thousands of brackets
         raise TopologyError(source, "file", f"is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise TopologyError(source, "file", f"is a {type(document).__name__}, not an object")
     fields: Mapping[str, object] = document
-    if fields.get("version") != VERSION:
-        raise _wrong(source, "version", fields.get("version"), f"{VERSION}")
+    version = fields.get("version")
+    if type(version) is not int or version != VERSION:
+        raise _wrong(source, "version", version, f"{VERSION}")
     ranks_per_node = fields.get("ranks_per_node")
     if type(ranks_per_node) is not int or ranks_per_node < 1:
         raise _wrong(source, "ranks_per_node", ranks_per_node, "a whole number above 0")
@@ -105,11 +109,11 @@ def _nodes(value: object, source: str) -> tuple[Place, ...]:
         if not isinstance(node, dict):
             raise _wrong(source, field, node, "an object with name and zone")
         name, zone, address = (node.get(key) for key in ("name", "zone", "address"))
-        if not isinstance(name, str) or not name:
+        if not _is_text(name):
             raise _wrong(source, f"{field}.name", name, "a name")
-        if not isinstance(zone, str) or not zone:
+        if not _is_text(zone):
             raise _wrong(source, f"{field}.zone", zone, "a name")
-        if address is not None and (not isinstance(address, str) or not address):
+        if address is not None and not _is_text(address):
             raise _wrong(source, f"{field}.address", address, "an IP address")
         if name in seen:
             raise _wrong(source, f"{field}.name", name, f"a name other than nodes[{seen[name]}]'s")
@@ -125,13 +129,18 @@ def _bridges(value: object, nodes: Sequence[Place], source: str) -> tuple[tuple[
         raise _wrong(source, "bridge", value, "a list of node names, two for each bridge")
     zones = {place.node: place.zone for place in nodes}
     for name in value:
-        if name not in zones:
+        if not isinstance(name, str) or name not in zones:
             raise _wrong(source, "bridge", name, "the name of a node in `nodes`")
     pairs = tuple(zip(value[::2], value[1::2], strict=True))
     for pair in pairs:
         if zones[pair[0]] == zones[pair[1]]:
             raise _wrong(source, "bridge", pair, f"nodes of two zones, but of {zones[pair[0]]}")
     return pairs
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """A word that other processes can be told: JSON can spell half of a surrogate pair."""
+    return isinstance(value, str) and bool(value) and not _SURROGATE.search(value)
 
 
 def _wrong(source: str, field: str, value: object, expected: str) -> TopologyError:

@@ -1,10 +1,13 @@
 """The topology file: what is read from it, and what is refused with file, field and value."""
 
+import copy
 import json
 
 import pytest
 from hfreduce import Place, TopologyError, load_topology
 from hfreduce.topology import parse_topology
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 GOOD = {
     "version": 1,
@@ -50,6 +53,12 @@ def test_the_file_must_describe_as_many_ranks_as_the_job_has():
         ({"bridge": ["a0", "z9"]}, "bridge: 'z9' is not the name of a node"),
         ({"bridge": ["a0", "a0"]}, "bridge: .*nodes of two zones"),
         ({"bridge": ["a0"]}, "bridge: .*two for each bridge"),
+        ({"bridge": [["a0"], "b0"]}, r"bridge: \['a0'\] is not the name of a node"),
+        ({"version": True}, "version: True is not 1"),
+        (
+            {"nodes": [{"name": "\ud800", "zone": "A"}]},
+            r"nodes\[0\]\.name: '\\ud800' is not a name",
+        ),
     ],
 )
 def test_a_bad_field_is_named_with_its_value(change, message):
@@ -57,7 +66,7 @@ def test_a_bad_field_is_named_with_its_value(change, message):
         parse_topology(json.dumps(GOOD | change), "t.json")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"'])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', "[" * 100_000])
 def test_what_is_no_object_is_refused(text):
     with pytest.raises(TopologyError, match=r"t\.json: file: "):
         parse_topology(text, "t.json")
@@ -66,3 +75,46 @@ def test_what_is_no_object_is_refused(text):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(TopologyError, match=r"absent\.json: file: cannot be read"):
         load_topology(tmp_path / "absent.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+PLACES = [
+    [key] for key in GOOD
+] + [["nodes", 0], ["nodes", 1, "name"], ["nodes", 1, "zone"], ["nodes", 0, "address"],
+     ["bridge", 0]]  # fmt: skip
+
+
+def accepted_or_refused(text):
+    """Whatever the text, there is a topology that other parts can use, or an error of ours."""
+    try:
+        topology = parse_topology(text, "t.json")
+    except TopologyError as error:
+        assert str(error).startswith("t.json: ")  # noqa: PT017  # not every text raises
+        return
+    assert topology.world_size == len(topology.nodes) * topology.ranks_per_node > 0
+    for place in topology.nodes:
+        assert f"{place.node}{place.zone}{place.address}".encode()
+    assert {name for pair in topology.bridges for name in pair} <= {p.node for p in topology.nodes}
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.sampled_from(PLACES), JSON)
+def test_any_value_in_any_field_is_taken_or_refused_by_name(path, value):
+    document = copy.deepcopy(GOOD)
+    *parents, last = path
+    at = document
+    for step in parents:
+        at = at[step]
+    at[last] = value
+    accepted_or_refused(json.dumps(document))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 400), st.integers(0, 40), st.text(max_size=8))
+def test_a_file_with_a_piece_exchanged_is_taken_or_refused(start, length, piece):
+    text = json.dumps(GOOD)
+    accepted_or_refused(text[:start] + piece + text[start + length :])
