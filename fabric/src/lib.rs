@@ -3,9 +3,15 @@
 //!
 //! Absent on purpose: any knowledge of what the bytes mean.
 
+use std::pin::Pin;
+
 pub mod auth;
 pub mod class;
 pub mod deadline;
 pub mod rpc;
 pub mod shm;
 pub mod tcp;
+
+/// A future that is compiled in the crate that makes it. What an `async fn` does is compiled anew
+/// in every crate that waits for it; the services' entry points are boxed for that reason.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use super::frame::{Kind, Limits};
 use super::io::{Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames};
 use super::{Fault, Payload, Reply, RpcError, decode, handshake};
+use crate::BoxFuture;
 use crate::auth::{AuthError, Key};
 use crate::class::TrafficClass;
 use crate::deadline::Deadline;
@@ -80,7 +81,15 @@ impl Connection {
     ///
     /// # Errors
     /// [`RpcError::Unreachable`], or [`RpcError::Refused`] when the peer is somebody else.
-    pub async fn open(
+    pub fn open(
+        address: &str,
+        config: ConnectionConfig,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Self, RpcError>> {
+        Box::pin(Self::open_now(address, config, deadline))
+    }
+
+    async fn open_now(
         address: &str,
         config: ConnectionConfig,
         deadline: Deadline,
@@ -142,7 +151,16 @@ impl Connection {
     ///
     /// # Errors
     /// Any [`RpcError`]; [`RpcError::executed`] says whether it can have had its effect.
-    pub async fn call(
+    pub fn call(
+        &self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Reply, RpcError>> {
+        Box::pin(self.call_now(message, payload, deadline))
+    }
+
+    async fn call_now(
         &self,
         message: Bytes,
         payload: Payload,

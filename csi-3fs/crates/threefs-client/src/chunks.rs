@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Payload, RpcError, decode, encode};
 use threefs_core::checksum::Checksum;
@@ -41,7 +42,18 @@ pub(crate) type What = Arc<str>;
 
 impl Client {
     /// Brings one update into force on all serving replicas. Exactly once, whatever happens.
-    pub(crate) async fn update(
+    pub(crate) fn update<'a>(
+        &'a self,
+        what: &'a What,
+        place: Place,
+        change: ContentChange,
+        payload: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Updated, ClientError>> {
+        Box::pin(self.update_now(what, place, change, payload, deadline))
+    }
+
+    async fn update_now(
         &self,
         what: &What,
         place: Place,
@@ -158,7 +170,18 @@ impl Client {
     }
 
     /// Reads a part of one chunk from any serving replica; `None` where there is no such chunk.
-    pub(crate) async fn read(
+    pub(crate) fn read<'a>(
+        &'a self,
+        what: &'a What,
+        place: Place,
+        offset: u32,
+        length: u32,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Option<Bytes>, ClientError>> {
+        Box::pin(self.read_now(what, place, offset, length, deadline))
+    }
+
+    async fn read_now(
         &self,
         what: &What,
         place: Place,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::chunk::ContentChange;
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_core::message::LastChunk;
-use threefs_kv::BoxFuture;
 use threefs_meta::ChunkTrimmer;
 use tokio::task::JoinSet;
 

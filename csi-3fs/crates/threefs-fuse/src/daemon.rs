@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -162,11 +163,20 @@ impl Call<'_> {
 ///
 /// # Errors
 /// [`FuseError`].
-pub async fn serve(
+pub fn serve(
     client: Client,
     descriptor: OwnedFd,
     config: FuseConfig,
-    on_ready: impl FnOnce(&Ready),
+    on_ready: Box<dyn FnOnce(&Ready) + Send>,
+) -> BoxFuture<'static, Result<(), FuseError>> {
+    Box::pin(serve_now(client, descriptor, config, on_ready))
+}
+
+async fn serve_now(
+    client: Client,
+    descriptor: OwnedFd,
+    config: FuseConfig,
+    on_ready: Box<dyn FnOnce(&Ready) + Send>,
 ) -> Result<(), FuseError> {
     let device = Device::new(descriptor).map_err(FuseError::Device)?;
     let root = find_root(&client, &config).await?;

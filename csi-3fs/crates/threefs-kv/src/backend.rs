@@ -1,12 +1,8 @@
 //! What a store must offer. Transactions, their buffers and their retries are common to all.
 
-use std::future::Future;
-use std::pin::Pin;
+use fabric::BoxFuture;
 
 use crate::{KvError, Watch};
-
-/// A boxed future: stores are chosen at run time.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A key and its value.
 pub type Row = (Vec<u8>, Vec<u8>);

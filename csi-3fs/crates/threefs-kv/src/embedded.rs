@@ -21,9 +21,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
-use crate::{
-    Backend, BoxFuture, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch,
-};
+use crate::{Backend, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch};
+use fabric::BoxFuture;
 
 /// Keys below are the store's own.
 const OWN_KEYS_END: &[u8] = &[1];

@@ -21,9 +21,7 @@ mod store;
 mod transaction;
 mod watch;
 
-pub use backend::{
-    Backend, BoundedAdd, BoxFuture, Commit, KeyRange, Mutation, Row, Snapshot, Versionstamp,
-};
+pub use backend::{Backend, BoundedAdd, Commit, KeyRange, Mutation, Row, Snapshot, Versionstamp};
 pub use embedded::EmbeddedConfig;
 pub use error::KvError;
 pub use store::{Operation, Retry, Store};

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
-use crate::{
-    Backend, BoxFuture, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch,
-};
+use crate::{Backend, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch};
+use fabric::BoxFuture;
 
 /// Writes that conflicts are checked against; older transactions are refused.
 const WRITES_MAX: usize = 100_000;

@@ -7,7 +7,8 @@ use fabric::deadline::Deadline;
 
 use crate::embedded::{Embedded, EmbeddedConfig};
 use crate::memory::Memory;
-use crate::{Backend, BoxFuture, Commit, KvError, Snapshot, Transaction, Versionstamp, Watch};
+use crate::{Backend, Commit, KvError, Snapshot, Transaction, Versionstamp, Watch};
+use fabric::BoxFuture;
 
 /// The longest pause between two attempts.
 const BACKOFF_MAX: Duration = Duration::from_millis(64);

@@ -1,9 +1,9 @@
 //! What the metadata service needs of storage: that bytes beyond a length go away.
 
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
-use threefs_kv::BoxFuture;
 
 /// Takes chunks away. The service's binary injects one that is made of the storage client.
 pub trait ChunkTrimmer: Send + Sync + 'static {

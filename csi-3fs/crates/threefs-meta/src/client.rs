@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fabric::BoxFuture;
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
@@ -129,7 +130,15 @@ impl MetaClient {
         self.ask(&MetaRequest::Change { id, who: who.clone(), change }, deadline).await
     }
 
-    async fn ask(
+    fn ask<'a>(
+        &'a self,
+        request: &'a MetaRequest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<MetaReply, MetaClientError>> {
+        Box::pin(self.ask_now(request, deadline))
+    }
+
+    async fn ask_now(
         &self,
         request: &MetaRequest,
         deadline: Deadline,

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use fabric::BoxFuture;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
@@ -40,12 +41,12 @@ pub struct Meta {
 ///
 /// # Errors
 /// [`MetaRunError`].
-pub async fn run(
+pub fn run(
     config: MetaConfig,
     trimmer: Arc<dyn ChunkTrimmer>,
     shutdown: Shutdown,
-) -> Result<(), MetaRunError> {
-    Meta::open(config, trimmer).await?.serve(shutdown).await
+) -> BoxFuture<'static, Result<(), MetaRunError>> {
+    Box::pin(async { Meta::open(config, trimmer).await?.serve(shutdown).await })
 }
 
 impl Meta {
@@ -74,7 +75,11 @@ impl Meta {
     ///
     /// # Errors
     /// [`MetaRunError::Store`] when the store needs a restart.
-    pub async fn serve(self, shutdown: Shutdown) -> Result<(), MetaRunError> {
+    pub fn serve(self, shutdown: Shutdown) -> BoxFuture<'static, Result<(), MetaRunError>> {
+        Box::pin(self.serve_now(shutdown))
+    }
+
+    async fn serve_now(self, shutdown: Shutdown) -> Result<(), MetaRunError> {
         let handler = Handler(Arc::clone(&self.tree));
         let background = async {
             if let Err(error) = self.tree.finish_all_trims().await {

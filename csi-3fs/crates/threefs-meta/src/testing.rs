@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::{ChainId, ClientId, InodeId, TableVersion};
 use threefs_core::layout::Layout;
 use threefs_core::routing::{ChainTable, RoutingInfo};
 use threefs_kv::{
-    Backend, BoxFuture, Commit, KeyRange, KvError, Row, Snapshot, Store, Transaction, Versionstamp,
-    Watch,
+    Backend, Commit, KeyRange, KvError, Row, Snapshot, Store, Transaction, Versionstamp, Watch,
 };
 use tokio::sync::watch;
 

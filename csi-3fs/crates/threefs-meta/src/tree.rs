@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
 use threefs_core::routing::RoutingInfo;
@@ -89,7 +90,11 @@ impl Tree {
     ///
     /// # Errors
     /// Any [`MetaError`].
-    pub async fn answer(&self, request: MetaRequest, deadline: Deadline) -> MetaResult {
+    pub fn answer(&self, request: MetaRequest, deadline: Deadline) -> BoxFuture<'_, MetaResult> {
+        Box::pin(self.answer_now(request, deadline))
+    }
+
+    async fn answer_now(&self, request: MetaRequest, deadline: Deadline) -> MetaResult {
         let deadline = deadline.within(REQUEST_TIMEOUT);
         let answered = match request {
             MetaRequest::Query { who, query } => self.query(&who, &query, deadline).await,
@@ -298,7 +303,19 @@ impl Tree {
         }
     }
 
-    async fn once<O>(&self, ask: &Ask<'_>, operation: O) -> Result<MetaReply, OpError>
+    /// Boxed: all operations in one state machine take the compiler minutes.
+    fn once<'a, O>(
+        &'a self,
+        ask: &'a Ask<'a>,
+        operation: O,
+    ) -> BoxFuture<'a, Result<MetaReply, OpError>>
+    where
+        O: Operation<Output = MetaReply, Error = OpError> + Send + 'a,
+    {
+        Box::pin(self.once_now(ask, operation))
+    }
+
+    async fn once_now<O>(&self, ask: &Ask<'_>, operation: O) -> Result<MetaReply, OpError>
     where
         O: Operation<Output = MetaReply, Error = OpError>,
     {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric::BoxFuture;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
@@ -39,8 +40,11 @@ pub struct Mgmtd {
 ///
 /// # Errors
 /// [`MgmtdRunError`].
-pub async fn run(config: MgmtdConfig, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
-    Mgmtd::open(config).await?.serve(shutdown).await
+pub fn run(
+    config: MgmtdConfig,
+    shutdown: Shutdown,
+) -> BoxFuture<'static, Result<(), MgmtdRunError>> {
+    Box::pin(async { Mgmtd::open(config).await?.serve(shutdown).await })
 }
 
 impl Mgmtd {
@@ -72,7 +76,11 @@ impl Mgmtd {
     ///
     /// # Errors
     /// [`MgmtdRunError::Store`] when the store needs a restart.
-    pub async fn serve(self, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
+    pub fn serve(self, shutdown: Shutdown) -> BoxFuture<'static, Result<(), MgmtdRunError>> {
+        Box::pin(self.serve_now(shutdown))
+    }
+
+    async fn serve_now(self, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
         let clock = Clock(Instant::now());
         let manager = Arc::clone(&self.manager);
         let handler = Handler { manager, clock, shutdown: shutdown.clone() };

@@ -95,12 +95,12 @@ async fn serve(
     config: FuseConfig,
 ) -> Result<(), FuseError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(FuseError::Device)?;
-    let ready = |ready: &threefs_fuse::Ready| {
+    let ready = Box::new(|ready: &threefs_fuse::Ready| {
         let line = serde_json::to_string(ready).unwrap_or_default();
         let mut out = std::io::stdout().lock();
         // Nobody reads it: then nobody waits for it either.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-    };
+    });
     tokio::select! {
         served = threefs_fuse::serve(Client::start(client), descriptor, config, ready) => served,
         // Everything acknowledged is durable; what is in work the kernel sends to the next one.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fabric::BoxFuture;
 use fabric::auth::{AuthError, Key};
 use fabric::class::TrafficClass;
 use fabric::rpc::{
@@ -50,7 +51,14 @@ pub enum StorageServiceError {
 ///
 /// # Errors
 /// When it cannot begin, or was replaced.
-pub async fn run(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageServiceError> {
+pub fn run(
+    config: StorageConfig,
+    shutdown: Shutdown,
+) -> BoxFuture<'static, Result<(), StorageServiceError>> {
+    Box::pin(serve(config, shutdown))
+}
+
+async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageServiceError> {
     std::fs::create_dir_all(&config.data).map_err(|error| StorageServiceError::Data {
         path: config.data.display().to_string(),
         reason: error.to_string(),
