@@ -67,8 +67,8 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def _started(options: Options) -> Iterator[Cluster]:
     from e2e.cluster import binaries
-    from e2e.cluster.down import down
     from e2e.cluster.errors import ClusterError
+    from e2e.cluster.guard import guarded
     from e2e.cluster.handle import Cluster
     from e2e.cluster.up import programs, up
 
@@ -77,12 +77,9 @@ def _started(options: Options) -> Iterator[Cluster]:
             binaries.find(name)
     except ClusterError as error:
         _unavailable(str(error))
-    with tempfile.TemporaryDirectory(prefix="flyer-e2e-") as folder:
-        state = Path(folder) / "cluster"
-        try:
-            yield Cluster(up(state, options))
-        finally:
-            down(state)
+    state = Path(tempfile.mkdtemp(prefix="flyer-e2e-")) / "cluster"
+    with guarded(state):
+        yield Cluster(up(state, options))
 
 
 def _unavailable(why: str) -> NoReturn:
