@@ -178,6 +178,11 @@ impl Connection {
         let Ok(place) = tokio::time::timeout_at(at, self.places.acquire()).await else {
             return Err(timed_out(false));
         };
+        // A process that was stopped for a while goes on with an operation whose time is over: what
+        // it may do now is somebody else's by now.
+        if deadline.passed() {
+            return Err(timed_out(false));
+        }
         let (request_id, reply) = self.shared.expect_reply()?;
         // Forgets the call however it ends, also when the caller's future is dropped.
         let _forget = Forget { shared: &self.shared, request_id };

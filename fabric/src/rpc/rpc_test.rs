@@ -311,6 +311,18 @@ async fn a_call_ends_at_its_deadline() {
 }
 
 #[tokio::test]
+async fn a_call_whose_deadline_has_passed_is_not_sent() {
+    let running = started().await;
+    let connection = open(&running).await;
+    let over = Deadline::after(Duration::ZERO);
+    let error = connection.call(Bytes::from_static(b"x"), Payload::empty(), over).await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, RpcError::TimedOut { sent: false, .. }), "{error}");
+    echo(&connection, b"x", Bytes::new()).await;
+    assert_eq!(running.stats.calls.load(Relaxed), 1);
+}
+
+#[tokio::test]
 async fn a_pool_survives_a_restart_of_the_server() {
     let running = started().await;
     let pool = Pool::new(
