@@ -24,6 +24,15 @@ pub struct Claim {
     pub beat: u64,
 }
 
+/// What a holder finds that renews its claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Its claim, renewed.
+    Held(Claim),
+    /// It is another's, or nobody's, or has been in between.
+    Lost(Option<Claim>),
+}
+
 impl Claim {
     fn encode(&self) -> Vec<u8> {
         format!("{} {}", self.beat, self.holder).into_bytes()
@@ -81,6 +90,30 @@ impl Client {
             let mine = Claim { holder: holder.into(), beat: beat + 1 };
             match self.write_claim(path, Some(&mine), mode).await {
                 Ok(()) => return Ok(mine),
+                Err(ClientError::Meta(
+                    MetaError::Exists { .. } | MetaError::NoAttribute { .. },
+                )) if attempts < ATTEMPTS_MAX => {}
+                Err(error) => return Err(error),
+            }
+            attempts += 1;
+        }
+    }
+
+    /// Renews a claim that its holder has, and never takes one: where it is gone, another may have
+    /// had it and given it back. A beat below the known one tells the same.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn renew_claim(&self, path: &str, known: &Claim) -> Result<Renewal, ClientError> {
+        let mut attempts = 0;
+        loop {
+            let found = match self.claim_of(path).await? {
+                Some(found) if found.holder == known.holder && found.beat >= known.beat => found,
+                other => return Ok(Renewal::Lost(other)),
+            };
+            let mine = Claim { holder: found.holder.clone(), beat: found.beat + 1 };
+            match self.write_claim(path, Some(&mine), SetMode::Was(found.encode())).await {
+                Ok(()) => return Ok(Renewal::Held(mine)),
                 Err(ClientError::Meta(
                     MetaError::Exists { .. } | MetaError::NoAttribute { .. },
                 )) if attempts < ATTEMPTS_MAX => {}

@@ -41,7 +41,7 @@ use std::sync::atomic::AtomicUsize;
 use fabric::deadline::Deadline;
 use threefs_core::ids::ClientId;
 
-pub use claims::Claim;
+pub use claims::{Claim, Renewal};
 pub use config::ClientConfig;
 pub use error::ClientError;
 pub use files::{FileHandle, ReadPlan, ReadRange, WriteRange};

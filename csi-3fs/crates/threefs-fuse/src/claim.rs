@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
-use threefs_client::{Claim, Client, ClientError};
+use threefs_client::{Claim, Client, ClientError, Renewal};
 use tokio::sync::watch;
 
 /// Renewals in the time for which one is trusted.
@@ -40,24 +40,40 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Claims, and renews until the gate is dropped. The other's claim if it is not to be had.
+    /// Claims, and renews until the gate is dropped. Who has the claim if it is not to be had. A
+    /// mount that was served before (`resume`) takes no claim that is gone: another node may have
+    /// had it, and the kernel may still have to write what it was told before that.
     pub(crate) async fn open(
         client: &Client,
         config: ClaimConfig,
-    ) -> Result<Result<Self, Claim>, ClientError> {
+        resume: bool,
+    ) -> Result<Result<Self, String>, ClientError> {
         let asked = Instant::now();
-        let claim = client.claim(&config.path, &config.holder, None).await?;
+        let claim = if resume {
+            let known = Claim { holder: config.holder.clone(), beat: 0 };
+            match client.renew_claim(&config.path, &known).await? {
+                Renewal::Held(claim) => claim,
+                Renewal::Lost(found) => return Ok(Err(named(found))),
+            }
+        } else {
+            client.claim(&config.path, &config.holder, None).await?
+        };
         if claim.holder != config.holder {
-            return Ok(Err(claim));
+            return Ok(Err(claim.holder));
         }
         let (sender, state) = watch::channel(State::Held { until: asked + config.valid });
-        tokio::spawn(renew(client.clone(), config, sender));
+        tokio::spawn(renew(client.clone(), config, claim, sender));
         Ok(Ok(Self { state }))
     }
 
     /// A gate that never opens: somebody else has the claim.
     pub(crate) fn lost() -> Self {
         Self { state: watch::channel(State::Lost).1 }
+    }
+
+    /// Whether the claim is certainly held now.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(*self.state.borrow(), State::Held { until } if Instant::now() < until)
     }
 
     /// Waits until the claim is certainly held and gives the time by which what is done under it
@@ -82,8 +98,12 @@ impl Gate {
     }
 }
 
-async fn renew(client: Client, config: ClaimConfig, state: watch::Sender<State>) {
-    let ClaimConfig { path, holder, valid } = &config;
+fn named(found: Option<Claim>) -> String {
+    found.map_or_else(|| "nobody".into(), |claim| claim.holder)
+}
+
+async fn renew(client: Client, config: ClaimConfig, mut claim: Claim, state: watch::Sender<State>) {
+    let ClaimConfig { path, valid, .. } = &config;
     let mut pause = *valid / RENEWALS;
     loop {
         tokio::select! {
@@ -91,13 +111,14 @@ async fn renew(client: Client, config: ClaimConfig, state: watch::Sender<State>)
             () = state.closed() => return,
         }
         let asked = Instant::now();
-        match client.claim(path, holder, None).await {
-            Ok(claim) if claim.holder == *holder => {
+        match client.renew_claim(path, &claim).await {
+            Ok(Renewal::Held(renewed)) => {
+                claim = renewed;
                 state.send_replace(State::Held { until: asked + *valid });
                 pause = *valid / RENEWALS;
             }
-            Ok(other) => {
-                tracing::error!(path, by = other.holder, "another node has claimed this volume");
+            Ok(Renewal::Lost(found)) => {
+                tracing::error!(path, by = named(found), "the claim on this volume is lost");
                 state.send_replace(State::Lost);
                 return;
             }

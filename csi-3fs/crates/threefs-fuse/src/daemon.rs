@@ -182,14 +182,14 @@ async fn serve_now(
     let root = find_root(&client, &config).await?;
     let gate = match config.claim.clone() {
         None => None,
-        Some(claim) => Some(match Gate::open(&client, claim).await? {
+        Some(claim) => Some(match Gate::open(&client, claim, config.resume).await? {
             Ok(gate) => gate,
             // Programs that have it mounted get errors instead of waiting for ever.
-            Err(other) if config.resume => {
-                tracing::error!(by = other.holder, "another node has claimed this volume");
+            Err(holder) if config.resume => {
+                tracing::error!(by = holder, "the claim on this volume is lost");
                 Gate::lost()
             }
-            Err(other) => return Err(FuseError::Claimed { holder: other.holder }),
+            Err(holder) => return Err(FuseError::Claimed { holder }),
         }),
     };
     let journal =
@@ -392,11 +392,22 @@ impl Daemon {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn answer<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
-        if let Some(gate) = &self.gate {
-            // What began while the claim was held ends before another node can have it.
-            call.deadline = gate.pass(call.deadline).await?;
+    /// Waits until this mount may be used; until when, if not for ever.
+    pub(crate) async fn pass(&self, deadline: Deadline) -> Result<Deadline, Errno> {
+        match &self.gate {
+            Some(gate) => gate.pass(deadline).await,
+            None => Ok(deadline),
         }
+    }
+
+    /// Whether this mount may be used now.
+    pub(crate) fn may_be_used(&self) -> bool {
+        self.gate.as_ref().is_none_or(Gate::is_open)
+    }
+
+    async fn answer<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        // What began while the claim was held ends before another node can have it.
+        call.deadline = self.pass(call.deadline).await?;
         let changes = matches!(
             call.request.opcode,
             opcode::WRITE | opcode::FALLOCATE | opcode::SETXATTR | opcode::REMOVEXATTR
@@ -423,6 +434,8 @@ impl Daemon {
             opcode::FSYNC => self.fsync(call).await,
             opcode::RELEASE => self.release(call).await,
             opcode::FALLOCATE => self.allocate(call).await,
+            // What is written behind is longer than this daemon knows: the kernel answers itself.
+            opcode::LSEEK if self.write_back => Err(Errno::NOSYS),
             opcode::LSEEK => self.seek(call).await,
             opcode::OPENDIR => self.open_directory(call).await,
             opcode::READDIR | opcode::READDIRPLUS => self.read_directory(call).await,

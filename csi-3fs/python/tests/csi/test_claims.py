@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from threefs.csi.claims import WATCH_SECONDS
+from threefs.csi.claims import WATCH_SECONDS, Claims
+from threefs.csi.errors import FailedPrecondition
 from threefs.csi.proto import csi_pb2 as csi
+from threefs.csi.volume_id import VolumeId
 from threefs.daemon import CLAIM_SECONDS
 from threefs.errors import Unavailable
 
@@ -86,6 +88,44 @@ def test_the_claim_of_a_node_that_died_is_taken_after_it_stood_still(
     driver.now = WATCH_SECONDS + 1.0
     driver.call(stage(volume))
     assert driver.files.claim_of(PATH) == ("node-a", 2)
+
+
+def test_a_claim_is_watched_from_when_it_was_seen_not_from_when_it_was_asked_for(
+    driver: Driver, volume: str
+) -> None:
+    now = 0.0
+    claims = Claims("node-a", lambda: now)
+    parsed = VolumeId.parse(volume)
+    real = driver.files.claim
+    real(PATH, "node-b")
+
+    def slow(*arguments: Any) -> tuple[str, int]:
+        nonlocal now
+        now += 9.0
+        return real(*arguments)
+
+    driver.files.claim = slow  # type: ignore[method-assign]
+    with pytest.raises(FailedPrecondition):
+        claims.take(parsed, driver.files)
+    now = WATCH_SECONDS + 1.0
+    with pytest.raises(FailedPrecondition):
+        claims.take(parsed, driver.files)
+    now = WATCH_SECONDS + 10.0
+    claims.take(parsed, driver.files)
+    assert driver.files.claim_of(PATH) == ("node-a", 2)
+
+
+def test_a_claim_is_given_back_with_the_last_mount_of_the_volume(
+    driver: Driver, volume: str
+) -> None:
+    driver.call(stage(volume))
+    driver.call(
+        stage_request(volume, "/k/other", volume_capability=capability(Mode.SINGLE_NODE_WRITER))
+    )
+    driver.call(unstage(volume))
+    assert driver.files.claim_of(PATH) is not None
+    driver.call(csi.NodeUnstageVolumeRequest(volume_id=volume, staging_target_path="/k/other"))
+    assert driver.files.claim_of(PATH) is None
 
 
 def test_a_node_that_renews_keeps_its_claim_for_ever(driver: Driver, volume: str) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,6 +93,43 @@ def test_another_nodes_claim_ends_the_service_with_an_error(
     claimed.respawn()
     with pytest.raises(OSError, match="Input/output error"):
         os.stat(claimed.target / "another")
+
+
+def test_a_claim_that_another_node_had_meanwhile_is_not_taken_back(
+    claimed: HeldMount, client: threefs.Client
+) -> None:
+    """What that node has written must not be overwritten by what was written behind before."""
+    volume = volume_of(claimed)
+    claimed.signal(signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    taken = ("", 0)
+    while taken[0] != "node-b":
+        assert time.monotonic() < deadline
+        taken = client.claim(volume, "node-b", client.claim_of(volume))
+    client.unclaim(volume, "node-b")
+    claimed.signal(signal.SIGCONT)
+    number = 0
+    with pytest.raises(OSError, match="Input/output error"):
+        # Until the daemon finds that out, its last renewal is trusted.
+        while time.monotonic() < deadline:
+            number += 1
+            with suppress(FileNotFoundError):
+                os.stat(claimed.target / f"other-{number}")
+            time.sleep(0.05)
+    assert client.claim_of(volume) is None
+    claimed.respawn()
+    with pytest.raises(OSError, match="Input/output error"):
+        os.stat(claimed.target / "another")
+    assert client.claim_of(volume) is None
+
+
+def test_what_is_not_written_yet_is_no_hole(claimed: HeldMount) -> None:
+    """Copying programs ask for holes, and leave out what they are told is one."""
+    with (claimed.target / "file").open("wb", buffering=0) as file:
+        file.write(b"x" * 100_000)
+        assert os.lseek(file.fileno(), 0, os.SEEK_DATA) == 0
+        assert os.lseek(file.fileno(), 50_000, os.SEEK_DATA) == 50_000
+        assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == 100_000
 
 
 def test_a_mount_of_what_another_node_has_is_refused(

@@ -40,8 +40,11 @@ class Claims:
 
     def take(self, volume: VolumeId, files: Directories) -> None:
         """Claim a volume for this node, or refuse and say whose it is."""
-        name, now = str(volume), self._clock()
-        found = files.claim(volume.path, self._node_id, self._stood_still(name, now))
+        name = str(volume)
+        stood_still = self._stood_still(name, self._clock())
+        found = files.claim(volume.path, self._node_id, stood_still)
+        # When it was certainly seen: before the answer it may have been renewed.
+        now = self._clock()
         with self._lock:
             if found[0] == self._node_id:
                 self._seen.pop(name, None)

@@ -113,7 +113,9 @@ class Node(csi_pb2_grpc.NodeServicer):
         with self._locks.hold(request.volume_id, "NodeUnstageVolume"):
             self._not_of_others(request.volume_id, target)
             self._holder.unmount(target)
-            self._give_back(request.volume_id)
+            table, _ = self._holder.state()
+            if not any(_same(request.volume_id, mounted.volume) for mounted in table):
+                self._give_back(request.volume_id)
         return csi.NodeUnstageVolumeResponse()
 
     def NodePublishVolume(
