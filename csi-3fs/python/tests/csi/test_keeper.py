@@ -6,15 +6,17 @@ import signal
 import socket
 import subprocess
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from threefs.csi.holder.held import Mounts
+from threefs.csi.holder.keeper import KeeperClient
 
-from .holder_process import PATIENCE_SECONDS, HolderProcess, can_mount, end
+from .holder_process import PATIENCE_SECONDS, SMALL_DAEMON, HolderProcess, can_mount, end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not can_mount(), reason="FUSE mounts need root and /dev/fuse")
 
@@ -94,6 +96,42 @@ def test_a_mount_that_was_undone_is_not_kept(holder: HolderProcess) -> None:
     holder.start()
     assert holder.client.state() == ([], [])
     assert read(f"{holder.mount('first')}/hello")
+
+
+def test_a_mount_that_a_new_holder_did_not_get_at_first_is_taken_later(
+    holder: HolderProcess, tmp_path: Path
+) -> None:
+    """The keeper was too slow when that holder began: it has the last descriptor nevertheless."""
+    place = holder.mount("one")
+    gone = holder.mount("gone")
+    kill(holder)
+    subprocess.run(["umount", "-l", gone], check=True, timeout=PATIENCE_SECONDS)
+    assert holder.keeper is not None
+    keeper = KeeperClient(holder.keeper)
+    mounts = Mounts(holder.kubelet, tmp_path / "clusters", tmp_path, SMALL_DAEMON, keeper)
+    mounts.remind()
+    try:
+        assert list(keeper.known() or {}) == [place]
+        assert read(f"{place}/hello")
+        assert [one["target"] for one in mounts.state()["held"]] == [place]
+    finally:
+        mounts.unmount(place)
+    assert keeper.known() == {}
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(holder: HolderProcess) -> None:
+    assert holder.keeper is not None
+    descriptors = Path(f"/proc/{holder.processes[0].pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(PATIENCE_SECONDS)
+        connection.connect(str(holder.keeper))
+        connection.sendall(b'{"op": "keep", "line": {"target": "/a", "device": "0:1"}}\n')
+        assert connection.recv(4096)
+        socket.send_fds(connection, [b"+"], [connection.fileno()] * 5)
+        assert connection.recv(4096) == b""
+    assert len(list(descriptors.iterdir())) == before
+    assert KeeperClient(holder.keeper).known() == {}
 
 
 def test_a_keeper_that_begins_anew_is_filled_by_the_next_holder(holder: HolderProcess) -> None:

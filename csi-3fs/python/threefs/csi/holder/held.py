@@ -216,9 +216,10 @@ class Mounts:
     def take_back(self) -> None:
         """The other holder did not take them after all."""
         with self._changed:
-            known, self._held = list(self._held.values()), {}
-        self._leaving = False
+            known = list(self._held.values())
+        # First: a call in between would take these mounts for those of a holder that has died.
         self.adopt([held for held, _ in known])
+        self._leaving = False
 
     def adopt(self, given: list[Held]) -> None:
         """Serve mounts whose descriptors came from another holder."""
@@ -241,9 +242,28 @@ class Mounts:
             with contextlib.suppress(Refused), self._only(target):
                 known = self._held.get(target)
                 if known is None:
-                    self._keeper.drop(target)
+                    self._left_behind(target, kept.get(target, ""))
                 elif known[0].device != kept.get(target):
                     self._keeper.keep(known[0])
+
+    def _left_behind(self, target: str, device: str) -> None:
+        """Drop what was undone; take what is still there and was not had from the keeper before.
+
+        Of that nobody else has a descriptor.
+        """
+        if not any((it.target, it.device) == (target, device) for it in mountinfo.read()):
+            self._keeper.drop(target)
+            return
+        for line in self._keeper.kept():
+            if (line.get("target"), line.get("device")) != (target, device):
+                os.close(line["descriptor"])
+                continue
+            try:
+                held = Held(**line)
+            except TypeError:  # A keeper of another version: better kept by it than by nobody.
+                os.close(line["descriptor"])
+                continue
+            self.adopt([held])
 
     def stop(self) -> None:
         """End all daemons: this process is about to end."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import socket
 from typing import Any
 
@@ -86,14 +87,23 @@ def send_descriptors(connection: socket.socket, descriptors: list[int]) -> None:
 
 
 def receive_descriptors(connection: socket.socket, count: int) -> list[int]:
-    """Receive so many descriptors."""
+    """Receive so many descriptors; none is left open if they do not arrive as they should."""
     descriptors = array.array("i")
     room = socket.CMSG_SPACE(DESCRIPTORS_A_MESSAGE * descriptors.itemsize)
-    while len(descriptors) < count:
-        data, ancillary, _, _ = connection.recvmsg(1, room)
-        for level, kind, some in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors.frombytes(some[: len(some) - len(some) % descriptors.itemsize])
-        if not data:
-            raise Refused("failed", f"{len(descriptors)} of {count} descriptors arrived")
+    complete = False
+    try:
+        while len(descriptors) < count:
+            data, ancillary, _, _ = connection.recvmsg(1, room)
+            for level, kind, some in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    descriptors.frombytes(some[: len(some) - len(some) % descriptors.itemsize])
+            if not data:
+                break
+        complete = len(descriptors) == count
+    finally:
+        if not complete:
+            for descriptor in descriptors:
+                os.close(descriptor)
+    if not complete:
+        raise Refused("failed", f"{len(descriptors)} of {count} descriptors arrived")
     return list(descriptors)
