@@ -80,6 +80,23 @@ pub fn follow(before: &Chain, next: Chain, this: &Move) -> (Chain, bool) {
     (Chain { id: next.id, version, targets }, false)
 }
 
+/// The chain without the destination, for a move that is given up: its node will not come back.
+/// `None` while it is not away, or another than the source does not serve: then everything that has
+/// data is kept.
+#[must_use]
+pub fn abandon(chain: &Chain, this: &Move) -> Option<Chain> {
+    let stays = |place: &&ChainTarget| place.target != this.destination;
+    let needed = |place: &&ChainTarget| stays(place) && place.target != this.source;
+    let serves = |place: &ChainTarget| place.state == PublicState::Serving;
+    let away = chain.state_of(this.destination) == Some(PublicState::Offline);
+    if !away || chain.serving().next().is_none() || !chain.targets.iter().filter(needed).all(serves)
+    {
+        return None;
+    }
+    let targets = chain.targets.iter().filter(stays).copied().collect();
+    Some(Chain { id: chain.id, version: chain.version.next(), targets })
+}
+
 /// The targets without the source, if it has stopped serving and is replaced.
 fn finish(chain: &Chain, this: &Move) -> Option<Vec<ChainTarget>> {
     let serves = chain.state_of(this.source) == Some(PublicState::Serving);
@@ -143,6 +160,32 @@ mod tests {
             let before = chain([Serving, Serving, others, Syncing]);
             assert_eq!(follow(&before, before.clone(), &MOVE), (before, false));
         }
+    }
+
+    #[test]
+    fn a_move_is_given_up_only_without_a_destination_that_anybody_may_need() {
+        let states = [Serving, LastSrv, Syncing, Waiting, Offline];
+        for source in states {
+            for other in states {
+                for destination in states {
+                    let chain = chain([source, Serving, other, destination]);
+                    let given_up = abandon(&chain, &MOVE);
+                    let may = destination == Offline && other == Serving;
+                    assert_eq!(given_up.is_some(), may);
+                    if let Some(given_up) = given_up {
+                        assert_eq!(given_up.version, ChainVersion(6));
+                        assert_eq!(given_up.targets, chain.targets[..3]);
+                    }
+                }
+            }
+        }
+        let alone = |source| {
+            let mut chain = chain([source, Serving, Serving, Offline]);
+            chain.targets.retain(|place| [MOVE.source, MOVE.destination].contains(&place.target));
+            chain
+        };
+        assert!(abandon(&alone(Serving), &MOVE).is_some());
+        assert!(abandon(&alone(LastSrv), &MOVE).is_none());
     }
 
     #[test]

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::ids::{ChainId, NodeId};
+use threefs_core::moves::{Move, abandon};
 use threefs_core::routing::{Chain, PublicState};
 use threefs_core::time::Millis;
 
 use crate::config::FIRST_TABLE;
 use crate::manager::{Manager, Refusal, deadline};
-use crate::ops::{AddChains, ExtendTable, OpError, StartMoves, Want};
+use crate::ops::{AbandonMoves, AddChains, ExtendTable, OpError, StartMoves, Want};
 use crate::protocol::{MgmtdError, RebalancePlan};
 use crate::rebalance::{Placed, PlannedMove};
 use crate::rows::Wanted;
@@ -25,6 +26,7 @@ impl Manager {
         if view.routing.chains.is_empty() || !(self.automatic || asked) {
             return Ok(());
         }
+        self.abandon_moves(view).await?;
         self.add_chains(view, now).await?;
         let room = MOVES_AT_ONCE.saturating_sub(view.routing.moves.len());
         if room == 0 {
@@ -56,6 +58,32 @@ impl Manager {
         for (this, chain) in begun {
             tracing::info!(routing = version.0, "{this}");
             view.routing.moves.insert(this.chain, this);
+            chains.push(chain);
+        }
+        self.apply(view, version, chains);
+        Ok(())
+    }
+
+    /// Gives up moves to nodes that are away and shall hold nothing: they would wait for ever, and
+    /// all other moves with them.
+    async fn abandon_moves(&self, view: &mut View) -> Result<(), OpError> {
+        let hopeless = |this: &&Move| {
+            let chain = view.routing.chains.get(&this.chain);
+            let place = chain.and_then(|chain| chain.place(this.destination));
+            place.is_some_and(|place| view.wanted.leaving.contains(&place.node))
+                && chain.is_some_and(|chain| abandon(chain, this).is_some())
+        };
+        let moves: Vec<Move> = view.routing.moves.values().filter(hopeless).copied().collect();
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let give_up = AbandonMoves { own: view.fence, moves: &moves };
+        let (version, given_up) = self.store.transact(deadline(), &give_up).await?;
+        let mut chains = Vec::with_capacity(given_up.len());
+        for (this, chain) in given_up {
+            tracing::info!(routing = version.0, "given up: {this}");
+            view.routing.moves.remove(&this.chain);
+            view.routing.retired.insert(this.destination);
             chains.push(chain);
         }
         self.apply(view, version, chains);

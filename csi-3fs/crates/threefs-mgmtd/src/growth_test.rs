@@ -114,6 +114,29 @@ async fn a_node_that_dies_while_it_is_filled_delays_its_moves_only() {
 }
 
 #[tokio::test]
+async fn a_node_that_never_comes_back_holds_up_no_move_once_it_is_to_leave() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    steps_until(&mut cluster, "new files use it, and a move is under way", 3, |it| {
+        it.newest_table(crate::FIRST_TABLE).unwrap().chains.len() == 8 && !it.moves.is_empty()
+    })
+    .await;
+    cluster.nodes[3].dead = true;
+    for _ in 0..60 {
+        cluster.step().await;
+    }
+    let stuck = cluster.routing().moves.clone();
+    assert!(!stuck.is_empty());
+    cluster.manager.rebalance(true, Some(vec![NodeId(4)]), cluster.now).await.unwrap();
+    steps_until(&mut cluster, "the others hold everything", 2, |it| {
+        states_of(it, 4).is_empty() && it.moves.is_empty() && is_whole(it)
+    })
+    .await;
+    let retired = &cluster.routing().retired;
+    assert!(stuck.values().all(|this| retired.contains(&this.destination)));
+}
+
+#[tokio::test]
 async fn on_demand_nothing_moves_until_it_is_asked_for() {
     let mut cluster = Cluster::whole().await;
     let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();

@@ -1,7 +1,7 @@
 //! Chains that come later, and moves of replicas.
 
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TableVersion, TargetId};
-use threefs_core::moves::{Move, begin};
+use threefs_core::moves::{Move, abandon, begin};
 use threefs_core::routing::{Chain, ChainTable};
 use threefs_kv::{KvError, Operation, Transaction};
 
@@ -98,6 +98,38 @@ impl Operation for StartMoves<'_> {
             begun.push((this, chain));
         }
         Ok((next_routing_version(txn).await?, begun))
+    }
+}
+
+/// Gives up moves whose destinations are away. Their numbers are not used again: should the node
+/// come back after all, it removes what it has of them.
+pub(crate) struct AbandonMoves<'a> {
+    pub own: Fence,
+    pub moves: &'a [Move],
+}
+
+impl Operation for AbandonMoves<'_> {
+    type Output = (RoutingVersion, Vec<(Move, Chain)>);
+    type Error = OpError;
+
+    async fn run(
+        &self,
+        txn: &mut Transaction,
+    ) -> Result<(RoutingVersion, Vec<(Move, Chain)>), OpError> {
+        fence(txn, self.own).await?;
+        let known = load(txn).await?;
+        let mut given_up = Vec::with_capacity(self.moves.len());
+        for this in self.moves {
+            let chain = known.routing.chains.get(&this.chain);
+            let under_way = known.routing.moves.get(&this.chain) == Some(this);
+            let next = chain.filter(|_| under_way).and_then(|chain| abandon(chain, this));
+            let Some(chain) = next else { continue };
+            rows::write(txn, &rows::chain(chain.id), &chain)?;
+            txn.clear(&rows::moving(chain.id));
+            rows::write(txn, &rows::retired(this.destination), &this.chain)?;
+            given_up.push((*this, chain));
+        }
+        Ok((next_routing_version(txn).await?, given_up))
     }
 }
 
