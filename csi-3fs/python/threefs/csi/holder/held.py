@@ -254,16 +254,11 @@ class Mounts:
         if not any((it.target, it.device) == (target, device) for it in mountinfo.read()):
             self._keeper.drop(target)
             return
-        for line in self._keeper.kept():
-            if (line.get("target"), line.get("device")) != (target, device):
-                os.close(line["descriptor"])
-                continue
-            try:
-                held = Held(**line)
-            except TypeError:  # A keeper of another version: better kept by it than by nobody.
-                os.close(line["descriptor"])
-                continue
-            self.adopt([held])
+        for held in self._keeper.kept():
+            if (held.target, held.device) == (target, device):
+                self.adopt([held])
+            else:
+                os.close(held.descriptor)
 
     def stop(self) -> None:
         """End all daemons: this process is about to end."""

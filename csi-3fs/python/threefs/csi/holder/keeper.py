@@ -137,9 +137,14 @@ class KeeperClient:
                 return {str(line["target"]): str(line["device"]) for line in lines}
         return None
 
-    def kept(self) -> list[dict[str, Any]]:
-        """What is kept, each with a descriptor that is this process's own."""
-        found: list[dict[str, Any]] = []
+    def kept(self) -> list[Held]:
+        """What is kept, each with a descriptor that is this process's own.
+
+        What a keeper of another version has and we cannot read stays with it.
+        """
+        from .held import Held  # the keeper itself has no use for it
+
+        found: list[Held] = []
         with self._connected() as connection:
             if connection is not None:
                 send(connection, {"op": "lines", "then": "give"})
@@ -147,8 +152,12 @@ class KeeperClient:
                 if lines:
                     send(connection, {"op": "give"})
                     descriptors = receive_descriptors(connection, len(lines))
-                    pairs = zip(lines, descriptors, strict=True)
-                    found = [{**line, "descriptor": descriptor} for line, descriptor in pairs]
+                    for line, descriptor in zip(lines, descriptors, strict=True):
+                        try:
+                            found.append(Held(**{**line, "descriptor": descriptor}))
+                        except TypeError as error:
+                            os.close(descriptor)
+                            _say(f"a keeper of another version: {error}")
         return found
 
     @contextlib.contextmanager

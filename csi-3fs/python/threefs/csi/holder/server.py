@@ -203,13 +203,7 @@ def take_from(keeper: KeeperClient) -> list[Held]:
     """The mounts of a holder that was killed, as far as they are still there."""
     there = {(mount.target, mount.device) for mount in mountinfo.read()}
     taken = []
-    for line in keeper.kept():
-        try:
-            held = Held(**line)
-        except TypeError as error:
-            _say(f"a keeper of another version: {error}")
-            os.close(line["descriptor"])
-            continue
+    for held in keeper.kept():
         if (held.target, held.device) in there:
             taken.append(held)
         else:
@@ -249,7 +243,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _remind(mounts: Mounts) -> None:
     while True:
         time.sleep(REMIND_SECONDS)
-        mounts.remind()
+        try:
+            mounts.remind()
+        except Exception as error:  # noqa: BLE001 -- one that fails must not be the last
+            _say(f"the keeper was not reminded, next try in {REMIND_SECONDS:g} s: {error!r}")
 
 
 def _parser() -> argparse.ArgumentParser:
