@@ -29,6 +29,7 @@ MIB = 1 << 20
 BACKENDS = ("hfreduce", "gloo")
 PORT = 29_400
 WORKER_SECONDS = 200
+COMMAND_SECONDS = 30
 CHUNK_BYTES = 32 << 10
 """On a slow wire a chunk takes long to pass: 256 KiB at 1 Gb/s take 2 ms, and each hop of a tree
 waits for a whole one."""
@@ -41,7 +42,9 @@ BURST_BYTES = 128 << 10
 
 def sh(*words: str) -> str:
     """Runs a command; its output."""
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        words, check=False, capture_output=True, text=True, timeout=COMMAND_SECONDS
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
     return done.stdout
@@ -143,6 +146,8 @@ def measure(rank: int, size: int, size_bytes: int, rounds: int, folder: Path) ->
     import torch
     import torch.distributed as dist
 
+    # Should the coordinator be killed: it cannot end us then.
+    until = time.monotonic() + WORKER_SECONDS
     dist.init_process_group("hfreduce", rank=rank, world_size=size)
     groups: dict[str, Any] = {"hfreduce": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     tensor = torch.ones(size_bytes // 4)
@@ -155,6 +160,8 @@ def measure(rank: int, size: int, size_bytes: int, rounds: int, folder: Path) ->
             (folder / f"ready-{number}-{name}-{rank}").touch()
             go = folder / f"go-{number}-{name}"
             while not go.exists():
+                if time.monotonic() > until:
+                    raise SystemExit(f"rank {rank}: no {go.name} in {WORKER_SECONDS} s")
                 time.sleep(0.005)
             begin = time.perf_counter()
             dist.all_reduce(tensor, group=group)
