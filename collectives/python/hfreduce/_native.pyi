@@ -1,5 +1,6 @@
 from collections.abc import Sequence
-from typing import Final
+from os import PathLike
+from typing import Any, Final
 
 FLOAT32: Final[int]
 BFLOAT16: Final[int]
@@ -44,6 +45,8 @@ class CollectiveError(RuntimeError):
     detail: str
     seen_by: int
     """The rank that saw it first."""
+    flight_record: str | None
+    """The file with what this rank did last, where one was written."""
 
 class Work:
     def wait(self, timeout_seconds: float | None = None) -> None: ...
@@ -51,6 +54,9 @@ class Work:
     def error(self) -> CollectiveError | None: ...
     @property
     def sequence(self) -> int: ...
+
+def read_flight(path: str | PathLike[str]) -> str: ...
+def flight_folders() -> tuple[list[str], str | None]: ...
 
 class Communicator:
     @property
@@ -153,6 +159,7 @@ class Communicator:
     def error(self) -> CollectiveError | None: ...
     def close(self, timeout_seconds: float = 5.0) -> None: ...
     def stats(self) -> dict[str, int | float | str]: ...
+    def flight(self) -> dict[str, Any]: ...
     def plan(self) -> dict[str, object]: ...
 
 class Endpoint:

@@ -25,10 +25,14 @@ NAMES = {
     "HFREDUCE_CHUNK_BYTES": "bytes of one reduce chunk, 4096 to 16777216 (default: the engine's)",
     "HFREDUCE_CONNECT_SECONDS": "how long ranks wait for each other at the start (default: 120, "
     "or the group's timeout where that is shorter)",
+    "HFREDUCE_DUMP_DIR": "folder for what the flight recorder holds when an error ends a group "
+    "(default: hfreduce-UID/dumps in the temporary folder)",
     "HFREDUCE_ISA": "scalar, avx2 or avx512: the widest instructions to use (default: the best)",
     "HFREDUCE_KEY_FILE": "file with the key that proves who belongs to the job (default: rank 0 "
     "makes one and hands it out through torch's store)",
     "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
+    "HFREDUCE_RUN_DIR": "folder for the flight recorders' files, which `hfreduce status` reads "
+    "(default: hfreduce in XDG_RUNTIME_DIR, else hfreduce-UID in /dev/shm or /tmp)",
 }
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20

@@ -31,7 +31,7 @@ __all__ = ["Failure", "Layout", "Outcome", "run"]
 
 ERROR_FIELDS = (
     "kind", "job", "rank", "node", "peer", "peer_node", "operation", "sequence", "phase", "detail",
-    "absent",
+    "absent", "flight_record",
 )  # fmt: skip
 
 PR_SET_PDEATHSIG = 1
@@ -132,6 +132,8 @@ def run(
                 if rank in absent:
                     continue
                 own = {"FLYER_TOPOLOGY": str(topology), "OMP_NUM_THREADS": "1"}
+                # Killed ranks leave their recorders behind: here they go with the folder.
+                own |= {"HFREDUCE_RUN_DIR": folder, "HFREDUCE_DUMP_DIR": folder}
                 own |= dict(environment or {}) | dict((per_rank or {}).get(rank, {}))
                 task = _Task(
                     function.__code__.co_filename,

@@ -151,11 +151,11 @@ fn truncate(text: &mut String, bytes_max: usize) {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct CollectiveError {
     /// The job, as the caller named it.
-    pub job: String,
+    pub job: Box<str>,
     /// The rank that reports.
     pub rank: u32,
     /// Its node.
-    pub node: String,
+    pub node: Box<str>,
     /// The operation that failed here (empty outside operations).
     pub operation: String,
     /// Its number, or -1.
@@ -164,6 +164,8 @@ pub struct CollectiveError {
     pub phase: String,
     /// What happened first, anywhere.
     pub cause: Box<Cause>,
+    /// The file with what this rank did last, where one was written.
+    pub flight_record: Option<Box<str>>,
 }
 
 impl std::fmt::Display for CollectiveError {
@@ -191,6 +193,9 @@ impl std::fmt::Display for CollectiveError {
                 write!(formatter, " in {} #{}", self.cause.operation, self.cause.sequence)?;
             }
             write!(formatter, ")")?;
+        }
+        if let Some(path) = &self.flight_record {
+            write!(formatter, "; flight record: {path}")?;
         }
         Ok(())
     }
@@ -227,6 +232,7 @@ mod tests {
                         .blaming(5, "b0")
                         .during("allreduce", 12, "receiving"),
                 ),
+                flight_record: Some("/tmp/record.json".into()),
             };
         let text = error.to_string();
         for part in [
@@ -237,6 +243,7 @@ mod tests {
             "rank 5 on node b0",
             "peer_died",
             "seen by rank 4",
+            "flight record: /tmp/record.json",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -13,6 +13,7 @@ use hfreduce_plan::Plan;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::core::{Fingerprint, Kind};
 use crate::drivers::{Counters, Driver, Identity, Shared, Submission, TICK, lock};
+use crate::flight::Snapshot;
 use crate::operation::{Buffer, Operation, Transfer};
 use crate::work::WorkState;
 
@@ -242,6 +243,7 @@ impl Communicator {
         })?;
         let soon = Instant::now() + timeout.max(Duration::from_secs(1));
         self.inner.with_driver(soon, |driver| driver.judging = true);
+        self.inner.shared.recorder.open();
         Ok(())
     }
 
@@ -279,6 +281,11 @@ impl Communicator {
         counters
     }
 
+    /// What this rank did last.
+    pub fn flight(&self) -> Option<Snapshot> {
+        self.inner.shared.recorder.snapshot()
+    }
+
     /// The first cause, once broken.
     pub fn error(&self) -> Option<CollectiveError> {
         self.inner.shared.error(None, "")
@@ -314,6 +321,7 @@ impl Communicator {
         let closed = Cause::new(CauseKind::PeerLeft, self.rank(), "this communicator is closed")
             .blaming(self.rank(), self.identity().placement.node_name(self.rank()));
         let _ = self.inner.shared.broken.set(closed);
+        self.inner.shared.recorder.close();
     }
 
     pub(crate) fn submit(
@@ -339,8 +347,13 @@ impl Communicator {
             let collective = !matches!(print.kind, Kind::Send | Kind::Recv);
             let sequence = self.inner.next.load(Ordering::SeqCst);
             let now = Instant::now();
-            let work = Arc::new(WorkState::new(sequence, print, timeout.min(TIMEOUT_MAX), now));
+            let timeout = timeout.min(TIMEOUT_MAX);
+            let bytes = input.bytes().max(output.bytes());
+            let timeout_ms = timeout.as_millis() as u64;
+            let flight = shared.recorder.called(sequence, &print, bytes, timeout_ms, now);
+            let work = Arc::new(WorkState::new(sequence, print, timeout, now, flight));
             if let Some(error) = shared.error(Some(&work), "being called") {
+                shared.recorder.finished(flight, true, now);
                 return Err(error);
             }
             if collective {
@@ -369,13 +382,14 @@ impl Communicator {
         let identity = self.identity();
         let node = identity.placement.node_name(identity.rank);
         CollectiveError {
-            job: identity.job.clone(),
+            job: identity.job.as_str().into(),
             rank: identity.rank,
-            node: node.to_owned(),
+            node: node.into(),
             operation: operation.to_owned(),
             sequence: -1,
             phase: "being called".to_owned(),
             cause: Box::new(Cause::new(kind, identity.rank, detail).blaming(identity.rank, node)),
+            flight_record: None,
         }
     }
 }

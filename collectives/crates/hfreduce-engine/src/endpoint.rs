@@ -9,12 +9,13 @@
 
 mod locals;
 mod neighbours;
+mod record;
 
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use fabric::auth::{Key, nonce};
@@ -28,6 +29,7 @@ use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::communicator::Communicator;
 use crate::drivers::mesh::Mesh;
 use crate::drivers::{Driver, Identity, Parts, Shared, poller};
+use crate::flight::{Folders, Recorder};
 use crate::placement::Placement;
 use neighbours::{Hello, Inbox, dial, open_port};
 
@@ -64,6 +66,8 @@ pub struct Options {
     pub liveness: Duration,
     /// Ranks of a node that share its work; by default as many as there are processors for.
     pub channels: Option<usize>,
+    /// Where the flight recorder and its dumps are.
+    pub folders: Folders,
 }
 
 impl Options {
@@ -80,6 +84,7 @@ impl Options {
             window: 16,
             liveness: Duration::from_secs(10),
             channels: None,
+            folders: Folders::from_environment(),
         }
     }
 }
@@ -112,6 +117,7 @@ pub struct Endpoint {
     port: Port,
     inbox: Arc<Inbox>,
     local_listener: Option<UnixListener>,
+    recorder: OnceLock<Arc<Recorder>>,
 }
 
 impl Endpoint {
@@ -169,7 +175,8 @@ impl Endpoint {
             ),
             channels: options.channels,
         };
-        Ok(Self { options, placement, plan, key, info, port, inbox, local_listener })
+        let recorder = OnceLock::new();
+        Ok(Self { options, placement, plan, key, info, port, inbox, local_listener, recorder })
     }
 
     /// What the others need to know.
@@ -193,9 +200,22 @@ impl Endpoint {
     ) -> Result<Communicator, CollectiveError> {
         let deadline = Deadline::after(timeout);
         let infos = self.read_infos(infos)?;
-        let channels = self.channels(&infos);
         let group =
             digest(&infos.iter().flat_map(|info| info.id.to_le_bytes()).collect::<Vec<_>>());
+        let recorder = Arc::new(Recorder::new(&self.options.folders, &self.about(group)));
+        let _ = self.recorder.set(recorder.clone());
+        self.meet(infos, group, recorder.clone(), deadline)
+            .map_err(|error| record::recorded(error, &recorder))
+    }
+
+    fn meet(
+        self,
+        infos: Vec<Info>,
+        group: u64,
+        recorder: Arc<Recorder>,
+        deadline: Deadline,
+    ) -> Result<Communicator, CollectiveError> {
+        let channels = self.channels(&infos);
         let options = &self.options;
         let identity = Identity {
             job: options.job.clone(),
@@ -222,6 +242,7 @@ impl Endpoint {
             room: Default::default(),
             broken: Default::default(),
             counters: Default::default(),
+            recorder,
         });
         let (key, host, directory) = (self.key.clone(), self.info.host.clone(), infos);
         let from = self.options.rank;
@@ -374,12 +395,13 @@ fn refused(options: &Options, kind: CauseKind, phase: &str, detail: String) -> C
     let node = options.placement.get(options.rank as usize);
     let node = node.map(|(node, _)| node.clone()).unwrap_or_default();
     CollectiveError {
-        job: options.job.clone(),
+        job: options.job.as_str().into(),
         rank: options.rank,
         operation: "connect".to_owned(),
         sequence: -1,
         phase: phase.to_owned(),
         cause: Box::new(Cause::new(kind, options.rank, detail).blaming(options.rank, &node)),
-        node,
+        node: node.into(),
+        flight_record: None,
     }
 }

@@ -15,6 +15,7 @@ pub mod communicator;
 pub mod core;
 mod drivers;
 pub mod endpoint;
+pub mod flight;
 pub mod operation;
 pub mod placement;
 mod work;

@@ -22,14 +22,23 @@ pub struct WorkState {
     pub deadline: Instant,
     /// What it was given.
     pub timeout: Duration,
+    /// Its number in the flight recorder.
+    pub flight: u64,
     state: AtomicU8,
     error: OnceLock<CollectiveError>,
 }
 
 impl WorkState {
     /// One that is under way.
-    pub fn new(sequence: u64, print: Fingerprint, timeout: Duration, now: Instant) -> Self {
+    pub fn new(
+        sequence: u64,
+        print: Fingerprint,
+        timeout: Duration,
+        now: Instant,
+        flight: u64,
+    ) -> Self {
         Self {
+            flight,
             sequence,
             print,
             deadline: now + timeout,

@@ -11,6 +11,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Endpoint, Options};
 use support::{KEY, allreduce, placement};
 
@@ -24,6 +25,7 @@ fn a_rank() {
     let [rank, nodes, locals, liveness_ms] = numbers[..] else { panic!("{spec}") };
     let mut options = Options::new(rank as u32, placement(nodes, locals));
     options.liveness = Duration::from_millis(liveness_ms as u64);
+    options.folders = Folders::default();
     let endpoint = Endpoint::new(options, &KEY).unwrap();
     println!("\n@info {}", String::from_utf8(endpoint.info()).unwrap());
     let mut lines = std::io::stdin().lines();

@@ -50,7 +50,7 @@ fn all_report(
     for error in &errors {
         assert_eq!(error.cause.kind, kind, "{error}");
         assert!(error.cause.peer.is_some_and(|peer| culprits.contains(&peer)), "{error}");
-        assert!(error.job == "test/job" && !error.node.is_empty() && !error.operation.is_empty());
+        assert!(&*error.job == "test/job" && !error.node.is_empty() && !error.operation.is_empty());
     }
     assert!(started.elapsed() < Duration::from_secs(45), "nobody waits out the time-out of 60 s");
     errors

@@ -281,6 +281,12 @@ impl Communicator {
         Ok(stats)
     }
 
+    fn flight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let snapshot = py.detach(|| self.engine.flight());
+        let text = serde_json::to_string(&snapshot).unwrap_or_default();
+        py.import("json")?.call_method1("loads", (text,))
+    }
+
     fn plan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let text = self.engine.plan().describe().to_string();
         py.import("json")?.call_method1("loads", (text,))

@@ -26,16 +26,17 @@ pub fn to_exception(py: Python<'_>, error: &EngineError) -> PyErr {
     let cause = &error.cause;
     let set = || -> PyResult<()> {
         value.setattr("kind", cause.kind.word())?;
-        value.setattr("job", &error.job)?;
+        value.setattr("job", &*error.job)?;
         value.setattr("rank", error.rank)?;
-        value.setattr("node", &error.node)?;
+        value.setattr("node", &*error.node)?;
         value.setattr("peer", cause.peer)?;
         value.setattr("peer_node", cause.peer_node.as_deref())?;
         value.setattr("operation", &error.operation)?;
         value.setattr("sequence", error.sequence)?;
         value.setattr("phase", &error.phase)?;
         value.setattr("detail", &cause.detail)?;
-        value.setattr("seen_by", cause.seen_by)
+        value.setattr("seen_by", cause.seen_by)?;
+        value.setattr("flight_record", error.flight_record.as_deref())
     };
     match set() {
         Ok(()) => raised,

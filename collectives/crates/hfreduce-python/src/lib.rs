@@ -7,6 +7,7 @@ mod arguments;
 mod communicator;
 mod endpoint;
 mod errors;
+mod flight;
 
 use hfreduce_engine::{DType, ReduceOp};
 use pyo3::prelude::*;
@@ -23,5 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<endpoint::Endpoint>()?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<communicator::Work>()?;
+    module.add_function(pyo3::wrap_pyfunction!(flight::read_flight, module)?)?;
+    module.add_function(pyo3::wrap_pyfunction!(flight::flight_folders, module)?)?;
     Ok(())
 }

@@ -61,6 +61,11 @@ impl Kind {
         }
     }
 
+    /// True for the operations that combine values.
+    pub fn reduces(self) -> bool {
+        matches!(self, Kind::Allreduce | Kind::Reduce | Kind::ReduceScatter)
+    }
+
     /// True for the operations that travel along the trees; the others use direct connections.
     pub fn uses_trees(self) -> bool {
         (self as u8) <= Kind::Barrier as u8
@@ -98,6 +103,12 @@ impl Fingerprint {
         bytes[8..16].copy_from_slice(&self.count.to_le_bytes());
         bytes[16..].copy_from_slice(&self.shape.to_le_bytes());
         bytes
+    }
+
+    /// The same bytes as little-endian words.
+    pub fn words(&self) -> [u64; FINGERPRINT_BYTES / 8] {
+        let what = u32::from_le_bytes([self.kind as u8, self.dtype, self.element_bytes, self.op]);
+        [u64::from(what) | u64::from(self.root) << 32, self.count, self.shape]
     }
 
     /// From bytes; `None` for a kind that does not exist.
@@ -158,6 +169,7 @@ mod tests {
                 shape: 17,
             };
             assert_eq!(Fingerprint::decode(&print.encode()), Some(print));
+            assert_eq!(print.words().map(u64::to_le_bytes).concat(), print.encode());
         }
         assert_eq!(Fingerprint::decode(&[255; FINGERPRINT_BYTES]), None);
     }

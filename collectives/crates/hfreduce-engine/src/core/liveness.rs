@@ -22,6 +22,11 @@ impl Liveness {
         self.heard_ms[peer] = now_ms;
     }
 
+    /// When it was last heard.
+    pub fn heard_ms(&self, peer: usize) -> u64 {
+        self.heard_ms[peer]
+    }
+
     /// The first peer that has been silent for the time-out, and for how long.
     pub fn look(&mut self, now_ms: u64) -> Option<(usize, u64)> {
         let own_gap_ms = now_ms.saturating_sub(self.looked_ms);

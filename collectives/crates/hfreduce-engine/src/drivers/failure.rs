@@ -24,7 +24,8 @@ impl Driver {
         if self.shared.broken.get().is_some() {
             return;
         }
-        let (phase, _) = self.waiting_for();
+        let (phase, waited) = self.waiting_for();
+        self.record_waiting(&phase, waited);
         let mut cause = cause;
         if cause.sequence < 0
             && let Some((sequence, print)) = self.oldest()
@@ -47,9 +48,11 @@ impl Driver {
         }
         let _ = self.shared.broken.set(cause);
         self.wake_all(FOR_ABORT);
-        self.fail_works(&phase);
         self.farewell_until = Some(Instant::now() + FAREWELL);
         self.flush_farewell();
+        // The neighbours know; now our own callers, who get the record's path with the error.
+        self.shared.recorder.broke(&encoded);
+        self.fail_works(&phase);
         self.shared.room.call();
     }
 
@@ -61,9 +64,11 @@ impl Driver {
             works.chain(self.mesh.take_works()).chain(calls.into_iter().map(|call| call.work));
         let works: Vec<_> = works.collect();
         let oldest = works.iter().map(|work| work.sequence).min();
+        let now = Instant::now();
         for work in works {
             let phase = if Some(work.sequence) == oldest { phase } else { "waiting for its turn" };
             if let Some(error) = self.shared.error(Some(&work), phase) {
+                self.shared.recorder.finished(work.flight, true, now);
                 work.fail(error);
             }
         }
@@ -92,6 +97,7 @@ impl Driver {
     pub(super) fn tick(&mut self, now: Instant) {
         let own = self.shared.identity.local();
         self.board.beat(own);
+        self.record_tick(now);
         self.heed_abort();
         if self.shared.broken.get().is_some() {
             self.flush_farewell();

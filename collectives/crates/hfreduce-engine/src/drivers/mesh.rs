@@ -162,6 +162,7 @@ impl Driver {
         let print = operation.print;
         let transfers = operation.transfers.clone();
         let own = self.shared.identity.rank;
+        self.shared.recorder.cut(work.flight, transfers.len() as u32);
         let number = self.mesh.adopt(operation, work);
         for (transfer, what) in transfers.iter().enumerate() {
             let ticket = Ticket { operation: number, transfer };
@@ -450,6 +451,8 @@ impl Driver {
         let Some(found) = self.mesh.operations.get_mut(&ticket.operation) else { return };
         if let Some(done) = found.done.get_mut(ticket.transfer) {
             *done = true;
+            let through = found.done.iter().filter(|done| **done).count() as u32;
+            self.shared.recorder.progress(found.work.flight, through, through);
         }
         if found.done.iter().all(|done| *done) {
             self.complete_mesh(ticket.operation);
@@ -460,6 +463,7 @@ impl Driver {
         if let Some(done) = self.mesh.operations.remove(&number) {
             use std::sync::atomic::Ordering;
             self.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
+            self.shared.recorder.finished(done.work.flight, false, Instant::now());
             done.work.complete();
             self.shared.room.call();
         }

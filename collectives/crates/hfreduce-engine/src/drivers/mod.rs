@@ -6,10 +6,12 @@
 //! - `trunk`: the connections along the trees, on ranks that own a channel;
 //! - `mesh`: direct connections between two ranks;
 //! - `failure`: who is to blame, and telling everybody;
+//! - `flight`: what goes into the flight recorder;
 //! - `shared`: what callers leave for the driver without taking it.
 
 pub mod connection;
 mod failure;
+mod flight;
 pub mod mesh;
 mod node;
 pub mod poller;

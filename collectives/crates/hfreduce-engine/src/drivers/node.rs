@@ -41,6 +41,7 @@ impl Driver {
         let geometry = Geometry::new(&print, world, self.board.shape().slot_bytes);
         let first = self.next_chunk;
         self.next_chunk += u64::from(geometry.chunks());
+        self.shared.recorder.cut(work.flight, geometry.chunks());
         self.active.push_back(Active { operation, work, geometry, first, verified: 0 });
         self.refuse_the_departed();
     }
@@ -62,6 +63,7 @@ impl Driver {
                 self.contribute(at, number, &chunk, owner == identity_local);
             }
             self.next_stage += 1;
+            self.record_progress(at);
             self.board.stage(identity_local, self.next_stage);
             moved = true;
             if owner == identity_local {
@@ -306,6 +308,7 @@ impl Driver {
                 self.wake_all(FOR_SLOT);
             }
             self.next_deliver += 1;
+            self.record_progress(at);
             moved = true;
             self.shared.counters.chunks.fetch_add(1, Ordering::Relaxed);
             if self.next_deliver == self.active[at].end() {
@@ -331,19 +334,20 @@ impl Driver {
     fn complete(&mut self) {
         if let Some(done) = self.active.pop_front() {
             self.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
-            self.count_allreduce(&done);
+            let now = Instant::now();
+            self.count_allreduce(&done, now);
+            self.shared.recorder.finished(done.work.flight, false, now);
             done.work.complete();
             self.shared.room.call();
         }
     }
 
     /// Overlapping operations count their common time once.
-    fn count_allreduce(&mut self, done: &Active) {
+    fn count_allreduce(&mut self, done: &Active, now: Instant) {
         let print = &done.operation.print;
         if print.kind != Kind::Allreduce {
             return;
         }
-        let now = Instant::now();
         let since = self.reduced_until.map_or(done.work.began(), |end| end.max(done.work.began()));
         let nanoseconds = now.saturating_duration_since(since).as_nanos();
         let counters = &self.shared.counters;

@@ -10,6 +10,7 @@ use rustix::fd::OwnedFd;
 
 use super::poller;
 use crate::cause::{Cause, CollectiveError};
+use crate::flight::Recorder;
 use crate::operation::Operation;
 use crate::placement::Placement;
 use crate::work::{WaitingRoom, WorkState};
@@ -103,6 +104,8 @@ pub struct Shared {
     pub broken: OnceLock<Cause>,
     /// Counters.
     pub counters: Counters,
+    /// What this rank did last.
+    pub recorder: Arc<Recorder>,
 }
 
 /// A lock that a panic elsewhere does not take away from us.
@@ -127,13 +130,14 @@ impl Shared {
         let cause = self.broken.get()?.clone();
         let identity = &self.identity;
         Some(CollectiveError {
-            job: identity.job.clone(),
+            job: identity.job.as_str().into(),
             rank: identity.rank,
-            node: identity.placement.node_name(identity.rank).to_owned(),
+            node: identity.placement.node_name(identity.rank).into(),
             operation: work.map(|work| work.print.describe()).unwrap_or_default(),
             sequence: work.map_or(-1, |work| work.sequence as i64),
             phase: phase.to_owned(),
             cause: Box::new(cause),
+            flight_record: self.recorder.dumped().map(|path| path.display().to_string().into()),
         })
     }
 }

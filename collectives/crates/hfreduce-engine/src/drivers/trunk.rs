@@ -122,6 +122,12 @@ impl Trunk {
     }
 }
 
+impl TreeLink {
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+}
+
 impl Driver {
     pub(super) fn read_trunk(&mut self, link: usize, event: Ready) {
         if event.readable {

@@ -61,6 +61,7 @@ impl Endpoint {
         }
         let leader = members[0];
         let phase = "joining the node's shared memory";
+        self.says(phase, leader);
         let blame = |error: io::Error| {
             let kind = match error.kind() {
                 io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => CauseKind::TimedOut,
@@ -93,19 +94,15 @@ impl Endpoint {
         let mut arrived = HashMap::new();
         let Some(listener) = &self.local_listener else { return Ok(arrived) };
         while arrived.len() + 1 < members.len() {
+            let missing = members[1..].iter().find(|rank| !arrived.contains_key(*rank)).copied();
+            let phase = "waiting for the ranks of this node";
+            self.says(phase, missing.unwrap_or(self.options.rank));
             let stream = shm::accept(listener, deadline).map_err(|error| {
-                let missing = members[1..].iter().find(|rank| !arrived.contains_key(*rank));
-                let phase = "waiting for the ranks of this node";
                 let kind = match error.kind() {
                     io::ErrorKind::TimedOut => CauseKind::TimedOut,
                     _ => CauseKind::Io,
                 };
-                self.blame(
-                    kind,
-                    missing.copied().unwrap_or(self.options.rank),
-                    phase,
-                    error.to_string(),
-                )
+                self.blame(kind, missing.unwrap_or(self.options.rank), phase, error.to_string())
             })?;
             // Whoever is not one of us is closed; it costs us at most its handshake's time.
             match self.admit_local(&stream, group, deadline.within(HANDSHAKE_TIMEOUT)) {

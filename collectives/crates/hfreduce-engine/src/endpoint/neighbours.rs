@@ -95,6 +95,7 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
         let phase = "dialling a tree neighbour";
+        self.says(phase, peer.rank);
         let from = self.options.rank;
         dial(&self.key, &self.info.host, peer, Hello { group, from, tree: true }, deadline)
             .map_err(|(kind, detail)| self.blame(kind, peer.rank, phase, detail))
@@ -107,7 +108,9 @@ impl Endpoint {
         group: u64,
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
-        let wanted = Hello { group, from: rank, tree: true };
+        let (wanted, phase) =
+            (Hello { group, from: rank, tree: true }, "waiting for a tree neighbour");
+        self.says(phase, rank);
         let mut arrived = lock(&self.inbox.arrived);
         loop {
             if let Some(at) = arrived.iter().position(|(hello, _)| *hello == wanted) {
@@ -115,7 +118,6 @@ impl Endpoint {
             }
             let Some(left) = deadline.remaining() else {
                 let detail = "it did not connect in time; is it running, and can it reach us?";
-                let phase = "waiting for a tree neighbour";
                 return Err(self.blame(CauseKind::TimedOut, rank, phase, detail.into()));
             };
             arrived = match self.inbox.bell.wait_timeout(arrived, left) {

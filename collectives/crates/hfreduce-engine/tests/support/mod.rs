@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{
     Buffer, CollectiveError, Communicator, DType, Endpoint, Options, ReduceOp, Work,
 };
@@ -40,6 +41,8 @@ pub fn try_run<T: Send>(
         .map(|rank| {
             let mut options = Options::new(rank as u32, placement.to_vec());
             options.job = "test/job".into();
+            // Recorders without a name, and no dumps: nothing is left on the disk.
+            options.folders = Folders::default();
             tune(&mut options);
             Endpoint::new(options, &KEY).unwrap()
         })

@@ -1,0 +1,45 @@
+//! What `connect` tells the flight recorder.
+
+use super::Endpoint;
+use crate::cause::CollectiveError;
+use crate::core::Flows;
+use crate::flight::{About, Recorder};
+
+impl Endpoint {
+    pub(super) fn about(&self, group: u64) -> About {
+        let rank = self.options.rank;
+        let (node, local) = (self.placement.node_of(rank), self.placement.local_of(rank));
+        let flows = Flows::new(&self.plan, node);
+        let link = |peer: &usize| {
+            let rank = *self.placement.members(*peer).get(local)?;
+            Some((rank, self.placement.nodes()[*peer].name.clone()))
+        };
+        let place = &self.placement.nodes()[node];
+        About {
+            job: self.options.job.clone(),
+            rank,
+            world_size: self.placement.world_size(),
+            node: place.name.clone(),
+            zone: place.zone.clone(),
+            group,
+            epoch: 0,
+            links: flows.peers().iter().filter_map(link).collect(),
+        }
+    }
+
+    /// For whoever looks while we connect.
+    pub(super) fn says(&self, phase: &str, rank: u32) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.waiting(None, phase, Some(rank));
+        }
+    }
+}
+
+/// The error with the path of the dump, which is made now unless the driver has made one.
+pub(super) fn recorded(error: CollectiveError, recorder: &Recorder) -> CollectiveError {
+    let path = match recorder.dumped() {
+        Some(path) => Some(path),
+        None => recorder.broke(&error.cause.encode()),
+    };
+    CollectiveError { flight_record: path.map(|path| path.display().to_string().into()), ..error }
+}

@@ -1,0 +1,261 @@
+//! Where the recorder's memory is: a file that others find, in a folder of this user's alone.
+//!
+//! The folder should be in memory (`/run`, `/dev/shm`): the kernel stops whoever writes to a mapped
+//! file on a disk while it writes that page out. Nothing depends on it: what does not work is gone
+//! without.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fabric::shm::Segment;
+use rustix::fs::FallocateFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::{About, Snapshot};
+
+/// The ending of a recorder's file.
+pub const SUFFIX: &str = ".flight";
+/// The name of memory without a file, as `/proc/PID/fd` shows it.
+pub const NAMELESS: &str = "hfreduce-flight";
+/// Files of processes that have ended are kept this long for whoever looks.
+const KEPT: Duration = Duration::from_secs(3600);
+/// Entries of the folder that are looked at when a recorder is made.
+const SWEPT_MAX: usize = 1024;
+
+/// The folders in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Folders {
+    /// Candidates for the recorders' files, best first.
+    pub run: Vec<PathBuf>,
+    /// For dumps; none: nothing is dumped.
+    pub dumps: Option<PathBuf>,
+}
+
+impl Folders {
+    /// `HFREDUCE_RUN_DIR` and `HFREDUCE_DUMP_DIR`, or the usual places of this user.
+    pub fn from_environment() -> Self {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let own = format!("hfreduce-{}", rustix::process::geteuid().as_raw());
+        let run = match set("HFREDUCE_RUN_DIR") {
+            Some(folder) => vec![PathBuf::from(folder)],
+            None => {
+                let session =
+                    set("XDG_RUNTIME_DIR").map(|runtime| PathBuf::from(runtime).join("hfreduce"));
+                let shared = ["/dev/shm", "/tmp"].map(|parent| Path::new(parent).join(&own));
+                session.into_iter().chain(shared).collect()
+            }
+        };
+        let dumps = set("HFREDUCE_DUMP_DIR")
+            .map_or_else(|| std::env::temp_dir().join(&own).join("dumps"), PathBuf::from);
+        Self { run, dumps: Some(dumps) }
+    }
+}
+
+#[derive(Debug)]
+enum Backing {
+    File { path: PathBuf, base: NonNull<u8>, process: u32, removed: AtomicBool },
+    Nameless(Segment),
+    Own(Box<[AtomicU64]>),
+}
+
+/// The recorder's words, wherever they are.
+#[derive(Debug)]
+pub struct Memory {
+    backing: Backing,
+    bytes: usize,
+}
+
+// SAFETY: the memory is atomics alone, reached through shared references.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// The best that can be had; `bytes` zeroed bytes.
+    pub fn new(folders: &Folders, bytes: usize, about: &About) -> Self {
+        let name = format!("{:016x}-{}-{}{SUFFIX}", about.group, about.rank, std::process::id());
+        for folder in &folders.run {
+            match in_folder(folder, &name, bytes) {
+                Ok(backing) => {
+                    sweep(folder);
+                    return Self { backing, bytes };
+                }
+                Err(error) => {
+                    tracing::debug!(folder = %folder.display(), %error, "no flight recorder there")
+                }
+            }
+        }
+        let backing = match Segment::create(NAMELESS, bytes) {
+            Ok(segment) => Backing::Nameless(segment),
+            Err(_) => Backing::Own((0..bytes / 8).map(|_| AtomicU64::new(0)).collect()),
+        };
+        Self { backing, bytes }
+    }
+
+    /// All of it.
+    pub fn words(&self) -> &[AtomicU64] {
+        let base = match &self.backing {
+            Backing::File { base, .. } => *base,
+            Backing::Nameless(segment) => match NonNull::new(segment.base()) {
+                Some(base) => base,
+                None => return &[],
+            },
+            Backing::Own(words) => return words,
+        };
+        // SAFETY: `bytes` mapped bytes at a page's beginning, which stay as long as `self`; any
+        // bits are a valid AtomicU64.
+        unsafe { std::slice::from_raw_parts(base.as_ptr().cast(), self.bytes / 8) }
+    }
+
+    /// Its bytes as they are now.
+    pub fn copy(&self) -> Vec<u8> {
+        self.words().iter().flat_map(|word| word.load(Ordering::Acquire).to_le_bytes()).collect()
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.backing {
+            Backing::File { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Removes the file; the memory stays. A forked child removes nothing.
+    pub fn remove(&self) {
+        if let Backing::File { path, process, removed, .. } = &self.backing
+            && *process == std::process::id()
+            && !removed.swap(true, Ordering::Relaxed)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.remove();
+        if let Backing::File { base, .. } = &self.backing {
+            // SAFETY: mapped by `in_folder` with this length, and nobody holds a reference into it.
+            let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), self.bytes) };
+        }
+    }
+}
+
+fn in_folder(folder: &Path, name: &str, bytes: usize) -> io::Result<Backing> {
+    private_folder(folder)?;
+    let path = folder.join(name);
+    // A file of that name is of a process that had our number before.
+    let _ = fs::remove_file(&path);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&path)?;
+    match map(&file, bytes) {
+        Ok(base) => {
+            let (process, removed) = (std::process::id(), AtomicBool::new(false));
+            Ok(Backing::File { path, base, process, removed })
+        }
+        Err(error) => {
+            let _ = fs::remove_file(&path);
+            Err(error)
+        }
+    }
+}
+
+fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
+    // Taken now: a full file system would otherwise kill us with SIGBUS in the middle of a store.
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes as u64)?;
+    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+    let base = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            file,
+            0,
+        )?
+    };
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Makes sure that the folder is there, ours, and written by nobody else.
+pub fn private_folder(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let found = fs::symlink_metadata(folder)?;
+    let own = found.uid() == rustix::process::geteuid().as_raw();
+    if !found.is_dir() || !own || found.mode() & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "{} is not a folder of this user's alone (mode {:o}, owner {})",
+            folder.display(),
+            found.mode() & 0o7777,
+            found.uid()
+        )));
+    }
+    Ok(())
+}
+
+/// Removes files of processes that ended more than an hour ago or before the machine started.
+fn sweep(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    let (now_ns, boot) = (monotonic_ns(), boot_id());
+    for entry in entries.take(SWEPT_MAX).flatten() {
+        let path = entry.path();
+        if !path.to_string_lossy().ends_with(SUFFIX) {
+            continue;
+        }
+        let Ok(bytes) = fs::read(&path) else { continue };
+        let Ok(found) = Snapshot::of(&bytes, None) else { continue };
+        let aged = now_ns.saturating_sub(found.beat_ns) > KEPT.as_nanos() as u64;
+        let elsewhere = found.pid_namespace != pid_namespace();
+        let alive = process_start(found.pid) == Some(found.process_start) || elsewhere;
+        if found.boot_id != boot || (aged && !alive) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Nanoseconds of the clock that all processes of the machine share and nobody sets.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Nanoseconds since 1970.
+pub fn unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// When a process started, in ticks since boot; none if there is none.
+pub fn process_start(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is a name in brackets that may hold anything; 20 fields follow up to ours.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let gone = matches!(fields.next(), Some("Z" | "X"));
+    if gone { None } else { fields.nth(18)?.parse().ok() }
+}
+
+/// A number for this process's view of processes.
+pub fn pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
+
+/// This start of the machine.
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// The machine's or container's name.
+pub fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}

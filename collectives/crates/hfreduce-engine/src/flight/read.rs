@@ -1,0 +1,339 @@
+//! Reading a recorder's memory, while it is written or after its process has ended.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::{
+    COMPLETED, FAILED, MAGIC, PAGE_WORDS, PEER_WORDS, PEERS, RECORD_WORDS, RECORDS, State, VERSION,
+    at, base, record,
+};
+use crate::core::Fingerprint;
+use crate::core::fingerprint::FINGERPRINT_BYTES;
+use crate::operation::{DType, ReduceOp};
+
+/// Why a file is no recorder's.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It cannot be read.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// It is something else, or not finished.
+    #[error("{bytes} bytes that do not begin with HFFLIGHT: not a flight recorder's file")]
+    Foreign {
+        /// Its length.
+        bytes: usize,
+    },
+    /// It is of another release.
+    #[error("a flight recorder of version {found}; this release reads version {VERSION}")]
+    Version {
+        /// Its version.
+        found: u64,
+    },
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// Its place in the order of calls of this rank.
+    pub record_id: u64,
+    /// Its number in the communicator. Sends and receives have the number of the next collective.
+    pub sequence: u64,
+    /// In words, as in errors.
+    pub operation: String,
+    /// Its parts.
+    pub kind: &'static str,
+    /// See above.
+    pub dtype: &'static str,
+    /// See above; empty where nothing is reduced.
+    pub op: &'static str,
+    /// See above.
+    pub root: u32,
+    /// Elements of one block; 0 where ranks may differ.
+    pub count: u64,
+    /// Bytes of this rank's larger buffer.
+    pub bytes: u64,
+    /// What all ranks must agree on, in hexadecimal: equal on all, or the operation fails.
+    pub fingerprint: String,
+    /// started, completed or failed.
+    pub state: &'static str,
+    /// Monotonic nanoseconds of this machine.
+    pub called_ns: u64,
+    /// The same; 0 while it is under way.
+    pub finished_ns: u64,
+    /// What the caller gave it.
+    pub timeout_ms: u32,
+    /// Pieces, or messages of an operation between pairs.
+    pub chunks: u32,
+    /// Of these, contributed by this rank.
+    pub chunks_contributed: u32,
+    /// Of these, delivered to this rank.
+    pub chunks_delivered: u32,
+    /// Whom it waited for when it was last looked at.
+    pub waiting_for: Option<u32>,
+}
+
+/// What the rank waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Waiting {
+    /// The operation's number; none while connecting.
+    pub sequence: Option<u64>,
+    /// In words.
+    pub phase: String,
+    /// For whom.
+    pub rank: Option<u32>,
+}
+
+/// What the rank knows of a neighbour.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Peer {
+    /// Which.
+    pub rank: u32,
+    /// Its node.
+    pub node: String,
+    /// True for the end of a tree edge, false for a rank of the same node.
+    pub link: bool,
+    /// The operation that it entered last (same node) or is in (link); none: none that we know.
+    pub sequence: Option<u64>,
+    /// Whom it says that it waits for.
+    pub waiting_for: Option<u32>,
+    /// It took leave, or its connection is closed.
+    pub left: bool,
+    /// When it last gave a sign of life, in monotonic nanoseconds of this machine.
+    pub heard_ns: u64,
+}
+
+/// Everything in a recorder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// "hfreduce-flight".
+    pub format: &'static str,
+    /// Of this format.
+    pub version: u64,
+    /// The file, where there is one.
+    pub path: Option<String>,
+    /// The job, as its environment names it.
+    pub job: String,
+    /// This rank, in this communicator.
+    pub rank: u32,
+    /// How many there are.
+    pub world_size: u32,
+    /// Equal on all ranks of a communicator.
+    pub group: String,
+    /// How often its members have changed.
+    pub epoch: u32,
+    /// Where it runs.
+    pub node: String,
+    /// See above.
+    pub zone: String,
+    /// The machine's own name.
+    pub host: String,
+    /// The process, as its own namespace counts.
+    pub pid: u32,
+    /// When it started, in ticks since boot.
+    pub process_start: u64,
+    /// That namespace.
+    pub pid_namespace: u64,
+    /// This start of the machine: monotonic times count from it.
+    pub boot_id: String,
+    /// When it was made, in nanoseconds since 1970.
+    pub created_unix_ns: u64,
+    /// The same moment in monotonic nanoseconds.
+    pub created_ns: u64,
+    /// When this was read, in monotonic nanoseconds.
+    pub read_ns: u64,
+    /// The last sign of life, in monotonic nanoseconds.
+    pub beat_ns: u64,
+    /// connecting, open or broken.
+    pub state: &'static str,
+    /// What is waited for now.
+    pub waiting: Option<Waiting>,
+    /// Why it broke.
+    pub cause: Option<serde_json::Value>,
+    /// What is known of others.
+    pub peers: Vec<Peer>,
+    /// Operations that were called in all; the entries are the last of them.
+    pub operations: u64,
+    /// Oldest first.
+    pub entries: Vec<Entry>,
+}
+
+/// Reads a recorder's file.
+///
+/// # Errors
+/// [`ReadError`].
+pub fn read_file(path: &Path) -> Result<Snapshot, ReadError> {
+    use std::io::Read;
+    use std::os::unix::fs::OpenOptionsExt;
+    let io = |error| ReadError::Io { path: path.display().to_string(), error };
+    let mut bytes = Vec::new();
+    // One more than a recorder has: anything longer is something else.
+    let limit = (2 * PAGE_WORDS + RECORDS * RECORD_WORDS) as u64 * 8 + 1;
+    let mut open = std::fs::OpenOptions::new();
+    // Somebody else's folder may hold a pipe of that name.
+    let file = open.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io)?;
+    if file.metadata().map_err(io)?.is_file() {
+        file.take(limit).read_to_end(&mut bytes).map_err(io)?;
+    }
+    Snapshot::of(&bytes, Some(path))
+}
+
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn get(&self, at: usize) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.0[at * 8..at * 8 + 8]);
+        u64::from_le_bytes(word)
+    }
+
+    fn low(&self, at: usize) -> u32 {
+        self.get(at) as u32
+    }
+
+    fn high(&self, at: usize) -> u32 {
+        (self.get(at) >> 32) as u32
+    }
+
+    fn text(&self, at: usize, end: usize) -> String {
+        let length = (self.get(at) as usize).min((end - at - 1) * 8);
+        String::from_utf8_lossy(&self.0[at * 8 + 8..at * 8 + 8 + length]).into_owned()
+    }
+}
+
+impl Snapshot {
+    /// From a recorder's bytes. Never panics, whatever they are.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn of(bytes: &[u8], path: Option<&Path>) -> Result<Self, ReadError> {
+        let words = Words(bytes);
+        if bytes.len() != super::BYTES || words.get(at::MAGIC) != MAGIC {
+            return Err(ReadError::Foreign { bytes: bytes.len() });
+        }
+        if u64::from(words.low(at::VERSION)) != VERSION {
+            return Err(ReadError::Version { found: u64::from(words.low(at::VERSION)) });
+        }
+        let identity: serde_json::Value =
+            serde_json::from_str(&words.text(at::IDENTITY, at::BOOT)).unwrap_or_default();
+        let said = |name: &str| identity[name].as_str().unwrap_or_default().to_owned();
+        let node = said("node");
+        Ok(Self {
+            format: "hfreduce-flight",
+            version: VERSION,
+            path: path.map(|path| path.display().to_string()),
+            job: said("job"),
+            rank: words.high(at::PROCESS),
+            world_size: words.low(at::WORLD),
+            group: format!("{:016x}", words.get(at::GROUP)),
+            epoch: words.high(at::WORLD),
+            zone: said("zone"),
+            host: said("host"),
+            pid: words.low(at::PROCESS),
+            process_start: words.get(at::PROCESS_START),
+            pid_namespace: words.get(at::PID_NAMESPACE),
+            boot_id: words.text(at::BOOT, PAGE_WORDS),
+            created_unix_ns: words.get(at::CREATED_UNIX_NS),
+            created_ns: words.get(at::CREATED_NS),
+            read_ns: super::place::monotonic_ns(),
+            beat_ns: words.get(at::BEAT_NS),
+            state: match words.get(at::STATE) {
+                state if state == State::Open as u64 => "open",
+                state if state == State::Broken as u64 => "broken",
+                _ => "connecting",
+            },
+            waiting: waiting(&words),
+            cause: serde_json::from_str(&words.text(at::CAUSE, at::IDENTITY)).ok(),
+            peers: peers(&words, &node, &identity["links"]),
+            operations: words.get(at::NEXT),
+            entries: entries(&words),
+            node,
+        })
+    }
+}
+
+fn waiting(words: &Words<'_>) -> Option<Waiting> {
+    // Odd: read in the middle of a change, which the next look will see.
+    let settled = words.get(at::WAIT_STAMP).is_multiple_of(2);
+    let phase = words.text(at::WAIT_PHASE, at::CAUSE);
+    (settled && !phase.is_empty()).then(|| Waiting {
+        sequence: words.get(at::WAIT_SEQUENCE).checked_sub(1),
+        phase,
+        rank: rank_of(words.get(at::WAIT_PEER)),
+    })
+}
+
+fn peers(words: &Words<'_>, node: &str, links: &serde_json::Value) -> Vec<Peer> {
+    let node_of = |rank: u32| {
+        let found = links.as_array().into_iter().flatten();
+        let mut found = found.filter(|link| link[0].as_u64() == Some(u64::from(rank)));
+        found.next().and_then(|link| link[1].as_str()).unwrap_or_default().to_owned()
+    };
+    let known = (0..PEERS).map(|peer| PAGE_WORDS + peer * PEER_WORDS);
+    known
+        .take_while(|base| words.high(*base) != 0)
+        .map(|base| {
+            let (rank, flags) = (words.low(base), words.high(base));
+            Peer {
+                rank,
+                node: if flags & 2 != 0 { node_of(rank) } else { node.to_owned() },
+                link: flags & 2 != 0,
+                sequence: words.get(base + 1).checked_sub(1),
+                waiting_for: rank_of(words.get(base + 2)),
+                left: flags & 4 != 0,
+                heard_ns: words.get(base + 3),
+            }
+        })
+        .collect()
+}
+
+fn rank_of(word: u64) -> Option<u32> {
+    word.checked_sub(1).and_then(|rank| u32::try_from(rank).ok())
+}
+
+fn entries(words: &Words<'_>) -> Vec<Entry> {
+    let next = words.get(at::NEXT);
+    (next.saturating_sub(RECORDS as u64)..next).filter_map(|number| entry(words, number)).collect()
+}
+
+fn entry(words: &Words<'_>, number: u64) -> Option<Entry> {
+    let base = base(number);
+    // Anything else: overwritten or being filled in while the bytes were copied.
+    (words.get(base + record::STAMP) == number.checked_mul(2)?.checked_add(2)?).then_some(())?;
+    let mut print = [0; FINGERPRINT_BYTES];
+    for (word, bytes) in print.chunks_exact_mut(8).enumerate() {
+        bytes.copy_from_slice(&words.get(base + record::PRINT + word).to_le_bytes());
+    }
+    let fingerprint = print.iter().map(|byte| format!("{byte:02x}")).collect();
+    let print = Fingerprint::decode(&print)?;
+    let reduces = print.kind.reduces();
+    Some(Entry {
+        record_id: number,
+        sequence: words.get(base + record::SEQUENCE),
+        operation: print.describe(),
+        kind: print.kind.name(),
+        dtype: DType::from_code(print.dtype).map_or("", |dtype| dtype.name()),
+        op: ReduceOp::from_code(print.op).filter(|_| reduces).map_or("", |op| op.name()),
+        root: print.root,
+        count: print.count,
+        bytes: words.get(base + record::BYTES),
+        fingerprint,
+        state: match u64::from(words.low(base + record::STATE)) {
+            COMPLETED => "completed",
+            FAILED => "failed",
+            _ => "started",
+        },
+        called_ns: words.get(base + record::CALLED_NS),
+        finished_ns: words.get(base + record::FINISHED_NS),
+        timeout_ms: words.high(base + record::PEER),
+        chunks: words.high(base + record::STATE),
+        chunks_contributed: words.low(base + record::PROGRESS),
+        chunks_delivered: words.high(base + record::PROGRESS),
+        waiting_for: rank_of(u64::from(words.low(base + record::PEER))),
+    })
+}

@@ -1,0 +1,109 @@
+"""``hfreduce status`` and ``python -m hfreduce status``: looks at running jobs of this machine.
+
+Exit statuses of `status`: 0 nothing is wrong, 1 a group is stuck, stopped, dead, broken or
+disagrees, 2 the arguments make no sense or a process cannot be looked into, 3 there is no group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hfreduce import flight, status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main", "run"]
+
+FINE, BAD, USAGE, NONE = 0, 1, 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status."""
+    asked = _parser().parse_args(arguments)
+    while True:
+        try:
+            found = _look(asked)
+        except (PermissionError, ProcessLookupError) as error:
+            sys.stderr.write(f"hfreduce status: {error}\n")
+            return USAGE
+        _show(found, asked.output, clear=asked.watch is not None)
+        if asked.watch is None:
+            break
+        try:
+            time.sleep(asked.watch)
+        except KeyboardInterrupt:
+            break
+    if not found:
+        return NONE
+    return BAD if any(group.verdict in status.BAD for group in found) else FINE
+
+
+def _look(asked: argparse.Namespace) -> list[status.Group]:
+    if asked.pid:
+        recorders = [found for pid in asked.pid for found in flight.of_process(pid)]
+        # Its peers are in the same groups: they are shown with it.
+        groups = {recorder.data["group"] for recorder in recorders}
+        own = {(r.data["group"], r.data["rank"]) for r in recorders}
+        others = flight.find(asked.run_dir or flight.folders())
+        recorders += [
+            r for r in others
+            if r.data["group"] in groups and (r.data["group"], r.data["rank"]) not in own
+        ]  # fmt: skip
+    else:
+        recorders = list(flight.find(asked.run_dir or flight.folders()))
+    found = status.groups(recorders, asked.stuck_after, ended=asked.ended)
+    return [group for group in found if asked.job in (None, group.job)]
+
+
+def _show(found: list[status.Group], output: str, *, clear: bool) -> None:
+    if output == "json":
+        text = json.dumps({"groups": [group.as_json() for group in found]})
+    elif found:
+        text = "\n\n".join(status.table(group) for group in found)
+    else:
+        text = "no rank of HFReduce runs here (or it is another user's)"
+    if clear and sys.stdout.isatty():
+        sys.stdout.write("\033[H\033[J")
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hfreduce", description="tools of HFReduce")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser(
+        "status",
+        help="who waits for whom in the jobs of this machine",
+        epilog="exit status: 0 fine, 1 stuck, stopped, dead, broken or mismatch, 2 usage, 3 no job",
+    )
+    show.add_argument("--job", help="only this job")
+    show.add_argument("--pid", type=int, action="append", help="only the groups of this process")
+    show.add_argument(
+        "--run-dir", type=Path, action="append", metavar="FOLDER",
+        help="where the recorders are (default: HFREDUCE_RUN_DIR, or the usual places)",
+    )  # fmt: skip
+    show.add_argument(
+        "--stuck-after", type=float, default=5.0, metavar="SECONDS",
+        help="how long one operation may take (default: 5)",
+    )  # fmt: skip
+    show.add_argument("--ended", action="store_true", help="groups whose ranks have all ended too")
+    show.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    show.add_argument(
+        "--watch", type=float, nargs="?", const=1.0, metavar="SECONDS", help="look again and again"
+    )
+    return parser
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,244 @@
+"""Who waits for whom, from outside: `hfreduce status` over running, stopped and killed ranks."""
+
+import json
+import os
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed as dist
+from hfreduce import flight, status
+from hfreduce.__main__ import main
+from hfreduce.testing import Layout, run
+
+pytestmark = pytest.mark.torch
+
+BAD = 1
+PATIENCE_SECONDS = 90
+PATIENT = {"HFREDUCE_LIVENESS_SECONDS": str(PATIENCE_SECONDS)}
+
+
+def until_it_may_go(folder):
+    """Rank 1 does not call the second sum before a file is there."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not Path(folder, "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def two_sums(rank, size, folder):
+    import torch
+
+    dist.all_reduce(torch.ones(10))
+    if rank == BAD:
+        until_it_may_go(folder)
+    dist.all_reduce(torch.ones(10))
+    return "done"
+
+
+@contextmanager
+def running(folder, layout, lost=()):
+    """The ranks run meanwhile; afterwards the last sum happens. Gives a place for the outcomes."""
+    with ThreadPoolExecutor(1) as pool:
+        outcomes = []
+        future = pool.submit(
+            run, two_sums, layout, str(folder), lost=list(lost), timeout_seconds=PATIENCE_SECONDS,
+            deadline_seconds=PATIENCE_SECONDS, environment=PATIENT | directories(folder),
+        )  # fmt: skip
+        try:
+            yield outcomes
+        finally:
+            (folder / "go").touch()
+            outcomes += future.result()
+
+
+def directories(folder):
+    return {"HFREDUCE_RUN_DIR": str(folder / "run"), "HFREDUCE_DUMP_DIR": str(folder / "dumps")}
+
+
+def look_until(folder, accept, patience_seconds=0.0):
+    """The first group for which `accept` is true."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    found = []
+    while time.monotonic() < deadline:
+        found = status.groups(flight.find([folder / "run"]), patience_seconds)
+        if found and accept(found[0]):
+            return found[0]
+        time.sleep(0.02)
+    raise AssertionError([status.table(group) for group in found])
+
+
+def in_second_sum(group, waiting=2):
+    # 0 is the meeting, 1 the first sum.
+    there = [rank for rank in group.ranks if rank.sequence == 2 and rank.waits_for is not None]
+    return len(there) == waiting
+
+
+def test_who_has_not_come_is_named_while_the_others_wait(tmp_path, capsys):
+    with running(tmp_path, Layout.one_node(3)) as outcomes:
+        group = look_until(tmp_path, in_second_sum)
+        assert re.fullmatch(
+            r"rank 1 \(node a0, pid \d+\) has not entered allreduce\(10 × float32, sum\) #2 "
+            r"for .* s; 2 ranks wait for it",
+            group.conclusion,
+        ), group.conclusion
+        assert (group.verdict, group.culprits, group.world_size) == ("stuck", [BAD], 3)
+        patient, impatient = ["--stuck-after", "3600"], ["--stuck-after", "0", "-o", "json"]
+        where = ["--run-dir", str(tmp_path / "run")]
+        assert main(["status", *where, *patient]) == 0
+        shown = capsys.readouterr().out
+        assert "2 of 3 ranks here are in allreduce(10 × float32, sum) #2" in shown
+        assert "waiting for rank 1 to call it" in shown
+        by_process = ["--pid", str(group.ranks[0].pid)]
+        assert main(["status", *where, *by_process, *impatient]) == 1
+        [told] = json.loads(capsys.readouterr().out)["groups"]
+        assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
+        assert main(["status", *where, "--job", "another"]) == 3
+    assert [outcome.value for outcome in outcomes] == ["done"] * 3
+    assert list((tmp_path / "run").iterdir()) == [], "an end in order leaves nothing"
+
+
+def test_a_stopped_rank_is_seen_and_may_go_on(tmp_path):
+    with running(tmp_path, Layout.two_zones(2, 1)) as outcomes:
+        group = look_until(tmp_path, lambda group: in_second_sum(group, 3))
+        pid = group.ranks[BAD].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            stopped = look_until(tmp_path, lambda group: group.verdict == "stopped")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert stopped.culprits == [BAD]
+        assert re.search(r"^rank 1 .* is stopped for .*; 3 ranks wait$", stopped.conclusion)
+        assert all(rank.seen == status.HERE for rank in stopped.ranks)
+    assert [outcome.value for outcome in outcomes] == ["done"] * 4
+
+
+def test_a_killed_rank_is_read_after_its_death_and_survivors_leave_their_records(tmp_path):
+    with running(tmp_path, Layout.one_node(3), lost=[BAD]) as outcomes:
+        group = look_until(tmp_path, in_second_sum)
+        os.kill(group.ranks[BAD].pid, signal.SIGKILL)
+        dead = []
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not dead and time.monotonic() < deadline:
+            found = flight.find([tmp_path / "run"])
+            dead = [r for r in found if r.data["rank"] == BAD and r.life == "dead"]
+        assert [entry["state"] for entry in dead[0].data["entries"]] == ["completed"] * 2
+    assert main(["status", "--run-dir", str(tmp_path / "run")]) == 3, "the survivors took leave"
+    assert main(["status", "--run-dir", str(tmp_path / "run"), "--ended"]) == 1
+    for outcome in outcomes:
+        if outcome.rank == BAD:
+            continue
+        assert outcome.failure is not None
+        path = outcome.failure.fields["flight_record"]
+        assert outcome.failure.text.endswith(f"; flight record: {path}")
+        record = json.loads(Path(path).read_text())
+        assert (record["format"], record["rank"]) == ("hfreduce-flight", outcome.rank)
+        assert (record["cause"]["kind"], record["cause"]["peer"]) == ("peer_died", BAD)
+        last = record["entries"][-1]
+        assert (last["sequence"], last["state"], last["waiting_for"]) == (2, "started", BAD)
+
+
+def test_where_nothing_runs(tmp_path, capsys):
+    (tmp_path / "stray.flight").write_bytes(b"something else")
+    assert main(["status", "--run-dir", str(tmp_path)]) == 3
+    assert "no rank of HFReduce runs here" in capsys.readouterr().out
+    assert main(["status", "--pid", "4194304"]) == 2
+    assert "there is no process 4194304" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--output", "xml"])
+    assert ended.value.code == 2
+
+
+# What the recorders say, made up.
+
+
+def entry(
+    sequence, *, state="started", called=0, kind="allreduce", text="allreduce(5 × float32, sum)"
+):
+    return {
+        "sequence": sequence, "state": state, "called_ns": called, "finished_ns": called,
+        "kind": kind, "operation": text, "fingerprint": text, "chunks": 4, "chunks_delivered": 1,
+    }  # fmt: skip
+
+
+def recorder(rank, entries, *, life="running", world=4, waits=None, peers=(), **more):
+    waiting = None
+    if waits is not None:
+        sequence = entries[-1]["sequence"] if entries else None
+        waiting = {"sequence": sequence, "phase": f"waiting for rank {waits}", "rank": waits}
+    data = {
+        "rank": rank, "group": "g", "job": "j", "epoch": 0, "world_size": world, "node": f"n{rank}",
+        "host": "h", "state": "open", "cause": None, "read_ns": 31_000_000_000, "created_ns": 0,
+        "beat_ns": 31_000_000_000, "entries": entries, "waiting": waiting, "peers": list(peers),
+    }  # fmt: skip
+    return flight.Recorder(data | more, life, 100 + rank)
+
+
+def one(recorders):
+    [group] = status.groups(recorders, 5.0)
+    return group
+
+
+def test_a_rank_of_another_machine_is_named_by_who_hears_it():
+    peer = {
+        "rank": 3, "node": "b0", "link": True, "sequence": None, "waiting_for": None,
+        "left": False, "heard_ns": 30_900_000_000,
+    }  # fmt: skip
+    group = one([
+        recorder(0, [entry(812)], waits=1),
+        recorder(1, [entry(812)], waits=3, peers=[peer]),
+    ])  # fmt: skip
+    assert group.culprits == [3]
+    assert group.conclusion == (
+        "2 ranks are in allreduce(5 × float32, sum) #812 for 31 s; 2 of them wait for "
+        "rank 3 (node b0), last heard 0.1 s ago (heard by rank 1)"
+    )
+    assert [(rank.rank, rank.life) for rank in group.ranks][-1] == (3, "unknown")
+    assert "heard 0.1 s ago" in status.table(group)
+    assert "(1 on other machines, not heard here)" in status.table(group)
+
+
+def test_ranks_that_disagree_are_seen_before_they_fail():
+    group = one([
+        recorder(0, [entry(7)]),
+        recorder(1, [entry(7)]),
+        recorder(2, [entry(7, text="broadcast(5 × float32, root 0)")]),
+    ])  # fmt: skip
+    assert (group.verdict, group.culprits) == ("mismatch", [2])
+    assert "rank 2 (node n2, pid 102) called broadcast(5 × float32, root 0)" in group.conclusion
+
+
+def test_who_is_waited_for_at_the_start_is_named():
+    group = one([
+        recorder(rank, [], waits=3, state="connecting") for rank in range(3)
+    ])  # fmt: skip
+    assert (group.verdict, group.culprits) == ("stuck", [3])
+    assert group.conclusion == "3 ranks connect for 31 s; 3 ranks wait for rank 3"
+
+
+def test_a_dead_rank_comes_before_everything_that_follows_from_it():
+    group = one([
+        recorder(0, [entry(9)], waits=1),
+        recorder(1, [entry(8, state="completed")], life="dead"),
+    ])  # fmt: skip
+    assert (group.verdict, group.culprits) == ("dead", [1])
+    assert group.conclusion == "rank 1 (node n1, pid 101) is dead; 1 rank waits"
+
+
+def test_what_moves_is_left_alone_and_the_dead_are_not_shown():
+    assert status.groups([recorder(0, [], life="dead")], 5.0) == []
+    group = one([recorder(0, [entry(3, called=30_000_000_000)]), recorder(1, [])])
+    assert (group.verdict, group.culprits) == ("moving", [])
+    idle = one([recorder(0, [entry(3, state="completed", called=1_000_000_000)])])
+    assert idle.conclusion == "no operation is under way for 30 s, after operation #3"
+
+
+def test_ranks_that_wait_for_each_other_do_not_keep_the_view_waiting():
+    group = one([recorder(0, [entry(3)], waits=1), recorder(1, [entry(3)], waits=0)])
+    assert group.verdict == "stuck"
