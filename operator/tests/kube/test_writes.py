@@ -39,6 +39,33 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes):
     assert len(done) <= 3, done
 
 
+async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
+    """And costs three writes for each gang that gives way, whatever its size."""
+    cluster.nodes("A" * 12)
+    operator = cluster.operator()
+    await until(lambda: operator.serves)
+    victims = [f"low-{number}" for number in range(6)]
+    for name in victims:
+        cluster.submit(name, 2, priority="low")
+    await until(lambda: all(cluster.phase(name) is Phase.RUNNING for name in victims))
+    await until(lambda: len(cluster.store.all("events")) == 6)
+    since = len(cluster.server.faults.calls)
+    cluster.submit("large", 5, priority="high")
+    await until(lambda: cluster.phase("large") is Phase.RUNNING)
+    left = [name for name in victims if cluster.status(name).eviction is not None]
+    assert len(left) == 3
+    await until(lambda: len(events_of(cluster, left)) == 2 * 3)
+    done = [
+        call for call in writes(cluster, since)
+        if call.name.startswith("low-") and call.status < 300
+    ]  # fmt: skip
+    assert len(done) <= 3 * 3, done
+
+
+def events_of(cluster, jobs):
+    return [one for one in cluster.store.all("events") if one["involvedObject"]["name"] in jobs]
+
+
 async def test_idleness_costs_nothing(cluster, until):
     cluster.nodes("AAAA")
     limit = {"apiVersion": API_VERSION, "kind": "FlyerQuota", "spec": {"nodes": 9}}

@@ -6,9 +6,10 @@ phase is Reserved, Draining, Starting, Running or Suspending) and *occupied* by 
 `occupied` names it: processes of that job may still exist there, whatever its phase.
 
 Every commit carries the fencing epoch of the leader that made it in `epoch` (the Lease's
-`leaseTransitions` + 1; one machine's driver counts its starts). It is written with a change, never
-for its own sake: the API server refuses a lower one, so a leader that lost its lease cannot undo
-what the next one decided. `assignment.epoch` stays what it was when the nodes were given.
+`leaseTransitions` + 1; one machine's driver counts its starts). It is written with a change, and
+once a term into one job to mark where the term begins: the API server refuses a lower one, so a
+leader that lost its lease cannot undo what the next one decided. `assignment.epoch` stays what it
+was when the nodes were given.
 """
 
 # ruff: noqa: TC001 - pydantic resolves the annotations, and copies the defaults

@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -35,12 +35,14 @@ __all__ = ["main", "operate"]
 
 log = logging.getLogger("flyer.operator")
 
+_GC_THRESHOLDS: Final = (100_000, 50, 100)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Exit status 0; 2: cannot begin."""
     settings = parse_settings(arguments)
     # Objects live long here and are many: looking through all of them stops the scheduler.
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(*_GC_THRESHOLDS)
     _write_json_logs(settings.log_level)
     try:
         asyncio.run(operate(settings))
@@ -112,12 +114,18 @@ class _Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(health.run("", settings.metrics_port), name="health")
             group.create_task(self._world.run(), name="world")
+            group.create_task(self._freeze(), name="freeze")
             # Nobody serves without a certificate, and pods are given its authority.
             group.create_task(self._certificates.run(), name="certificates")
             await self._certificates.ready.wait()
             if settings.injection:
                 group.create_task(self._inject(), name="injection")
             group.create_task(self._leader.run(), name="leader")
+
+    async def _freeze(self) -> None:
+        """What was there at the start mostly stays: the collector need never look at it."""
+        await self._world.wait_synced()
+        gc.freeze()
 
     async def _inject(self) -> None:
         from flyer.kube.injection import InjectionMetrics, Webhook

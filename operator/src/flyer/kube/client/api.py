@@ -14,60 +14,36 @@ import asyncio
 import json
 import random
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 
-from flyer.kube.client.answers import lines_of, refusal_of, words_of
-from flyer.kube.client.errors import ApiError, UnreachableError, error_of
+from flyer.kube.client.answers import refusal_of, words_of
+from flyer.kube.client.errors import ApiError, UnreachableError
+from flyer.kube.client.limits import Limits
+from flyer.kube.client.streams import Page, Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from flyer.kube.client.access import Access
     from flyer.kube.client.resources import Resource
 
-__all__ = ["Api", "Limits", "Object", "Page"]
+__all__ = ["Api", "Object"]
 
 Object = dict[str, Any]
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 _JSON: Final = "application/json"
-# A handshake costs as much as several calls. The API server itself hangs up after 90 s.
-KEEPALIVE_SECONDS: Final = 75.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What calls may cost. Times in seconds."""
-
-    concurrency_max: int = 32
-    """Calls under way at once. The API server's own fairness queues what comes beyond its share."""
-    connect_seconds: float = 5.0
-    answer_seconds: float = 10.0
-    """One try of one call."""
-    call_seconds: float = 30.0
-    """A call with its retries."""
-    backoff_seconds: float = 0.05
-    backoff_seconds_max: float = 2.0
-    page_objects: int = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page of a list, and the version of the whole list."""
-
-    version: str
-    items: list[Object]
 
 
 def _observe_nothing(_verb: str, _resource: str, _code: int, _seconds: float) -> None:
     pass
 
 
-class Api:
+class Api(Streams):
     """One API server.
 
     `observe(verb, resource, code, seconds)` is told of every try (code 0: no answer).
@@ -78,15 +54,11 @@ class Api:
         access: Access,
         *,
         agent: str,
-        limits: Limits = Limits(),
+        limits: Limits = Limits(),  # noqa: B008 - frozen
         observe: Callable[[str, str, int, float], None] = _observe_nothing,
     ) -> None:
-        self.limits = limits
-        self._access = access
-        self._agent = agent
-        self._observe = observe
-        self._slots = asyncio.Semaphore(limits.concurrency_max)
-        self._session: aiohttp.ClientSession | None = None
+        super().__init__(access, agent, limits, observe)
+        self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(limits.concurrency_max)
         self._fence: Callable[[], float] | None = None
 
     async def __aenter__(self) -> Self:
@@ -95,31 +67,25 @@ class Api:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Hang up."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
     def fenced(self, fence: Callable[[], float]) -> Api:
         """The same server and connections for a writer that may lose its right to write.
 
         `fence` says how many seconds it still has, or raises; no try of a call outlasts them.
         """
-        copy = self.apart(0)
-        copy._slots = self._slots
+        copy = self.apart(self._slots)
         copy._fence = fence
         return copy
 
-    def apart(self, concurrency_max: int) -> Api:
+    def apart(self, slots: AbstractAsyncContextManager[None]) -> Api:
         """The same server, connections and right to write, for calls that queue by themselves.
 
-        What is urgent does not wait behind what is many then.
+        What is urgent does not wait behind what is many then. `slots` is entered for each try of a
+        call: a semaphore or a lane.
         """
-        limits = replace(self.limits, concurrency_max=concurrency_max)
-        copy = Api(self._access, agent=self._agent, limits=limits, observe=self._observe)
+        copy = Api(self._access, agent=self._agent, limits=self.limits, observe=self._observe)
         copy._session = self._opened()
         copy._fence = self._fence
+        copy._slots = slots
         return copy
 
     # -- verbs ---------------------------------------------------------------------------------
@@ -225,107 +191,7 @@ class Api:
             "create", "POST", resource, namespace, name, subresource, body=value
         )
 
-    async def watch(
-        self,
-        resource: Resource,
-        namespace: str = "",
-        *,
-        version: str,
-        silence_seconds: float,
-        timeout_seconds: int,
-        **selectors: str,
-    ) -> AsyncIterator[tuple[str, Object]]:
-        """Events (type, object) after a version, bookmarks too, until the server ends the stream.
-
-        GoneError: the version is too old. UnreachableError: nothing came for `silence_seconds`.
-        """
-        label = f"watch {resource.plural}"
-        query = {
-            "watch": "1",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": version,
-            "timeoutSeconds": str(timeout_seconds),
-            **selectors,
-        }
-        timeout = aiohttp.ClientTimeout(
-            sock_connect=self.limits.connect_seconds, sock_read=silence_seconds
-        )
-        begun = time.monotonic()
-        try:
-            async with self._opened().get(
-                self._access.url + resource.path(namespace),
-                params=query,
-                headers=await self._headers(),
-                timeout=timeout,
-                ssl=self._ssl,
-            ) as response:
-                self._observe("watch", resource.plural, response.status, time.monotonic() - begun)
-                if response.status != 200:
-                    raise refusal_of(label, response, await response.read())
-                async for line in lines_of(response.content):
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        status = event["object"]
-                        raise error_of(
-                            label, int(status.get("code", 500)), status.get("reason", ""),
-                            status.get("message", "the watch failed"),
-                        )  # fmt: skip
-                    yield event["type"], event["object"]
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise UnreachableError(label, words_of(error)) from error
-
-    async def lines(
-        self,
-        resource: Resource,
-        name: str,
-        namespace: str,
-        subresource: str,
-        *,
-        silence_seconds: float,
-        **query: str,
-    ) -> AsyncIterator[bytes]:
-        """The lines of a text, such as a pod's log, until the server ends it.
-
-        UnreachableError: the stream broke, or nothing came for `silence_seconds`.
-        """
-        label = f"read {resource.plural}/{subresource} {namespace}/{name}"
-        timeout = aiohttp.ClientTimeout(
-            sock_connect=self.limits.connect_seconds, sock_read=silence_seconds
-        )
-        try:
-            async with self._opened().get(
-                self._access.url + resource.path(namespace, name, subresource),
-                params=query,
-                headers={**await self._headers(), "Accept": "*/*"},
-                timeout=timeout,
-                ssl=self._ssl,
-            ) as response:
-                if response.status != 200:
-                    raise refusal_of(label, response, await response.read())
-                async for line in lines_of(response.content):
-                    yield line
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise UnreachableError(label, words_of(error)) from error
-
     # -- inside --------------------------------------------------------------------------------
-
-    @property
-    def _ssl(self) -> Any:
-        return self._access.context if self._access.context is not None else True
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
-            self._session = aiohttp.ClientSession(
-                connector=connector, headers={"User-Agent": self._agent}
-            )
-        return self._session
-
-    async def _headers(self, content_type: str = "") -> dict[str, str]:
-        headers = {"Accept": _JSON, **await self._access.headers()}
-        if content_type:
-            headers["Content-Type"] = content_type
-        return headers
 
     async def _call(
         self,

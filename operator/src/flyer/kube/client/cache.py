@@ -1,5 +1,8 @@
 """A copy of all objects of one kind, kept by list and watch.
 
+The first list is the API server's own cached one, which may be a little old: the watch that follows
+tells the rest, and `reach` says when. Later lists are read from the store.
+
 Owns one task. What was seen twice, late or out of order changes nothing: an object is replaced by
 a newer version of itself alone. What was missed (a stream that fell silent, a history that is
 gone) is found by listing again. Between losing the server and hearing it again the copy is old,
@@ -19,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from flyer.kube.client.errors import ApiError, GoneError, NotFoundError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from flyer.kube.client.api import Api
     from flyer.kube.client.resources import Resource
+    from flyer.kube.client.streams import Page
 
 __all__ = ["Cache", "Key", "WatchSettings"]
 
@@ -81,6 +85,8 @@ class Cache(Generic[T]):
         self._held: dict[Key, _Held[T]] = {}
         self._deleted: OrderedDict[Key, int] = OrderedDict()
         self._heard_at = time.monotonic()
+        self._told = 0  # the version up to which a list or the watch has told everything
+        self._told_more = asyncio.Event()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -101,6 +107,20 @@ class Cache(Generic[T]):
         """Since the server was last heard: an event, a bookmark, or a whole list."""
         return time.monotonic() - self._heard_at
 
+    async def reach(self, version: int, seconds: float) -> bool:
+        """Whether everything up to a version has been told; waits so long for it at most.
+
+        The version must be one of this kind's: others' are not told here.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while self._told < version:
+                    self._told_more.clear()
+                    await self._told_more.wait()
+        except TimeoutError:
+            return False
+        return True
+
     # -- writing -------------------------------------------------------------------------------
 
     def offer(self, value: dict[str, Any]) -> None:
@@ -117,7 +137,7 @@ class Cache(Generic[T]):
 
     async def refresh(self) -> None:
         """List now: when this returns, all that was written before the call has been seen."""
-        await self._list()
+        await self._list(self._pages())
 
     async def run(self) -> None:
         """Keep the copy until cancelled."""
@@ -125,7 +145,8 @@ class Cache(Generic[T]):
         while True:
             try:
                 if not version:
-                    version = await self._list()
+                    pages = self._snapshot() if not self.synced.is_set() else self._pages()
+                    version = await self._list(pages)
                 version = await self._watch(version)
                 pause_seconds = self._settings.backoff_seconds
                 continue
@@ -156,16 +177,25 @@ class Cache(Generic[T]):
     def _silent(self) -> bool:
         return self.age_seconds >= self._settings.silence_seconds
 
-    def _heard(self) -> None:
+    def _heard(self, version: str = "") -> None:
         self._heard_at = time.monotonic()
         self.synced.set()
+        if version and int(version) > self._told:
+            self._told = int(version)
+            self._told_more.set()
 
-    async def _list(self) -> str:
+    def _pages(self) -> AsyncIterator[Page]:
+        return self._api.pages(self.resource, **self._selectors)
+
+    def _snapshot(self) -> AsyncIterator[Page]:
+        return self._api.snapshot(self.resource, **self._selectors)
+
+    async def _list(self, pages: AsyncIterator[Page]) -> str:
         found: set[Key] = set()
         before = {key: held.version for key, held in self._held.items()}
         version = ""
         # Page by page: the JSON of all objects at once would need many times the room.
-        async for page in self._api.pages(self.resource, **self._selectors):
+        async for page in pages:
             version = version or page.version
             for item in page.items:
                 key = _key(item)
@@ -173,7 +203,7 @@ class Cache(Generic[T]):
                 self._put(key, _version(item), item)
             self._heard_at = time.monotonic()
         self._drop_missing(found, before)
-        self._heard()
+        self._heard(version)
         return version
 
     def _drop_missing(self, found: set[Key], before: dict[Key, int]) -> None:
@@ -194,12 +224,12 @@ class Cache(Generic[T]):
         )
         try:
             async for kind, value in stream:
-                self._heard()
                 version = value["metadata"]["resourceVersion"]
                 if kind == "DELETED":
                     self._drop(_key(value), _version(value))
                 elif kind != "BOOKMARK":
                     self._put(_key(value), _version(value), value)
+                self._heard(version)
         except UnreachableError as error:
             if self._silent:
                 raise

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJobStatus
     from flyer.engine import Commit
-    from flyer.kube.client import Api, Cache
+    from flyer.kube.client import Api, Cache, Lane
 
 __all__ = ["Commits", "difference", "waves"]
 
@@ -46,6 +46,7 @@ class Commits:
         jobs: Cache[JobView],
         uid_of: Callable[[str], str | None],
         told: Callable[[str, FlyerJobStatus | None, FlyerJobStatus], None],
+        beside: Lane,
     ) -> None:
         self.refused: dict[str, str] = {}  # jobs whose status breaks a rule: why
         # Of jobs that start now: the answer to the commit has them, and pods are made of them.
@@ -54,6 +55,7 @@ class Commits:
         self._jobs = jobs
         self._uid_of = uid_of
         self._told = told
+        self._beside = beside  # calls that leave the server to us meanwhile
 
     async def store(self, commits: Sequence[Commit], gone: set[str]) -> None:
         """Store all of them, in an order that never gives a node out before it was given back.
@@ -63,7 +65,8 @@ class Commits:
         for wave in waves(commits, self._status):
             wanted = [one for one in wave if one.job not in gone]
             for first in range(0, len(wanted), AT_ONCE):
-                gone |= await self._store_all(wanted[first : first + AT_ONCE])
+                with self._beside.narrowed():
+                    gone |= await self._store_all(wanted[first : first + AT_ONCE])
 
     async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
         """Store them at once; the jobs that are gone. Raises when all have ended."""

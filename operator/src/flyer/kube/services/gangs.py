@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, JobState, Stop
-    from flyer.kube.client import Api
+    from flyer.kube.client import Api, Lane
     from flyer.kube.services.seams import Gateway, Seams
     from flyer.kube.services.views import PodView
     from flyer.kube.services.world import World
@@ -70,6 +70,7 @@ class Gangs:
         gateway: Gateway,
         seams: Seams,
         *,
+        lane: Lane,
         tell: Callable[[Event], None],
         state_of: Callable[[str], JobState | None],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
@@ -81,7 +82,7 @@ class Gangs:
         self._tell = tell
         self._state_of = state_of
         self._spawn = spawn
-        self._calls = PodCalls(api, world.pods)
+        self._calls = PodCalls(api, world.pods, lane)
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
         self._concluded: set[str] = set()

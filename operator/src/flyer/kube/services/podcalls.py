@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.kube.client import Lane
 from flyer.kube.client.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
 from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import GATE, LABEL_ATTEMPT, LABEL_JOB
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from flyer.kube.client import Api, Cache
     from flyer.kube.services.views import PodView
 
-__all__ = ["KILL_SECONDS", "PodCalls"]
+__all__ = ["KILL_SECONDS", "PodCalls", "pod_lane"]
 
 # Pods are many: commits and the Lease neither queue behind them nor wait for a server that is busy
 # with hundreds of them. A server of many cores answers so many faster than we can send them.
 AT_ONCE: Final = 16
+# While commits are under way: the scheduler stands still until they are stored.
+BESIDE_COMMITS: Final = 4
 # The least that a kubelet honours; 0 would remove the object while processes still live.
 KILL_SECONDS: Final = 1
 # Somebody else's pod may have one of our names while the garbage collector takes it away.
@@ -33,11 +36,16 @@ PLACE_TRIES_MAX: Final = 5
 log = logging.getLogger(__name__)
 
 
+def pod_lane() -> Lane:
+    """Of one term, for all calls about pods."""
+    return Lane(AT_ONCE, BESIDE_COMMITS)
+
+
 class PodCalls:
     """What a call answers goes into the cache before the watch tells it."""
 
-    def __init__(self, api: Api, pods: Cache[PodView]) -> None:
-        self._api = api.apart(AT_ONCE)
+    def __init__(self, api: Api, pods: Cache[PodView], lane: Lane) -> None:
+        self._api = api.apart(lane)
         self._pods = pods
 
     async def create(self, job: FlyerJob, manifest: dict[str, Any]) -> dict[str, Any]:

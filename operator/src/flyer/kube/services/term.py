@@ -35,12 +35,14 @@ from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.services.announcements import Announcer, announcement
 from flyer.kube.services.commits import Commits
-from flyer.kube.services.counts import Counts, count_zones
+from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox
+from flyer.kube.services.podcalls import pod_lane
 from flyer.kube.services.strays import Strays, unready
 from flyer.kube.services.submissions import Submissions
+from flyer.kube.services.takeover import TakeOver
 from flyer.kube.services.token import Token
 
 if TYPE_CHECKING:
@@ -94,18 +96,19 @@ class Term:
         self._policy = policy
         self._metrics = metrics
         self._inbox = Inbox()
-        self._raise_epoch = raise_epoch
         self._token = Token(api)
+        self._takeover = TakeOver(api, world, self._token, raise_epoch)
         self._counts = Counts(api, world, self._token, lambda: self._state)
         self._announcer = Announcer(api)
-        self._commits = Commits(api, world.jobs, self._uid_of, self._committed)
+        lane = pod_lane()
+        self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane)
         self._submissions = Submissions(
             api, world, self._announcer, self._commits.refused,
             tell=self._inbox.tell, spawn=self._spawn,
         )  # fmt: skip
         self._gateway = seams.make_gateway(self._inbox.tell)
         self._gangs = Gangs(
-            api, world, self._gateway, seams,
+            api, world, self._gateway, seams, lane=lane,
             tell=self._inbox.tell, state_of=self._state_of, spawn=self._spawn,
         )  # fmt: skip
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
@@ -147,19 +150,7 @@ class Term:
                 self._world.listener = None
 
     async def _open(self) -> None:
-        await self._world.wait_synced()
-        # What the leader before committed last has to be seen, whatever the watch still owes.
-        await self._world.jobs.refresh()
-        seen = await self._token.read()
-        for view in self._world.jobs.values():
-            if view.job is not None and view.job.status is not None:
-                seen = max(seen, view.job.status.epoch)
-        if seen >= self.epoch:
-            self.epoch = await self._raise_epoch(seen + 1)
-        zones = count_zones(self._world.engine_nodes(), self._world.zones())
-        topology = await self._token.open(self.epoch, zones)
-        if topology is not None:
-            self._world.topologies.offer(topology)
+        self.epoch = await self._takeover.run(self.epoch)
         self._world.listener = self
         await self._rebuild()
 

@@ -48,6 +48,7 @@ class ApiServer:
         self.tokens = Tokens(self.store)
         self.logs: dict[tuple[str, str], str] = {}  # of pods: (namespace, name)
         self.url = ""
+        self._kept: dict[int, tuple[int, dict[Any, Any]]] = {}  # by table
         self._bookmark_seconds = bookmark_seconds
         self._watches: set[Watch] = set()
         self._runner: web.AppRunner | None = None
@@ -90,6 +91,14 @@ class ApiServer:
         for watch in self._watches:
             if resource in ("", watch.resource):
                 watch.expire()
+
+    def keep_lists(self) -> None:
+        """From now on lists at version 0 are answered from what is there now, as a server's cache.
+
+        The watches that follow them tell the rest.
+        """
+        for table in self.store.tables.values():
+            self._kept[id(table)] = (self.store.version, dict(table.entries))
 
     # -- one request ---------------------------------------------------------------------------
 
@@ -207,7 +216,9 @@ class ApiServer:
     def _list(self, request: web.Request, place: Place) -> web.Response:
         table = self.store.table(place.plural, place.group)
         selects, limit = _selector(request), int(request.query.get("limit", 0))
-        version, after = self.store.version, ("", "")
+        version, after, entries = self.store.version, ("", ""), table.entries
+        if request.query.get("resourceVersion") == "0":
+            version, entries = self._kept.get(id(table), (version, entries))
         if "continue" in request.query:
             token = json.loads(base64.urlsafe_b64decode(request.query["continue"]))
             version, after = token["version"], tuple(token["after"])
@@ -216,8 +227,8 @@ class ApiServer:
         items: list[bytes] = []
         last = ("", "")
         metadata: dict[str, Any] = {"resourceVersion": str(version)}
-        for key in sorted(table.entries):
-            entry = table.entries[key]
+        for key in sorted(entries):
+            entry = entries[key]
             if key <= after and "continue" in request.query:
                 continue
             if (place.namespace and key[0] != place.namespace) or not selects(entry.object):
