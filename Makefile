@@ -71,9 +71,9 @@ figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg
 bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py
-bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs, on kwok nodes
+bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs (ONLY=gang,small ROUNDS=1 MISSING=1)
 	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
-	$(PYTHON) -m bench.scheduler
+	$(PYTHON) -m bench.scheduler $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MISSING),--missing)
 
 # Debian packages and a command of each.
 CLUSTER_PACKAGES := etcd-server=etcd containerd=containerd runc=runc iptables=iptables \

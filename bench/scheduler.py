@@ -3,9 +3,10 @@
 The operator is one real process; kube-scheduler runs with its gang scheduling on and its client
 limits raised, in the same rounds. Times and writes are the API server's own (its audit log).
 
-    python -m bench.scheduler [--only gang,gangs] [--quick] [--rounds 3]
+    python -m bench.scheduler [--only gang,gangs] [--missing] [--quick] [--rounds 3]
 
-Figures of earlier runs stay in the file when `--only` measures others.
+A run can be made of several: what earlier ones measured stays in the file, `--only` measures some
+parts, and `--missing` those that the file does not have.
 """
 
 from __future__ import annotations
@@ -51,8 +52,25 @@ class Record:
     quick: bool
     figures: list[Figure] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
+    """Those that this run has measured, and when."""
 
-    async def add(self, part: Callable[[], Awaitable[None]], *details: dict[str, Any]) -> None:
+    def missing(self, names: list[str]) -> list[str]:
+        """Parts that the file does not have in this size."""
+        known = self._before().get("parts", {})
+        return [name for name in names if self._label(name) not in known]
+
+    def _label(self, name: str) -> str:
+        return f"{name}, quick" if self.quick else name
+
+    def _before(self) -> dict[str, Any]:
+        with suppress(FileNotFoundError, ValueError):
+            return dict(json.loads(self.path.read_text()))
+        return {}
+
+    async def add(
+        self, name: str, part: Callable[[], Awaitable[None]], *details: dict[str, Any]
+    ) -> None:
         """Run a part, say what it brought, and write it."""
         before = [len(one.ours) for one in self.figures]
         await part()
@@ -62,6 +80,7 @@ class Record:
                 say(f"  {one.name}: {one.ours[-1]:.3g} {one.unit}{peer}")
         for part_details in details:
             self.details |= part_details
+        self.parts[self._label(name)] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._write()
 
     def _write(self) -> None:
@@ -72,13 +91,13 @@ class Record:
             "python": platform.python_version(),
             "quick": self.quick,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "load": round(os.getloadavg()[0], 1),
         }
         found = document(config, [one for one in self.figures if one.ours])
         for one in found["figures"].values():
             one["config"] = config
-        before: dict[str, Any] = {}
-        with suppress(FileNotFoundError, ValueError):
-            before = json.loads(self.path.read_text())
+        before = self._before()
+        found["parts"] = before.get("parts", {}) | self.parts
         found["figures"] = before.get("figures", {}) | found["figures"]
         found["details"] = before.get("details", {}) | self.details
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +137,7 @@ async def _with_nodes(arguments: argparse.Namespace, record: Record) -> None:
             for name, part in parts.items():
                 if name in arguments.only:
                     say(f"round {number + 1} of {arguments.rounds}: {name}")
-                    await record.add(part, starts.details, shares.details)
+                    await record.add(name, part, starts.details, shares.details)
 
 
 async def _cold(arguments: argparse.Namespace, record: Record) -> None:
@@ -130,7 +149,7 @@ async def _cold(arguments: argparse.Namespace, record: Record) -> None:
         await cold.load()
         record.figures += cold.figures
         say("cold start")
-        await record.add(cold.round, cold.details)
+        await record.add("cold", cold.round, cold.details)
 
 
 def main() -> int:
@@ -140,6 +159,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default=",".join(NAMES), help=f"some of {','.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it work at all")
+    parser.add_argument("--missing", action="store_true", help="of these, what the file has not")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/sched-cluster")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/sched.json")
@@ -150,6 +170,8 @@ def main() -> int:
         parser.error(f"--only {','.join(sorted(unknown))}: choose of {','.join(NAMES)}")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     record = Record(arguments.output, arguments.quick)
+    if arguments.missing:
+        arguments.only = record.missing(arguments.only)
     status = 0
     try:
         asyncio.run(measure(arguments, record))

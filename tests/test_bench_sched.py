@@ -8,6 +8,7 @@ from bench.sched import cold
 from bench.sched.audit import AuditLog, by_kind
 from bench.sched.figures import Figure, document, table
 from bench.sched.loads import flyer_job, peer_gang
+from bench.scheduler import Record
 
 
 def line(
@@ -84,3 +85,26 @@ def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> Non
     assert (phases.count("Running"), phases.count("Queued")) == (3, 4)
     used = [pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"]
     assert len(used) == len(set(used)) == 15
+
+
+async def test_a_run_goes_on_where_another_one_ended(tmp_path) -> None:
+    path, figure = tmp_path / "sched.json", Figure("gang", "s", 1.0)
+
+    async def part() -> None:
+        figure.ours.append(2.0)
+
+    first = Record(path, quick=False, figures=[figure])
+    assert first.missing(["gang", "cold"]) == ["gang", "cold"]
+    await first.add("gang", part, {"seen": 1})
+    second = Record(path, quick=False, figures=[Figure("cold", "s", ours=[1.0])])
+    assert second.missing(["gang", "cold"]) == ["cold"]
+    assert Record(path, quick=True).missing(["gang"]) == ["gang"]
+
+    async def nothing() -> None:
+        pass
+
+    await second.add("cold", nothing)
+    written = json.loads(path.read_text())
+    assert list(written["figures"]) == ["gang", "cold"]
+    assert written["details"] == {"seen": 1}
+    assert list(written["parts"]) == ["gang", "cold"]

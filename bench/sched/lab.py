@@ -210,7 +210,8 @@ class Lab:
 
     async def _open(self) -> None:
         access = await find_access(str(self.state.kubeconfig))
-        limits = Limits(concurrency_max=IN_FLIGHT)
+        # Deleting hundreds of objects is one call.
+        limits = Limits(concurrency_max=IN_FLIGHT, answer_seconds=60.0, call_seconds=120.0)
         self.api = Api(access, agent="bench", limits=limits)
         await self.all_ready()
         await self.until("the namespace's account", self._has_account)
