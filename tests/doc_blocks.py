@@ -7,6 +7,7 @@ A marker is a comment on the line before a block: `<!-- test: HOW -->`.
 | `file NAME` | is saved as NAME for the blocks that use it, on any page |
 | `render` | holds Helm commands; they are rendered with the chart of this repository |
 | `manifest` | holds objects; the models and a real API server take them |
+| `run [STATUS …]` | holds commands of our programs, which are run and end with 0 or one of these |
 | `compile` | is Python that compiles; names that stand for the reader's own may be undefined |
 | `diff` | shows a change |
 | `cluster` | runs against an installed cluster, in the end-to-end tests |

@@ -21,7 +21,7 @@ from charts.tests.conftest import BUILD_SECONDS, CHART, KUBERNETES
 from e2e.cluster.handle import Cluster, wait_for
 from tests.doc_blocks import PAGES, ROOT, Block, blocks
 
-HOWS = {"file", "render", "manifest", "compile", "diff", "cluster", "skip"}
+HOWS = {"file", "render", "manifest", "run", "compile", "diff", "cluster", "skip"}
 FLAGS_OF_INSTALL = {"--wait": 0, "--create-namespace": 0, "--timeout": 1, "--kube-version": 1}
 """Flags that rendering does without, with the number of words after them."""
 
@@ -87,6 +87,25 @@ def test_helm_commands_render(block: Block, folder: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert "kind: Deployment" in done.stdout
+
+
+PROGRAMS = {"hfreduce-perf": "hfreduce.perf", "hfreduce-doctor": "hfreduce.doctor"}
+
+
+@named("run")
+def test_commands_succeed(block: Block, tmp_path: Path) -> None:
+    for command in commands(block):
+        words = command[: command.index("#")] if "#" in command else command
+        done = subprocess.run(
+            [sys.executable, "-m", PROGRAMS[words[0]], *words[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        allowed = block.detail.split() or ["0"]
+        assert str(done.returncode) in allowed, done.stderr
 
 
 def objects(block: Block) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other: three exchanges through a key-value store.
+"""How the ranks of a group find each other: three exchanges of what everybody brings.
 
 1. Every rank says where it runs and what it believes about the others. A rank that was started with
    another topology, world size or job is named here, before any connection is opened.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hfreduce.settings import Settings
 
-__all__ = ["Membership", "Store", "connect", "exchange"]
+__all__ = ["Meeting", "Membership", "Store", "connect", "join"]
 
 KEY_BYTES = 32
 
@@ -69,15 +69,34 @@ class Membership:
         return len(self.global_ranks)
 
 
+class Meeting(Protocol):
+    """Where ranks bring something and leave with what all have brought."""
+
+    def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
+        """Everybody's value in rank order; `deadline` as of `time.monotonic`."""
+        ...
+
+    def key(self, deadline: float) -> bytes:
+        """A key for this group, where no file holds one."""
+        ...
+
+
 def connect(
     store: Store, membership: Membership, settings: Settings, timeout_seconds: float
 ) -> _native.Communicator:
-    """Joins the group; all of its members must call this at about the same time."""
+    """Joins the group through torch's store; all members must call this at about the same time."""
+    return join(_StoreMeeting(store, membership), membership, settings, timeout_seconds)
+
+
+def join(
+    meeting: Meeting, membership: Membership, settings: Settings, timeout_seconds: float
+) -> _native.Communicator:
+    """Joins the group that meets there."""
     deadline = time.monotonic() + timeout_seconds
     topology = None if settings.topology_path is None else load_topology(settings.topology_path)
     own, bridge = _own_place(membership, settings, topology)
-    places = _agree_on_places(store, membership, settings, topology, own, deadline)
-    key = settings.key() or _key_of_rank_0(store, membership, deadline)
+    places = _agree_on_places(meeting, membership, settings, topology, own, deadline)
+    key = settings.key() or meeting.key(deadline)
     endpoint = _native.Endpoint(
         membership.rank,
         membership.size,
@@ -89,18 +108,34 @@ def connect(
         chunk_bytes=settings.chunk_bytes,
         liveness_timeout_seconds=settings.liveness_seconds,
     )
-    infos = exchange(store, "endpoint", membership, endpoint.info().hex(), deadline)
+    infos = meeting.exchange("endpoint", endpoint.info().hex(), deadline)
     remaining = max(deadline - time.monotonic(), 0.1)
     return endpoint.connect([bytes.fromhex(info.decode()) for info in infos], remaining)
 
 
-def exchange(
-    store: Store, phase: str, membership: Membership, value: str, deadline: float
-) -> list[bytes]:
-    """Publishes our value and collects everybody's, in rank order."""
-    keys = [f"hfreduce/{phase}/{rank}" for rank in range(membership.size)]
-    store.set(keys[membership.rank], value)
-    return [_await(store, phase, membership, keys, index, deadline) for index in range(len(keys))]
+class _StoreMeeting:
+    """A meeting through torch's store."""
+
+    def __init__(self, store: Store, membership: Membership) -> None:
+        self._store = store
+        self._membership = membership
+
+    def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
+        """Publishes our value and collects everybody's, in rank order."""
+        keys = [f"hfreduce/{phase}/{rank}" for rank in range(self._membership.size)]
+        self._store.set(keys[self._membership.rank], value)
+        return [
+            _await(self._store, phase, self._membership, keys, index, deadline)
+            for index in range(len(keys))
+        ]
+
+    def key(self, deadline: float) -> bytes:
+        """A fresh key of rank 0's. Whoever can read torch's store belongs to the job already."""
+        name = "hfreduce/key"
+        if self._membership.rank == 0:
+            self._store.set(name, secrets.token_bytes(KEY_BYTES).hex())
+        value = _await(self._store, "key", self._membership, [name], 0, deadline)
+        return bytes.fromhex(value.decode())
 
 
 def _await(
@@ -144,7 +179,7 @@ def _own_place(
 
 
 def _agree_on_places(
-    store: Store,
+    meeting: Meeting,
     membership: Membership,
     settings: Settings,
     topology: Topology | None,
@@ -158,7 +193,7 @@ def _agree_on_places(
         "ranks": list(membership.global_ranks),
         "bridges": [list(pair) for pair in topology.bridges] if topology else [],
     }
-    answers = exchange(store, "place", membership, json.dumps(said), deadline)
+    answers = meeting.exchange("place", json.dumps(said), deadline)
     expected: list[Place] | None = None
     if topology is not None:
         expected = topology.places(membership.global_ranks, membership.world_size)
@@ -179,13 +214,6 @@ def _agree_on_places(
             raise _error(membership, "place", f"rank {membership.global_ranks[index]} {problem}")
         places.append(place)
     return places
-
-
-def _key_of_rank_0(store: Store, membership: Membership, deadline: float) -> bytes:
-    """A fresh key for this group. Whoever can read torch's store belongs to the job already."""
-    if membership.rank == 0:
-        store.set("hfreduce/key", secrets.token_bytes(KEY_BYTES).hex())
-    return bytes.fromhex(_await(store, "key", membership, ["hfreduce/key"], 0, deadline).decode())
 
 
 def _error(membership: Membership, phase: str, detail: str) -> RendezvousError:

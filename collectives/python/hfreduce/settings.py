@@ -30,6 +30,8 @@ NAMES = {
     "HFREDUCE_ISA": "scalar, avx2 or avx512: the widest instructions to use (default: the best)",
     "HFREDUCE_KEY_FILE": "file with the key that proves who belongs to the job (default: rank 0 "
     "makes one and hands it out through torch's store)",
+    "HFREDUCE_RENDEZVOUS": "HOST:PORT at which rank 0 listens for programs without torch (default: "
+    "MASTER_ADDR and MASTER_PORT)",
     "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
     "HFREDUCE_RUN_DIR": "folder for the flight recorders' files, which `hfreduce status` reads "
     "(default: hfreduce in XDG_RUNTIME_DIR, else hfreduce-UID in /dev/shm or /tmp)",

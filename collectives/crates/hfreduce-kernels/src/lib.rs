@@ -24,6 +24,7 @@
 mod arch;
 mod dtype;
 mod reduce;
+mod triad;
 
 pub use arch::Isa;
 pub use dtype::{Dtype, Op};
@@ -31,6 +32,7 @@ pub use reduce::{
     KernelError, Pass, Store, Width, copy_raw, reduce, reduce_into, reduce_raw, reduce_raw_with,
     scale, scale_raw, scale_raw_with,
 };
+pub use triad::triad;
 
 #[cfg(test)]
 mod formats_test;

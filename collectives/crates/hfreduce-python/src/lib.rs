@@ -8,6 +8,8 @@ mod communicator;
 mod endpoint;
 mod errors;
 mod flight;
+mod probe;
+mod rendezvous;
 
 use hfreduce_engine::{DType, ReduceOp};
 use pyo3::prelude::*;
@@ -26,5 +28,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Work>()?;
     module.add_function(pyo3::wrap_pyfunction!(flight::read_flight, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(flight::flight_folders, module)?)?;
+    module.add_class::<rendezvous::Rendezvous>()?;
+    module.add_class::<probe::Triad>()?;
+    module.add_function(wrap_pyfunction!(probe::instruction_set, module)?)?;
+    module.add_function(wrap_pyfunction!(probe::best_instruction_set, module)?)?;
     Ok(())
 }

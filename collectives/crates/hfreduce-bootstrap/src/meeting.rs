@@ -1,0 +1,358 @@
+//! Everybody brings a value for a phase; everybody leaves with all of them, in rank order.
+//!
+//! Rank 0 is the host: it listens, its guests connect once a phase and wait. Phases follow one
+//! another in the same order on all ranks. The host answers from the thread that called it, so it
+//! may close as soon as its own call has returned.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fabric::auth::{AuthError, Key};
+use fabric::class::TrafficClass;
+use fabric::deadline::Deadline;
+use fabric::tcp::{self, DialError, Port};
+
+use crate::wire::{Answer, PHASE_BYTES_MAX, Request, VALUE_BYTES_MAX, WORLD_MAX};
+
+/// How long a guest may take to say what it brings once it has proved who it is.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the host spends at most on a guest that does not take its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// What the host's answer to a failure may take after everybody's deadline.
+const GRACE: Duration = Duration::from_secs(2);
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// Who comes to a meeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// The job's name: a proof for one job is worth nothing in another.
+    pub job: String,
+    /// This rank.
+    pub rank: u32,
+    /// How many ranks there are.
+    pub world_size: u32,
+}
+
+/// Why a meeting failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MeetingError {
+    /// Arguments that make no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// Rank 0 cannot listen.
+    #[error(
+        "rank 0 cannot listen at {address}: {source}; give a free port of this machine \
+         (MASTER_PORT, or HFREDUCE_RENDEZVOUS=HOST:PORT where another program has that one)"
+    )]
+    Listen {
+        /// The address asked for.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody did not come in time.
+    #[error("{detail}")]
+    Absent {
+        /// Who.
+        ranks: Vec<u32>,
+        /// In words.
+        detail: String,
+    },
+    /// The host could not be reached or said something else.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// One rank's place at the meetings of its group.
+pub struct Meeting {
+    who: Who,
+    host: String,
+    port: u16,
+    key: Key,
+    table: Arc<Table>,
+    /// Rank 0's listening port.
+    door: Option<Port>,
+}
+
+#[derive(Default)]
+struct Table {
+    seats: Mutex<Seats>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct Seats {
+    /// By phase and rank: what was brought, and who waits for the answer.
+    guests: HashMap<(String, u32), (Vec<u8>, TcpStream)>,
+    /// What makes every meeting of this group impossible.
+    trouble: Option<String>,
+}
+
+impl Meeting {
+    /// Rank 0 listens from here on; the others connect when they bring something.
+    ///
+    /// # Errors
+    /// [`MeetingError::Invalid`] and [`MeetingError::Listen`].
+    pub fn new(who: Who, host: &str, port: u16, key: &[u8]) -> Result<Self, MeetingError> {
+        if who.world_size == 0 || who.world_size > WORLD_MAX || who.rank >= who.world_size {
+            return Err(MeetingError::Invalid(format!(
+                "rank {} of {} cannot be: give 1 to {WORLD_MAX} ranks, numbered from 0",
+                who.rank, who.world_size
+            )));
+        }
+        let key = Key::from_bytes(key).map_err(|error| MeetingError::Invalid(error.to_string()))?;
+        let table = Arc::new(Table::default());
+        let door = if who.rank == 0 && who.world_size > 1 {
+            let address = listening_address(host, port);
+            let seats = table.clone();
+            let world = who.world_size;
+            let opened = Port::open(
+                address,
+                key.clone(),
+                context(&who.job),
+                TrafficClass::Hfreduce,
+                move |stream, from| seats.admit(stream, from, world),
+            );
+            Some(opened.map_err(|source| MeetingError::Listen {
+                address: format!("{host}:{port}"),
+                source,
+            })?)
+        } else {
+            None
+        };
+        Ok(Self { who, host: host.to_owned(), port, key, table, door })
+    }
+
+    /// Where rank 0 listens: the port that was asked for, or the free one that was found for port 0.
+    pub fn port(&self) -> u16 {
+        self.door.as_ref().map_or(self.port, |door| door.address().port())
+    }
+
+    /// Brings `value` to `phase` and waits until everybody's is there.
+    ///
+    /// # Errors
+    /// Who did not come, or what broke.
+    pub fn exchange(
+        &self,
+        phase: &str,
+        value: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<Vec<u8>>, MeetingError> {
+        if value.len() > VALUE_BYTES_MAX || phase.len() > PHASE_BYTES_MAX {
+            return Err(MeetingError::Invalid(format!(
+                "{} bytes for phase `{phase}`: at most {VALUE_BYTES_MAX} are possible",
+                value.len()
+            )));
+        }
+        let deadline = Deadline::after(timeout);
+        match self.who {
+            Who { world_size: 1, .. } => Ok(vec![value.to_vec()]),
+            Who { rank: 0, .. } => self.preside(phase, value, deadline),
+            _ => self.attend(phase, value, deadline),
+        }
+    }
+
+    /// The host's part: waits for everybody, then tells everybody.
+    fn preside(
+        &self,
+        phase: &str,
+        value: &[u8],
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<u8>>, MeetingError> {
+        let expected = 1..self.who.world_size;
+        let mut seats = self.table.lock();
+        let sits = |seats: &Seats, rank| seats.guests.contains_key(&(phase.to_owned(), rank));
+        while seats.trouble.is_none() && !expected.clone().all(|rank| sits(&seats, rank)) {
+            let Some(left) = deadline.remaining() else { break };
+            seats = match self.table.bell.wait_timeout(seats, left) {
+                Ok((seats, _)) => seats,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        let absent: Vec<u32> = expected.clone().filter(|rank| !sits(&seats, *rank)).collect();
+        let answer = match seats.trouble.clone() {
+            Some(detail) => Answer::Failed { absent: vec![], detail },
+            None if absent.is_empty() => {
+                let brought = expected.map(|rank| seats.guests.get(&(phase.to_owned(), rank)));
+                let others = brought.flatten().map(|(value, _)| value.clone());
+                Answer::Values(std::iter::once(value.to_vec()).chain(others).collect())
+            }
+            None => {
+                let detail = absence(&absent, self.who.world_size);
+                Answer::Failed { absent, detail }
+            }
+        };
+        let failed = matches!(answer, Answer::Failed { .. });
+        // A failure ends the meetings that follow, too.
+        let leaving: Vec<_> =
+            seats.guests.extract_if(|(of, _), _| failed || *of == phase).collect();
+        drop(seats);
+        let bytes = answer.encode();
+        for ((_, rank), (_, stream)) in leaving {
+            tell(rank, &stream, &bytes);
+        }
+        conclude(answer)
+    }
+
+    /// A guest's part: finds the host, says what it brings, waits for the answer.
+    fn attend(
+        &self,
+        phase: &str,
+        value: &[u8],
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<u8>>, MeetingError> {
+        let mut stream = self.reach(deadline)?;
+        let request = Request {
+            world: self.who.world_size,
+            rank: self.who.rank,
+            phase: phase.to_owned(),
+            value: value.to_vec(),
+        };
+        let at = format!("{}:{}", self.host, self.port);
+        let world = self.who.world_size;
+        let mut talk = || {
+            // The host answers at its own deadline, which may be a little later than ours.
+            let left = deadline.remaining().unwrap_or_default() + GRACE;
+            stream.set_write_timeout(Some(left))?;
+            stream.set_read_timeout(Some(left))?;
+            request.write(&mut stream)?;
+            Answer::read(&mut io::BufReader::new(&stream), world)
+        };
+        let answer = talk().map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => MeetingError::Absent {
+                ranks: vec![],
+                detail: format!("rank 0 at {at} did not answer in time; it still waits for others"),
+            },
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe => MeetingError::Absent {
+                ranks: vec![0],
+                detail: format!("rank 0 at {at} ended before everybody had come"),
+            },
+            _ => MeetingError::Broken(format!("rank 0 at {at}: {error}")),
+        })?;
+        conclude(answer)
+    }
+
+    /// A connection to the host, which may start later than we do.
+    fn reach(&self, deadline: Deadline) -> Result<TcpStream, MeetingError> {
+        let at = format!("{}:{}", self.host, self.port);
+        let mut pause = PAUSE_MIN;
+        loop {
+            let refused = match (self.host.as_str(), self.port).to_socket_addrs() {
+                Err(error) => format!("`{}` has no address: {error}", self.host),
+                Ok(found) => {
+                    let found: Vec<SocketAddr> = found.collect();
+                    let class = TrafficClass::Hfreduce;
+                    match tcp::dial(&found, &self.key, &context(&self.who.job), class, deadline) {
+                        Ok(stream) => return Ok(stream),
+                        // A door that closes may only be busy, or belong to the one before.
+                        Err(DialError::Refused(AuthError::Broken { source, .. })) => format!(
+                            "it closes the connection ({source}); does another program listen there?"
+                        ),
+                        Err(DialError::Refused(error)) => {
+                            return Err(MeetingError::Broken(format!("rank 0 at {at}: {error}")));
+                        }
+                        Err(error) => error.to_string(),
+                    }
+                }
+            };
+            if deadline.remaining().is_none_or(|left| left <= pause) {
+                return Err(MeetingError::Absent {
+                    ranks: vec![0],
+                    detail: format!("rank 0 was not found at {at} in time: {refused}"),
+                });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
+
+impl Table {
+    /// Takes in a guest that has proved that it holds the key. Runs on a thread of its own.
+    fn admit(&self, stream: TcpStream, from: SocketAddr, world: u32) {
+        let read = stream
+            .set_read_timeout(Some(REQUEST_TIMEOUT))
+            .and_then(|()| Request::read(&mut io::BufReader::new(&stream)));
+        let request = match read {
+            Ok(request) => request,
+            Err(error) => {
+                tracing::warn!(%from, %error, "a guest that cannot be understood");
+                return;
+            }
+        };
+        let mut seats = self.lock();
+        let Request { rank, phase, value, .. } = request;
+        let seat = (phase, rank);
+        let twin = rank == 0 || seats.guests.contains_key(&seat);
+        let trouble = if request.world != world {
+            Some(format!(
+                "rank {rank} was started with {} ranks and rank 0 with {world}: give all the same \
+                 WORLD_SIZE",
+                request.world
+            ))
+        } else {
+            twin.then(|| {
+                format!("two processes say that they are rank {rank}: give each rank its own RANK")
+            })
+        };
+        if let Some(detail) = trouble {
+            let answer = Answer::Failed { absent: vec![], detail: detail.clone() };
+            tell(rank, &stream, &answer.encode());
+            seats.trouble.get_or_insert(detail);
+        } else {
+            seats.guests.insert(seat, (value, stream));
+        }
+        self.bell.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seats> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives a guest its answer; one that has left misses nothing.
+fn tell(rank: u32, stream: &TcpStream, answer: &[u8]) {
+    let sent = stream
+        .set_write_timeout(Some(ANSWER_TIMEOUT))
+        .and_then(|()| io::Write::write_all(&mut &*stream, answer));
+    if let Err(error) = sent {
+        tracing::warn!(rank, %error, "a rank left the meeting before its end");
+    }
+}
+
+fn conclude(answer: Answer) -> Result<Vec<Vec<u8>>, MeetingError> {
+    match answer {
+        Answer::Values(values) => Ok(values),
+        Answer::Failed { absent, detail } if absent.is_empty() => Err(MeetingError::Broken(detail)),
+        Answer::Failed { absent, detail } => Err(MeetingError::Absent { ranks: absent, detail }),
+    }
+}
+
+fn absence(absent: &[u32], world: u32) -> String {
+    const NAMED_MAX: usize = 16;
+    let named: Vec<String> = absent.iter().take(NAMED_MAX).map(u32::to_string).collect();
+    let more = if absent.len() > NAMED_MAX { ", …" } else { "" };
+    let come = world as usize - absent.len();
+    format!("rank {}{more} did not come in time ({come} of {world} did)", named.join(", "))
+}
+
+/// Loopback stays on loopback; otherwise all addresses, since the name may be a service's.
+fn listening_address(host: &str, port: u16) -> SocketAddr {
+    let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
+    let address = match found.map(|found| found.ip()) {
+        Some(ip) if ip.is_loopback() => ip,
+        Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+        _ => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    SocketAddr::new(address, port)
+}
+
+fn context(job: &str) -> String {
+    format!("hfreduce-meeting/{job}")
+}

@@ -1,0 +1,188 @@
+//! What is said at a meeting, after both sides have proved that they hold the key.
+//!
+//! ```text
+//! guest  "HFMEET01" world:u32 rank:u32 phase:u32+bytes value:u32+bytes
+//! host   0x00 world × (value:u32+bytes)
+//!        0x01 absent:u32 absent × (rank:u32) detail:u32+bytes
+//! ```
+//! All numbers are little-endian. Lengths are checked before memory is taken for them.
+
+use std::io::{self, Read, Write};
+
+const MAGIC: &[u8; 8] = b"HFMEET01";
+/// The longest value that a rank may bring, in bytes.
+pub const VALUE_BYTES_MAX: usize = 64 << 10;
+/// The longest name of a phase, in bytes.
+pub const PHASE_BYTES_MAX: usize = 64;
+/// The largest group.
+pub(crate) const WORLD_MAX: u32 = 1 << 16;
+const DETAIL_BYTES_MAX: usize = 1024;
+
+/// What a guest brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) world: u32,
+    pub(crate) rank: u32,
+    pub(crate) phase: String,
+    pub(crate) value: Vec<u8>,
+}
+
+/// What the host answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Values(Vec<Vec<u8>>),
+    Failed { absent: Vec<u32>, detail: String },
+}
+
+impl Request {
+    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.world.to_le_bytes());
+        bytes.extend(self.rank.to_le_bytes());
+        put(&mut bytes, self.phase.as_bytes());
+        put(&mut bytes, &self.value);
+        to.write_all(&bytes)
+    }
+
+    pub(crate) fn read(from: &mut impl Read) -> io::Result<Self> {
+        let mut magic = [0; 8];
+        from.read_exact(&mut magic)?;
+        if &magic != MAGIC {
+            return Err(invalid(format!("it began with {magic:02x?}, not with a meeting's word")));
+        }
+        let world = number(from)?;
+        let rank = number(from)?;
+        if world > WORLD_MAX || rank >= world {
+            return Err(invalid(format!("rank {rank} of {world} cannot be")));
+        }
+        let phase = take(from, PHASE_BYTES_MAX)?;
+        let phase = String::from_utf8(phase).map_err(|_| invalid("a phase is text".into()))?;
+        let value = take(from, VALUE_BYTES_MAX)?;
+        Ok(Self { world, rank, phase, value })
+    }
+}
+
+impl Answer {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self {
+            Self::Values(values) => {
+                bytes.push(0);
+                values.iter().for_each(|value| put(&mut bytes, value));
+            }
+            Self::Failed { absent, detail } => {
+                bytes.push(1);
+                bytes.extend((absent.len() as u32).to_le_bytes());
+                absent.iter().for_each(|rank| bytes.extend(rank.to_le_bytes()));
+                let mut end = detail.len().min(DETAIL_BYTES_MAX);
+                while !detail.is_char_boundary(end) {
+                    end -= 1;
+                }
+                put(&mut bytes, &detail.as_bytes()[..end]);
+            }
+        }
+        bytes
+    }
+
+    pub(crate) fn read(from: &mut impl Read, world: u32) -> io::Result<Self> {
+        let mut kind = [0];
+        from.read_exact(&mut kind)?;
+        match kind {
+            [0] => {
+                let values = (0..world).map(|_| take(from, VALUE_BYTES_MAX));
+                Ok(Self::Values(values.collect::<io::Result<_>>()?))
+            }
+            [1] => {
+                let count = number(from)?;
+                if count > world {
+                    return Err(invalid(format!("{count} of {world} ranks are absent")));
+                }
+                let absent = (0..count).map(|_| number(from)).collect::<io::Result<_>>()?;
+                let detail = String::from_utf8_lossy(&take(from, DETAIL_BYTES_MAX)?).into_owned();
+                Ok(Self::Failed { absent, detail })
+            }
+            [other] => Err(invalid(format!("an answer of kind {other} does not exist"))),
+        }
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, value: &[u8]) {
+    bytes.extend((value.len() as u32).to_le_bytes());
+    bytes.extend(value);
+}
+
+fn number(from: &mut impl Read) -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    from.read_exact(&mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+fn take(from: &mut impl Read, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let bytes = number(from)? as usize;
+    if bytes > bytes_max {
+        return Err(invalid(format!("{bytes} bytes where at most {bytes_max} may be")));
+    }
+    let mut value = vec![0; bytes];
+    from.read_exact(&mut value)?;
+    Ok(value)
+}
+
+fn invalid(detail: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request() -> impl Strategy<Value = Request> {
+        (1..=WORLD_MAX, any::<u32>(), "[a-z]{0,20}", prop::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(world, rank, phase, value)| Request {
+                world,
+                rank: rank % world,
+                phase,
+                value,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(request in request(), cut in any::<prop::sample::Index>()) {
+            let mut bytes = Vec::new();
+            request.write(&mut bytes).unwrap();
+            prop_assert_eq!(&Request::read(&mut bytes.as_slice()).unwrap(), &request);
+            let part = &bytes[..cut.index(bytes.len())];
+            prop_assert!(Request::read(&mut &part[..]).is_err());
+        }
+
+        #[test]
+        fn garbage_is_refused_or_read_and_never_believed_about_its_length(
+            garbage in prop::collection::vec(any::<u8>(), 0..200), world in 1..4_u32,
+        ) {
+            let mut said = MAGIC.to_vec();
+            said.extend(&garbage);
+            let _ = Request::read(&mut garbage.as_slice());
+            let _ = Request::read(&mut said.as_slice());
+            let _ = Answer::read(&mut garbage.as_slice(), world);
+        }
+
+        #[test]
+        fn answers_are_read_as_they_were_given(
+            values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 1..5),
+            absent in prop::collection::vec(0..4_u32, 0..4), detail in ".{0,400}",
+        ) {
+            let world = values.len().max(absent.len()) as u32;
+            let failed = Answer::Failed { absent, detail: detail.clone() };
+            let Answer::Failed { detail: read, .. } =
+                Answer::read(&mut failed.encode().as_slice(), world).unwrap()
+            else {
+                panic!("a failure became values");
+            };
+            prop_assert!(detail.starts_with(&read));
+            let world = values.len() as u32;
+            let given = Answer::Values(values);
+            prop_assert_eq!(Answer::read(&mut given.encode().as_slice(), world).unwrap(), given);
+        }
+    }
+}

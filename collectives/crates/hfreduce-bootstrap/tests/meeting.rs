@@ -1,0 +1,141 @@
+//! Ranks as threads that meet at a real port.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use hfreduce_bootstrap::{Meeting, MeetingError, Who};
+
+const KEY: [u8; 32] = [5; 32];
+const LONG: Duration = Duration::from_secs(60);
+
+fn who(rank: u32, world_size: u32) -> Who {
+    Who { job: "test/job".into(), rank, world_size }
+}
+
+fn host(world: u32) -> Meeting {
+    Meeting::new(who(0, world), "127.0.0.1", 0, &KEY).unwrap()
+}
+
+fn guest(rank: u32, world: u32, port: u16) -> Meeting {
+    Meeting::new(who(rank, world), "127.0.0.1", port, &KEY).unwrap()
+}
+
+#[test]
+fn everybody_leaves_with_all_values_phase_by_phase() {
+    let first = host(5);
+    let port = first.port();
+    let mut meetings = vec![first];
+    meetings.extend((1..5).map(|rank| guest(rank, 5, port)));
+    std::thread::scope(|scope| {
+        for (rank, meeting) in meetings.iter().enumerate() {
+            scope.spawn(move || {
+                for phase in ["place", "endpoint"] {
+                    let value = format!("{phase} of {rank}");
+                    let values = meeting.exchange(phase, value.as_bytes(), LONG).unwrap();
+                    let expected: Vec<_> =
+                        (0..5).map(|r| format!("{phase} of {r}").into_bytes()).collect();
+                    assert_eq!(values, expected);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn one_rank_meets_itself_without_a_port() {
+    let alone = Meeting::new(who(0, 1), "no such host", 1, &KEY).unwrap();
+    assert_eq!(alone.exchange("place", b"x", LONG).unwrap(), [b"x"]);
+}
+
+#[test]
+fn who_does_not_come_is_named_on_every_rank() {
+    let first = host(4);
+    let second = guest(1, 4, first.port());
+    let soon = Duration::from_millis(300);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| second.exchange("place", b"b", LONG));
+        let own = first.exchange("place", b"a", soon);
+        // The guest was there, or came too late itself.
+        let Err(MeetingError::Absent { ranks, .. }) = own else { panic!("{own:?}") };
+        assert!(ranks.ends_with(&[2, 3]), "{ranks:?}");
+        drop(first);
+        assert!(matches!(other.join().unwrap(), Err(MeetingError::Absent { .. })));
+    });
+}
+
+#[test]
+fn a_host_that_is_not_there_is_named_with_its_address() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let error = guest(1, 2, nobody).exchange("place", b"", Duration::from_millis(200)).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(&error, MeetingError::Absent { ranks, .. } if ranks == &[0]), "{text}");
+    assert!(text.contains(&format!("127.0.0.1:{nobody}")), "{text}");
+}
+
+#[test]
+fn strangers_and_other_keys_are_refused_and_disturb_nobody() {
+    let first = host(2);
+    let port = first.port();
+    let mut silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    for garbage in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0xff; 4096], b"FFAUTH01"] {
+        TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(garbage).unwrap();
+    }
+    let stranger = Meeting::new(who(1, 2), "127.0.0.1", port, &[9; 32]).unwrap();
+    let refused = stranger.exchange("place", b"evil", LONG).unwrap_err();
+    assert!(refused.to_string().contains("key"), "{refused}");
+    let foreign = Who { job: "another/job".into(), ..who(1, 2) };
+    let foreign = Meeting::new(foreign, "127.0.0.1", port, &KEY).unwrap();
+    assert!(foreign.exchange("place", b"evil", LONG).is_err());
+    let second = guest(1, 2, port);
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(second.exchange("place", b"b", LONG).unwrap(), [b"a", b"b"]));
+        assert_eq!(first.exchange("place", b"a", LONG).unwrap(), [b"a", b"b"]);
+    });
+    silent.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    let _ = silent.read(&mut [0]);
+}
+
+#[test]
+fn another_world_size_is_told_to_all() {
+    let first = host(2);
+    let second = guest(1, 3, first.port());
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| second.exchange("place", b"b", LONG).unwrap_err());
+        for error in [first.exchange("place", b"a", LONG).unwrap_err(), told.join().unwrap()] {
+            assert!(error.to_string().contains("WORLD_SIZE"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn the_same_rank_twice_is_told_to_all() {
+    let first = host(3);
+    let port = first.port();
+    let twins = [guest(1, 3, port), guest(1, 3, port)];
+    std::thread::scope(|scope| {
+        let told = twins.each_ref().map(|twin| scope.spawn(|| twin.exchange("place", b"b", LONG)));
+        let own = first.exchange("place", b"a", LONG);
+        for result in told.map(|told| told.join().unwrap()).into_iter().chain([own]) {
+            let error = result.unwrap_err();
+            assert!(error.to_string().contains("two processes"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_the_remedy() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Meeting::new(who(0, 2), "127.0.0.1", port, &KEY).err().unwrap().to_string();
+    assert!(error.contains(&port.to_string()) && error.contains("HFREDUCE_RENDEZVOUS"), "{error}");
+}
+
+#[test]
+fn ranks_that_cannot_be_are_refused() {
+    for (rank, world) in [(0, 0), (2, 2)] {
+        assert!(Meeting::new(who(rank, world), "127.0.0.1", 0, &KEY).is_err());
+    }
+    assert!(Meeting::new(who(0, 1), "127.0.0.1", 0, b"short").is_err());
+}

@@ -1,0 +1,61 @@
+//! `Rendezvous`: how ranks find each other without torch's store.
+
+use hfreduce_bootstrap::{Meeting, MeetingError, Who};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arguments::seconds;
+
+/// One rank's place at the meetings of its group.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct Rendezvous {
+    meeting: Meeting,
+}
+
+#[pymethods]
+impl Rendezvous {
+    #[new]
+    #[pyo3(signature = (rank, world_size, host, port, key, *, job = String::new()))]
+    fn new(
+        py: Python<'_>,
+        rank: u32,
+        world_size: u32,
+        host: &str,
+        port: u16,
+        key: Vec<u8>,
+        job: String,
+    ) -> PyResult<Self> {
+        let who = Who { job, rank, world_size };
+        let meeting = py.detach(|| Meeting::new(who, host, port, &key)).map_err(raise)?;
+        Ok(Self { meeting })
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.meeting.port()
+    }
+
+    fn exchange<'py>(
+        &self,
+        py: Python<'py>,
+        phase: &str,
+        value: Vec<u8>,
+        timeout_seconds: f64,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let timeout = seconds(timeout_seconds)?;
+        let values = py.detach(|| self.meeting.exchange(phase, &value, timeout)).map_err(raise)?;
+        Ok(values.iter().map(|value| PyBytes::new(py, value)).collect())
+    }
+}
+
+/// A RuntimeError's arguments are the text and the ranks that did not come.
+fn raise(error: MeetingError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        MeetingError::Invalid(_) => PyValueError::new_err(text),
+        MeetingError::Listen { .. } => PyOSError::new_err(text),
+        MeetingError::Absent { ranks, .. } => PyRuntimeError::new_err((text, ranks)),
+        MeetingError::Broken(_) => PyRuntimeError::new_err((text, Vec::<u32>::new())),
+    }
+}
