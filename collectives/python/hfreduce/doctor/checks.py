@@ -1,0 +1,259 @@
+"""The checks, one function each: a machine and what shall run on it in, findings out.
+
+An order of magnitude decides, not a per cent: what is only a little slower is no finding.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+from hfreduce.doctor import network
+from hfreduce.doctor.machine import Finding, Machine, Wanted, numbers
+from hfreduce.errors import SettingError, TopologyError
+from hfreduce.settings import Settings
+from hfreduce.topology import load_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CHECKS", "examine"]
+
+CHUNK_BYTES, SLOTS = 256 << 10, 32
+"""The engine's defaults: what a node's ranks share is (ranks + 1) x slots x chunk."""
+
+KERNEL = (5, 3)
+"""The first one with pidfd_open, by which the end of a local rank is seen at once."""
+
+
+def examine(machine: Machine, wanted: Wanted) -> list[Finding]:
+    """All findings, in the order of the checks."""
+    return [finding for check in CHECKS for finding in check(machine, wanted)]
+
+
+def kernel(machine: Machine, _: Wanted) -> list[Finding]:
+    """Old kernels see the end of a rank later."""
+    release = machine.text("proc/sys/kernel/osrelease")
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if not found:
+        return [Finding("kernel", "warning", f"release `{release}` cannot be read")]
+    if (int(found[1]), int(found[2])) < KERNEL:
+        remedy = "install a kernel from 5.3 on: older ones tell of an ended rank by its socket only"
+        return [Finding("kernel", "warning", f"Linux {release}", remedy)]
+    return [Finding("kernel", "ok", f"Linux {release}")]
+
+
+def locked_memory(machine: Machine, _: Wanted) -> list[Finding]:
+    """Said because other libraries need it: nothing of ours is locked."""
+    limit = machine.limit("Max locked memory")
+    soft = "unknown" if limit is None else _bytes(limit[0])
+    return [Finding("locked memory", "ok", f"{soft} allowed; none is needed")]
+
+
+def open_files(machine: Machine, wanted: Wanted) -> list[Finding]:
+    """A descriptor for every bell and socket."""
+    name, limit = "open files", machine.limit("Max open files")
+    needed = 128 + 4 * wanted.ranks + 2 * wanted.world_size
+    if limit is None:
+        return [Finding(name, "warning", "/proc/self/limits cannot be read")]
+    soft, hard = limit
+    if soft >= needed:
+        return [Finding(name, "ok", f"{soft:.0f} allowed, about {needed} needed")]
+    remedy = (
+        f"`ulimit -n {needed}` before the job starts"
+        if hard >= needed
+        else f"raise the hard limit ({hard:.0f}) to {needed}: LimitNOFILE= of the container "
+        "runtime's unit, or nofile in /etc/security/limits.conf"
+    )
+    return [Finding(name, "problem", f"{soft:.0f} allowed, about {needed} needed", remedy)]
+
+
+def shared_memory(machine: Machine, _: Wanted) -> list[Finding]:
+    """It may be full: memory is shared through descriptors."""
+    mounts = machine.text("proc/self/mountinfo").splitlines()
+    sizes = [re.search(r"size=(\d+[kmg]?)", line) for line in mounts if " /dev/shm " in line]
+    size = sizes[-1][1] if sizes and sizes[-1] else "no size told"
+    found = f"{size} mounted; not used (ranks share through memfd)"
+    return [Finding("shared memory", "ok", found)]
+
+
+def memory(machine: Machine, wanted: Wanted) -> list[Finding]:
+    """What the ranks share counts against the control group of whoever touches it first."""
+    needed = (wanted.ranks + 1) * SLOTS * CHUNK_BYTES
+    folder = machine.cgroup("memory")
+    limit = None
+    if folder is not None:
+        limit = machine.number(f"{folder}/memory.max")
+        limit = limit or machine.number(f"{folder}/memory.limit_in_bytes")
+    if limit is None or limit > 1 << 60:
+        return [Finding("memory", "ok", f"no limit; the ranks share {_bytes(needed)}")]
+    found = f"limit {_bytes(limit)}; the ranks share {_bytes(needed)} of it"
+    if limit < 2 * needed:
+        remedy = (
+            "raise resources.limits.memory of the container, or lower HFREDUCE_CHUNK_BYTES: what "
+            "is shared counts as its memory"
+        )
+        return [Finding("memory", "problem", found, remedy)]
+    return [Finding("memory", "ok", found)]
+
+
+def processors(machine: Machine, wanted: Wanted) -> list[Finding]:
+    """A rank without a processor sleeps instead of looking: small operations take longer."""
+    name, allowed = "processors", len(numbers(machine.status("Cpus_allowed_list")))
+    if not allowed:
+        return [Finding(name, "warning", "/proc/self/status does not say which are allowed")]
+    quota = _quota(machine)
+    usable = min(float(allowed), quota) if quota else float(allowed)
+    time = f", time of {quota:.1f} by the control group" if quota else ""
+    found = f"{allowed} allowed{time}; {wanted.ranks} ranks"
+    if usable >= wanted.ranks:
+        return [Finding(name, "ok", found)]
+    remedy = (
+        f"give the container {wanted.ranks} processors (resources.limits.cpu, whole numbers, and "
+        "the kubelet's static CPU manager), or start fewer ranks: ranks that share processors "
+        "sleep, and small operations take ten times as long"
+    )
+    return [Finding(name, "warning", found, remedy)]
+
+
+def _quota(machine: Machine) -> float | None:
+    """Processors' worth of time that the control group grants."""
+    folder = machine.cgroup("cpu")
+    if folder is None:
+        return None
+    found = re.fullmatch(r"(\d+) (\d+)", machine.text(f"{folder}/cpu.max"))
+    if found:
+        return int(found[1]) / int(found[2])
+    quota = machine.number(f"{folder}/cpu.cfs_quota_us")
+    period = machine.number(f"{folder}/cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None
+
+
+def numa(machine: Machine, _: Wanted) -> list[Finding]:
+    """Memory far from the processors that read it costs half of its speed."""
+    name, findings = "numa", []
+    folders = sorted((machine.root / "sys/devices/system/node").glob("node[0-9]*"))
+    if len(folders) < 2:
+        return [Finding(name, "ok", "one node")]
+    allowed = numbers(machine.status("Cpus_allowed_list"))
+    with_processors = set()
+    for folder in folders:
+        if allowed & numbers(machine.text(f"sys/devices/system/node/{folder.name}/cpulist")):
+            with_processors.add(int(folder.name.removeprefix("node")))
+    with_memory = numbers(machine.status("Mems_allowed_list"))
+    where = f"processors on {_list(with_processors)}, memory on {_list(with_memory)}"
+    found = f"{len(folders)} nodes; {where}"
+    if with_processors - with_memory:
+        remedy = (
+            "let the container have memory where its processors are: the kubelet's "
+            "memoryManagerPolicy=Static and topologyManagerPolicy=best-effort, or numactl"
+        )
+        findings.append(Finding(name, "warning", found, remedy))
+    else:
+        findings.append(Finding(name, "ok", found))
+    if machine.text("proc/sys/kernel/numa_balancing") not in ("", "0"):
+        remedy = "`sysctl -w kernel.numa_balancing=0`: it takes pages away to see who uses them"
+        findings.append(Finding("numa balancing", "warning", "on", remedy))
+    return findings
+
+
+def huge_pages(machine: Machine, _: Wanted) -> list[Finding]:
+    """Fewer entries to look up; but no compaction while somebody waits for a page."""
+    folder = "sys/kernel/mm/transparent_hugepage"
+    enabled, defrag = machine.chosen(f"{folder}/enabled"), machine.chosen(f"{folder}/defrag")
+    if not enabled:
+        return [Finding("huge pages", "ok", "the kernel has none; they are not needed")]
+    found = f"transparent: {enabled}, compaction: {defrag or 'unknown'}"
+    if enabled == "always" and defrag == "always":
+        remedy = (
+            f"`echo defer+madvise > /{folder}/defrag`: a rank that touches new memory waits for "
+            "compaction, and everybody waits for that rank"
+        )
+        return [Finding("huge pages", "warning", found, remedy)]
+    return [Finding("huge pages", "ok", found)]
+
+
+def instructions(machine: Machine, _: Wanted) -> list[Finding]:
+    """Scalar sums are a sixth as fast."""
+    name, used, best = "instructions", machine.instruction_set, machine.best_instruction_set
+    if used != best:
+        remedy = "unset HFREDUCE_ISA: all give the same bits"
+        found = f"{used}, by HFREDUCE_ISA; the processor has {best}"
+        return [Finding(name, "warning", found, remedy)]
+    if used == "scalar":
+        remedy = (
+            "run on a processor with AVX2; in a virtual machine, pass the host's processor through"
+        )
+        return [Finding(name, "warning", "scalar: the processor shows no AVX2", remedy)]
+    return [Finding(name, "ok", used)]
+
+
+def tracing(machine: Machine, _: Wanted) -> list[Finding]:
+    """Said because other libraries need it."""
+    scope = machine.text("proc/sys/kernel/yama/ptrace_scope")
+    told = f"yama.ptrace_scope {scope}" if scope else "no yama"
+    found = f"{told}; no process reads another one's memory here"
+    return [Finding("ptrace", "ok", found)]
+
+
+def settings(machine: Machine, _: Wanted) -> list[Finding]:
+    """Variables that a job would stumble over."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            read = Settings.read(machine.environment)
+            read.key()
+        except SettingError as error:
+            return [Finding("settings", "problem", str(error), f"correct or unset {error.name}")]
+    findings = [
+        Finding("settings", "warning", str(one.message), "correct the name, or unset it")
+        for one in caught
+    ]
+    names = sorted(name for name in machine.environment if name.startswith("HFREDUCE_"))
+    found = ", ".join(names) if names else "all at their defaults"
+    findings = findings or [Finding("settings", "ok", found)]
+    if read.topology_path is not None:
+        findings.append(_topology(read.topology_path))
+    return findings
+
+
+def _topology(path: str) -> Finding:
+    try:
+        topology = load_topology(path)
+    except (TopologyError, OSError) as error:
+        remedy = "write the file anew, or unset FLYER_TOPOLOGY: ranks then ask for host names"
+        return Finding("topology", "problem", str(error), remedy)
+    zones = {place.zone for place in topology.nodes}
+    return Finding("topology", "ok", f"{len(topology.nodes)} nodes in {len(zones)} zones")
+
+
+def _bytes(count: float) -> str:
+    if count == float("inf"):
+        return "unlimited"
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.4g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _list(those: set[int]) -> str:
+    return ",".join(map(str, sorted(those))) or "none"
+
+
+CHECKS: tuple[Callable[[Machine, Wanted], list[Finding]], ...] = (
+    kernel,
+    instructions,
+    processors,
+    numa,
+    memory,
+    huge_pages,
+    shared_memory,
+    locked_memory,
+    open_files,
+    tracing,
+    network.interfaces,
+    network.congestion,
+    network.buffers,
+    settings,
+)

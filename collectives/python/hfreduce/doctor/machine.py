@@ -1,0 +1,153 @@
+"""What a machine says about itself: files below a root, and little else.
+
+Everything that a check looks at comes from here, so that a folder with a few files is a machine.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Finding", "Interface", "Machine", "Wanted", "numbers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    name: str
+    status: str
+    """ok, warning (it works, not as well as it could) or problem (it will fail)."""
+    found: str
+    """What is the case, in a line."""
+    remedy: str = ""
+    """What to change and how; empty where nothing has to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What shall run here."""
+
+    ranks: int
+    """On this machine."""
+    world_size: int
+    peer: str | None = None
+    """The address of another machine of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One network interface that is up."""
+
+    name: str
+    speed_mbps: int | None
+    """None where the driver does not say, as for virtual ones."""
+    mtu: int | None
+    virtual: bool
+    """Of this machine's own making (bridge, veth, tunnel): not a way to other machines."""
+
+
+_VIRTUAL = re.compile(r"(docker|br-|cni|flannel|cali|cilium|lxc|veth|virbr|ifb|tunl|dummy|kube)")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine below `root`; /, unless a test has made one."""
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=dict)
+    instruction_set: str = ""
+    """What the kernels use here."""
+    best_instruction_set: str = ""
+
+    def text(self, path: str) -> str:
+        """A file's text without the end of its line; empty where there is none."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def number(self, path: str) -> int | None:
+        """A file that holds one whole number."""
+        text = self.text(path)
+        return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+    def chosen(self, path: str) -> str:
+        """The word in brackets of a file that lists choices: `always [madvise] never`."""
+        found = re.search(r"\[(\w+)\]", self.text(path))
+        return found[1] if found else ""
+
+    def status(self, name: str) -> str:
+        """A line of /proc/self/status."""
+        found = re.search(rf"^{name}:\s*(.*)$", self.text("proc/self/status"), re.MULTILINE)
+        return found[1].strip() if found else ""
+
+    def limit(self, name: str) -> tuple[float, float] | None:
+        """Soft and hard limit of /proc/self/limits."""
+        found = re.search(rf"^{name}\s+(\S+)\s+(\S+)", self.text("proc/self/limits"), re.MULTILINE)
+        if not found:
+            return None
+        soft, hard = (
+            float("inf") if word == "unlimited" else float(word) for word in found.groups()
+        )
+        return soft, hard
+
+    def cgroup(self, controller: str) -> Path | None:
+        """Our folder of a controller: version 2's, or version 1's own hierarchy."""
+        for line in self.text("proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            names = controllers.split(",")
+            base = "sys/fs/cgroup" if not controllers else f"sys/fs/cgroup/{controller}"
+            if controllers and controller not in names:
+                continue
+            # In a container the path is the host's, and the mount begins at our folder already.
+            for folder in (f"{base}{path}", base):
+                if (self.root / folder).is_dir() and self._has(folder, controller):
+                    return Path(folder)
+        return None
+
+    def _has(self, folder: str, controller: str) -> bool:
+        return any((self.root / folder).glob(f"{controller}.*"))
+
+    def interfaces(self) -> list[Interface]:
+        """All that are up, loopback excluded."""
+        found = []
+        for folder in sorted((self.root / "sys/class/net").glob("*")):
+            name = folder.name
+            path = f"sys/class/net/{name}"
+            if name == "lo" or self.text(f"{path}/operstate") not in ("up", "unknown"):
+                continue
+            speed = self.number(f"{path}/speed")
+            virtual = bool(_VIRTUAL.match(name)) or (folder / "bridge").exists()
+            speed = speed if speed and speed > 0 else None
+            found.append(Interface(name, speed, self.number(f"{path}/mtu"), virtual))
+        return found
+
+    def route(self, address: str) -> str | None:
+        """The interface that leads to an IPv4 address (0.0.0.0: anywhere), by the routing table."""
+        wanted = struct.unpack("=I", socket.inet_aton(address))[0]
+        best: tuple[int, int, str] | None = None
+        for line in self.text("proc/net/route").splitlines()[1:]:
+            fields = line.split()
+            destination, mask = int(fields[1], 16), int(fields[7], 16)
+            up = int(fields[3], 16) & 1
+            if up and wanted & mask == destination:
+                this = (-mask.bit_count(), int(fields[6]), fields[0])
+                best = min(best, this) if best else this
+        return best[2] if best else None
+
+
+def numbers(text: str) -> set[int]:
+    """A list as the kernel writes it: 0-3,8,10-11."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found

@@ -1,0 +1,109 @@
+"""The checks of the way to other machines."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from hfreduce.doctor.machine import Finding
+
+if TYPE_CHECKING:
+    from hfreduce.doctor.machine import Interface, Machine, Wanted
+
+__all__ = ["buffers", "congestion", "interfaces"]
+
+SPEED_MBPS = 10_000
+"""Below that, gradients take longer than most steps."""
+
+BUFFER_BYTES = 1 << 20
+"""100 Gb/s over a path of 100 µs keeps 1.2 MB under way."""
+
+_CONGESTION = {"cubic", "dctcp", "reno"}
+"""What does well on the short paths of a data centre."""
+
+
+def interfaces(machine: Machine, wanted: Wanted) -> list[Finding]:
+    """Which way leads to the others, and whether ranks have to find that out by trying."""
+    name, up = "interfaces", machine.interfaces()
+    if not up:
+        found = "none is up but loopback: one machine only"
+        status = "problem" if wanted.world_size > wanted.ranks else "ok"
+        return [Finding(name, status, found, "bring one up" if status == "problem" else "")]
+    listed = ", ".join(map(_describe, up))
+    findings = [Finding(name, "ok", f"up: {listed}")]
+    ways = [one for one in up if not one.virtual]
+    if len(up) > 1 and not machine.environment.get("HFREDUCE_ADDRESS"):
+        remedy = (
+            "set HFREDUCE_ADDRESS to the address that the other machines shall use (in a pod: "
+            "status.podIP): peers try all of them in turn, up to 3 s each"
+        )
+        findings = [Finding(name, "warning", f"{len(up)} are up: {listed}", remedy)]
+    return findings + _route(machine, wanted, ways or up)
+
+
+def _route(machine: Machine, wanted: Wanted, ways: list[Interface]) -> list[Finding]:
+    """The interface that leads to the peer, or anywhere."""
+    peer = wanted.peer or machine.environment.get("MASTER_ADDR", "")
+    address = _ipv4(peer) or "0.0.0.0"  # noqa: S104  (the default route's destination)
+    to = peer if _ipv4(peer) else "other networks"
+    if peer and ipaddress.ip_address(address).is_loopback:
+        return [Finding("route", "ok", f"{peer} is this machine")]
+    chosen = machine.route(address)
+    if chosen is None:
+        # Without a default route a flat network may still be reached.
+        status = "problem" if to == peer else "ok"
+        remedy = f"`ip route get {peer}` says why" if status == "problem" else ""
+        return [Finding("route", status, f"none to {to}", remedy)]
+    found = f"{to} through {chosen}"
+    way = next((one for one in ways if one.name == chosen), None)
+    if way is not None and way.speed_mbps is not None and way.speed_mbps < SPEED_MBPS:
+        faster = [one for one in ways if (one.speed_mbps or 0) > way.speed_mbps]
+        remedy = (
+            f"HFREDUCE_ADDRESS = the address of {faster[0].name} ({faster[0].speed_mbps} Mb/s)"
+            if faster
+            else f"allreduce cannot pass {way.speed_mbps / 16:.0f} MB/s between machines: use a "
+            "faster network, or fewer and larger steps"
+        )
+        return [Finding("route", "warning", f"{found}, {way.speed_mbps} Mb/s", remedy)]
+    return [Finding("route", "ok", found)]
+
+
+def congestion(machine: Machine, _: Wanted) -> list[Finding]:
+    """Algorithms for long paths give away short ones."""
+    name, folder = "congestion control", "proc/sys/net/ipv4"
+    used = machine.text(f"{folder}/tcp_congestion_control")
+    if used in _CONGESTION or not used:
+        return [Finding(name, "ok", used or "unknown")]
+    available = machine.text(f"{folder}/tcp_available_congestion_control").split()
+    better = "cubic" if "cubic" in available or not available else available[0]
+    remedy = (
+        f"`sysctl -w net.ipv4.tcp_congestion_control={better}` in the job's network namespace: "
+        f"{used} was made for long paths"
+    )
+    return [Finding(name, "warning", used, remedy)]
+
+
+def buffers(machine: Machine, _: Wanted) -> list[Finding]:
+    """How much one connection may have under way."""
+    findings = []
+    for name in ("tcp_wmem", "tcp_rmem"):
+        fields = machine.text(f"proc/sys/net/ipv4/{name}").split()
+        if len(fields) != 3 or int(fields[2]) >= BUFFER_BYTES:
+            continue
+        remedy = f'`sysctl -w net.ipv4.{name}="{fields[0]} {fields[1]} {16 << 20}"`'
+        found = f"{name} ends at {fields[2]} bytes: fast links stay empty"
+        findings.append(Finding("socket buffers", "warning", found, remedy))
+    return findings or [Finding("socket buffers", "ok", "they grow as far as fast links need")]
+
+
+def _ipv4(text: str) -> str | None:
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError:
+        return None
+
+
+def _describe(one: Interface) -> str:
+    speed = "" if one.speed_mbps is None else f" {one.speed_mbps} Mb/s"
+    mtu = "" if one.mtu is None else f" mtu {one.mtu}"
+    return f"{one.name}{speed}{mtu}"
