@@ -74,7 +74,7 @@ def shared_memory(machine: Machine, _: Wanted) -> list[Finding]:
     mounts = machine.text("proc/self/mountinfo").splitlines()
     sizes = [re.search(r"size=(\d+[kmg]?)", line) for line in mounts if " /dev/shm " in line]
     size = sizes[-1][1] if sizes and sizes[-1] else "no size told"
-    found = f"{size} mounted; not used (ranks share through memfd)"
+    found = f"{size} mounted; it may be full (ranks share through memfd)"
     return [Finding("shared memory", "ok", found)]
 
 
