@@ -1,0 +1,158 @@
+//! From settings to a connected group: everybody says where it runs, then who it is, then connects.
+//!
+//! A rank that was started with another topology, world size or job is named before any connection
+//! of the group is opened.
+
+use std::time::Duration;
+
+use fabric::deadline::Deadline;
+use hfreduce_engine::{CollectiveError, Communicator, Endpoint, Options};
+use serde::{Deserialize, Serialize};
+
+use crate::meeting::{Meeting, MeetingError, Who};
+use crate::settings::{SettingError, Settings};
+use crate::topology::{Place, Topology, TopologyError};
+
+/// Why a rank is in no group.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// A setting cannot be used.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The topology file cannot be used.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Meeting(#[from] MeetingError),
+    /// A rank was started for something else.
+    #[error("rank {rank} {problem}")]
+    Disagreement {
+        /// Which one.
+        rank: u32,
+        /// What it says and what we say.
+        problem: String,
+    },
+    /// The engine did not connect.
+    #[error(transparent)]
+    Engine(#[from] CollectiveError),
+}
+
+/// What a rank says of itself; the Python package's words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Said {
+    place: Place,
+    job: String,
+    ranks: Vec<u32>,
+    bridges: Vec<[String; 2]>,
+}
+
+impl Settings {
+    /// Meets the other ranks and connects.
+    ///
+    /// # Errors
+    /// [`JoinError`] says who is missing or does not fit.
+    pub fn join(&self) -> Result<Communicator, JoinError> {
+        let deadline = Deadline::after(self.connect);
+        let left = || deadline.remaining().unwrap_or_default();
+        let expected = self.expected_places()?;
+        let own = match &expected {
+            Some((_, places)) => places[self.rank as usize].clone(),
+            None => Place { node: self.node.clone(), zone: self.zone.clone(), address: None },
+        };
+        let (host, port) = self.address_of_meeting()?;
+        let who = Who { job: self.job.clone(), rank: self.rank, world_size: self.world_size };
+        let meeting = Meeting::new(who, &host, port, &self.key)?;
+        let said = Said {
+            place: own.clone(),
+            job: self.job.clone(),
+            ranks: (0..self.world_size).collect(),
+            bridges: expected.as_ref().map(|(file, _)| file.bridges.clone()).unwrap_or_default(),
+        };
+        let words = serde_json::to_vec(&said).unwrap_or_default();
+        let told = meeting.exchange("place", &words, left())?;
+        let places = agree(&said, &told, expected.as_ref().map(|(_, places)| places.as_slice()))?;
+        let endpoint = self.endpoint(&own, &said, &places)?;
+        let info = hex(&endpoint.info());
+        let infos = meeting.exchange("endpoint", info.as_bytes(), left())?;
+        let infos: Vec<Vec<u8>> = infos.iter().map(|info| unhex(info)).collect();
+        Ok(endpoint.connect(&infos, left().max(Duration::from_millis(100)))?)
+    }
+
+    fn expected_places(&self) -> Result<Option<(Topology, Vec<Place>)>, JoinError> {
+        let Some(path) = &self.topology else { return Ok(None) };
+        let topology = Topology::load(path)?;
+        let places = topology.places(self.world_size as usize, &path.display().to_string())?;
+        Ok(Some((topology, places)))
+    }
+
+    fn endpoint(&self, own: &Place, said: &Said, places: &[Place]) -> Result<Endpoint, JoinError> {
+        let placement =
+            places.iter().map(|place| (place.node.clone(), place.zone.clone())).collect();
+        let mut options = Options::new(self.rank, placement);
+        options.job.clone_from(&self.job);
+        options.slot_bytes = self.chunk_bytes.unwrap_or(options.slot_bytes);
+        options.liveness = self.liveness.min(Duration::from_secs(86_400));
+        let given = own.address.as_ref().map(|text| {
+            text.parse().map_err(|_| SettingError {
+                name: "address",
+                value: text.clone(),
+                expected: "an IP address in the topology file".to_owned(),
+            })
+        });
+        options.address = self.address.or(given.transpose()?);
+        let mut zones: Vec<&str> = places.iter().map(|place| place.zone.as_str()).collect();
+        zones.sort_unstable();
+        zones.dedup();
+        if let ([[a, b]], 2) = (said.bridges.as_slice(), zones.len()) {
+            options.bridge = Some((a.clone(), b.clone()));
+        }
+        Ok(Endpoint::new(options, &self.key)?)
+    }
+}
+
+/// Everybody's place as they say it themselves, compared with what our topology file says.
+fn agree(
+    own: &Said,
+    told: &[Vec<u8>],
+    expected: Option<&[Place]>,
+) -> Result<Vec<Place>, JoinError> {
+    let mut places = Vec::with_capacity(told.len());
+    for (rank, words) in told.iter().enumerate() {
+        let problem = |problem: String| JoinError::Disagreement { rank: rank as u32, problem };
+        let said: Said = serde_json::from_slice(words)
+            .map_err(|error| problem(format!("speaks other words ({error}): use one release")))?;
+        if said.job != own.job {
+            let (theirs, ours) = (&said.job, &own.job);
+            return Err(problem(format!("belongs to job `{theirs}`, this rank to `{ours}`")));
+        }
+        if said.ranks != own.ranks {
+            let (theirs, ours) = (said.ranks.len(), own.ranks.len());
+            return Err(problem(format!("is in a group of {theirs}, this rank of {ours}")));
+        }
+        if said.bridges != own.bridges {
+            let (theirs, ours) = (&said.bridges, &own.bridges);
+            return Err(problem(format!("has bridges {theirs:?}, this rank {ours:?}")));
+        }
+        if let Some(expected) = expected.filter(|expected| expected[rank] != said.place) {
+            let (is, file) = (&said.place, &expected[rank]);
+            return Err(problem(format!("runs on {is:?}, but the topology file says {file:?}")));
+        }
+        places.push(said.place);
+    }
+    Ok(places)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What is no hexadecimal number becomes nothing, which the engine refuses by the rank's name.
+fn unhex(text: &[u8]) -> Vec<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let pairs = text.chunks(2).map(|pair| match pair {
+        [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
+        _ => None,
+    });
+    pairs.collect::<Option<Vec<u8>>>().unwrap_or_default()
+}

@@ -1,0 +1,257 @@
+//! Joining and leaving a group.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::time::Duration;
+
+use hfreduce_bootstrap::{JoinError, Settings};
+use hfreduce_engine::Communicator;
+
+use crate::error::{Failure, Status, guard};
+
+const VERSION: u32 = 0x000100;
+
+/// `hfr_comm`.
+pub struct Comm {
+    pub(crate) engine: Communicator,
+}
+
+/// `hfr_options`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Options {
+    /// The caller's `sizeof(hfr_options)`.
+    pub size: usize,
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub world_size: u32,
+    /// HOST:PORT.
+    pub rendezvous: *const c_char,
+    /// The key …
+    pub key: *const c_void,
+    /// … and its length.
+    pub key_bytes: usize,
+    /// A file with it.
+    pub key_file: *const c_char,
+    /// The job.
+    pub job: *const c_char,
+    /// This machine.
+    pub node: *const c_char,
+    /// Its zone.
+    pub zone: *const c_char,
+    /// Its address.
+    pub address: *const c_char,
+    /// The topology file.
+    pub topology: *const c_char,
+    /// Bytes of a chunk.
+    pub chunk_bytes: usize,
+    /// How long to wait for the others.
+    pub connect_seconds: f64,
+    /// Silence after which a peer counts as stalled.
+    pub liveness_seconds: f64,
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn hfr_version() -> u32 {
+    VERSION
+}
+
+/// See the header.
+///
+/// # Safety
+/// The header's: `options` begins with its size and holds null or valid pointers; `comm` is null or
+/// writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hfr_init(options: *const Options, comm: *mut *mut Comm) -> Status {
+    guard(|| {
+        // SAFETY: the caller's promise, handed on.
+        let options = unsafe { read(options) }?;
+        // SAFETY: as above.
+        let settings = unsafe { settings(&options) }?;
+        // SAFETY: as above.
+        unsafe { join(&settings, comm) }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hfr_init_from_environment(comm: *mut *mut Comm) -> Status {
+    guard(|| {
+        let settings = Settings::read(|name| std::env::var(name).ok()).map_err(JoinError::from)?;
+        // SAFETY: the caller's promise, handed on.
+        unsafe { join(&settings, comm) }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or came from `hfr_init` and was not closed; no other call uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hfr_close(comm: *mut Comm, timeout_seconds: f64) -> Status {
+    guard(|| {
+        if comm.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise: it is ours, and nobody uses it any more.
+        let comm = unsafe { Box::from_raw(comm) };
+        let broken = comm.engine.error();
+        comm.engine.close(seconds("timeout_seconds", timeout_seconds)?);
+        broken.map_or(Ok(()), |error| Err(error.into()))
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or open; `reason` is null or text that ends with a null byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hfr_abort(comm: *mut Comm, reason: *const c_char) -> Status {
+    guard(|| {
+        // SAFETY: the caller's promises, handed on.
+        let (comm, reason) = unsafe { (open(comm)?, text("reason", reason)?) };
+        comm.engine.abort(reason.unwrap_or("hfr_abort was called"));
+        Ok(())
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or open; `rank` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hfr_rank(comm: *const Comm, rank: *mut u32) -> Status {
+    // SAFETY: the caller's promises, handed on.
+    guard(|| unsafe { put("rank", rank, open(comm)?.engine.rank()) })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or open; `world_size` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hfr_world_size(comm: *const Comm, world_size: *mut u32) -> Status {
+    // SAFETY: the caller's promises, handed on.
+    guard(|| unsafe { put("world_size", world_size, open(comm)?.engine.world_size() as u32) })
+}
+
+/// # Safety
+/// `comm` is null or open.
+pub(crate) unsafe fn open<'a>(comm: *const Comm) -> Result<&'a Comm, Failure> {
+    // SAFETY: the caller's promise; it stays open as long as a call uses it.
+    unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("comm is NULL"))
+}
+
+/// # Safety
+/// `to` is null or writable.
+pub(crate) unsafe fn put<T>(name: &str, to: *mut T, value: T) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(Failure::invalid(format!("{name} is NULL")));
+    }
+    // SAFETY: just checked, and the caller's promise.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+pub(crate) fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
+    if value.is_nan() || value < 0.0 {
+        return Err(Failure::invalid(format!("{name} is {value}: give a time from 0 on")));
+    }
+    Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
+}
+
+/// # Safety
+/// `settings` are ours; `comm` is null or writable.
+unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure> {
+    if comm.is_null() {
+        return Err(Failure::invalid("comm is NULL"));
+    }
+    let engine = settings.join()?;
+    // SAFETY: just checked, and the caller's promise.
+    unsafe { put("comm", comm, Box::into_raw(Box::new(Comm { engine }))) }
+}
+
+/// # Safety
+/// As for [`hfr_init`].
+unsafe fn read(options: *const Options) -> Result<Options, Failure> {
+    if options.is_null() {
+        return Err(Failure::invalid("options is NULL"));
+    }
+    // SAFETY: the header demands that the struct begins with its size.
+    let size = unsafe { options.cast::<usize>().read() };
+    if size != size_of::<Options>() {
+        let expected = size_of::<Options>();
+        return Err(Failure::invalid(format!(
+            "options->size is {size} and this library's hfr_options has {expected} bytes: begin \
+             with HFR_OPTIONS_INIT, and use the header of this version"
+        )));
+    }
+    // SAFETY: it has our size.
+    Ok(unsafe { options.read() })
+}
+
+/// # Safety
+/// As for [`hfr_init`].
+unsafe fn settings(options: &Options) -> Result<Settings, Failure> {
+    // SAFETY: the caller's promise, handed on.
+    let text = |name, value| unsafe { text(name, value) };
+    let key = match (options.key.is_null(), text("key_file", options.key_file)?) {
+        (false, None) if options.key_bytes >= 16 => {
+            // SAFETY: the header demands `key_bytes` readable bytes.
+            unsafe { std::slice::from_raw_parts(options.key.cast::<u8>(), options.key_bytes) }
+                .to_vec()
+        }
+        (false, None) => {
+            let bytes = options.key_bytes;
+            return Err(Failure::invalid(format!("key_bytes is {bytes}: at least 16 are needed")));
+        }
+        (true, Some(path)) => Settings::key_in(path).map_err(JoinError::from)?,
+        (true, None) if options.world_size == 1 => vec![0; 32],
+        _ => return Err(Failure::invalid("give one of key and key_file")),
+    };
+    let rendezvous = match text("rendezvous", options.rendezvous)? {
+        Some(text) => text,
+        None if options.world_size == 1 => "127.0.0.1:0",
+        None => return Err(Failure::invalid("rendezvous is NULL: give HOST:PORT of rank 0")),
+    };
+    let mut settings = Settings::new(options.rank, options.world_size, rendezvous, &key);
+    settings.job = text("job", options.job)?.unwrap_or_default().to_owned();
+    for (name, value, place) in
+        [("node", options.node, &mut settings.node), ("zone", options.zone, &mut settings.zone)]
+    {
+        if let Some(text) = text(name, value)? {
+            text.clone_into(place);
+        }
+    }
+    if let Some(text) = text("address", options.address)? {
+        let error = |_| Failure::invalid(format!("address `{text}` is no IP address"));
+        settings.address = Some(text.parse().map_err(error)?);
+    }
+    settings.topology = text("topology", options.topology)?.map(Into::into);
+    settings.chunk_bytes = Some(options.chunk_bytes).filter(|bytes| *bytes > 0);
+    for (name, value, place) in [
+        ("connect_seconds", options.connect_seconds, &mut settings.connect),
+        ("liveness_seconds", options.liveness_seconds, &mut settings.liveness),
+    ] {
+        if value != 0.0 {
+            *place = seconds(name, value)?;
+        }
+    }
+    Ok(settings)
+}
+
+/// # Safety
+/// `value` is null or text that ends with a null byte and lives as long as the call.
+unsafe fn text<'a>(name: &str, value: *const c_char) -> Result<Option<&'a str>, Failure> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: just checked, and the caller's promise.
+    let found = unsafe { CStr::from_ptr(value) }.to_str();
+    let found = found.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))?;
+    Ok(Some(found).filter(|text| !text.is_empty()))
+}

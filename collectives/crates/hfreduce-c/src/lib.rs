@@ -1,0 +1,15 @@
+//! HFReduce for C: `include/hfreduce.h` is the documentation; this crate keeps its promises.
+//!
+//! Invariants: nothing unwinds across the border ([`error::guard`]); nothing but `hfr_*` is exported
+//! from the shared library; every pointer is looked at before it is used. The header is written by
+//! hand and compared with these types by `tests/header.rs`.
+
+mod calls;
+mod error;
+mod group;
+mod work;
+
+pub use calls::*;
+pub use error::*;
+pub use group::*;
+pub use work::*;

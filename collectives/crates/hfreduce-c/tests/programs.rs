@@ -1,0 +1,69 @@
+//! C programs as ranks of a group: the example, every operation, and the death of one of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use support::{compile, rendezvous, root, run};
+
+fn of_tests(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name)
+}
+
+/// Ranks that get rank, number of ranks and address as arguments.
+fn ranks(program: &Path, count: u32) -> Vec<Command> {
+    let (host, port) = rendezvous();
+    let one = |rank: u32| {
+        let mut command = Command::new(program);
+        command.args([rank.to_string(), count.to_string(), format!("{host}:{port}")]);
+        command
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn the_example_runs_with_four_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&root().join("examples/c/allreduce.c"), folder.path());
+    let key = folder.path().join("key");
+    std::fs::write(&key, "a key of sixteen bytes or more").unwrap();
+    let (host, port) = rendezvous();
+    let one = |rank: u32| {
+        let mut command = Command::new(&program);
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "4")
+            .env("MASTER_ADDR", &host)
+            .env("MASTER_PORT", port.to_string())
+            .env("HFREDUCE_KEY_FILE", &key)
+            .env_remove("FLYER_TOPOLOGY")
+            .env_remove("HFREDUCE_RENDEZVOUS");
+        command
+    };
+    let told = run((0..4).map(one).collect());
+    let expected: Vec<String> = (0..4).map(|rank| format!("rank {rank} of 4: 10\n")).collect();
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn without_an_environment_the_example_says_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&root().join("examples/c/allreduce.c"), folder.path());
+    let done = Command::new(program).env_clear().output().unwrap();
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && errors.contains("RANK"), "{errors}");
+}
+
+#[test]
+fn every_operation_and_every_refusal() {
+    let folder = tempfile::tempdir().unwrap();
+    run(ranks(&compile(&of_tests("collectives.c"), folder.path()), 4));
+}
+
+#[test]
+fn a_rank_that_ends_is_named_by_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    run(ranks(&compile(&of_tests("death.c"), folder.path()), 3));
+}

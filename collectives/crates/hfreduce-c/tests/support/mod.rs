@@ -1,0 +1,77 @@
+//! C programs: compiled strictly, run as the ranks of a group, ended by a deadline.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_secs(100);
+/// Below the ports that the system hands out; the address is the test's own.
+const PORT: u16 = 23117;
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3).unwrap().to_owned()
+}
+
+/// Where cargo puts this crate's library: beside the test.
+pub fn library() -> PathBuf {
+    let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let library = folder.join("libhfreduce.so");
+    assert!(library.exists(), "{} was not built", library.display());
+    library
+}
+
+/// Compiles a C program against the header and the shared library; no warning passes.
+pub fn compile(source: &Path, into: &Path) -> PathBuf {
+    let program = into.join(source.file_stem().unwrap());
+    let folder = library().parent().unwrap().to_owned();
+    let done = Command::new("cc")
+        .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-pedantic"])
+        .arg("-I")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"))
+        .arg(source)
+        .arg("-o")
+        .arg(&program)
+        .arg("-L")
+        .arg(&folder)
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .arg("-lhfreduce")
+        .output()
+        .expect("a C compiler");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    program
+}
+
+/// An address that no other test has: loopback is a whole network, and processes have numbers.
+pub fn rendezvous() -> (String, u16) {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let own = NEXT.fetch_add(1, Ordering::Relaxed) as u16;
+    (format!("127.{}.{b}.{c}", 64 + (a & 63)), PORT + own)
+}
+
+/// Runs all at once; their outputs if all end well in time.
+pub fn run(mut ranks: Vec<Command>) -> Vec<String> {
+    let records = tempfile::tempdir().unwrap();
+    let start = |command: &mut Command| {
+        let command = command.env("HFREDUCE_RUN_DIR", records.path());
+        let command = command.env("HFREDUCE_DUMP_DIR", records.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut children: Vec<Child> = ranks.iter_mut().map(start).collect();
+    let deadline = Instant::now() + DEADLINE;
+    while children.iter_mut().any(|child| child.try_wait().unwrap().is_none()) {
+        if Instant::now() > deadline {
+            children.iter_mut().for_each(|child| drop(child.kill()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let ended = children.into_iter().map(|child| child.wait_with_output().unwrap());
+    let ended: Vec<_> = ended.collect();
+    for (rank, one) in ended.iter().enumerate() {
+        let errors = String::from_utf8_lossy(&one.stderr);
+        assert!(one.status.success(), "rank {rank}: {}: {errors}", one.status);
+    }
+    ended.iter().map(|one| String::from_utf8_lossy(&one.stdout).into_owned()).collect()
+}
