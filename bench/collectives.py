@@ -32,9 +32,11 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
 """DDP's defaults: a small first bucket, so that communication starts early."""
 
 LAYOUTS = {
-    "4 nodes x 2 ranks, two zones": Layout.two_zones(2, 2),
-    "1 node x 8 ranks": Layout.one_node(8),
+    "4 nodes x 2 ranks, two zones": (Layout.two_zones(2, 2), "auto"),
+    "the same over TCP": (Layout.two_zones(2, 2), "tcp"),
+    "1 node x 8 ranks": (Layout.one_node(8), "auto"),
 }
+"""Ranks, and HFREDUCE_TRANSPORT."""
 
 GOAL = ("4 nodes x 2 ranks, two zones", "gradient buckets", "float32", 3.0)
 
@@ -209,10 +211,16 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/collectives.json")
     args = parser.parse_args()
     entries: list[dict[str, Any]] = []
-    for name, layout in LAYOUTS.items():
+    for name, (layout, transport) in LAYOUTS.items():
         print(f"bench: {name} …", file=sys.stderr, flush=True)
         outcomes = run(
-            measure, layout, args.rounds, args.quick, timeout_seconds=120, deadline_seconds=900
+            measure,
+            layout,
+            args.rounds,
+            args.quick,
+            timeout_seconds=120,
+            deadline_seconds=900,
+            environment={"HFREDUCE_TRANSPORT": transport},
         )
         bad = [outcome for outcome in outcomes if outcome.failure or not outcome.answered]
         if bad:

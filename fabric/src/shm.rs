@@ -5,13 +5,14 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::ptr::NonNull;
 use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -54,30 +55,12 @@ impl Segment {
     /// # Errors
     /// `InvalidData` when it is not what was expected, or what the kernel says.
     pub fn open(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
-        let actual = rustix::fs::fstat(&fd)?.st_size;
-        let seals = rustix::fs::fcntl_get_seals(&fd)?;
-        if actual != bytes as i64 || !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("a shared segment has {actual} bytes (expected {bytes}, sealed)"),
-            ));
-        }
+        check_sealed(&fd, bytes)?;
         Self::map(fd, bytes)
     }
 
     fn map(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &fd,
-                0,
-            )?
-        };
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let base = map(&fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok(Self { fd, base, bytes })
     }
 
@@ -95,6 +78,16 @@ impl Segment {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+
+    /// A descriptor through which a peer can read and not write: for a [`View`].
+    ///
+    /// # Errors
+    /// What the kernel says; `NotFound` where `/proc` is not mounted.
+    pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(path, flags, Mode::empty())?)
+    }
 }
 
 impl Drop for Segment {
@@ -102,6 +95,61 @@ impl Drop for Segment {
         // SAFETY: `map` made exactly this mapping, and nobody may use it after us.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
+}
+
+/// A peer's [`Segment`], to read from. Unmapped when dropped.
+#[derive(Debug)]
+pub struct View {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: as for a segment.
+unsafe impl Send for View {}
+
+impl View {
+    /// Maps what a peer lends. The same conditions as in [`Segment::open`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(fd: &OwnedFd, bytes: usize) -> io::Result<Self> {
+        check_sealed(fd, bytes)?;
+        Ok(Self { base: map(fd, bytes, ProtFlags::READ)?, bytes })
+    }
+
+    /// Where these bytes lie; `None` if they are not all inside.
+    pub fn at(&self, offset: u64, bytes: usize) -> Option<*const u8> {
+        let offset = usize::try_from(offset).ok()?;
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        // SAFETY: the offset lies inside the mapping.
+        inside.then(|| unsafe { self.base.as_ptr().add(offset).cast_const() })
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: as for a segment.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+fn check_sealed(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
+    let actual = rustix::fs::fstat(fd)?.st_size;
+    let seals = rustix::fs::fcntl_get_seals(fd)?;
+    if actual == bytes as i64 && seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("a shared segment has {actual} bytes (expected {bytes}, sealed)"),
+    ))
+}
+
+fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<NonNull<u8>> {
+    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+    let base =
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, 0)? };
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 /// Listens on a name that lives as long as the socket and leaves no file behind.
@@ -294,6 +342,21 @@ mod tests {
         let sealed = Segment::create("small", 4096).unwrap();
         let again = sealed.fd().try_clone_to_owned().unwrap();
         assert!(Segment::open(again, 8192).is_err());
+    }
+
+    #[test]
+    fn a_view_reads_what_the_segment_holds_and_nothing_beside_it() {
+        let segment = Segment::create("lent", 8192).unwrap();
+        // SAFETY: inside the segment.
+        unsafe { segment.base().add(4096).write(7) };
+        let fd = segment.read_only_fd().unwrap();
+        let view = View::open(&fd, 8192).unwrap();
+        // SAFETY: inside the view; nobody writes any more.
+        assert_eq!(unsafe { view.at(4096, 4096).unwrap().read() }, 7);
+        assert!(view.at(4096, 4097).is_none() && view.at(u64::MAX, 2).is_none());
+        let writable = map(&fd, 8192, ProtFlags::READ | ProtFlags::WRITE);
+        assert_eq!(writable.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(View::open(&fd, 4096).is_err());
     }
 
     #[test]

@@ -107,6 +107,7 @@ def join(
         bridge=bridge,
         chunk_bytes=settings.chunk_bytes,
         liveness_timeout_seconds=settings.liveness_seconds,
+        lend=settings.transport == "auto",
     )
     infos = meeting.exchange("endpoint", endpoint.info().hex(), deadline)
     remaining = max(deadline - time.monotonic(), 0.1)

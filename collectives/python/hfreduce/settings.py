@@ -35,8 +35,11 @@ NAMES = {
     "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
     "HFREDUCE_RUN_DIR": "folder for the flight recorders' files, which `hfreduce status` reads "
     "(default: hfreduce in XDG_RUNTIME_DIR, else hfreduce-UID in /dev/shm or /tmp)",
+    "HFREDUCE_TRANSPORT": "auto (nodes on one machine share memory, others use TCP) or tcp "
+    "(default: auto)",
 }
 
+TRANSPORTS = ("auto", "tcp")
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
 
@@ -53,6 +56,7 @@ class Settings:
     connect_seconds: float = 120.0
     liveness_seconds: float = 10.0
     key_file: str | None = None
+    transport: str = "auto"
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
@@ -75,6 +79,7 @@ class Settings:
             connect_seconds=_seconds(environment, "HFREDUCE_CONNECT_SECONDS", 120.0),
             liveness_seconds=_seconds(environment, "HFREDUCE_LIVENESS_SECONDS", 10.0),
             key_file=text("HFREDUCE_KEY_FILE"),
+            transport=_transport(text("HFREDUCE_TRANSPORT")),
         )
 
     def key(self) -> bytes | None:
@@ -103,6 +108,12 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     if not 0 < seconds < math.inf:
         raise SettingError(name, value, "a number of seconds above 0")
     return seconds
+
+
+def _transport(value: str | None) -> str:
+    if value is not None and value not in TRANSPORTS:
+        raise SettingError("HFREDUCE_TRANSPORT", value, " or ".join(TRANSPORTS))
+    return value or "auto"
 
 
 def _chunk_bytes(value: str | None) -> int | None:

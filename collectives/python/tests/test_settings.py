@@ -12,9 +12,15 @@ def test_defaults():
 
 def test_values_are_read():
     settings = Settings.read(
-        {"HFREDUCE_LIVENESS_SECONDS": "0.5", "HFREDUCE_CHUNK_BYTES": "65536", "FLYER_JOB": "a/b"}
+        {
+            "HFREDUCE_LIVENESS_SECONDS": "0.5",
+            "HFREDUCE_CHUNK_BYTES": "65536",
+            "HFREDUCE_TRANSPORT": "tcp",
+            "FLYER_JOB": "a/b",
+        }
     )
     assert (settings.liveness_seconds, settings.chunk_bytes, settings.job) == (0.5, 65536, "a/b")
+    assert settings.transport == "tcp"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,7 @@ def test_values_are_read():
         ("HFREDUCE_CONNECT_SECONDS", "0"),
         ("HFREDUCE_CHUNK_BYTES", "100"),
         ("HFREDUCE_CHUNK_BYTES", "1e6"),
+        ("HFREDUCE_TRANSPORT", "rdma"),
     ],
 )
 def test_a_bad_value_is_named(name, value):

@@ -9,6 +9,7 @@
 
 mod locals;
 mod neighbours;
+mod options;
 mod record;
 
 use std::collections::HashMap;
@@ -29,65 +30,20 @@ use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::communicator::Communicator;
 use crate::drivers::mesh::Mesh;
 use crate::drivers::{Driver, Identity, Parts, Shared, poller};
-use crate::flight::{Folders, Recorder};
+use crate::flight::Recorder;
 use crate::placement::Placement;
-use neighbours::{Hello, Inbox, dial, open_port};
+pub use options::{LOCALS_MAX, Options, default_slots};
 
-/// Ranks of one node at most: descriptors of all travel in one message.
-pub const LOCALS_MAX: usize = 120;
-const INFO_VERSION: u32 = 1;
+use neighbours::{Hello, Inbox, dial, open_port};
+use options::check;
+
+const INFO_VERSION: u32 = 2;
 const ADDRESSES_MAX: usize = 16;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a direct connection is tried for.
 const DIRECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Ranks of a node that share its work at most: more add system calls, not bandwidth.
 const CHANNELS_MAX: usize = 8;
-
-/// What a rank is told when it starts. The sizes must be the same on all ranks.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The job, for messages.
-    pub job: String,
-    /// This rank.
-    pub rank: u32,
-    /// (node, zone) of every rank, in rank order.
-    pub placement: Vec<(String, String)>,
-    /// The pair of nodes over which two zones are joined, where the scheduler chose one.
-    pub bridge: Option<(String, String)>,
-    /// The address at which other nodes reach this one; by default all of this machine's.
-    pub address: Option<IpAddr>,
-    /// The largest chunk, in bytes; a multiple of 4096.
-    pub slot_bytes: usize,
-    /// Chunks under way inside a node.
-    pub slots: usize,
-    /// Chunks under way on one tree edge, in one direction.
-    pub window: u32,
-    /// Silence after which a peer counts as stopped.
-    pub liveness: Duration,
-    /// Ranks of a node that share its work; by default as many as there are processors for.
-    pub channels: Option<usize>,
-    /// Where the flight recorder and its dumps are.
-    pub folders: Folders,
-}
-
-impl Options {
-    /// The defaults for a rank of a group.
-    pub fn new(rank: u32, placement: Vec<(String, String)>) -> Self {
-        Self {
-            job: String::new(),
-            rank,
-            placement,
-            bridge: None,
-            address: None,
-            slot_bytes: 256 << 10,
-            slots: 32,
-            window: 16,
-            liveness: Duration::from_secs(10),
-            channels: None,
-            folders: Folders::from_environment(),
-        }
-    }
-}
 
 /// What the others need to know about a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +57,8 @@ struct Info {
     addresses: Vec<IpAddr>,
     port: u16,
     local_socket: String,
+    /// Where neighbours on this machine leave their boards for us.
+    counter: String,
     /// A digest of everything that must be the same on all ranks.
     agreement: u64,
     agreed: String,
@@ -110,6 +68,7 @@ struct Info {
 /// One rank before it knows its peers.
 pub struct Endpoint {
     options: Options,
+    slots: usize,
     placement: Placement,
     plan: Plan,
     key: Key,
@@ -118,6 +77,7 @@ pub struct Endpoint {
     inbox: Arc<Inbox>,
     local_listener: Option<UnixListener>,
     recorder: OnceLock<Arc<Recorder>>,
+    counter: Option<UnixListener>,
 }
 
 impl Endpoint {
@@ -129,7 +89,10 @@ impl Endpoint {
         let refuse = |detail: String| refused(&options, CauseKind::Invalid, "being called", detail);
         let placement =
             Placement::new(&options.placement).map_err(|error| refuse(error.to_string()))?;
-        check(&options, &placement).map_err(refuse)?;
+        let slots = options
+            .slots
+            .unwrap_or_else(|| default_slots(placement.nodes().len(), options.slot_bytes));
+        check(&options, slots, &placement).map_err(refuse)?;
         let plan = match &options.bridge {
             Some((a, b)) => Plan::with_bridge(placement.nodes(), (a, b)),
             None => Plan::new(placement.nodes()),
@@ -146,14 +109,18 @@ impl Endpoint {
             .map_err(|error| trouble("listening on a TCP port", error))?;
         let node = placement.node_of(options.rank);
         let first = placement.members(node)[0] == options.rank && placement.members(node).len() > 1;
-        let local_socket = format!("hfreduce-{:016x}", u64::from_le_bytes(first_eight(&chance()?)));
-        let local_listener = first
-            .then(|| shm::listen(&local_socket))
-            .transpose()
-            .map_err(|error| trouble("listening on a local socket", error))?;
+        let listen = |wanted: bool| {
+            let name = format!("hfreduce-{:016x}", u64::from_le_bytes(first_eight(&chance()?)));
+            let listener = wanted.then(|| shm::listen(&name)).transpose();
+            listener
+                .map(|listener| (name, listener))
+                .map_err(|error| trouble("listening on a local socket", error))
+        };
+        let (local_socket, local_listener) = listen(first)?;
+        let (counter, counter_listener) = listen(options.lend && placement.nodes().len() > 1)?;
         let agreed = format!(
             "placement {:?}, bridge {:?}, slot_bytes {}, slots {}, window {}",
-            options.placement, options.bridge, options.slot_bytes, options.slots, options.window
+            options.placement, options.bridge, options.slot_bytes, slots, options.window
         );
         let info = Info {
             version: INFO_VERSION,
@@ -164,19 +131,32 @@ impl Endpoint {
             addresses: options.address.map_or_else(own_addresses, |address| vec![address]),
             port: port.address().port(),
             local_socket,
+            counter,
             agreement: digest(agreed.as_bytes()),
             agreed: format!(
                 "{} ranks, slot_bytes {}, slots {}, window {}, bridge {:?}",
                 options.placement.len(),
                 options.slot_bytes,
-                options.slots,
+                slots,
                 options.window,
                 options.bridge
             ),
             channels: options.channels,
         };
-        let recorder = OnceLock::new();
-        Ok(Self { options, placement, plan, key, info, port, inbox, local_listener, recorder })
+        let (recorder, counter) = (OnceLock::new(), counter_listener);
+        Ok(Self {
+            options,
+            slots,
+            placement,
+            plan,
+            key,
+            info,
+            port,
+            inbox,
+            local_listener,
+            counter,
+            recorder,
+        })
     }
 
     /// What the others need to know.
@@ -227,7 +207,7 @@ impl Endpoint {
         let bell =
             poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;
         let (board, neighbourhood) = self.meet_locals(&infos, group, &bell, deadline)?;
-        let trunk = self.meet_neighbours(&infos, group, channels, deadline)?;
+        let trunk = self.meet_neighbours(&infos, group, channels, &board, deadline)?;
         let on_host = infos.iter().filter(|info| info.host == self.info.host).count();
         // With more ranks than processors whoever looks longer only keeps the others from working.
         let spin = if on_host <= self.info.processors { 30 } else { 0 };
@@ -362,33 +342,6 @@ fn host() -> String {
         .map(|link| link.display().to_string())
         .unwrap_or_default();
     format!("{} {network}", boot.trim())
-}
-
-fn check(options: &Options, placement: &Placement) -> Result<(), String> {
-    if options.rank as usize >= placement.world_size() {
-        let size = placement.world_size();
-        return Err(format!("rank {} does not exist in a world of {size}", options.rank));
-    }
-    let node = placement.node_of(options.rank);
-    let locals = placement.members(node).len();
-    if locals > LOCALS_MAX {
-        let name = &placement.nodes()[node].name;
-        return Err(format!("node `{name}` has {locals} ranks; at most {LOCALS_MAX} are possible"));
-    }
-    let slot = options.slot_bytes;
-    if !(4096..=64 << 20).contains(&slot) || !slot.is_multiple_of(4096) {
-        return Err(format!("chunk_bytes {slot} is no multiple of 4096 from 4096 to 64 MiB"));
-    }
-    if !(2..=64).contains(&options.slots) || !(1..=64).contains(&options.window) {
-        return Err(format!(
-            "slots {} or window {} is out of range",
-            options.slots, options.window
-        ));
-    }
-    if options.liveness < Duration::from_millis(500) {
-        return Err(format!("a liveness time-out of {:?} is under 500 ms", options.liveness));
-    }
-    Ok(())
 }
 
 fn refused(options: &Options, kind: CauseKind, phase: &str, detail: String) -> CollectiveError {

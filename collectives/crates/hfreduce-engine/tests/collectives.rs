@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::sync::atomic::Ordering;
+
 use hfreduce_engine::{DType, ReduceOp};
 use support::{TIMEOUT, allreduce, buffer, digest, numbers, placement, run, values};
 
@@ -70,6 +72,36 @@ fn bits_do_not_depend_on_who_shares_the_work() {
         )[0]
     };
     assert_eq!(with(1), with(3));
+}
+
+#[test]
+fn bits_do_not_depend_on_whether_neighbours_lend() {
+    let with = |lends: fn(u32) -> bool| {
+        let told = run(
+            &placement(4, 2),
+            |options| options.lend = lends(options.rank),
+            |comm| {
+                let mut data = Vec::new();
+                // The first one may be over before the boards are mapped.
+                for _ in 0..3 {
+                    data = values(comm.rank(), 2, 300_000);
+                    allreduce(&comm, &mut data).wait(None).unwrap();
+                }
+                let counters = comm.counters();
+                let lent = counters.lent_bytes.load(Ordering::Relaxed);
+                let sent = counters.sent_bytes.load(Ordering::Relaxed);
+                (digest(&data), lent, sent)
+            },
+        );
+        let sums = told.iter().fold((0, 0), |(a, b), (_, lent, sent)| (a + lent, b + sent));
+        assert!(sums.0 <= sums.1);
+        (told[0].0, sums.0 > 0)
+    };
+    let (bits, lent) = with(|_| true);
+    assert!(lent);
+    assert_eq!(with(|_| false), (bits, false));
+    // Who does not lend does not borrow either: half of the links fall back to their sockets.
+    assert_eq!(with(|rank| rank < 4).0, bits);
 }
 
 #[test]

@@ -270,6 +270,7 @@ impl Communicator {
             ("sleeps", &counters.sleeps),
             ("rings", &counters.rings),
             ("sent_bytes", &counters.sent_bytes),
+            ("lent_bytes", &counters.lent_bytes),
             ("received_bytes", &counters.received_bytes),
             ("refused_connections", &counters.refused),
             ("reduced_bytes", &counters.reduced_bytes),

@@ -24,7 +24,7 @@ impl Endpoint {
     #[new]
     #[pyo3(signature = (rank, world_size, placement, key, *, job = String::new(), address = None,
         bridge = None, chunk_bytes = None, slots = None, channels = None,
-        liveness_timeout_seconds = 10.0))]
+        liveness_timeout_seconds = 10.0, lend = true))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -39,6 +39,7 @@ impl Endpoint {
         slots: Option<usize>,
         channels: Option<usize>,
         liveness_timeout_seconds: f64,
+        lend: bool,
     ) -> PyResult<Self> {
         if placement.len() != world_size {
             return Err(PyValueError::new_err(format!(
@@ -50,10 +51,11 @@ impl Endpoint {
         options.job = job;
         options.bridge = bridge;
         options.channels = channels;
+        options.lend = lend;
         options.liveness =
             arguments::seconds(liveness_timeout_seconds)?.min(Duration::from_secs(86_400));
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
-        options.slots = slots.unwrap_or(options.slots);
+        options.slots = slots;
         if let Some(text) = address {
             let address: IpAddr = text.parse().map_err(|_| {
                 PyValueError::new_err(format!("address `{text}` is no IP address, as 10.0.0.1 is"))

@@ -323,7 +323,8 @@ impl<'a> Group<'a> {
                     let head =
                         DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes, print };
                     let credits = self.nodes[node].core.take_owed(link);
-                    let head = Head { frame: Frame::Data(head), credits, payload_bytes: bytes };
+                    let head =
+                        Head { credits, payload_bytes: bytes, ..Head::bare(Frame::Data(head)) };
                     self.post(node, link, Message::Frame(head), bytes);
                     self.nodes[node].core.sent(key);
                 }

@@ -64,6 +64,21 @@ fn two_zones_over_one_link_reach_nine_tenths_and_cross_it_once_each_way() {
 }
 
 #[test]
+fn the_default_slots_cost_no_speed() {
+    for nodes in [2, 4, 16, 64] {
+        let plan = Plan::new(&figure7::places(nodes)).unwrap();
+        let rate = |slots| {
+            let settings = Settings { slots, ..Settings::default() };
+            let done = allreduce(&plan, &Hardware::FIRE_FLYER_2, settings, &[SIZE_BYTES]).unwrap();
+            done.algorithm_rate(SIZE_BYTES)
+        };
+        let few = hfreduce_engine::endpoint::default_slots(nodes, Settings::default().slot_bytes);
+        let (few, many) = (rate(few), rate(64));
+        assert!(few > 0.99 * many, "{nodes} nodes: {few} with the default, {many} with 64");
+    }
+}
+
+#[test]
 fn the_ring_loses_to_its_own_length() {
     let rate = |nodes| {
         SIZE_BYTES as f64 / ring::allreduce_seconds(&Hardware::FIRE_FLYER_2, nodes, SIZE_BYTES)

@@ -22,13 +22,18 @@ pub enum Payload {
     Owned(Vec<u8>),
     /// Memory that stays valid and unchanged until the frame is gone (the caller's promise).
     Memory(*const u8, usize),
+    /// So many bytes of our board, which the peer copies from there: the head says where. The
+    /// frame is gone once the peer has said that it did.
+    Lent(usize),
+    /// The same, where the peer reads them without a copy and its answer tells that it did.
+    Shown(usize),
 }
 
 impl Payload {
     fn bytes(&self) -> &[u8] {
         match self {
             Payload::Owned(bytes) => bytes,
-            Payload::Memory(_, 0) => &[],
+            Payload::Memory(_, 0) | Payload::Lent(_) | Payload::Shown(_) => &[],
             // SAFETY: whoever queued it promised that it stays valid and unchanged.
             Payload::Memory(at, bytes) => unsafe { std::slice::from_raw_parts(*at, *bytes) },
         }
@@ -65,6 +70,11 @@ pub struct Connection<N> {
     queue: VecDeque<Outgoing<N>>,
     /// Bytes of the first queued frame that are gone.
     gone: usize,
+    /// Frames whose payload the peer has still to copy, and those of which it said that it did.
+    lent: VecDeque<N>,
+    returned: Vec<N>,
+    /// Payloads of the peer's that we copied and have not told it.
+    owed: u32,
     stash: Vec<u8>,
     start: usize,
     end: usize,
@@ -93,6 +103,9 @@ impl<N> Connection<N> {
             slot_bytes,
             queue: VecDeque::new(),
             gone: 0,
+            lent: VecDeque::new(),
+            returned: Vec::new(),
+            owed: 0,
             stash: vec![0; STASH_BYTES],
             start: 0,
             end: 0,
@@ -110,12 +123,17 @@ impl<N> Connection<N> {
 
     /// Queues a frame behind the others.
     pub fn push(&mut self, head: &Head, payload: Payload, note: N) {
+        let returned = u8::try_from(self.owed).unwrap_or(u8::MAX);
+        self.owed -= u32::from(returned);
+        let head = Head { returned, ..*head };
         self.queue.push_back(Outgoing { head: head.encode(), payload, note });
     }
 
     /// Drops every frame that has not begun and makes the one that has independent of any memory
     /// but its own: what the payloads pointed to may go away now.
     pub fn detach(&mut self) {
+        self.lent.clear();
+        self.returned.clear();
         self.queue.truncate(usize::from(self.gone > 0));
         if let Some(first) = self.queue.front_mut() {
             first.payload = Payload::Owned(first.payload.bytes().to_vec());
@@ -170,8 +188,34 @@ impl<N> Connection<N> {
                 return;
             }
             self.gone -= length;
-            gone.extend(self.queue.pop_front().map(|frame| frame.note));
+            let Some(frame) = self.queue.pop_front() else { return };
+            match frame.payload {
+                Payload::Lent(bytes) => {
+                    self.sent_bytes += bytes as u64;
+                    self.lent.push_back(frame.note);
+                    continue;
+                }
+                Payload::Shown(bytes) => self.sent_bytes += bytes as u64,
+                Payload::Owned(_) | Payload::Memory(..) => {}
+            }
+            gone.push(frame.note);
         }
+    }
+
+    /// Lent frames that the peer has copied since the last call.
+    pub fn take_returned(&mut self) -> Vec<N> {
+        std::mem::take(&mut self.returned)
+    }
+
+    /// We have copied a payload that the peer lent.
+    pub fn copied(&mut self, bytes: usize) {
+        self.received_bytes += bytes as u64;
+        self.owed += 1;
+    }
+
+    /// True while the peer does not know of all that we copied.
+    pub fn owes_returns(&self) -> bool {
+        self.owed > 0
     }
 
     /// Bytes that the peer's machine has not taken yet, ours and the kernel's. Closing the socket
@@ -237,6 +281,12 @@ impl<N> Connection<N> {
                 self.start += HEAD_BYTES;
                 let head = Head::decode(&head, self.slot_bytes)
                     .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+                for _ in 0..head.returned {
+                    let why = "it returned more payloads than it was lent";
+                    let note = self.lent.pop_front();
+                    let note = note.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, why));
+                    self.returned.push(note?);
+                }
                 return Ok(Some(Arrival::Head(head)));
             }
             if self.drained {
@@ -361,6 +411,47 @@ mod tests {
             }
         }
         assert_eq!(gone, (0..sizes.len()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_lent_frame_is_gone_when_the_peer_says_so() {
+        let (one, other) = pair();
+        let mut one = Connection::new(one, 4096).unwrap();
+        let mut other = Connection::new(other, 4096).unwrap();
+        for note in 0..3 {
+            one.push(&Head::bare(Frame::Credit), Payload::Lent(4096), note);
+        }
+        let mut gone = Vec::new();
+        one.flush(&mut gone).unwrap();
+        assert!(gone.is_empty() && one.queued() == 0);
+        let mut heads = 0;
+        while heads < 3 {
+            other.readable();
+            while other.receive_next().unwrap().is_some() {
+                heads += 1;
+            }
+        }
+        other.copied(4096);
+        other.copied(4096);
+        assert!(other.owes_returns());
+        other.push(&Head::bare(Frame::Credit), Payload::Owned(vec![]), 0);
+        assert!(!other.owes_returns());
+        other.flush(&mut Vec::new()).unwrap();
+        one.readable();
+        while one.receive_next().unwrap().is_none() {
+            one.readable();
+        }
+        assert_eq!(one.take_returned(), [0, 1]);
+        // Two more when one is left: the peer does not know what it says.
+        let too_many = Head { returned: 2, ..Head::bare(Frame::Credit) };
+        (&other.stream).write_all(&too_many.encode()).unwrap();
+        let error = loop {
+            one.readable();
+            if let Err(error) = one.receive_next() {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]

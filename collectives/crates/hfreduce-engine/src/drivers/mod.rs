@@ -4,6 +4,8 @@
 //! background thread while nobody waits. Split by subject:
 //! - `node`: this rank's part inside its node (contribute, deliver, release);
 //! - `trunk`: the connections along the trees, on ranks that own a channel;
+//! - `farewell`: how those end;
+//! - `lending`: chunks that a neighbour on this machine copies out of our board;
 //! - `mesh`: direct connections between two ranks;
 //! - `failure`: who is to blame, and telling everybody;
 //! - `flight`: what goes into the flight recorder;
@@ -11,7 +13,9 @@
 
 pub mod connection;
 mod failure;
+mod farewell;
 mod flight;
+pub mod lending;
 pub mod mesh;
 mod node;
 pub mod poller;

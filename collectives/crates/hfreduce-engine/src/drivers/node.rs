@@ -198,7 +198,7 @@ impl Driver {
                     let Some((at, chunk, number)) = self.find_key(key) else { continue };
                     let place = self.place(number, at, &chunk);
                     if let Some(trunk) = &self.trunk {
-                        let source = trunk.pool(&from);
+                        let source = trunk.partial(&from);
                         // SAFETY: the slot holds this chunk and the place is ours (the core says
                         // so); they are different allocations of at least `chunk.bytes`.
                         unsafe { std::ptr::copy_nonoverlapping(source, place, chunk.bytes) };
@@ -256,7 +256,7 @@ impl Driver {
                 _ => self.board.input(local, number),
             });
         }
-        inputs.extend(partials.iter().map(|partial| trunk.pool(partial).cast_const()));
+        inputs.extend(partials.iter().map(|partial| trunk.partial(partial)));
         let print = operation.print;
         let (Some(dtype), Some(op)) =
             (DType::from_code(print.dtype), ReduceOp::from_code(print.op))

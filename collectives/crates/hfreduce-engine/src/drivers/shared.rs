@@ -64,6 +64,8 @@ pub struct Counters {
     pub rings: AtomicU64,
     /// Bytes sent along the trees.
     pub sent_bytes: AtomicU64,
+    /// Those of them that the receiver copied from our board.
+    pub lent_bytes: AtomicU64,
     /// Bytes received along the trees.
     pub received_bytes: AtomicU64,
     /// Connections refused at the port.

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 
 use super::connection::{Arrival, Connection, Payload};
+use super::lending::{Counter, Loan, is_shown};
 use super::poller::{Poller, Ready};
 use super::wire::{Frame, Head};
 use super::{Driver, TOKEN_TRUNK};
@@ -19,18 +20,20 @@ const QUEUED_MAX: usize = 4;
 
 /// A connection to one tree neighbour.
 pub struct TreeLink {
-    connection: Connection<Option<Key>>,
+    pub(super) connection: Connection<Option<Key>>,
     /// The rank at the other end.
     pub peer_rank: u32,
-    due: BTreeMap<(Key, Stage), usize>,
-    receiving: Option<(DataHead, Place)>,
+    pub(super) due: BTreeMap<(Key, Stage), usize>,
+    pub(super) receiving: Option<(DataHead, Place)>,
     wants_room: bool,
     /// The peer took leave and will not begin this operation.
     pub left: Option<u64>,
-    closed: bool,
+    pub(super) closed: bool,
     heard_bytes: u64,
     /// The peer's last word: its oldest operation, and whom it waits for.
     pub told: Option<(u64, Option<u32>)>,
+    /// What this end and the other lend each other.
+    pub(super) loan: Loan,
 }
 
 /// All of them, with the core that they serve.
@@ -43,12 +46,13 @@ pub struct Trunk {
     pub unready: VecDeque<u64>,
     /// Owned chunks that the core is done with and that are not delivered here yet.
     pub finished: HashSet<u64>,
+    pub(super) counter: Counter,
     pools: Vec<[Vec<u8>; CLASSES]>,
     slot_bytes: usize,
 }
 
 impl Trunk {
-    /// For connected neighbours: (rank, socket) in the order of `flows.peers()`.
+    /// For connected neighbours: (rank, socket, loan) in the order of `flows.peers()`.
     ///
     /// # Errors
     /// What the kernel says about a socket.
@@ -57,13 +61,20 @@ impl Trunk {
         channel: (usize, usize),
         window: u32,
         slot_bytes: usize,
-        peers: Vec<(u32, TcpStream)>,
+        peers: Vec<(u32, TcpStream, Loan)>,
+        counter: Counter,
     ) -> io::Result<Self> {
         let links = peers
             .into_iter()
-            .map(|(peer_rank, stream)| {
+            .map(|(peer_rank, stream, loan)| {
+                let mut connection = Connection::new(stream, slot_bytes)?;
+                if let Some(token) = loan.offered {
+                    let head = Head::bare(Frame::Lend { token });
+                    connection.push(&head, Payload::Owned(vec![]), None);
+                    connection.flush(&mut Vec::new())?;
+                }
                 Ok(TreeLink {
-                    connection: Connection::new(stream, slot_bytes)?,
+                    connection,
                     peer_rank,
                     due: BTreeMap::new(),
                     receiving: None,
@@ -72,6 +83,7 @@ impl Trunk {
                     closed: false,
                     heard_bytes: 0,
                     told: None,
+                    loan,
                 })
             })
             .collect::<io::Result<Vec<TreeLink>>>()?;
@@ -85,6 +97,7 @@ impl Trunk {
             links,
             unready: VecDeque::new(),
             finished: HashSet::new(),
+            counter,
             pools,
             slot_bytes,
         })
@@ -106,8 +119,14 @@ impl Trunk {
         Ok(())
     }
 
+    /// Where a partial sum lies: in its slot, or in the board of the neighbour that made it.
+    pub fn partial(&self, partial: &Partial) -> *const u8 {
+        let shown = self.links[partial.link].loan.shown(partial);
+        shown.unwrap_or_else(|| self.pool(partial).cast_const())
+    }
+
     /// The memory of a slot.
-    pub fn pool(&self, partial: &Partial) -> *mut u8 {
+    fn pool(&self, partial: &Partial) -> *mut u8 {
         let pool = &self.pools[partial.link][partial.class];
         let at = partial.slot as usize * self.slot_bytes;
         debug_assert!(at + self.slot_bytes <= pool.len());
@@ -150,13 +169,15 @@ impl Driver {
         }
         match link.connection.receive_next() {
             Ok(None) => return false,
-            Ok(Some(Arrival::Head(head))) => self.read_head(at, &head),
+            Ok(Some(Arrival::Head(head))) => {
+                for key in link.connection.take_returned().into_iter().flatten() {
+                    trunk.core.sent(key);
+                }
+                self.read_head(at, &head);
+            }
             Ok(Some(Arrival::Payload)) => {
                 if let Some((head, place)) = link.receiving.take() {
-                    match trunk.core.arrived(at, &head, place) {
-                        Ok(()) => self.act(),
-                        Err(why) => self.violated_on(at, why),
-                    }
+                    self.arrived(at, &head, place);
                 }
             }
             Ok(Some(Arrival::Owned(bytes))) => {
@@ -171,6 +192,14 @@ impl Driver {
         true
     }
 
+    fn arrived(&mut self, at: usize, head: &DataHead, place: Place) {
+        let Some(trunk) = &mut self.trunk else { return };
+        match trunk.core.arrived(at, head, place) {
+            Ok(()) => self.act(),
+            Err(why) => self.violated_on(at, why),
+        }
+    }
+
     fn read_head(&mut self, at: usize, head: &Head) {
         let Some(trunk) = &mut self.trunk else { return };
         if head.credits != [0; CLASSES]
@@ -180,7 +209,7 @@ impl Driver {
             return;
         }
         match head.frame {
-            Frame::Data(data) => self.read_data(at, data),
+            Frame::Data(data) => self.read_data(at, data, head.lent),
             Frame::Credit => {}
             Frame::Heartbeat { sequence, print, waiting_for } => {
                 trunk.links[at].told = Some((sequence, waiting_for));
@@ -193,6 +222,8 @@ impl Driver {
                 trunk.links[at].left = Some(next);
                 self.refuse_the_departed();
             }
+            Frame::Lend { token } => self.borrow_board(at, token),
+            Frame::Mapped => trunk.links[at].loan.mapped(),
             Frame::Offer { .. } | Frame::Grant { .. } | Frame::Piece { .. } => {
                 let why = "a frame between two ranks came along a tree".to_owned();
                 self.violated_on(at, crate::core::tree::Violation::Protocol(why));
@@ -201,23 +232,41 @@ impl Driver {
         self.act();
     }
 
-    fn read_data(&mut self, at: usize, data: DataHead) {
+    fn read_data(&mut self, at: usize, data: DataHead, lent: Option<u64>) {
         let Some(trunk) = &mut self.trunk else { return };
         let place = match trunk.core.place(at, &data) {
             Ok(place) => place,
             Err(why) => return self.violated_on(at, why),
         };
-        let memory = match place {
+        let slot = match place {
             Place::Slot(slot) => {
                 let class = crate::core::credit::class(data.tree, data.stage);
-                trunk.pool(&Partial { link: at, class, slot })
+                Some(Partial { link: at, class, slot })
             }
-            Place::Direct => match self.find_key((data.sequence, data.chunk)) {
+            Place::Direct => None,
+        };
+        if let Some(slot) = &slot {
+            trunk.links[at].loan.hide(slot);
+        }
+        if let (Some(offset), Some(slot), true) = (lent, &slot, is_shown(&data)) {
+            if self.look_at(slot, offset, data.bytes) {
+                self.arrived(at, &data, place);
+            }
+            return;
+        }
+        let memory = match &slot {
+            Some(slot) => trunk.pool(slot),
+            None => match self.find_key((data.sequence, data.chunk)) {
                 Some((op, chunk, number)) => self.place(number, op, &chunk),
                 None => return,
             },
         };
-        if let Some(trunk) = &mut self.trunk {
+        if let Some(offset) = lent {
+            // SAFETY: as below.
+            if unsafe { self.copy_lent(at, offset, memory, data.bytes) } {
+                self.arrived(at, &data, place);
+            }
+        } else if let Some(trunk) = &mut self.trunk {
             let link = &mut trunk.links[at];
             link.receiving = Some((data, place));
             // SAFETY: a slot or a result place that the core has given to this frame alone: both
@@ -257,20 +306,30 @@ impl Driver {
             let Some(trunk) = &mut self.trunk else { return false };
             let data =
                 DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes: chunk.bytes, print };
-            let head = Head {
-                frame: Frame::Data(data),
-                credits: trunk.core.take_owed(at),
-                payload_bytes: chunk.bytes,
-            };
+            let lent = trunk.links[at].loan.offset(&self.board, place, chunk.bytes);
+            let credits = trunk.core.take_owed(at);
+            let payload_bytes = chunk.bytes;
+            let head = Head { credits, payload_bytes, lent, ..Head::bare(Frame::Data(data)) };
             // The place stays unchanged until the core hears that it is sent.
-            let payload = Payload::Memory(place, chunk.bytes);
+            let payload = match lent {
+                Some(_) => {
+                    let lent = &self.shared.counters.lent_bytes;
+                    lent.fetch_add(chunk.bytes as u64, Ordering::Relaxed);
+                    if is_shown(&data) {
+                        Payload::Shown(chunk.bytes)
+                    } else {
+                        Payload::Lent(chunk.bytes)
+                    }
+                }
+                None => Payload::Memory(place, chunk.bytes),
+            };
             trunk.links[at].connection.push(&head, payload, Some(key));
             loaded = true;
         }
         if let Some(trunk) = &mut self.trunk
             && !trunk.links[at].closed
             && !trunk.links[at].wants_room
-            && trunk.core.owes_much(at)
+            && (trunk.core.owes_much(at) || trunk.links[at].connection.owes_returns())
         {
             let credits = trunk.core.take_owed(at);
             let head = Head { credits, ..Head::bare(Frame::Credit) };
@@ -281,7 +340,7 @@ impl Driver {
     }
 
     /// Sends what the socket takes; false if it is full or gone.
-    fn flush_link(&mut self, at: usize) -> bool {
+    pub(super) fn flush_link(&mut self, at: usize) -> bool {
         let Some(trunk) = &mut self.trunk else { return false };
         let link = &mut trunk.links[at];
         let mut gone = Vec::new();
@@ -341,65 +400,5 @@ impl Driver {
             heard.push(new > 0 || link.closed || link.left.is_some());
         }
         heard
-    }
-
-    /// Everything ends: no memory of callers is touched after this; neighbours are told why.
-    pub(super) fn flood(&mut self, payload: &[u8], from: Option<usize>) {
-        let Some(trunk) = &mut self.trunk else { return };
-        for (at, link) in trunk.links.iter_mut().enumerate() {
-            link.due.clear();
-            link.receiving = None;
-            link.connection.detach();
-            self.poller.forget(&link.connection);
-            if Some(at) != from && !link.closed {
-                let head = Head { payload_bytes: payload.len(), ..Head::bare(Frame::Abort) };
-                link.connection.push(&head, Payload::Owned(payload.to_vec()), None);
-            }
-        }
-        trunk.unready.clear();
-        trunk.finished.clear();
-    }
-
-    /// Sends what is left to say; true once all is said or nobody listens.
-    pub(super) fn flush_last_words(&mut self) -> bool {
-        let Some(trunk) = &mut self.trunk else { return true };
-        let mut gone = Vec::new();
-        let mut said = true;
-        for link in trunk.links.iter_mut().filter(|link| !link.closed) {
-            match link.connection.flush(&mut gone) {
-                Ok(()) => said &= link.connection.queued() == 0,
-                Err(_) => link.closed = true,
-            }
-        }
-        said
-    }
-
-    pub(super) fn leave_trunk(&mut self, next: u64) {
-        if let Some(trunk) = &mut self.trunk {
-            for link in trunk.links.iter_mut().filter(|link| !link.closed) {
-                link.connection.push(
-                    &Head::bare(Frame::Bye { next }),
-                    Payload::Owned(vec![]),
-                    None,
-                );
-            }
-        }
-        self.flush_last_words();
-    }
-
-    /// Bytes that the neighbours' machines have not taken yet.
-    pub(super) fn unsent_bytes(&self) -> usize {
-        let links = self.trunk.iter().flat_map(|trunk| &trunk.links).filter(|link| !link.closed);
-        links.map(|link| link.connection.unsent_bytes()).sum()
-    }
-
-    /// A link ended; true if that is in order because the peer took leave.
-    pub(super) fn close_link(&mut self, at: usize) -> bool {
-        let Some(trunk) = &mut self.trunk else { return true };
-        let link = &mut trunk.links[at];
-        self.poller.forget(&link.connection);
-        link.closed = true;
-        link.due.clear();
-        link.left.is_some()
     }
 }

@@ -1,10 +1,12 @@
 //! Frames between nodes: a head of 64 bytes, then a payload whose length was checked first.
 //!
 //! ```text
-//!  0 magic "HFR1"   4 kind   5 tree   6 stage   7 -
+//!  0 magic "HFR1"   4 kind   5 tree   6 stage   7 returned
 //!  8 sequence       16 chunk            20 payload bytes
 //! 24 fingerprint                        48 credits   52 waiting for rank + 1   56 tag
 //! ```
+//! A payload that is lent does not follow: it lies in the sender's board, at `tag` - 1, and the
+//! receiver says in `returned` how many such it has copied, in the order in which they came.
 
 use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::credit::CLASSES;
@@ -61,6 +63,13 @@ pub enum Frame {
         /// Its number.
         message: u64,
     },
+    /// The sender's board came to our socket, with this token: we may map it.
+    Lend {
+        /// What the descriptor came with.
+        token: u64,
+    },
+    /// Your board is mapped: from now on say where a chunk lies instead of sending it.
+    Mapped,
 }
 
 /// A frame's head.
@@ -70,8 +79,12 @@ pub struct Head {
     pub frame: Frame,
     /// Credits that travel with it.
     pub credits: [u8; CLASSES],
+    /// Lent payloads that the sender of this frame has copied.
+    pub returned: u8,
     /// Length of the payload.
     pub payload_bytes: usize,
+    /// Where in the sender's board the payload lies, if it does not follow.
+    pub lent: Option<u64>,
 }
 
 const NOTHING: Fingerprint = Fingerprint {
@@ -87,7 +100,7 @@ const NOTHING: Fingerprint = Fingerprint {
 impl Head {
     /// A head without payload and credits.
     pub fn bare(frame: Frame) -> Self {
-        Self { frame, credits: [0; CLASSES], payload_bytes: 0 }
+        Self { frame, credits: [0; CLASSES], returned: 0, payload_bytes: 0, lent: None }
     }
 
     /// A sign of life of somebody who does nothing.
@@ -105,6 +118,7 @@ impl Head {
             Frame::Data(head) => {
                 (kind, tree, stage) = (1, head.tree as u8, head.stage as u8);
                 (sequence, chunk, print) = (head.sequence, head.chunk, head.print);
+                tag = self.lent.map_or(0, |offset| offset + 1);
             }
             Frame::Credit => kind = 2,
             Frame::Heartbeat { sequence: oldest, print: what, waiting_for } => {
@@ -120,10 +134,12 @@ impl Head {
             }
             Frame::Grant { message } => (kind, sequence) = (7, message),
             Frame::Piece { message } => (kind, sequence) = (8, message),
+            Frame::Lend { token } => (kind, tag) = (9, token),
+            Frame::Mapped => kind = 10,
         }
         let mut bytes = [0; HEAD_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4..7].copy_from_slice(&[kind, tree, stage]);
+        bytes[4..8].copy_from_slice(&[kind, tree, stage, self.returned]);
         bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
         bytes[16..20].copy_from_slice(&chunk.to_le_bytes());
         bytes[20..24].copy_from_slice(&(self.payload_bytes as u32).to_le_bytes());
@@ -149,8 +165,12 @@ impl Head {
         let sequence = long(bytes, 8);
         let (chunk, payload_bytes) = (short(bytes, 16), short(bytes, 20) as usize);
         let (waiting, tag) = (short(bytes, 52), long(bytes, 56));
+        let mut lent = None;
         let (frame, payload_bytes_max) = match bytes[4] {
-            1 => (Frame::Data(data_head(bytes, print, payload_bytes)?), slot_bytes),
+            1 => {
+                lent = tag.checked_sub(1);
+                (Frame::Data(data_head(bytes, print, payload_bytes)?), slot_bytes)
+            }
             2 => (Frame::Credit, 0),
             3 => {
                 let waiting_for = waiting.checked_sub(1);
@@ -164,6 +184,8 @@ impl Head {
             }
             7 => (Frame::Grant { message: sequence }, 0),
             8 => (Frame::Piece { message: sequence }, PIECE_BYTES_MAX),
+            9 => (Frame::Lend { token: tag }, 0),
+            10 => (Frame::Mapped, 0),
             other => return Err(format!("frame kind {other} does not exist")),
         };
         if payload_bytes > payload_bytes_max {
@@ -171,7 +193,7 @@ impl Head {
         }
         let mut credits = [0; CLASSES];
         credits.copy_from_slice(&bytes[48..52]);
-        Ok(Self { frame, credits, payload_bytes })
+        Ok(Self { frame, credits, returned: bytes[7], payload_bytes, lent })
     }
 }
 
@@ -230,16 +252,21 @@ mod tests {
             (Frame::Offer { message: 1, tag: u64::MAX, bytes: 5 << 33 | 17, print }, 0),
             (Frame::Grant { message: 1 }, 0),
             (Frame::Piece { message: 1 }, PIECE_BYTES_MAX),
+            (Frame::Lend { token: u64::MAX }, 0),
+            (Frame::Mapped, 0),
         ];
         for (frame, payload_bytes) in frames {
-            let head = Head { frame, credits: [1, 2, 3, 255], payload_bytes };
+            let credits = [1, 2, 3, 255];
+            let head = Head { frame, credits, returned: 9, payload_bytes, lent: None };
             assert_eq!(Head::decode(&head.encode(), 640), Ok(head));
         }
+        let lent = Head { payload_bytes: 640, lent: Some(0), ..Head::bare(Frame::Data(data)) };
+        assert_eq!(Head::decode(&lent.encode(), 640), Ok(lent));
     }
 
     #[test]
     fn a_payload_that_is_too_long_is_refused_before_memory_is_taken() {
-        let head = Head { frame: Frame::Abort, credits: [0; 4], payload_bytes: usize::MAX >> 40 };
+        let head = Head { payload_bytes: usize::MAX >> 40, ..Head::bare(Frame::Abort) };
         assert!(Head::decode(&head.encode(), 640).unwrap_err().contains("over"));
     }
 
@@ -247,7 +274,7 @@ mod tests {
         #[test]
         fn garbage_is_an_error_or_a_frame_never_a_panic(mut bytes in any::<[u8; 32]>(), tail in any::<[u8; 32]>()) {
             bytes[..4].copy_from_slice(&MAGIC);
-            bytes[4] %= 10;
+            bytes[4] %= 12;
             let mut head = [0; HEAD_BYTES];
             head[..32].copy_from_slice(&bytes);
             head[32..].copy_from_slice(&tail);

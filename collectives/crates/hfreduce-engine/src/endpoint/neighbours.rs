@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -12,8 +13,10 @@ use fabric::deadline::Deadline;
 use fabric::tcp::{self, DialError, Port};
 
 use super::{Endpoint, HANDSHAKE_TIMEOUT, Info, Options, context, first_eight};
+use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::core::Flows;
+use crate::drivers::lending::{self, Counter, Loan};
 use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
 
@@ -59,6 +62,7 @@ impl Endpoint {
         infos: &[Info],
         group: u64,
         channels: usize,
+        board: &Board,
         deadline: Deadline,
     ) -> Result<Option<Trunk>, CollectiveError> {
         let own = self.placement.local_of(self.options.rank);
@@ -81,11 +85,33 @@ impl Endpoint {
                 streams.insert(*rank, self.expect(*rank, group, deadline)?);
             }
         }
-        let peers = ranks.iter().filter_map(|rank| Some((*rank, streams.remove(rank)?))).collect();
+        let trouble = |error: io::Error| self.trouble("connecting", error.to_string());
+        let mut peers = Vec::with_capacity(ranks.len());
+        for rank in ranks {
+            if let Some(stream) = streams.remove(&rank) {
+                peers.push((rank, stream, self.loan(&infos[rank as usize], board, deadline)));
+            }
+        }
+        let counter = self.counter.as_ref().map(UnixListener::try_clone).transpose();
+        let counter = Counter::new(counter.map_err(trouble)?);
         let options = &self.options;
-        Trunk::new(flows, (own, channels), options.window, options.slot_bytes, peers)
+        let (window, slot_bytes) = (options.window, options.slot_bytes);
+        Trunk::new(flows, (own, channels), window, slot_bytes, peers, counter)
             .map(Some)
-            .map_err(|error| self.trouble("connecting", error.to_string()))
+            .map_err(trouble)
+    }
+
+    /// Lends our board to a neighbour, if it runs on this machine and results lie there at all.
+    fn loan(&self, peer: &Info, board: &Board, deadline: Deadline) -> Loan {
+        let locals = self.placement.members(self.placement.node_of(peer.rank)).len();
+        let peer_board_bytes = Shape { locals, ..board.shape() }.bytes();
+        let lend = self.options.lend && peer.host == self.info.host && board.shape().locals > 1;
+        let within = deadline.within(HANDSHAKE_TIMEOUT);
+        let offered = lend.then(|| lending::offer(board, &peer.counter, within)).transpose();
+        if let Err(error) = &offered {
+            tracing::info!(%error, rank = peer.rank, "our board cannot be lent");
+        }
+        Loan::new(peer_board_bytes, offered.ok().flatten(), board.shape().slot_bytes)
     }
 
     fn dial(

@@ -1,0 +1,95 @@
+//! What a rank is told when it starts, and what of it makes no sense.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::flight::Folders;
+use crate::placement::Placement;
+
+/// Ranks of one node at most: descriptors of all travel in one message.
+pub const LOCALS_MAX: usize = 120;
+/// Slots of a node's board, where nobody says how many.
+const SLOTS_MIN: usize = 8;
+const SLOTS_MAX: usize = 32;
+/// Bytes that a node has under way at least, within those bounds.
+const UNDER_WAY_BYTES: usize = 2 << 20;
+
+/// What a rank is told when it starts. The sizes must be the same on all ranks.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The job, for messages.
+    pub job: String,
+    /// This rank.
+    pub rank: u32,
+    /// (node, zone) of every rank, in rank order.
+    pub placement: Vec<(String, String)>,
+    /// The pair of nodes over which two zones are joined, where the scheduler chose one.
+    pub bridge: Option<(String, String)>,
+    /// The address at which other nodes reach this one; by default all of this machine's.
+    pub address: Option<IpAddr>,
+    /// The largest chunk, in bytes; a multiple of 4096.
+    pub slot_bytes: usize,
+    /// Chunks under way inside a node; by default what its place in the trees needs.
+    pub slots: Option<usize>,
+    /// Chunks under way on one tree edge, in one direction.
+    pub window: u32,
+    /// Silence after which a peer counts as stopped.
+    pub liveness: Duration,
+    /// Ranks of a node that share its work; by default as many as there are processors for.
+    pub channels: Option<usize>,
+    /// Where the flight recorder and its dumps are.
+    pub folders: Folders,
+    /// Nodes on one machine copy from each other's memory instead of through TCP.
+    pub lend: bool,
+}
+
+impl Options {
+    /// The defaults for a rank of a group.
+    pub fn new(rank: u32, placement: Vec<(String, String)>) -> Self {
+        Self {
+            job: String::new(),
+            rank,
+            placement,
+            bridge: None,
+            address: None,
+            slot_bytes: 256 << 10,
+            slots: None,
+            window: 16,
+            liveness: Duration::from_secs(10),
+            channels: None,
+            folders: Folders::from_environment(),
+            lend: true,
+        }
+    }
+}
+
+/// Every level of the trees holds a chunk of each tree on its way up and one on its way down, and
+/// a slow link wants bytes under way. More than that only pushes chunks out of the caches.
+pub fn default_slots(nodes: usize, slot_bytes: usize) -> usize {
+    let levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
+    (4 * levels as usize).max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
+}
+
+pub(super) fn check(options: &Options, slots: usize, placement: &Placement) -> Result<(), String> {
+    if options.rank as usize >= placement.world_size() {
+        let size = placement.world_size();
+        return Err(format!("rank {} does not exist in a world of {size}", options.rank));
+    }
+    let node = placement.node_of(options.rank);
+    let locals = placement.members(node).len();
+    if locals > LOCALS_MAX {
+        let name = &placement.nodes()[node].name;
+        return Err(format!("node `{name}` has {locals} ranks; at most {LOCALS_MAX} are possible"));
+    }
+    let slot = options.slot_bytes;
+    if !(4096..=64 << 20).contains(&slot) || !slot.is_multiple_of(4096) {
+        return Err(format!("chunk_bytes {slot} is no multiple of 4096 from 4096 to 64 MiB"));
+    }
+    if !(2..=64).contains(&slots) || !(1..=64).contains(&options.window) {
+        return Err(format!("slots {slots} or window {} is out of range", options.window));
+    }
+    if options.liveness < Duration::from_millis(500) {
+        return Err(format!("a liveness time-out of {:?} is under 500 ms", options.liveness));
+    }
+    Ok(())
+}
