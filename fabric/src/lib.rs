@@ -1,5 +1,6 @@
 //! What collectives and storage share on the wire: who may speak (`auth`), in which traffic class
-//! (`class`), for how long a wait may last (`deadline`), and the transports themselves.
+//! (`class`), for how long a wait may last (`deadline`), until when a right lasts (`moment`), and the
+//! transports themselves.
 //!
 //! Absent on purpose: any knowledge of what the bytes mean.
 
@@ -8,6 +9,7 @@ use std::pin::Pin;
 pub mod auth;
 pub mod class;
 pub mod deadline;
+pub mod moment;
 pub mod rpc;
 pub mod shm;
 pub mod tcp;

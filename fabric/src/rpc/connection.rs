@@ -13,12 +13,17 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::frame::{Kind, Limits};
+use super::guard::{Guard, Heard, Stopped};
 use super::io::{Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames};
 use super::{Fault, Payload, Reply, RpcError, decode, handshake};
 use crate::BoxFuture;
 use crate::auth::{AuthError, Key};
 use crate::class::TrafficClass;
 use crate::deadline::Deadline;
+
+/// A peer that has not acknowledged what it was sent for so long is gone: without this the kernel
+/// tries for a quarter of an hour, ever more seldom, and calls wait behind what it tries.
+const UNHEARD_MAX: Duration = Duration::from_secs(30);
 
 /// Bounds and timers of a connection.
 #[derive(Clone, Debug)]
@@ -67,6 +72,9 @@ struct Shared {
     peer: String,
     next_request_id: AtomicU64,
     waiting: Mutex<Waiting>,
+    heard: Mutex<Heard>,
+    /// Held by who asks what the server's clock shows.
+    asking: tokio::sync::Mutex<()>,
 }
 
 /// Who waits for which reply; `ended` once no reply can come any more.
@@ -126,6 +134,8 @@ impl Connection {
             peer: address.into(),
             next_request_id: AtomicU64::new(1),
             waiting: Mutex::default(),
+            heard: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
         });
         let driven = Arc::clone(&shared);
         let driver = tokio::spawn(async move {
@@ -157,7 +167,21 @@ impl Connection {
         payload: Payload,
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Reply, RpcError>> {
-        Box::pin(self.call_now(message, payload, deadline))
+        Box::pin(self.call_now(message, payload, deadline, None))
+    }
+
+    /// [`Connection::call`] that nobody begins once `guard` has ended, wherever its frame is then.
+    ///
+    /// # Errors
+    /// As [`Connection::call`]; [`RpcError::Fenced`] when the right is lost.
+    pub fn call_guarded<'a>(
+        &'a self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+        guard: &'a Guard,
+    ) -> BoxFuture<'a, Result<Reply, RpcError>> {
+        Box::pin(self.call_now(message, payload, deadline, Some(guard)))
     }
 
     async fn call_now(
@@ -165,6 +189,7 @@ impl Connection {
         message: Bytes,
         payload: Payload,
         deadline: Deadline,
+        guard: Option<&Guard>,
     ) -> Result<Reply, RpcError> {
         let begun = Instant::now();
         let timed_out = |sent| RpcError::TimedOut {
@@ -174,6 +199,17 @@ impl Connection {
             sent,
         };
         self.check_size(&message, &payload)?;
+        let guarded = match guard {
+            Some(guard) => match guard.end(deadline).await {
+                Ok(end) => {
+                    self.hear(deadline).await?;
+                    self.shared.heard().reading_before(end)
+                }
+                Err(Stopped::TimedOut) => return Err(timed_out(false)),
+                Err(Stopped::Closed) => return Err(self.shared.fenced()),
+            },
+            None => None,
+        };
         let at = deadline.instant().into();
         let Ok(place) = tokio::time::timeout_at(at, self.places.acquire()).await else {
             return Err(timed_out(false));
@@ -186,9 +222,14 @@ impl Connection {
         let (request_id, reply) = self.shared.expect_reply()?;
         // Forgets the call however it ends, also when the caller's future is dropped.
         let _forget = Forget { shared: &self.shared, request_id };
-        let timeout_ms = deadline.remaining().map_or(0, |left| left.as_millis() as u32);
-        let kind = Kind::Request;
-        let frame = Outgoing { kind, request_id, timeout_ms, message, payload, hold: () };
+        let (kind, time_ms) = match guarded {
+            Some(reading) => (Kind::Guarded, reading),
+            None => {
+                let left = deadline.remaining().unwrap_or_default();
+                (Kind::Request, left.as_millis() as u32)
+            }
+        };
+        let frame = Outgoing { kind, request_id, time_ms, message, payload, hold: () };
         match tokio::time::timeout_at(at, self.outbox.send(frame)).await {
             Err(_) => return Err(timed_out(false)),
             Ok(Err(_)) => return Err(self.shared.lost()),
@@ -205,6 +246,23 @@ impl Connection {
                 peer: self.shared.peer.clone(),
                 fault,
             }),
+        }
+    }
+
+    /// Asks what the server's clock shows, if that is not known well enough.
+    async fn hear(&self, deadline: Deadline) -> Result<(), RpcError> {
+        if !self.shared.heard().is_old() {
+            return Ok(());
+        }
+        let asking = tokio::time::timeout_at(deadline.instant().into(), self.shared.asking.lock());
+        let _asking = asking.await;
+        if !self.shared.heard().is_old() {
+            return Ok(());
+        }
+        // Any answer tells it: an older server calls this a bad request.
+        match self.call(Bytes::new(), Payload::empty(), deadline).await {
+            Ok(_) | Err(RpcError::Faulted { .. }) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -251,6 +309,14 @@ impl Shared {
         Ok((request_id, receiver))
     }
 
+    fn heard(&self) -> Heard {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fenced(&self) -> RpcError {
+        RpcError::Fenced { context: self.config.context.clone(), peer: self.peer.clone() }
+    }
+
     fn lost(&self) -> RpcError {
         RpcError::Lost {
             context: self.config.context.clone(),
@@ -283,8 +349,9 @@ impl Shared {
             Kind::Reply => Ok(Reply { message, payload: payload.into() }),
             Kind::Fault => Err(decode(&message)
                 .unwrap_or_else(|error| Fault::internal(format!("unreadable fault: {error}")))),
-            Kind::Request => return Ok(()),
+            Kind::Request | Kind::Guarded => return Ok(()),
         };
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Heard::now(header.time_ms);
         // A reply that nobody waits for belongs to a call that gave up.
         if let Some(caller) = self.lock().calls.remove(&header.request_id) {
             let _ = caller.send(result);
@@ -311,6 +378,8 @@ pub(super) fn prepare(stream: &TcpStream, class: TrafficClass) -> std::io::Resul
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
         .with_retries(3);
-    socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive)?;
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(UNHEARD_MAX))?;
     Ok(class.apply(stream)?)
 }

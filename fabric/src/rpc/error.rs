@@ -26,6 +26,8 @@ pub enum FaultCode {
     ShuttingDown,
     /// The handler broke; it may have been executed in part.
     Internal,
+    /// The call was guarded and came too late; it was not executed.
+    Expired,
 }
 
 /// A refusal by the server itself, below the meaning of any message.
@@ -39,6 +41,12 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// A guarded call that came too late.
+    pub fn expired() -> Self {
+        let detail = "it came after the moment until which its caller may have it begun";
+        Self { code: FaultCode::Expired, detail: detail.into() }
+    }
+
     /// A handler that broke.
     pub fn internal(detail: impl Into<String>) -> Self {
         Self { code: FaultCode::Internal, detail: detail.into() }
@@ -114,6 +122,14 @@ pub enum RpcError {
         /// The bound.
         bytes_max: usize,
     },
+    /// The right that the call needs was lost (see [`super::Fence`]); nothing was sent.
+    #[error("`{context}` at {peer}: the right to ask for this was lost to somebody else")]
+    Fenced {
+        /// The service.
+        context: String,
+        /// Its address.
+        peer: String,
+    },
     /// A message does not fit its type: the two sides are of different versions.
     #[error("{what} a message: {detail}; do both sides run the same version?")]
     Codec {
@@ -128,7 +144,10 @@ impl RpcError {
     /// Whether the call can have had its effect.
     pub fn executed(&self) -> Executed {
         match self {
-            Self::Unreachable { .. } | Self::Refused { .. } | Self::TooLarge { .. } => Executed::No,
+            Self::Unreachable { .. }
+            | Self::Refused { .. }
+            | Self::TooLarge { .. }
+            | Self::Fenced { .. } => Executed::No,
             Self::TimedOut { sent: false, .. } => Executed::No,
             Self::Faulted { fault, .. } if fault.code != FaultCode::Internal => Executed::No,
             Self::Codec { what: "encoding", .. } => Executed::No,
@@ -141,9 +160,15 @@ impl RpcError {
         match self {
             Self::Unreachable { .. } | Self::Lost { .. } | Self::TimedOut { .. } => true,
             Self::Faulted { fault, .. } => {
-                matches!(fault.code, FaultCode::Overloaded | FaultCode::ShuttingDown)
+                matches!(
+                    fault.code,
+                    FaultCode::Overloaded | FaultCode::ShuttingDown | FaultCode::Expired
+                )
             }
-            Self::Refused { .. } | Self::TooLarge { .. } | Self::Codec { .. } => false,
+            Self::Refused { .. }
+            | Self::TooLarge { .. }
+            | Self::Fenced { .. }
+            | Self::Codec { .. } => false,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0 magic "FFR1"      4 version   5 kind   6 zero (2)     8 request id (8)
-//! 16 message bytes (4)  20 payload bytes (4)  24 timeout ms (4)  28 crc32c of the message (4)
+//! 16 message bytes (4)  20 payload bytes (4)  24 time in ms (4)  28 crc32c of the message (4)
 //! 32 crc32c of bytes 0..32
 //! ```
 //! All numbers are little endian. The payload carries no checksum of its own: who sends file data
@@ -34,12 +34,14 @@ impl Default for Limits {
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A call.
+    /// A call. Its time: how long the caller waits.
     Request = 1,
-    /// Its answer.
+    /// Its answer. Its time: the server's clock of this connection (`guard`), 0 if it has none.
     Reply = 2,
-    /// An encoded `Fault` instead of an answer.
+    /// An encoded `Fault` instead of an answer. Its time: as of a reply.
     Fault = 3,
+    /// A call that must be begun before the server's clock of this connection shows its time.
+    Guarded = 4,
 }
 
 /// A header's fields.
@@ -49,8 +51,8 @@ pub(super) struct Header {
     pub request_id: u64,
     pub message_bytes: usize,
     pub payload_bytes: usize,
-    /// How long the caller still waits; only of a request.
-    pub timeout_ms: u32,
+    /// What it means follows from the kind.
+    pub time_ms: u32,
     pub message_crc: u32,
 }
 
@@ -81,7 +83,7 @@ impl Header {
         // Both lengths were checked against `Limits`, which are far below 4 GiB.
         bytes[16..20].copy_from_slice(&(self.message_bytes as u32).to_le_bytes());
         bytes[20..24].copy_from_slice(&(self.payload_bytes as u32).to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.timeout_ms.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.time_ms.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.message_crc.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..32]);
         bytes[32..].copy_from_slice(&crc.to_le_bytes());
@@ -106,6 +108,7 @@ impl Header {
             1 => Kind::Request,
             2 => Kind::Reply,
             3 => Kind::Fault,
+            4 => Kind::Guarded,
             kind => return Err(FrameError::Kind { kind }),
         };
         let header = Self {
@@ -113,7 +116,7 @@ impl Header {
             request_id: u64::from(word(8)) | u64::from(word(12)) << 32,
             message_bytes: word(16) as usize,
             payload_bytes: word(20) as usize,
-            timeout_ms: word(24),
+            time_ms: word(24),
             message_crc: word(28),
         };
         header.within(limits)?;
@@ -152,7 +155,7 @@ mod tests {
             request_id: 0x0102_0304_0506_0708,
             message_bytes: 10,
             payload_bytes: 20,
-            timeout_ms: 30,
+            time_ms: 30,
             message_crc: 40,
         }
     }

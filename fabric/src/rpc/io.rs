@@ -109,7 +109,7 @@ async fn read_bytes(
 pub(super) struct Outgoing<H> {
     pub kind: Kind,
     pub request_id: u64,
-    pub timeout_ms: u32,
+    pub time_ms: u32,
     pub message: Bytes,
     pub payload: Payload,
     pub hold: H,
@@ -122,7 +122,7 @@ impl<H> Outgoing<H> {
             request_id: self.request_id,
             message_bytes: self.message.len(),
             payload_bytes: self.payload.len(),
-            timeout_ms: self.timeout_ms,
+            time_ms: self.time_ms,
             message_crc: crc32c::crc32c(&self.message),
         }
     }

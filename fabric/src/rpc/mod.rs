@@ -9,13 +9,15 @@
 //! What a caller may rely on:
 //! - every call ends by its deadline;
 //! - [`RpcError::executed`] tells whether the other side can have acted on a failed call;
-//! - the server never cancels a handler: a call whose caller has gone still runs to its end.
+//! - the server never cancels a handler: a call whose caller has gone still runs to its end;
+//! - a call with a [`Guard`] is not begun after that has ended, wherever its frame was until then.
 //!
 //! Absent on purpose: retries of calls that are not idempotent, and any knowledge of services.
 
 mod connection;
 mod error;
 mod frame;
+mod guard;
 mod handshake;
 mod io;
 mod pool;
@@ -30,10 +32,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::deadline::Deadline;
+use crate::moment::Moment;
 
 pub use connection::{Connection, ConnectionConfig};
 pub use error::{Executed, Fault, FaultCode, RpcError, ServerError};
 pub use frame::{HEADER_BYTES, Limits};
+pub use guard::{Fence, Guard};
 pub use pool::{Pool, PoolConfig};
 pub use server::{Server, ServerConfig, ServerStats};
 pub use shutdown::{Shutdown, ShutdownHandle};
@@ -100,6 +104,9 @@ pub struct Call {
     /// When the caller stops waiting. Nothing stops the handler then: one that would still do
     /// work worth nothing looks for itself.
     pub deadline: Deadline,
+    /// When it may not be begun any more, if its caller said so. The server has looked; a handler
+    /// that lets calls wait looks again.
+    pub expires: Option<Moment>,
     /// Who asks.
     pub peer: Peer,
 }
@@ -186,6 +193,9 @@ pub fn decode_request<T: DeserializeOwned>(call: &Call) -> Result<T, Fault> {
         .map_err(|error| Fault { code: FaultCode::BadRequest, detail: error.to_string() })
 }
 
+#[cfg(test)]
+#[path = "guarded_test.rs"]
+mod guarded_tests;
 #[cfg(test)]
 #[path = "rpc_test.rs"]
 mod tests;

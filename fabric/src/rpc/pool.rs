@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::{Connection, ConnectionConfig, Payload, Reply, RpcError, decode, encode};
+use super::{Connection, ConnectionConfig, Guard, Payload, Reply, RpcError, decode, encode};
 use crate::deadline::Deadline;
 
 /// How a pool connects.
@@ -80,10 +80,39 @@ impl Pool {
         payload: Payload,
         deadline: Deadline,
     ) -> Result<Reply, RpcError> {
+        self.attempt(message, payload, deadline, None).await
+    }
+
+    /// [`Pool::call`] that nobody begins once `guard` has ended.
+    ///
+    /// # Errors
+    /// Any [`RpcError`].
+    pub async fn call_guarded(
+        &self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+        guard: &Guard,
+    ) -> Result<Reply, RpcError> {
+        self.attempt(message, payload, deadline, Some(guard)).await
+    }
+
+    async fn attempt(
+        &self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+        guard: Option<&Guard>,
+    ) -> Result<Reply, RpcError> {
         let slot = self.0.next.fetch_add(1, Relaxed) % self.0.slots.len();
         loop {
             let connection = self.connection(slot, deadline).await?;
-            match connection.call(message.clone(), payload.clone(), deadline).await {
+            let (message, payload) = (message.clone(), payload.clone());
+            let call = match guard {
+                Some(guard) => connection.call_guarded(message, payload, deadline, guard),
+                None => connection.call(message, payload, deadline),
+            };
+            match call.await {
                 // The connection had ended before this call got on it.
                 Err(RpcError::Unreachable { .. }) if !deadline.passed() => {}
                 result => return result,
@@ -92,7 +121,8 @@ impl Pool {
     }
 
     /// Retries whatever [`RpcError::retryable`] allows until the deadline. Only for calls that may
-    /// be executed twice (reads, or requests that carry their own identity).
+    /// be executed twice (reads, or requests that carry their own identity). None of them is begun
+    /// once `guard` has ended.
     ///
     /// # Errors
     /// The last attempt's error.
@@ -102,11 +132,12 @@ impl Pool {
         payload: Payload,
         attempt_timeout: Duration,
         deadline: Deadline,
+        guard: Option<&Guard>,
     ) -> Result<Reply, RpcError> {
         let mut pause = self.0.config.backoff_min;
         loop {
             let attempt = deadline.within(attempt_timeout);
-            let error = match self.call(message.clone(), payload.clone(), attempt).await {
+            let error = match self.attempt(message.clone(), payload.clone(), attempt, guard).await {
                 Err(error) if error.retryable() => error,
                 result => return result,
             };
@@ -127,10 +158,11 @@ impl Pool {
         request: &Q,
         attempt_timeout: Duration,
         deadline: Deadline,
+        guard: Option<&Guard>,
     ) -> Result<A, RpcError> {
-        let message = encode(request)?;
+        let (message, payload) = (encode(request)?, Payload::empty());
         let reply =
-            self.call_idempotent(message, Payload::empty(), attempt_timeout, deadline).await?;
+            self.call_idempotent(message, payload, attempt_timeout, deadline, guard).await?;
         decode(&reply.message)
     }
 

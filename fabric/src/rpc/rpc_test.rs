@@ -13,13 +13,13 @@ use super::frame::{Header, Kind};
 use super::*;
 use crate::auth::Key;
 
-const CONTEXT: &str = "test/echo";
+pub(super) const CONTEXT: &str = "test/echo";
 
-fn key() -> Key {
+pub(super) fn key() -> Key {
     Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
 }
 
-fn soon() -> Deadline {
+pub(super) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(10))
 }
 
@@ -42,15 +42,15 @@ impl Service for Echo {
     }
 }
 
-struct Running {
-    address: String,
-    stats: Arc<ServerStats>,
+pub(super) struct Running {
+    pub(super) address: String,
+    pub(super) stats: Arc<ServerStats>,
     gate: Arc<Semaphore>,
     handle: ShutdownHandle,
     task: JoinHandle<()>,
 }
 
-async fn serve(address: &str, change: impl FnOnce(&mut ServerConfig)) -> Running {
+pub(super) async fn serve(address: &str, change: impl FnOnce(&mut ServerConfig)) -> Running {
     let mut config = ServerConfig::new(CONTEXT, key());
     config.handshake_timeout = Duration::from_millis(300);
     config.stall_timeout = Duration::from_millis(300);
@@ -63,7 +63,7 @@ async fn serve(address: &str, change: impl FnOnce(&mut ServerConfig)) -> Running
     Running { address, stats, gate, handle, task }
 }
 
-async fn started() -> Running {
+pub(super) async fn started() -> Running {
     serve("127.0.0.1:0", |_| {}).await
 }
 
@@ -92,8 +92,8 @@ async fn closed_by_peer(stream: &mut TcpStream) -> bool {
 }
 
 fn header(message_bytes: usize, payload_bytes: usize) -> Header {
-    let (kind, request_id, timeout_ms, message_crc) = (Kind::Request, 7, 1000, 0);
-    Header { kind, request_id, message_bytes, payload_bytes, timeout_ms, message_crc }
+    let (kind, request_id, time_ms, message_crc) = (Kind::Request, 7, 1000, 0);
+    Header { kind, request_id, message_bytes, payload_bytes, time_ms, message_crc }
 }
 
 #[tokio::test]
@@ -329,7 +329,7 @@ async fn a_pool_survives_a_restart_of_the_server() {
         &running.address,
         PoolConfig { connections_max: 2, ..PoolConfig::new(ConnectionConfig::new(CONTEXT, key())) },
     );
-    let ask = || pool.ask::<u64, u64>(&5, Duration::from_secs(1), soon());
+    let ask = || pool.ask::<u64, u64>(&5, Duration::from_secs(1), soon(), None);
     assert_eq!(ask().await.unwrap(), 5);
     let address = running.address.clone();
     running.handle.request();

@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::frame::{Header, Kind, Limits};
+use super::guard::ConnectionClock;
 use super::handshake::Accepted;
 use super::io::{
     Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
@@ -85,6 +86,8 @@ pub struct ServerStats {
     pub calls: AtomicU64,
     /// Calls refused because too much was in flight.
     pub overloaded: AtomicU64,
+    /// Guarded calls that came too late.
+    pub expired: AtomicU64,
 }
 
 /// A bound port.
@@ -206,11 +209,12 @@ impl<S: Service> Shared<S> {
             }
         }
         self.stats.connections.fetch_add(1, Relaxed);
+        let clock = ConnectionClock::start();
         let (read_half, write_half) = stream.into_split();
         let (outbox, queue) = mpsc::channel(self.config.calls_in_flight_max.clamp(1, 1024));
         let stall_timeout = self.config.stall_timeout;
         let ended = tokio::select! {
-            ended = self.read(read_half, outbox, peer) => ended,
+            ended = self.read(read_half, outbox, peer, clock) => ended,
             written = write(write_half, queue, stall_timeout) => written,
         };
         match ended {
@@ -227,11 +231,14 @@ impl<S: Service> Shared<S> {
         read_half: OwnedReadHalf,
         outbox: Outbox,
         peer: Peer,
+        clock: ConnectionClock,
     ) -> Result<(), ReadError> {
         let stall_timeout = self.config.stall_timeout;
+        let limits = &self.config.limits;
+        let answers = Answers { outbox, clock };
         let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
         loop {
-            let header = read_header(&mut reader, &self.config.limits, stall_timeout).await?;
+            let header = read_header(&mut reader, limits, stall_timeout).await?;
             let Some(in_flight) = self.admit(&header) else {
                 skip_body(&mut reader, &header, stall_timeout).await?;
                 self.stats.overloaded.fetch_add(1, Relaxed);
@@ -242,17 +249,39 @@ impl<S: Service> Shared<S> {
                         self.config.calls_in_flight_max, self.config.bytes_in_flight_max
                     ),
                 };
-                answer(&outbox, header.request_id, Err(fault), &self.config.limits, None).await;
+                answers.give(header.request_id, Err(fault), limits, None).await;
                 continue;
             };
             let (message, payload) = read_body(&mut reader, &header, stall_timeout).await?;
-            if header.kind != Kind::Request {
+            let (deadline, expires) = match header.kind {
+                // Asks only what the clock shows.
+                Kind::Request if message.is_empty() && payload.is_empty() => {
+                    answers.give(header.request_id, Ok(Reply::default()), limits, None).await;
+                    continue;
+                }
+                Kind::Request => {
+                    let timeout = Duration::from_millis(u64::from(header.time_ms));
+                    (Deadline::after(timeout), None)
+                }
+                Kind::Guarded => {
+                    let expires = clock.moment_of(header.time_ms);
+                    (Deadline::after(expires.remaining()), Some(expires))
+                }
+                Kind::Reply | Kind::Fault => continue,
+            };
+            if expires.is_some_and(|at| at.remaining().is_zero()) {
+                self.stats.expired.fetch_add(1, Relaxed);
+                answers.give(header.request_id, Err(Fault::expired()), limits, None).await;
                 continue;
             }
-            let timeout = Duration::from_millis(u64::from(header.timeout_ms));
-            let call = Call { message, payload, deadline: Deadline::after(timeout), peer };
+            let call = Call { message, payload, deadline, expires, peer };
             self.stats.calls.fetch_add(1, Relaxed);
-            tokio::spawn(Arc::clone(self).call(call, header.request_id, in_flight, outbox.clone()));
+            tokio::spawn(Arc::clone(self).call(
+                call,
+                header.request_id,
+                in_flight,
+                answers.clone(),
+            ));
         }
     }
 
@@ -264,7 +293,7 @@ impl<S: Service> Shared<S> {
         })
     }
 
-    async fn call(self: Arc<Self>, call: Call, request_id: u64, held: InFlight, outbox: Outbox) {
+    async fn call(self: Arc<Self>, call: Call, request_id: u64, held: InFlight, answers: Answers) {
         // A task of its own, so that a handler that panics still gets its caller an answer.
         let shared = Arc::clone(&self);
         let handler = tokio::spawn(async move { shared.service.handle(call).await });
@@ -272,7 +301,7 @@ impl<S: Service> Shared<S> {
             tracing::error!(context = self.config.context, %error, "a handler broke");
             Err(Fault::internal("the handler broke; see the server's log"))
         });
-        answer(&outbox, request_id, result, &self.config.limits, Some(held)).await;
+        answers.give(request_id, result, &self.config.limits, Some(held)).await;
     }
 }
 
@@ -284,27 +313,38 @@ async fn write(
     Ok(write_frames(&mut write_half, &mut queue, stall_timeout).await?)
 }
 
-async fn answer(
-    outbox: &Outbox,
-    request_id: u64,
-    result: Result<Reply, Fault>,
-    limits: &Limits,
-    hold: Option<InFlight>,
-) {
-    let fits = |reply: &Reply| {
-        reply.message.len() <= limits.message_bytes_max
-            && reply.payload.len() <= limits.payload_bytes_max
-    };
-    let result = result.and_then(|reply| {
-        if fits(&reply) {
-            return Ok(reply);
-        }
-        Err(Fault::internal("the reply is larger than a frame may be; ask for less at once"))
-    });
-    let (kind, message, payload) = match result {
-        Ok(reply) => (Kind::Reply, reply.message, reply.payload),
-        Err(fault) => (Kind::Fault, encode(&fault).unwrap_or(Bytes::new()), Payload::empty()),
-    };
-    // An error means that the connection has ended: nobody waits for this answer any more.
-    let _ = outbox.send(Outgoing { kind, request_id, timeout_ms: 0, message, payload, hold }).await;
+/// Where a connection's answers go, and the clock that they tell.
+#[derive(Clone)]
+struct Answers {
+    outbox: Outbox,
+    clock: ConnectionClock,
+}
+
+impl Answers {
+    async fn give(
+        &self,
+        request_id: u64,
+        result: Result<Reply, Fault>,
+        limits: &Limits,
+        hold: Option<InFlight>,
+    ) {
+        let fits = |reply: &Reply| {
+            reply.message.len() <= limits.message_bytes_max
+                && reply.payload.len() <= limits.payload_bytes_max
+        };
+        let result = result.and_then(|reply| {
+            if fits(&reply) {
+                return Ok(reply);
+            }
+            Err(Fault::internal("the reply is larger than a frame may be; ask for less at once"))
+        });
+        let (kind, message, payload) = match result {
+            Ok(reply) => (Kind::Reply, reply.message, reply.payload),
+            Err(fault) => (Kind::Fault, encode(&fault).unwrap_or(Bytes::new()), Payload::empty()),
+        };
+        let time_ms = self.clock.reading();
+        // An error means that the connection has ended: nobody waits for this answer any more.
+        let _ =
+            self.outbox.send(Outgoing { kind, request_id, time_ms, message, payload, hold }).await;
+    }
 }

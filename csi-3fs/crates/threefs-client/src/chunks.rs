@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
-use fabric::rpc::{Payload, RpcError, decode, encode};
+use fabric::rpc::{Guard, Payload, RpcError, decode, encode};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
@@ -109,6 +109,7 @@ impl Client {
         deadline: Deadline,
         ask: impl Fn(Address) -> StorageRequest,
     ) -> Result<Option<(String, StorageReply)>, ClientError> {
+        let guard = Guard { fence: self.0.fence.clone(), end: deadline };
         while !deadline.passed() {
             let Some(routing) = self.0.routing.newest(attempts, deadline).await? else {
                 break;
@@ -119,7 +120,9 @@ impl Client {
             };
             let request = ask(to);
             let attempt = deadline.within(self.0.config.update_attempt_timeout);
-            let call = self.call(&routing, head.node, &request, payload.clone().into(), attempt);
+            let guard = matches!(request, StorageRequest::Update(_)).then_some(&guard);
+            let payload = payload.clone().into();
+            let call = self.call(&routing, head.node, &request, payload, attempt, guard);
             let other_head = self
                 .0
                 .routing
@@ -207,7 +210,8 @@ impl Client {
             let request =
                 StorageRequest::Read(ReadRequest { to, chunk: place.chunk, offset, length });
             let attempt = deadline.within(timeout);
-            match self.call(&routing, replica.node, &request, Payload::empty(), attempt).await {
+            let call = self.call(&routing, replica.node, &request, Payload::empty(), attempt, None);
+            match call.await {
                 Ok((Ok(StorageReply::Read(done)), payload)) => match checked(done, payload) {
                     Ok(payload) => return Ok(Some(payload)),
                     Err(detail) => attempts.failed(&who, detail),
@@ -248,9 +252,14 @@ impl Client {
         request: &StorageRequest,
         payload: Payload,
         deadline: Deadline,
+        guard: Option<&Guard>,
     ) -> Result<(StorageResult, Bytes), RpcError> {
         let address = routing.address(node).unwrap_or_default();
-        let result = self.0.peers.at(address).call(encode(request)?, payload, deadline).await;
+        let (peer, message) = (self.0.peers.at(address), encode(request)?);
+        let result = match guard {
+            Some(guard) => peer.call_guarded(message, payload, deadline, guard).await,
+            None => peer.call(message, payload, deadline).await,
+        };
         match &result {
             Ok(_) => self.0.peers.trust(node),
             Err(_) => self.0.peers.suspect(node),

@@ -51,7 +51,8 @@ impl Client {
     /// Any [`ClientError`].
     pub async fn claim_of(&self, path: &str) -> Result<Option<Claim>, ClientError> {
         let query = MetaQuery::GetAttribute { at: At::path(path), name: ATTRIBUTE.into() };
-        match self.query("read the claim on", path, query).await {
+        let what = format!("read the claim on `{path}`");
+        match self.0.claims.query(&what, query, self.deadline()).await {
             Ok(MetaReply::Attribute(value)) => {
                 Claim::decode(&value).map(Some).ok_or_else(|| ClientError::InvalidArgument {
                     detail: format!(
@@ -151,6 +152,7 @@ impl Client {
         let value = claim.map(Claim::encode);
         let (at, name) = (At::path(path), ATTRIBUTE.into());
         let change = MetaChange::SetAttribute { at, name, value, mode };
-        self.change("claim", path, change).await.map(drop)
+        let what = format!("claim `{path}`");
+        self.0.claims.change(&what, change, self.deadline()).await.map(drop)
     }
 }

@@ -11,6 +11,9 @@ use threefs_core::chunk::ContentChange;
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdConfig, Timers};
 use threefs_storage::StorageConfig;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -26,7 +29,8 @@ struct Cluster {
 }
 
 impl Cluster {
-    async fn start() -> Self {
+    /// As many nodes as replicas.
+    async fn start(nodes: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("key"), [7; 32]).unwrap();
         let (handle, shutdown) = Shutdown::new();
@@ -35,7 +39,7 @@ impl Cluster {
             advertise: None,
             key: key(folder.path()),
             store_path: folder.path().join("mgmtd"),
-            bootstrap: Bootstrap { nodes: 3, replicas: 3, chains_per_node: 1 },
+            bootstrap: Bootstrap { nodes, replicas: nodes, chains_per_node: 1 },
             rebalance: true,
             timers: Timers { node_failure_ms: 600, primary_lease_ms: 2000, scan_ms: 10 },
         })
@@ -43,8 +47,11 @@ impl Cluster {
         .unwrap();
         let address = mgmtd.address().to_string();
         tokio::spawn(async move { mgmtd.serve(shutdown).await.unwrap() });
-        let mut cluster =
-            Self { folder, mgmtd: address, _mgmtd_alive: handle, storage: Vec::new() };
+        Self { folder, mgmtd: address, _mgmtd_alive: handle, storage: Vec::new() }
+    }
+
+    async fn of_three() -> Self {
+        let mut cluster = Self::start(3).await;
         for node in 1..=3 {
             let started = cluster.start_storage(node);
             cluster.storage.push(started);
@@ -53,9 +60,20 @@ impl Cluster {
     }
 
     fn start_storage(&self, node: u32) -> (ShutdownHandle, JoinHandle<()>) {
+        self.start_storage_at(node, "127.0.0.1:0", None)
+    }
+
+    fn start_storage_at(
+        &self,
+        node: u32,
+        listen: &str,
+        advertise: Option<&str>,
+    ) -> (ShutdownHandle, JoinHandle<()>) {
         let (handle, shutdown) = Shutdown::new();
+        let advertise = advertise.map_or_else(|| "null".into(), |it| format!("\"{it}\""));
         let json = format!(
-            r#"{{"node_id": {node}, "listen": "127.0.0.1:0", "mgmtd": ["{}"],
+            r#"{{"node_id": {node}, "listen": "{listen}", "mgmtd": ["{}"],
+                "advertise": {advertise},
                 "key_file": "{}", "data": "{}", "call_timeout_ms": 300}}"#,
             self.mgmtd,
             self.folder.path().join("key").display(),
@@ -102,7 +120,7 @@ async fn chains(client: &Client) -> Vec<ChainId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
-    let mut cluster = Cluster::start().await;
+    let mut cluster = Cluster::of_three().await;
     let client = cluster.client();
     whole(&client).await;
     let what: What = "test".into();
@@ -139,5 +157,83 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
             let read = client.read(&what, place(chain, index), 0, CHUNK_BYTES, deadline).await;
             assert_eq!(read.unwrap().unwrap(), content(index));
         }
+    }
+}
+
+/// A network that can hold back what was sent over the connections that it has, as a partition
+/// does: the kernels deliver it once that is over. Later connections are not held back.
+struct Network {
+    address: String,
+    held: watch::Sender<u64>,
+}
+
+impl Network {
+    async fn to(server: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let held = watch::Sender::new(0);
+        let gate = held.subscribe();
+        tokio::spawn(async move {
+            for number in 1.. {
+                let Ok((client, _)) = listener.accept().await else { return };
+                tokio::spawn(relay(client, server.clone(), number, gate.clone()));
+            }
+        });
+        Self { address, held }
+    }
+}
+
+async fn relay(client: TcpStream, server: String, number: u64, mut held: watch::Receiver<u64>) {
+    let Ok(server) = TcpStream::connect(server).await else { return };
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let read = from_client.read(&mut buffer).await.unwrap_or(0);
+        let passes = held.wait_for(|up_to| number > *up_to).await.is_ok();
+        if read == 0 || !passes || to_server.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_partition_held_back_does_not_undo_what_the_next_holder_wrote() {
+    let mut cluster = Cluster::start(1).await;
+    // An address of its own, so that nobody takes the port before the service does.
+    let port = TcpListener::bind("127.93.7.1:0").await.unwrap().local_addr().unwrap();
+    let network = Network::to(port.to_string()).await;
+    let started = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
+    cluster.storage.push(started);
+    let what: What = "test".into();
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let write = async |client: &Client, content: &'static [u8]| {
+        let change = ContentChange::Write { offset: 0 };
+        let content = Bytes::from_static(content);
+        client.update(&what, place(1, 0), change, content, deadline).await
+    };
+    let former = cluster.client();
+    whole(&former).await;
+    former.fence().hold_until(Moment::now().after(Duration::from_secs(60)));
+    // Over each of its connections.
+    for _ in 0..2 {
+        write(&former, b"first").await.unwrap();
+    }
+    network.held.send_replace(u64::MAX);
+    let end = Moment::now().after(Duration::from_millis(500));
+    former.fence().hold_until(end);
+    let lost = tokio::time::timeout(Duration::from_millis(250), write(&former, b"FORMER")).await;
+    assert!(lost.is_err(), "it was held back");
+    // So long at least does whoever wants the claim wait.
+    tokio::time::sleep(end.remaining()).await;
+    network.held.send_replace(2);
+    let next = cluster.client();
+    write(&next, b"next").await.unwrap();
+    network.held.send_replace(0);
+    // Answered behind what was held back, over the same connections.
+    for client in [&former, &former, &next] {
+        let read = client.read(&what, place(1, 0), 0, CHUNK_BYTES, deadline).await;
+        assert_eq!(read.unwrap().unwrap(), &b"nextt"[..]);
     }
 }

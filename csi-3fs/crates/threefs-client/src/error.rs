@@ -60,6 +60,12 @@ pub enum ClientError {
         /// What the handshake said.
         detail: String,
     },
+    /// The right to change anything was lost to somebody else.
+    #[error("{what}: another node has what only one may have; open it again on that node")]
+    Fenced {
+        /// The operation and its place.
+        what: String,
+    },
     /// An argument is wrong; nothing was done.
     #[error("{detail}")]
     InvalidArgument {
@@ -118,6 +124,7 @@ impl Attempts {
             RpcError::TooLarge { .. } => {
                 Err(ClientError::InvalidArgument { detail: error.to_string() })
             }
+            RpcError::Fenced { .. } => Err(ClientError::Fenced { what: self.what.clone() }),
             RpcError::Codec { .. } => {
                 Err(ClientError::Protocol { who: who.into(), detail: error.to_string() })
             }

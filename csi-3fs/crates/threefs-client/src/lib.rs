@@ -39,6 +39,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use fabric::deadline::Deadline;
+pub use fabric::moment::Moment;
+pub use fabric::rpc::Fence;
 use threefs_core::ids::ClientId;
 
 pub use claims::{Claim, Renewal};
@@ -61,7 +63,11 @@ struct Inner {
     id: ClientId,
     config: ClientConfig,
     routing: Routing,
+    /// What every change and update needs.
+    fence: Fence,
     metadata: Metadata,
+    /// For claims: they are what gives the right.
+    claims: Metadata,
     channels: Channels,
     peers: Peers,
     window: Window,
@@ -73,16 +79,26 @@ impl Client {
     /// Nothing is sent yet but the first question for routing, in the background.
     pub fn start(config: ClientConfig) -> Self {
         let id = config::draw_client_id();
+        let fence = Fence::default();
         Self(Arc::new(Inner {
             id,
             routing: Routing::follow(&config),
-            metadata: Metadata::new(&config, id),
+            metadata: Metadata::new(&config, id, fence.clone()),
+            // Under an id of its own: each counts its changes by itself.
+            claims: Metadata::new(&config, config::draw_client_id(), Fence::default()),
+            fence,
             channels: Channels::new(id),
             peers: Peers::new(&config),
             window: Window::new(config.operations_in_flight_max, config.bytes_in_flight_max),
             read_turn: AtomicUsize::new(0),
             config,
         }))
+    }
+
+    /// The right that all changes and updates of this client need, but claims. Open until somebody
+    /// says something else.
+    pub fn fence(&self) -> &Fence {
+        &self.0.fence
     }
 
     /// The deadline of an operation that begins now.

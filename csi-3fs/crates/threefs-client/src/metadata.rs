@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
+use fabric::rpc::Fence;
 use threefs_core::ids::ClientId;
 use threefs_meta::{
     Identity, MetaChange, MetaClient, MetaClientError, MetaError, MetaQuery, MetaReply, RequestId,
@@ -18,9 +19,9 @@ pub(crate) struct Metadata {
 }
 
 impl Metadata {
-    pub(crate) fn new(config: &ClientConfig, id: ClientId) -> Self {
+    pub(crate) fn new(config: &ClientConfig, id: ClientId, fence: Fence) -> Self {
         Self {
-            client: MetaClient::new(&config.meta, &config.key, id),
+            client: MetaClient::fenced(&config.meta, &config.key, id, fence),
             who: format!("meta at {}", config.meta),
             timeout: config.timeout,
         }

@@ -183,6 +183,13 @@ pub enum StorageError {
         /// Field, value and remedy.
         reason: String,
     },
+    /// The update came after the moment until which its sender might have it begun. This request
+    /// had no effect. (Last: older versions know the others by their places.)
+    #[error("{target}: the update came too late to be begun")]
+    Expired {
+        /// Which target.
+        target: TargetId,
+    },
 }
 
 impl StorageError {
@@ -201,9 +208,10 @@ impl StorageError {
             | Self::SyncSessionMismatch { .. }
             | Self::Timeout { .. }
             | Self::StoreFailed { .. } => Remedy::RefreshRouting,
-            Self::ChunkNotCommit { .. } | Self::ChecksumMismatch { .. } | Self::Busy { .. } => {
-                Remedy::RetryAfterWait
-            }
+            Self::ChunkNotCommit { .. }
+            | Self::ChecksumMismatch { .. }
+            | Self::Busy { .. }
+            | Self::Expired { .. } => Remedy::RetryAfterWait,
             Self::ChunkCorrupt { .. } => Remedy::OtherReplica,
             Self::ChunkNotFound { .. }
             | Self::ChunkStaleUpdate { .. }

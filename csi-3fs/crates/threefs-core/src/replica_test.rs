@@ -53,6 +53,7 @@ struct Bench {
     replica: Replica,
     metas: Metas,
     now: u64,
+    expires: Option<u64>,
     next_token: u64,
 }
 
@@ -97,7 +98,7 @@ impl Bench {
         let mut config = Config::new(TargetId(me), CHAIN, Incarnation(77));
         config.call_timeout_ms = 100;
         let replica = Replica::new(config);
-        Self { replica, metas: Metas::default(), now: 1, next_token: 0 }
+        Self { replica, metas: Metas::default(), now: 1, expires: None, next_token: 0 }
     }
 
     fn give(&mut self, event: Event) -> Vec<Action> {
@@ -109,7 +110,9 @@ impl Bench {
     fn ask(&mut self, request: StorageRequest, payload: &'static [u8]) -> Vec<Action> {
         self.next_token += 1;
         let payload = Bytes::from_static(payload);
-        self.give(Event::Request { token: Token(self.next_token), request, payload })
+        let token = Token(self.next_token);
+        let expires = self.expires.map(Millis);
+        self.give(Event::Request { token, request, payload, expires })
     }
 
     fn to(&self, me: u64) -> Address {
@@ -237,6 +240,26 @@ fn a_retry_gets_the_first_answer_and_an_older_request_none() {
     assert!(bench.update(1, newer).is_empty());
     bench.applied(op, 7);
     assert_eq!(bench.committed(op, 7).len(), 2, "both are answered");
+}
+
+#[test]
+fn an_update_whose_time_is_over_is_not_begun_however_long_it_waited_for_its_turn() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
+    bench.set(state(6, tags(6)), None);
+    let (op, _) = apply_op(&bench.update(1, RequestTag { sequence: 5, ..TAG }));
+    bench.expires = Some(bench.now + 5);
+    let waits = RequestTag { client: ClientId(77), ..TAG };
+    assert!(bench.update(1, waits).is_empty());
+    bench.now += 5;
+    bench.applied(op, 7);
+    let ended = bench.committed(op, 7);
+    let expired = StorageError::Expired { target: TargetId(1) };
+    let refused = |action: &Action| matches!(action, Action::Reply { result: Err(error), .. } if *error == expired);
+    assert!(ended.iter().any(refused), "{ended:?}");
+    assert!(!ended.iter().any(|action| matches!(action, Action::Apply { .. })), "{ended:?}");
+    // What was done in time is told also later.
+    bench.set(state(7, tags(7).with(waits, ChunkVersion(7))), None);
+    assert!(matches!(bench.update(1, waits)[..], [Action::Reply { result: Ok(_), .. }]));
 }
 
 #[test]

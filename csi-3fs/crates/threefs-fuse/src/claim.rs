@@ -1,21 +1,22 @@
 //! The claim of a mount that only one node may have: renewed while the mount is served; without a
 //! renewal that is young enough nothing is served. See `threefs_client::Claim`.
+//!
+//! What the daemon has asked for meanwhile is fenced where it arrives: the client's `Fence` lets
+//! changes and updates pass while the claim is held, and each says until when it may be begun. So
+//! an operation lasts as long as its own time, over any number of renewals, and nothing of it
+//! happens once another node may have the claim.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
-use threefs_client::{Claim, Client, ClientError, Renewal};
+use threefs_client::{Claim, Client, ClientError, Fence, Moment, Renewal};
 use tokio::sync::watch;
 
 /// Renewals in the time for which one is trusted.
 const RENEWALS: u32 = 4;
 /// Between attempts while the metadata service does not answer.
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// How long after its last trusted moment an operation may still be under way. Whoever wants the
-/// claim waits longer.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// What a daemon is told about its claim.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub struct ClaimConfig {
 
 #[derive(Clone, Debug)]
 enum State {
-    Held { until: Instant },
+    Held { until: Moment },
     Lost,
 }
 
@@ -48,12 +49,15 @@ impl Gate {
         config: ClaimConfig,
         resume: bool,
     ) -> Result<Result<Self, String>, ClientError> {
-        let asked = Instant::now();
+        let (asked, fence) = (Moment::now(), client.fence().clone());
         let claim = if resume {
             let known = Claim { holder: config.holder.clone(), beat: 0 };
             match client.renew_claim(&config.path, &known).await? {
                 Renewal::Held(claim) => claim,
-                Renewal::Lost(found) => return Ok(Err(named(found))),
+                Renewal::Lost(found) => {
+                    fence.close();
+                    return Ok(Err(named(found)));
+                }
             }
         } else {
             client.claim(&config.path, &config.holder, None).await?
@@ -61,8 +65,10 @@ impl Gate {
         if claim.holder != config.holder {
             return Ok(Err(claim.holder));
         }
-        let (sender, state) = watch::channel(State::Held { until: asked + config.valid });
-        tokio::spawn(renew(client.clone(), config, claim, sender));
+        let until = asked.after(config.valid);
+        fence.hold_until(until);
+        let (sender, state) = watch::channel(State::Held { until });
+        tokio::spawn(renew(client.clone(), config, claim, sender, fence));
         Ok(Ok(Self { state }))
     }
 
@@ -73,21 +79,16 @@ impl Gate {
 
     /// Whether the claim is certainly held now.
     pub(crate) fn is_open(&self) -> bool {
-        matches!(*self.state.borrow(), State::Held { until } if Instant::now() < until)
+        matches!(*self.state.borrow(), State::Held { until } if Moment::now() < until)
     }
 
-    /// Waits until the claim is certainly held and gives the time by which what is done under it
-    /// must have ended; EIO when it is lost or that cannot be known in time.
-    pub(crate) async fn pass(&self, deadline: Deadline) -> Result<Deadline, Errno> {
+    /// Waits until the claim is certainly held; EIO when it is lost or that cannot be known in time.
+    pub(crate) async fn pass(&self, deadline: Deadline) -> Result<(), Errno> {
         let mut state = self.state.clone();
         loop {
             match *state.borrow_and_update() {
-                State::Held { until } => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if !left.is_zero() {
-                        return Ok(deadline.within(left + GRACE));
-                    }
-                }
+                State::Held { until } if Moment::now() < until => return Ok(()),
+                State::Held { .. } => {}
                 State::Lost => return Err(Errno::IO),
             }
             match tokio::time::timeout_at(deadline.instant().into(), state.changed()).await {
@@ -96,13 +97,28 @@ impl Gate {
             }
         }
     }
+
+    /// Ends when the claim is lost for good.
+    pub(crate) async fn lost_for_good(&self) {
+        let mut state = self.state.clone();
+        if state.wait_for(|state| matches!(state, State::Lost)).await.is_err() {
+            // Nobody renews it any more: the daemon ends.
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 fn named(found: Option<Claim>) -> String {
     found.map_or_else(|| "nobody".into(), |claim| claim.holder)
 }
 
-async fn renew(client: Client, config: ClaimConfig, mut claim: Claim, state: watch::Sender<State>) {
+async fn renew(
+    client: Client,
+    config: ClaimConfig,
+    mut claim: Claim,
+    state: watch::Sender<State>,
+    fence: Fence,
+) {
     let ClaimConfig { path, valid, .. } = &config;
     let mut pause = *valid / RENEWALS;
     loop {
@@ -110,15 +126,18 @@ async fn renew(client: Client, config: ClaimConfig, mut claim: Claim, state: wat
             () = tokio::time::sleep(pause) => {}
             () = state.closed() => return,
         }
-        let asked = Instant::now();
+        let asked = Moment::now();
         match client.renew_claim(path, &claim).await {
             Ok(Renewal::Held(renewed)) => {
                 claim = renewed;
-                state.send_replace(State::Held { until: asked + *valid });
+                let until = asked.after(*valid);
+                fence.hold_until(until);
+                state.send_replace(State::Held { until });
                 pause = *valid / RENEWALS;
             }
             Ok(Renewal::Lost(found)) => {
                 tracing::error!(path, by = named(found), "the claim on this volume is lost");
+                fence.close();
                 state.send_replace(State::Lost);
                 return;
             }

@@ -392,11 +392,19 @@ impl Daemon {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until this mount may be used; until when, if not for ever.
-    pub(crate) async fn pass(&self, deadline: Deadline) -> Result<Deadline, Errno> {
+    /// Waits until this mount may be used.
+    pub(crate) async fn pass(&self, deadline: Deadline) -> Result<(), Errno> {
         match &self.gate {
             Some(gate) => gate.pass(deadline).await,
-            None => Ok(deadline),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends when this mount may not be used ever again.
+    async fn lost(&self) {
+        match &self.gate {
+            Some(gate) => gate.lost_for_good().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -406,8 +414,18 @@ impl Daemon {
     }
 
     async fn answer<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
-        // What began while the claim was held ends before another node can have it.
-        call.deadline = self.pass(call.deadline).await?;
+        let deadline = call.deadline;
+        self.pass(deadline).await?;
+        let body = tokio::select! {
+            answered = self.work_on(call) => answered?,
+            () = self.lost() => return Err(Errno::IO),
+        };
+        // What was read or done counts only if no other node can have had the claim by now.
+        self.pass(deadline).await?;
+        Ok(body)
+    }
+
+    async fn work_on<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
         let changes = matches!(
             call.request.opcode,
             opcode::WRITE | opcode::FALLOCATE | opcode::SETXATTR | opcode::REMOVEXATTR

@@ -364,7 +364,10 @@ impl Daemon {
     /// Finds and tells the lengths that a former daemon had not told: before anybody asks for them.
     pub(crate) async fn tell_former(&self, timeout: std::time::Duration) {
         for id in self.journal.all_untold() {
-            let Ok(deadline) = self.pass(Deadline::after(timeout)).await else { return };
+            let deadline = Deadline::after(timeout);
+            if self.pass(deadline).await.is_err() {
+                return;
+            }
             match self.tell_former_one(id, deadline).await {
                 Ok(()) | Err(ClientError::Meta(_)) => self.journal.told(id),
                 Err(error) => {
@@ -395,7 +398,6 @@ impl Daemon {
     /// Tells all lengths that nobody was told. What fails is told by the next close or fsync.
     pub(crate) async fn tell_lengths(&self) {
         for (id, open) in self.files.dirty() {
-            // Another node may have written these files since.
             if !self.may_be_used() {
                 return;
             }

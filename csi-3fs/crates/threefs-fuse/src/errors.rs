@@ -10,7 +10,9 @@ pub(crate) fn errno(error: &ClientError, by_inode: bool) -> Errno {
     match error {
         ClientError::Meta(error) => of_meta(error, by_inode),
         ClientError::NoSpace { .. } => Errno::NOSPC,
-        ClientError::Corrupt { .. } | ClientError::Protocol { .. } => Errno::IO,
+        ClientError::Corrupt { .. } | ClientError::Protocol { .. } | ClientError::Fenced { .. } => {
+            Errno::IO
+        }
         ClientError::Unavailable { .. } => Errno::TIMEDOUT,
         ClientError::Refused { .. } => Errno::ACCESS,
         ClientError::InvalidArgument { .. } => Errno::INVAL,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric::BoxFuture;
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
-use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
+use fabric::rpc::{ConnectionConfig, Fence, Guard, Pool, PoolConfig, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::identity::Identity;
@@ -49,6 +49,8 @@ pub struct MetaClient(Arc<Inner>);
 
 struct Inner {
     pool: Pool,
+    /// What changes need.
+    fence: Fence,
     client: ClientId,
     next: AtomicU64,
     unfinished: Mutex<BTreeSet<u64>>,
@@ -58,10 +60,15 @@ impl MetaClient {
     /// A client of the service at `address` (`host:port`). `client` is one life of a client: a
     /// restarted program draws another.
     pub fn new(address: impl Into<String>, key: &Key, client: ClientId) -> Self {
+        Self::fenced(address, key, client, Fence::default())
+    }
+
+    /// As [`MetaClient::new`], with a right that changes need: none is begun once it has ended.
+    pub fn fenced(address: impl Into<String>, key: &Key, client: ClientId, fence: Fence) -> Self {
         let connection = ConnectionConfig::new(CONTEXT, key.clone());
         let pool = Pool::new(address, PoolConfig::new(connection));
         let (next, unfinished) = (AtomicU64::new(1), Mutex::default());
-        Self(Arc::new(Inner { pool, client, next, unfinished }))
+        Self(Arc::new(Inner { pool, fence, client, next, unfinished }))
     }
 
     /// Asks a question.
@@ -143,11 +150,12 @@ impl MetaClient {
         request: &MetaRequest,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
+        let changes = matches!(request, MetaRequest::Change { .. });
+        let guard = changes.then(|| Guard { fence: self.0.fence.clone(), end: deadline });
         loop {
-            let result =
-                self.0.pool.ask::<_, MetaResult>(request, ATTEMPT_TIMEOUT, deadline).await?;
-            match result {
-                Ok(reply) => return Ok(reply),
+            let asked = self.0.pool.ask(request, ATTEMPT_TIMEOUT, deadline, guard.as_ref());
+            match asked.await? {
+                MetaResult::Ok(reply) => return Ok(reply),
                 Err(error) if error.retryable() => match deadline.remaining() {
                     Some(left) if left > PAUSE => tokio::time::sleep(PAUSE).await,
                     _ => return Err(error.into()),

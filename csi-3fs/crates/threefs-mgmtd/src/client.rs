@@ -162,17 +162,19 @@ impl MgmtdClient {
                 return Err(unreachable_nobody());
             };
             let attempt = deadline.within(wait + ATTEMPT_TIMEOUT);
-            let error =
-                match pool.ask::<_, MgmtdResult>(request, wait + ATTEMPT_TIMEOUT, attempt).await {
-                    Ok(Ok(reply)) => {
-                        self.0.primary.store(number, Relaxed);
-                        return Ok(reply);
-                    }
-                    Ok(Err(error)) if error.retryable() => MgmtdClientError::Refused(error),
-                    Ok(Err(error)) => return Err(error.into()),
-                    Err(error) if error.retryable() => error.into(),
-                    Err(error) => return Err(error.into()),
-                };
+            let error = match pool
+                .ask::<_, MgmtdResult>(request, wait + ATTEMPT_TIMEOUT, attempt, None)
+                .await
+            {
+                Ok(Ok(reply)) => {
+                    self.0.primary.store(number, Relaxed);
+                    return Ok(reply);
+                }
+                Ok(Err(error)) if error.retryable() => MgmtdClientError::Refused(error),
+                Ok(Err(error)) => return Err(error.into()),
+                Err(error) if error.retryable() => error.into(),
+                Err(error) => return Err(error.into()),
+            };
             attempts += 1;
             if deadline.remaining().is_none_or(|left| left <= PAUSE) {
                 return Err(error);

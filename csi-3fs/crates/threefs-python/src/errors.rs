@@ -23,7 +23,9 @@ pub(crate) fn from_client(py: Python<'_>, error: &ClientError) -> PyErr {
                 Err(error) => error,
             }
         }
-        ClientError::Refused { .. } => make(py, "PermissionDenied", &message, &[]),
+        ClientError::Refused { .. } | ClientError::Fenced { .. } => {
+            make(py, "PermissionDenied", &message, &[])
+        }
         ClientError::InvalidArgument { .. } => make(py, "InvalidArgument", &message, &[]),
         ClientError::Protocol { .. } => make(py, "ThreeFSError", &message, &[]),
     }

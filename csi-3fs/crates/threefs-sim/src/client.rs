@@ -16,6 +16,8 @@ use crate::history::Intent;
 use crate::world::{CHAIN, CHUNK_BYTES, Happening, INODE, Packet, Violation, World};
 
 const TIMEOUT_US: u64 = 30_000;
+/// More than any client has: channels are given up in steps of it.
+const CHANNELS: u32 = 100;
 
 /// What a task is doing.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub enum Doing {
         invoked: u64,
         /// What it means.
         intent: Intent,
+        /// When it is given up.
+        end: Option<u64>,
     },
     /// One attempt to read.
     Reading {
@@ -81,6 +85,7 @@ impl World {
         }
         let endpoint = self.tasks[task].endpoint;
         self.send(endpoint, self.manager_endpoint(), Packet::AskRouting { life: 0 });
+        self.give_up_what_has_ended(task);
         if matches!(self.tasks[task].doing, Doing::Resting) {
             if self.ends_at.is_some_and(|end| self.now >= end) {
                 return;
@@ -88,6 +93,19 @@ impl World {
             self.begin(task);
         }
         self.attempt(task);
+    }
+
+    /// An update whose end has come may happen or not; nothing more is sent of it, and its channel
+    /// is not used again.
+    fn give_up_what_has_ended(&mut self, task: usize) {
+        let state = &mut self.tasks[task];
+        if let Doing::Updating { end: Some(end), .. } = state.doing
+            && self.now >= end
+        {
+            state.doing = Doing::Resting;
+            state.rpc = None;
+            state.channel = ChannelId(state.channel.0 + CHANNELS);
+        }
     }
 
     fn wake_task(&mut self, task: usize, after_us: u64) {
@@ -110,7 +128,8 @@ impl World {
             RequestTag { client: state.client, channel: state.channel, sequence: state.sequence };
         let intent = Intent { chunk, change, payload };
         self.history.intend(tag, intent.clone());
-        self.tasks[task].doing = Doing::Updating { tag, invoked: self.now, intent };
+        let end = self.rights.begin(tag, self.now);
+        self.tasks[task].doing = Doing::Updating { tag, invoked: self.now, intent, end };
     }
 
     fn some_change(&mut self) -> (ContentChange, Bytes) {
@@ -176,7 +195,13 @@ impl World {
         self.tasks[task].rpc = Some(rpc);
         let endpoint = self.tasks[task].endpoint;
         self.rpc_task.insert(rpc, task);
-        self.send(endpoint, place.node.0 as usize, Packet::request(rpc, 0, request, payload));
+        let node = place.node.0 as usize;
+        let expires = match &request {
+            StorageRequest::Update(update) => self.expiry(update.tag, node),
+            _ => None,
+        };
+        let request = Box::new(request);
+        self.send(endpoint, node, Packet::Request { rpc, life: 0, request, payload, expires });
         self.wake_task(task, TIMEOUT_US);
     }
 

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use threefs_core::chain::advance;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, LocalReport};
 use threefs_core::ids::{ChainId, Incarnation, NodeId, RoutingVersion, TargetId};
-use threefs_core::moves::{Move, begin, follow};
-use threefs_core::routing::PublicState::Offline;
+use threefs_core::moves::{Move, abandon, begin, follow};
+use threefs_core::routing::PublicState::{self, Offline};
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 
@@ -31,6 +31,8 @@ pub struct Manager {
     started_at: Millis,
     /// See [`crate::Mutant::LeaveOutAtOnce`].
     pub hasty: bool,
+    /// See [`crate::Mutant::AbandonServing`].
+    pub careless: bool,
 }
 
 impl Manager {
@@ -44,6 +46,7 @@ impl Manager {
             heard: BTreeMap::new(),
             started_at: Millis(0),
             hasty: false,
+            careless: false,
         }
     }
 
@@ -127,6 +130,29 @@ impl Manager {
             self.routing = Rc::new(next);
         }
         changed
+    }
+
+    /// Gives the chain's move up, if that can be now; the target that was to be its destination.
+    pub fn abandon_move(&mut self, id: ChainId) -> Option<TargetId> {
+        let mut next = (*self.routing).clone();
+        let this = next.moves.get(&id).copied()?;
+        let chain = next.chains.get_mut(&id)?;
+        *chain = if self.careless {
+            // At the worst moment, which chance would find more seldom.
+            if chain.state_of(this.destination) != Some(PublicState::Serving) {
+                return None;
+            }
+            let mut without = chain.clone();
+            without.targets.retain(|place| place.target != this.destination);
+            Chain { version: chain.version.next(), ..without }
+        } else {
+            abandon(chain, &this)?
+        };
+        next.moves.remove(&id);
+        next.retired.insert(this.destination);
+        next.version = self.routing.version.next();
+        self.routing = Rc::new(next);
+        Some(this.destination)
     }
 
     /// The first target of the chain shall move to a node that has none; false while a move is

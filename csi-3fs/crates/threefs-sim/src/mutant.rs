@@ -27,11 +27,17 @@ pub enum Mutant {
     TrustRestart,
     /// A replica that has moved is left out of the chain before it has stopped serving.
     LeaveOutAtOnce,
+    /// A move is given up while its destination serves.
+    AbandonServing,
+    /// Updates are begun whenever they come.
+    IgnoreExpiry,
+    /// The time in which an update may be begun counts from its arrival.
+    ExpireFromArrival,
 }
 
 impl Mutant {
     /// All bugs.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -42,5 +48,8 @@ impl Mutant {
         Self::ClaimSynced,
         Self::TrustRestart,
         Self::LeaveOutAtOnce,
+        Self::AbandonServing,
+        Self::IgnoreExpiry,
+        Self::ExpireFromArrival,
     ];
 }

@@ -209,8 +209,9 @@ impl World {
         packet: Packet,
     ) -> Result<(), Violation> {
         match packet {
-            Packet::Request { rpc, life, request, payload } => {
-                self.node_asked(node, (from, rpc, life), *request, payload)
+            Packet::Request { rpc, life, request, payload, expires } => {
+                let expires = self.taken(node, expires);
+                self.node_asked(node, (from, rpc, life), *request, payload, expires)
             }
             Packet::Response { rpc, life, result, payload } => {
                 if life != self.nodes[node].life {
@@ -268,6 +269,7 @@ impl World {
         origin: (usize, u64, u64),
         mut request: StorageRequest,
         payload: Bytes,
+        expires: Option<Millis>,
     ) -> Result<(), Violation> {
         let state = &mut self.nodes[node];
         state.next_token += 1;
@@ -294,7 +296,7 @@ impl World {
             }
             _ => {}
         }
-        self.give(node, Event::Request { token, request, payload })
+        self.give(node, Event::Request { token, request, payload, expires })
     }
 
     /// Hands an event to the replica and carries out what it says.
@@ -325,6 +327,7 @@ impl World {
         for action in actions {
             match action {
                 Action::Apply { op, update, payload } => {
+                    self.check_right(node, &update)?;
                     self.begin_apply(node, op, update, payload)
                 }
                 Action::Commit { op, chunk, version, chain_version } => {

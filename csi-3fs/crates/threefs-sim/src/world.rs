@@ -23,7 +23,11 @@ use crate::mutant::Mutant;
 use crate::node::{Job, Node};
 
 mod moves;
+mod rights;
 mod settle;
+
+pub(crate) use rights::Expiry;
+use rights::Rights;
 
 /// The one chain.
 pub const CHAIN: ChainId = ChainId(1);
@@ -83,6 +87,7 @@ pub(crate) enum Packet {
         life: u64,
         request: Box<StorageRequest>,
         payload: Bytes,
+        expires: Option<Expiry>,
     },
     Response {
         rpc: u64,
@@ -111,7 +116,7 @@ pub(crate) enum Packet {
 
 impl Packet {
     pub(crate) fn request(rpc: u64, life: u64, request: StorageRequest, payload: Bytes) -> Self {
-        Self::Request { rpc, life, request: Box::new(request), payload }
+        Self::Request { rpc, life, request: Box::new(request), payload, expires: None }
     }
 
     pub(crate) fn response(
@@ -152,6 +157,8 @@ pub(crate) enum Happening {
     Scan,
     /// A replica goes to the spare node, as soon as it can.
     Move,
+    /// That is given up, as soon as it can be.
+    GiveUpMove,
     Task {
         task: usize,
         generation: u64,
@@ -213,8 +220,9 @@ pub struct World {
     pub(crate) retry_us: u64,
     pub(crate) calm: bool,
     pub(crate) ends_at: Option<u64>,
-    // Of moves alone: the other schedules stay what they are.
+    // Of moves and of rights alone: the other schedules stay what they are.
     moves: ChaCha8Rng,
+    pub(crate) rights: Rights,
     damaged: Vec<u32>,
     scrubbed: bool,
     events: u64,
@@ -248,12 +256,15 @@ impl World {
             }
         }
         let plan = faults::plan(&mut rng, count, count + 1 + clients, chunks);
+        let rights = Rights::new(seed, mutant);
         let mut moves = ChaCha8Rng::seed_from_u64(seed ^ MOVES);
-        let wanted = moves.random_bool(0.4) || mutant == Mutant::LeaveOutAtOnce;
+        let moving = matches!(mutant, Mutant::LeaveOutAtOnce | Mutant::AbandonServing);
+        let wanted = moves.random_bool(0.4) || moving;
         let spare = count > 2 && wanted;
         let first = if spare { &places[..count - 1] } else { &places[..] };
         let mut manager = Manager::new(Chain::create(CHAIN, first));
         manager.hasty = mutant == Mutant::LeaveOutAtOnce;
+        manager.careless = mutant == Mutant::AbandonServing;
         let mut world = Self {
             seed,
             mutant,
@@ -275,6 +286,7 @@ impl World {
             calm: false,
             ends_at: None,
             moves,
+            rights,
             damaged: Vec::new(),
             scrubbed: false,
             events: 0,
@@ -286,6 +298,10 @@ impl World {
         if spare {
             let at = world.moves.random_range(20_000..CALM_AT_US);
             world.push(at, Happening::Move);
+            if world.moves.random_bool(0.4) || mutant == Mutant::AbandonServing {
+                let after = world.moves.random_range(1_000..200_000);
+                world.push(at + after, Happening::GiveUpMove);
+            }
         }
         for node in 0..count {
             world.node_starts(node);
@@ -416,6 +432,10 @@ impl World {
             }
             Happening::Move => {
                 self.begin_move();
+                Ok(())
+            }
+            Happening::GiveUpMove => {
+                self.give_up_move();
                 Ok(())
             }
             Happening::CheckSettled => Ok(()),

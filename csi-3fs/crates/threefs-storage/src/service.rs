@@ -7,6 +7,7 @@ use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::auth::{AuthError, Key};
 use fabric::class::TrafficClass;
+use fabric::moment::Moment;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
@@ -113,13 +114,18 @@ struct Port {
 impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request: StorageRequest = decode_request(&call)?;
-        let (result, payload) = self.answer(request, call.payload).await;
+        let (result, payload) = self.answer(request, call.payload, call.expires).await;
         Reply::with_payload(&result, payload.into())
     }
 }
 
 impl Port {
-    async fn answer(&self, request: StorageRequest, payload: Bytes) -> crate::target::Answer {
+    async fn answer(
+        &self,
+        request: StorageRequest,
+        payload: Bytes,
+        expires: Option<Moment>,
+    ) -> crate::target::Answer {
         let id = request.to().target;
         let Some(target) = self.node.target(id) else {
             return (Err(StorageError::WrongTarget { target: id }), Bytes::new());
@@ -127,6 +133,6 @@ impl Port {
         if let Err(error) = verify_payload(&request, &payload) {
             return (Err(error), Bytes::new());
         }
-        target.request(request, payload).await
+        target.request(request, payload, expires).await
     }
 }

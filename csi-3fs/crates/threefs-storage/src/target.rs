@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::deadline::Deadline;
+use fabric::moment::Moment;
 use threefs_chunkstore::ChunkStore;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::Which;
@@ -94,14 +95,16 @@ impl Target {
         self: &Arc<Self>,
         request: StorageRequest,
         payload: Bytes,
+        expires: Option<Moment>,
     ) -> Answer {
+        let expires = expires.map(|at| self.shared.clock.at(at));
         let (sender, receiver) = oneshot::channel();
         {
             let mut state = self.lock();
             state.next_token += 1;
             let token = Token(state.next_token);
             state.waiting.insert(token, sender);
-            self.with(state, Event::Request { token, request, payload });
+            self.with(state, Event::Request { token, request, payload, expires });
         }
         receiver.await.unwrap_or_else(|_| {
             (Err(StorageError::Timeout { target: self.config.target }), Bytes::new())
@@ -269,15 +272,20 @@ fn answer(state: &mut State, token: Token, answer: Answer) {
     }
 }
 
-/// The monotonic clock of this process, as the core counts time.
-pub(crate) struct Clock(Instant);
+/// The clock of this process, as the core counts time. It goes on while the machine is suspended:
+/// the lease to serve must end then.
+pub(crate) struct Clock(Moment);
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self(Instant::now())
+        Self(Moment::now())
     }
 
     pub(crate) fn now(&self) -> Millis {
-        Millis(self.0.elapsed().as_millis() as u64)
+        self.at(Moment::now())
+    }
+
+    fn at(&self, moment: Moment) -> Millis {
+        Millis(moment.since(self.0).as_millis() as u64)
     }
 }

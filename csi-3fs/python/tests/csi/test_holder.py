@@ -21,7 +21,10 @@ from threefs.csi.errors import (
     Unreachable,
 )
 from threefs.csi.holder import mountinfo
-from threefs.csi.holder_client import HolderClient
+from threefs.csi.holder.held import Held, Mounts
+from threefs.csi.holder.keeper import KeeperClient
+from threefs.csi.holder.protocol import Refused
+from threefs.csi.holder_client import HolderClient, Undone
 
 from .holder_process import PATIENCE_SECONDS, HolderProcess, can_mount, end
 
@@ -58,7 +61,7 @@ def test_a_mount_serves_and_is_undone_with_its_place(holder: HolderProcess) -> N
         ("v1:default:/volumes/one", place, False)
     ]
     assert [one.state for one in held] == ["serving"]
-    assert holder.client.unmount(place) == "v1:default:/volumes/one"
+    assert holder.client.unmount(place) == Undone("v1:default:/volumes/one", clean=True)
     assert holder.mounts() == []
     assert not Path(place).exists()
     assert holder.client.state() == ([], [])
@@ -169,8 +172,9 @@ def test_undoing_takes_no_longer_than_promised(tmp_path: Path, trouble: str) -> 
             time.sleep(0.2)
         for target in (holder.place("pod"), place):
             began = time.monotonic()
-            holder.client.unmount(target)
+            undone = holder.client.unmount(target)
             assert time.monotonic() - began < UNDO_SECONDS_MAX
+        assert undone.clean is (trouble == "serving")
         for reader in readers:
             assert reader.wait(PATIENCE_SECONDS) != 0
         assert holder.mounts() == []
@@ -212,8 +216,8 @@ def test_a_new_holder_takes_the_mounts_over_and_pods_only_wait(holder: HolderPro
     first.terminate()
     assert first.wait(PATIENCE_SECONDS) == 0
     assert read(holder.place("pod/hello"))
-    assert holder.client.unmount(holder.place("pod"))
-    assert holder.client.unmount(places[0])
+    assert holder.client.unmount(holder.place("pod")).volume
+    assert holder.client.unmount(places[0]).volume
 
 
 def test_a_holder_that_asks_and_dies_takes_nothing(holder: HolderProcess) -> None:
@@ -228,6 +232,26 @@ def test_a_holder_that_asks_and_dies_takes_nothing(holder: HolderProcess) -> Non
         time.sleep(0.02)
     holder.wait_state("one", "serving")
     assert read(f"{place}/hello")
+
+
+def test_while_mounts_are_taken_back_calls_are_refused(tmp_path: Path) -> None:
+    """A call in between would take them for those of a holder that has died, and undo them."""
+    refused = []
+
+    class Watched(Mounts):
+        def adopt(self, given: list[Held]) -> None:
+            with pytest.raises(Refused) as caught:
+                self.unmount(str(tmp_path / "volume"))
+            refused.append(caught.value.kind)
+            super().adopt(given)
+
+    keeper = KeeperClient(tmp_path / "keeper.sock")
+    mounts = Watched(tmp_path, tmp_path / "clusters", tmp_path, ["true"], keeper)
+    mounts.give_up()
+    mounts.take_back()
+    assert refused == ["again"]
+    assert not mounts.leaving
+    assert mounts.unmount(str(tmp_path / "volume")) == {"was": None, "how": "none"}
 
 
 def test_after_a_killed_holder_the_mounts_are_told_as_lost_and_made_anew(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,68 @@ def test_a_claim_that_another_node_had_meanwhile_is_not_taken_back(
     with pytest.raises(OSError, match="Input/output error"):
         os.stat(claimed.target / "another")
     assert client.claim_of(volume) is None
+
+
+def take_for_another(held: HeldMount, client: threefs.Client) -> str:
+    """Have node-b take the claim of a mount whose daemon is stopped; gives the volume."""
+    volume = volume_of(held)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while client.claim(volume, "node-b", client.claim_of(volume))[0] != "node-b":
+        assert time.monotonic() < deadline
+    return volume
+
+
+def test_a_length_that_was_not_told_while_the_claim_was_held_is_never_told(
+    mount: Callable[..., HeldMount], client: threefs.Client
+) -> None:
+    """It would bring back what the next node has cut off."""
+    held = mount(claim_for="node-a", claim_seconds=CLAIM_SECONDS)
+    path, there = held.target / "file", f"{held.root}/file"
+    with path.open("wb", buffering=0) as file:
+        file.write(b"told")
+        file.write(b"not told yet")
+        held.signal(signal.SIGSTOP)
+        take_for_another(held, client)
+        # Whoever takes a claim waits for longer than its former holder trusts a renewal.
+        time.sleep(CLAIM_SECONDS)
+        with client.open_raw(there, "r+b") as same:
+            same.truncate(3)
+        held.signal(signal.SIGCONT)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.stat(held.target / "other")
+        # Closing the file and the end of the daemon tell what is left to tell.
+        with suppress(OSError):
+            os.close(os.dup(file.fileno()))
+    held.close()
+    assert client.read_file(there) == b"tol"
+
+
+def test_writes_outlast_an_outage_of_storage_while_the_claim_is_renewed(
+    mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
+) -> None:
+    """Longer than one renewal is trusted, with what an operation under it once had beyond that."""
+    held = mount(claim_for="node-a", claim_seconds=1.0, write_back=True)
+    path, data = held.target / "file", os.urandom(3 << 20)
+    path.write_bytes(b"before")
+    stopped = [cluster.kill(f"storage-{node}", signal.SIGSTOP) for node in (1, 2, 3)]
+
+    def go_on() -> None:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+    timer = threading.Timer(7.0, go_on)
+    timer.start()
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        timer.cancel()
+        timer.join()
+        go_on()
+        cluster.wait_whole()
+    assert client.read_file(f"{held.root}/file") == data
 
 
 def test_what_is_not_written_yet_is_no_hole(claimed: HeldMount) -> None:

@@ -1,10 +1,10 @@
 """Which node may use a volume that only one node may use: claims in 3FS, taken and given back.
 
 The FUSE daemon renews its node's claim and serves nothing without a renewal that is younger than
-`threefs.daemon.CLAIM_SECONDS` (and lets what is under way end within five seconds more). A node
-that wants the claim of another, dead one must have watched it stand still for `WATCH_SECONDS` by
-its own clock: longer, so that the former node certainly does not serve any more. No two clocks are
-compared.
+`threefs.daemon.CLAIM_SECONDS`; nor does any service begin what it asked for once that has ended. A
+node that wants the claim of another, dead one must have watched it stand still for `WATCH_SECONDS`
+by its own clock: longer, so that the former node certainly changes nothing any more. No two clocks
+are compared. (A clock that stands still while this machine is suspended only makes it wait longer.)
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Claims:
         self._node_id = node_id
         self._clock = clock
         self._seen: dict[str, tuple[tuple[str, int], float]] = {}
+        self._left: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def take(self, volume: VolumeId, files: Directories) -> None:
@@ -48,6 +49,7 @@ class Claims:
         with self._lock:
             if found[0] == self._node_id:
                 self._seen.pop(name, None)
+                self._left.pop(name, None)
                 return
             before, since = self._seen.get(name, (found, now))
             since = since if before == found else now
@@ -58,10 +60,19 @@ class Claims:
             f"pods there. If that node is gone, its claim is free after {left:.0f} s more"
         )
 
+    def leave(self, volume: str) -> None:
+        """Let this node's claim end by itself, because what was asked for under it may not have."""
+        with self._lock:
+            self._left[volume] = self._clock()
+
     def give_back(self, volume: VolumeId, files: Directories) -> None:
         """End this node's claim. If 3FS does not answer, it ends by itself."""
         with self._lock:
             self._seen.pop(str(volume), None)
+            left = self._left.get(str(volume))
+            if left is not None and self._clock() - left < CLAIM_SECONDS:
+                return
+            self._left.pop(str(volume), None)
         with suppress(ThreeFSError, OSError):
             files.unclaim(volume.path, self._node_id)
 

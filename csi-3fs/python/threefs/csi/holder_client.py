@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Holder", "HolderClient", "MountedAt", "Served"]
+__all__ = ["Holder", "HolderClient", "MountedAt", "Served", "Undone"]
 
 CALL_SECONDS = 25.0
 """Longer than the longest that the holder takes for one call."""
@@ -51,6 +51,15 @@ class Served:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What was at a place, and how it ended."""
+
+    volume: str | None
+    clean: bool
+    """False if something was under way that was not waited for."""
+
+
 class Holder(Protocol):
     """What the node service asks of the holder."""
 
@@ -62,8 +71,8 @@ class Holder(Protocol):
     def bind(self, source: str, target: str, *, read_only: bool, flags: Sequence[str]) -> None:
         """Show a mount at a second place; done already is no error."""
 
-    def unmount(self, target: str) -> str | None:
-        """Undo what is at a place; gives the volume that was there."""
+    def unmount(self, target: str) -> Undone:
+        """Undo what is at a place."""
 
     def state(self) -> tuple[list[MountedAt], list[Served]]:
         """All mounts of this driver on the node, and those that are held."""
@@ -101,10 +110,10 @@ class HolderClient:
             flags=list(flags),
         )
 
-    def unmount(self, target: str) -> str | None:
+    def unmount(self, target: str) -> Undone:
         """See `Holder`."""
-        was: str | None = self._ask(CALL_SECONDS, op="unmount", target=target)["was"]
-        return was
+        answer = self._ask(CALL_SECONDS, op="unmount", target=target)
+        return Undone(answer["was"], clean=answer["how"] != "detached")
 
     def state(self) -> tuple[list[MountedAt], list[Served]]:
         """See `Holder`."""

@@ -112,7 +112,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         target = check_path("staging_target_path", request.staging_target_path)
         with self._locks.hold(request.volume_id, "NodeUnstageVolume"):
             self._not_of_others(request.volume_id, target)
-            self._holder.unmount(target)
+            self._undo(request.volume_id, target)
             table, _ = self._holder.state()
             if not any(_same(request.volume_id, mounted.volume) for mounted in table):
                 self._give_back(request.volume_id)
@@ -211,6 +211,18 @@ class Node(csi_pb2_grpc.NodeServicer):
             read_only=access.read_only or request.readonly,
             flags=access.flags,
         )
+
+    def _undo(self, volume_id: str, target: str) -> None:
+        """Undo a mount. What was not waited for may still be done: then the claim is left alone."""
+        try:
+            clean = self._holder.unmount(target).clean
+        except FailedPrecondition:
+            raise  # Nothing was undone.
+        except CsiError:
+            self._claims.leave(volume_id)
+            raise
+        if not clean:
+            self._claims.leave(volume_id)
 
     def _give_back(self, volume_id: str) -> None:
         """Best effort: a claim that nobody renews is free after a while."""

@@ -52,6 +52,9 @@ pub enum Event {
         request: StorageRequest,
         /// What came with it.
         payload: Bytes,
+        /// An update may not be begun at this moment or later: whoever sent it may have lost the
+        /// right to it. `None` if it may be begun at any time.
+        expires: Option<Millis>,
     },
     /// The outcome of an [`Action::Call`].
     Answer {

@@ -161,7 +161,7 @@ impl Replica {
     fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         let Some(state) = self.ops.get(&op) else { return };
         let (change, payload, payload_checksum) = match &state.work {
-            Work::Update { request, payload } => {
+            Work::Update { request, payload, .. } => {
                 (request.change, payload.clone(), request.payload_checksum)
             }
             Work::Forward { request, payload } => {

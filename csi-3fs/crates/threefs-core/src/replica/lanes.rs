@@ -19,7 +19,7 @@ const WAITERS_MAX: usize = 16;
 #[derive(Clone, Debug)]
 pub(super) enum Work {
     /// A client's update, here at the head.
-    Update { request: UpdateRequest, payload: Bytes },
+    Update { request: UpdateRequest, payload: Bytes, expires: Option<Millis> },
     /// The predecessor's update.
     Forward { request: ForwardRequest, payload: Bytes },
     /// The predecessor's whole chunk, while this target is SYNCING.
@@ -166,7 +166,9 @@ impl Replica {
     fn begin(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: Queued) -> Begin {
         let Queued { work, waiters } = queued;
         match work {
-            Work::Update { request, payload } => self.begin_update(ctx, request, payload, waiters),
+            Work::Update { request, payload, expires } => {
+                self.begin_update(ctx, request, payload, expires, waiters)
+            }
             Work::Forward { request, payload } => {
                 self.begin_forward(ctx, request, payload, waiters)
             }

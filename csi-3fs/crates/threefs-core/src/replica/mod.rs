@@ -217,8 +217,8 @@ impl Replica {
             Event::Lease { valid_until } => {
                 self.serve_until = self.serve_until.max(Some(valid_until));
             }
-            Event::Request { token, request, payload } => {
-                self.on_request(ctx, token, request, payload);
+            Event::Request { token, request, payload, expires } => {
+                self.on_request(ctx, token, request, payload, expires);
             }
             Event::Answer { call, result, payload } => self.on_answer(ctx, call, result, payload),
             Event::Applied { op, result } => self.on_applied(ctx, op, result),

@@ -15,6 +15,7 @@ use crate::message::{
     Address, ForwardRequest, LastChunk, QueryChunks, ReadDone, ReadRequest, RepairRequest,
     StorageReply, StorageRequest, UpdateRequest, Updated,
 };
+use crate::time::Millis;
 
 impl Replica {
     pub(super) fn on_request(
@@ -23,6 +24,7 @@ impl Replica {
         token: Token,
         request: StorageRequest,
         payload: Bytes,
+        expires: Option<Millis>,
     ) {
         let to = request.to();
         if to.target != self.config.target || to.chain != self.config.chain {
@@ -34,7 +36,7 @@ impl Replica {
         let refused = match request {
             StorageRequest::Update(request) => self.check_head(ctx, request.to).map(|()| {
                 let chunk = request.chunk;
-                self.enqueue(ctx, chunk, Work::Update { request, payload }, Some(token));
+                self.enqueue(ctx, chunk, Work::Update { request, payload, expires }, Some(token));
             }),
             StorageRequest::Forward(request) => {
                 self.check_sender(request.to, request.from, Role::Serving).map(|()| {
@@ -208,6 +210,7 @@ impl Replica {
         ctx: &mut Context<'_>,
         request: UpdateRequest,
         payload: Bytes,
+        expires: Option<Millis>,
         waiters: VecDeque<Token>,
     ) -> Begin {
         if let Err(error) = self.check_head(ctx, request.to) {
@@ -215,12 +218,16 @@ impl Replica {
         }
         let meta = ctx.meta(request.chunk);
         if meta.pending.is_some() {
-            let queued = Queued { work: Work::Update { request, payload }, waiters };
+            let queued = Queued { work: Work::Update { request, payload, expires }, waiters };
             return Begin::After(Work::Resolve, Box::new(queued));
         }
         match self.admit_update(ctx, &request, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
             Ok(Some(done)) => answer(ctx, waiters, Ok(done)),
+            // Looked at here and not at the door: it may have waited in line until now.
+            Ok(None) if expires.is_some_and(|at| ctx.now >= at) => {
+                answer(ctx, waiters, Err(StorageError::Expired { target: self.config.target }))
+            }
             Ok(None) => {
                 self.channels.begun(request.tag);
                 let version = meta.committed.version.next();
@@ -232,7 +239,7 @@ impl Replica {
                     change: request.change,
                 };
                 let tag = request.tag;
-                let work = Work::Update { request, payload: payload.clone() };
+                let work = Work::Update { request, payload: payload.clone(), expires };
                 self.apply(ctx, work, update, payload, Some(tag), waiters)
             }
         }

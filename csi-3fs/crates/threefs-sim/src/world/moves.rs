@@ -1,7 +1,7 @@
 //! A replica moves to the spare node.
 
 use rand::Rng;
-use threefs_core::ids::NodeId;
+use threefs_core::ids::{NodeId, TargetId};
 use threefs_core::moves::Move;
 use threefs_core::routing::PublicState;
 
@@ -16,6 +16,25 @@ impl World {
         }
     }
 
+    /// The manager takes the destination for one that will never be of use. It is given up at the
+    /// first moment that allows it, if the move has not ended before.
+    pub(super) fn give_up_move(&mut self) {
+        if self.calm || !self.manager.routing().moves.contains_key(&CHAIN) {
+            return;
+        }
+        let given_up = match self.manager_away {
+            true => None,
+            false => self.manager.abandon_move(CHAIN),
+        };
+        match given_up {
+            Some(destination) => {
+                self.note(|| format!("GIVEN UP: {destination}"));
+                self.delay_news_for(destination);
+            }
+            None => self.push(SCAN_US, Happening::GiveUpMove),
+        }
+    }
+
     /// A replica that is not needed any more, and a client, may be the last to hear of it: only so
     /// can one ask the other for what all others have changed.
     pub(super) fn delay_news(&mut self, this: &Move) {
@@ -26,10 +45,14 @@ impl World {
         if self.calm || !replaced || self.moves.random_bool(0.3) {
             return;
         }
+        self.delay_news_for(this.source);
+    }
+
+    fn delay_news_for(&mut self, target: TargetId) {
         let until = self.now + self.moves.random_range(10_000..80_000);
         let client = self.tasks[self.moves.random_range(0..self.tasks.len())].endpoint;
-        let source = self.nodes.iter().position(|node| node.target == this.source);
-        for late in source.into_iter().chain([client]) {
+        let node = self.nodes.iter().position(|node| node.target == target);
+        for late in node.into_iter().chain([client]) {
             self.network.blocked.insert((self.manager_endpoint(), late), until);
         }
     }

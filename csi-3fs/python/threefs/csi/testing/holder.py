@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from threefs.csi.errors import AlreadyExists, CsiError, FailedPrecondition
-from threefs.csi.holder_client import MountedAt, Served
+from threefs.csi.holder_client import MountedAt, Served, Undone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,10 +16,14 @@ __all__ = ["MemoryHolder"]
 
 
 class MemoryHolder:
-    """Stands in for the holder; thread-safe. `fail` is raised by every call while it is set."""
+    """Stands in for the holder; thread-safe.
+
+    `fail` is raised by every call while it is set; without `clean` mounts are torn down.
+    """
 
     def __init__(self) -> None:
         self.fail: CsiError | None = None
+        self.clean = True
         self.states: dict[str, str] = {}
         self.claimed_for: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -52,12 +56,12 @@ class MemoryHolder:
             if self._mounts.setdefault(target, wanted) != wanted:
                 raise AlreadyExists(f"`{target}` is mounted already ({', '.join(flags)})")
 
-    def unmount(self, target: str) -> str | None:
+    def unmount(self, target: str) -> Undone:
         """See `Holder`."""
         with self._enter():
             there = self._mounts.get(target)
             if there is None:
-                return None
+                return Undone(None, clean=True)
             others = [one for one in self._mounts.values() if one.device == there.device]
             first = next(one.target for one in others)
             if first == target and len(others) > 1:
@@ -65,7 +69,7 @@ class MemoryHolder:
             del self._mounts[target]
             if len(others) == 1:
                 self._held.pop(there.device, None)
-            return there.volume
+            return Undone(there.volume, clean=self.clean)
 
     def state(self) -> tuple[list[MountedAt], list[Served]]:
         """See `Holder`."""

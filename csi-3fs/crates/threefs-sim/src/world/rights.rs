@@ -1,0 +1,100 @@
+//! Updates that may not be begun after a moment, because their client may have lost the right to them
+//! by then. What it asked for may lie anywhere: with a node that is stopped, or on its way.
+//!
+//! As in the product, the moment is told by the receiving node's clock: from a reading of it that
+//! the client has got some time ago, less what the node's clock may be slower.
+
+use std::collections::BTreeMap;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use threefs_core::chunk::StoreUpdate;
+use threefs_core::ids::RequestTag;
+use threefs_core::time::Millis;
+
+use super::{Violation, World};
+use crate::mutant::Mutant;
+
+/// Tells the generator of rights from that of everything else.
+const RIGHTS: u64 = 0x7269_6768;
+/// The slowest clock of a node, beside the client's.
+const RATE_MIN: f64 = 0.8;
+
+/// Until when a request may be begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expiry {
+    /// By the receiving node's clock.
+    pub at: Millis,
+    /// How long that was when it was sent, for those who count wrongly.
+    pub left_ms: u64,
+}
+
+/// Until when updates may be begun, in true time.
+#[derive(Debug)]
+pub(crate) struct Rights {
+    rng: ChaCha8Rng,
+    some: bool,
+    ends: BTreeMap<RequestTag, u64>,
+}
+
+impl Rights {
+    pub(crate) fn new(seed: u64, mutant: Mutant) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ RIGHTS);
+        let needed = matches!(mutant, Mutant::IgnoreExpiry | Mutant::ExpireFromArrival);
+        let some = rng.random_bool(0.4) || needed;
+        Self { rng, some, ends: BTreeMap::new() }
+    }
+
+    /// A client begins an update; when it will give it up.
+    pub(crate) fn begin(&mut self, tag: RequestTag, now: u64) -> Option<u64> {
+        if !self.some || self.rng.random_bool(0.3) {
+            return None;
+        }
+        let end = now + self.rng.random_range(5_000..120_000);
+        self.ends.insert(tag, end);
+        Some(end)
+    }
+}
+
+impl World {
+    /// What a client can say to a node of the moment when `tag` ends.
+    pub(crate) fn expiry(&mut self, tag: RequestTag, node: usize) -> Option<Expiry> {
+        let end = *self.rights.ends.get(&tag)?;
+        // The node said what its clock showed a while ago, and the client heard it later.
+        let said = self.now.saturating_sub(self.rights.rng.random_range(0..8_000));
+        let heard = self.rights.rng.random_range(said..=self.now);
+        let left_ms = (end.saturating_sub(heard) as f64 * RATE_MIN / 1_000.0) as u64;
+        let at = self.nodes[node].clock(said).after(left_ms);
+        Some(Expiry { at, left_ms: end.saturating_sub(self.now) / 1_000 })
+    }
+
+    /// As a node takes it.
+    pub(crate) fn taken(&self, node: usize, expires: Option<Expiry>) -> Option<Millis> {
+        match (expires, self.mutant) {
+            (None, _) | (_, Mutant::IgnoreExpiry) => None,
+            (Some(expires), Mutant::ExpireFromArrival) => {
+                Some(self.nodes[node].clock(self.now).after(expires.left_ms))
+            }
+            (Some(expires), _) => Some(expires.at),
+        }
+    }
+
+    /// A node makes an update durable: is it still its client's to make?
+    pub(crate) fn check_right(&self, node: usize, update: &StoreUpdate) -> Result<(), Violation> {
+        let Some(tag) = update.tags.newest().map(|newest| newest.tag) else { return Ok(()) };
+        let Some(end) = self.rights.ends.get(&tag) else { return Ok(()) };
+        let state = &self.nodes[node];
+        let head = state.replica.chain().and_then(|chain| chain.head());
+        let known =
+            state.store.slots().get(&update.chunk).is_some_and(|slot| {
+                slot.committed.state.tags.iter().any(|applied| applied.tag == tag)
+            });
+        // Others end what the head began, and the head repairs what it has.
+        let begins = head.is_some_and(|head| head.target == state.target) && !known;
+        if begins && self.now > *end {
+            let late = self.now - end;
+            return Err(self.violation(format!("{tag} was begun {late} us after its right ended")));
+        }
+        Ok(())
+    }
+}
