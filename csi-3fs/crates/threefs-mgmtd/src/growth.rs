@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::ids::{ChainId, NodeId};
 use threefs_core::moves::{Move, abandon};
-use threefs_core::routing::{Chain, PublicState};
+use threefs_core::routing::{Chain, ChainTarget, PublicState};
 use threefs_core::time::Millis;
 
 use crate::config::FIRST_TABLE;
 use crate::manager::{Manager, Refusal, deadline};
-use crate::ops::{AbandonMoves, AddChains, ExtendTable, OpError, StartMoves, Want};
+use crate::ops::{AbandonMoves, AddChains, DropChains, ExtendTable, OpError, StartMoves, Want};
 use crate::protocol::{MgmtdError, RebalancePlan};
 use crate::rebalance::{Placed, PlannedMove};
 use crate::rows::Wanted;
@@ -26,7 +26,20 @@ impl Manager {
         if view.routing.chains.is_empty() || !(self.automatic || asked) {
             return Ok(());
         }
-        self.abandon_moves(view).await?;
+        let situation = view.situation(&self.timers, now);
+        if view.quiet.as_ref() == Some(&situation) {
+            return Ok(());
+        }
+        self.grow_now(view, now).await?;
+        // Only what changed nothing would change nothing again.
+        let after = view.situation(&self.timers, now);
+        view.quiet = (after == situation).then_some(situation);
+        Ok(())
+    }
+
+    async fn grow_now(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+        self.abandon_moves(view, now).await?;
+        self.drop_chains(view).await?;
         self.add_chains(view, now).await?;
         let room = MOVES_AT_ONCE.saturating_sub(view.routing.moves.len());
         if room == 0 {
@@ -64,16 +77,13 @@ impl Manager {
         Ok(())
     }
 
-    /// Gives up moves to nodes that are away and shall hold nothing: they would wait for ever, and
-    /// all other moves with them.
-    async fn abandon_moves(&self, view: &mut View) -> Result<(), OpError> {
-        let hopeless = |this: &&Move| {
+    /// Gives up moves that would wait for ever, and all other moves with them.
+    async fn abandon_moves(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+        let can_be = |this: &&Move| {
             let chain = view.routing.chains.get(&this.chain);
-            let place = chain.and_then(|chain| chain.place(this.destination));
-            place.is_some_and(|place| view.wanted.leaving.contains(&place.node))
-                && chain.is_some_and(|chain| abandon(chain, this).is_some())
+            chain.is_some_and(|chain| abandon(chain, this).is_some())
         };
-        let moves: Vec<Move> = view.routing.moves.values().filter(hopeless).copied().collect();
+        let moves: Vec<Move> = view.hopeless().filter(can_be).copied().collect();
         if moves.is_empty() {
             return Ok(());
         }
@@ -82,6 +92,11 @@ impl Manager {
         let mut chains = Vec::with_capacity(given_up.len());
         for (this, chain) in given_up {
             tracing::info!(routing = version.0, "given up: {this}");
+            let place =
+                view.routing.chains.get(&this.chain).and_then(|it| it.place(this.destination));
+            if let Some(node) = place.map(|place| place.node) {
+                view.refuse(node, this.destination, now);
+            }
             view.routing.moves.remove(&this.chain);
             view.routing.retired.insert(this.destination);
             chains.push(chain);
@@ -90,7 +105,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Chains for new nodes; new files use them once all of them are whole.
+    /// Chains for new nodes; new files use them once none of them gets better by waiting.
     async fn add_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let placed = self.placed(view, now, &view.wanted.leaving);
         let nodes = placed.new_chains(self.bootstrap.replicas, self.bootstrap.chains_per_node);
@@ -100,20 +115,53 @@ impl Manager {
             tracing::info!(chains = chains.len(), "chains added for new nodes");
             self.apply(view, version, chains);
         }
-        let table = view.routing.newest_table(FIRST_TABLE);
-        let mut unused = view
-            .routing
-            .chains
-            .values()
-            .filter(|chain| table.is_none_or(|table| !table.chains.contains(&chain.id)));
-        let ready = unused.next().is_some_and(Chain::is_whole) && unused.all(Chain::is_whole);
-        if ready {
-            let extend = ExtendTable { own: view.fence };
+        // All of them at once, if that is possible; but who waits for a node that is away, or has no
+        // room, holds up nobody.
+        let helpless = self.helpless(view, now);
+        let needless = |place: &ChainTarget| {
+            place.state == PublicState::Serving || helpless.contains(&place.node)
+        };
+        let settled = |chain: &Chain| {
+            chain.targets.iter().all(needless)
+                || (chain.head().is_none() && waits(chain, &helpless))
+        };
+        if unused(view).all(settled) {
+            let most_serve = |chain: &&Chain| chain.serving().count() * 2 > chain.targets.len();
+            let usable = unused(view).filter(most_serve);
+            let chains: Vec<ChainId> = usable.map(|chain| chain.id).collect();
+            if chains.is_empty() {
+                return Ok(());
+            }
+            let extend = ExtendTable { own: view.fence, chains: &chains };
             let (version, table) = self.store.transact(deadline(), &extend).await?;
             tracing::info!(chains = table.chains.len(), "new files use the added chains");
             view.routing.tables.push(table);
             self.apply(view, version, Vec::new());
         }
+        Ok(())
+    }
+
+    /// Takes away chains that no file can use and that no replica serves, for a node that was to
+    /// begin them and shall hold nothing now: nobody else could. Others are made for the nodes that
+    /// stay.
+    async fn drop_chains(&self, view: &mut View) -> Result<(), OpError> {
+        let hopeless = |chain: &&Chain| {
+            chain.head().is_none()
+                && !view.routing.moves.contains_key(&chain.id)
+                && chain.targets.iter().any(|place| view.wanted.leaving.contains(&place.node))
+        };
+        let chains: Vec<Chain> = unused(view).filter(hopeless).cloned().collect();
+        if chains.is_empty() {
+            return Ok(());
+        }
+        let drop = DropChains { own: view.fence, chains: &chains };
+        let version = self.store.transact(deadline(), &drop).await?;
+        for chain in &chains {
+            tracing::info!(routing = version.0, chain = %chain.id, "never begun, taken away");
+            view.routing.chains.remove(&chain.id);
+            view.routing.retired.extend(chain.targets.iter().map(|place| place.target));
+        }
+        self.apply(view, version, Vec::new());
         Ok(())
     }
 
@@ -172,8 +220,31 @@ impl Manager {
             view.routing.chains.values().map(|chain| (chain.id, nodes_of(chain))).collect();
         let alive = view.nodes.keys().filter(|node| view.is_alive(**node, &self.timers, now));
         let staying = alive.filter(|node| !leaving.contains(node)).copied().collect();
-        Placed { chains, staying, leaving: leaving.clone() }
+        let helpless = self.helpless(view, now);
+        let begins = |chain: &&Chain| chain.head().is_none() && waits(chain, &helpless);
+        let waiting = unused(view).filter(begins).count();
+        Placed { chains, staying, leaving: leaving.clone(), full: view.full(now), waiting }
     }
+
+    /// Nodes that are away, or have no room.
+    fn helpless(&self, view: &View, now: Millis) -> BTreeSet<NodeId> {
+        let away = view.nodes.keys().filter(|node| !view.is_alive(**node, &self.timers, now));
+        away.copied().chain(view.full(now)).collect()
+    }
+}
+
+/// Whether a chain has one of these nodes.
+fn waits(chain: &Chain, helpless: &BTreeSet<NodeId>) -> bool {
+    chain.targets.iter().any(|place| helpless.contains(&place.node))
+}
+
+/// Chains that no version of the table names, so that no file has them.
+fn unused(view: &View) -> impl Iterator<Item = &Chain> {
+    // A version has all chains of those before.
+    let table = view.routing.newest_table(FIRST_TABLE);
+    let named: BTreeSet<ChainId> =
+        table.iter().flat_map(|table| table.chains.iter().copied()).collect();
+    view.routing.chains.values().filter(move |chain| !named.contains(&chain.id))
 }
 
 /// Every replica but the one on `from` serves: a move is safe to begin.

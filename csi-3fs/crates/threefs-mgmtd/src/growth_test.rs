@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::tests::{BOOTSTRAP, Cluster, FakeNode, TIMERS, is_whole, states_of};
 use super::*;
+use threefs_core::ids::ChainId;
 
 /// How many targets each node holds.
 fn loads(routing: &RoutingInfo) -> BTreeMap<u32, usize> {
@@ -52,7 +53,9 @@ async fn steps_until(
         }
         cluster.step().await;
     }
-    panic!("never: {what}; {:?} {:#?}", loads(&cluster.routing()), cluster.routing().moves);
+    let routing = cluster.routing();
+    let (loads, moves, chains) = (loads(&routing), &routing.moves, &routing.chains);
+    panic!("never: {what}; {loads:?} {moves:?} {chains:?}");
 }
 
 #[tokio::test]
@@ -134,6 +137,78 @@ async fn a_node_that_never_comes_back_holds_up_no_move_once_it_is_to_leave() {
     .await;
     let retired = &cluster.routing().retired;
     assert!(stuck.values().all(|this| retired.contains(&this.destination)));
+}
+
+/// The node of a chain that was just added dies before it has begun it: then nobody can.
+#[tokio::test]
+async fn a_node_that_dies_before_its_chains_have_begun_holds_up_no_others() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    steps_until(&mut cluster, "chains are added", 0, |it| it.chains.len() == 8).await;
+    cluster.nodes[3].dead = true;
+    let begun = |it: &RoutingInfo, id: &ChainId| it.chains[id].head().is_some();
+    let waits: Vec<ChainId> = {
+        let routing = cluster.routing();
+        routing.chains.keys().copied().filter(|id| !begun(&routing, id)).collect()
+    };
+    assert!(!waits.is_empty(), "the last node to come begins them");
+    cluster.nodes.push(FakeNode::new(5));
+    steps_until(&mut cluster, "new files use chains of the next node", 0, |it| {
+        it.newest_table(crate::FIRST_TABLE).unwrap().chains.len() > 6
+    })
+    .await;
+    let routing = cluster.routing();
+    let table = routing.newest_table(crate::FIRST_TABLE).unwrap();
+    assert!(waits.iter().all(|id| !table.chains.contains(id)));
+    assert!(table.chains.iter().all(|id| begun(&routing, id)));
+    // It will not come back: what waits for it makes room for others.
+    cluster.manager.rebalance(true, Some(vec![NodeId(4)]), cluster.now).await.unwrap();
+    steps_until(&mut cluster, "all of the others' chains are used", 0, |it| {
+        let table = it.newest_table(crate::FIRST_TABLE).unwrap();
+        states_of(it, 4).is_empty() && is_whole(it) && table.chains.len() == 8
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_move_to_a_full_disk_is_given_up_and_not_begun_again_at_once() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    cluster.nodes[3].full = true;
+    let mut destinations = BTreeSet::new();
+    for _ in 0..400 {
+        cluster.step().await;
+        let routing = cluster.routing();
+        check(&routing);
+        destinations.extend(routing.moves.values().map(|this| this.destination));
+    }
+    let routing = cluster.routing();
+    assert!(!destinations.is_empty() && routing.moves.is_empty());
+    assert!(destinations.iter().all(|target| routing.retired.contains(target)));
+    assert!(destinations.len() <= 2, "what was under way, no more: {destinations:?}");
+    assert!(routing.newest_table(crate::FIRST_TABLE).unwrap().chains.len() >= 6);
+    // There is room again: after a while it is tried again.
+    cluster.nodes[3].full = false;
+    cluster.now = cluster.now.after(600_000);
+    steps_until(&mut cluster, "balance", 2, balanced).await;
+}
+
+#[tokio::test]
+async fn a_node_with_little_room_gets_nothing_more() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes[0].used_bytes = 10;
+    let before = states_of(&cluster.routing(), 1).len();
+    for id in 4..=5 {
+        cluster.nodes.push(FakeNode::new(id));
+    }
+    steps_until(&mut cluster, "chains for the others", 3, |it| {
+        it.newest_table(crate::FIRST_TABLE).unwrap().chains.len() == 10 && it.moves.is_empty()
+    })
+    .await;
+    for _ in 0..60 {
+        cluster.step().await;
+        assert!(states_of(&cluster.routing(), 1).len() <= before);
+    }
 }
 
 #[tokio::test]

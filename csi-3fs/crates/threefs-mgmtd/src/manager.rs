@@ -317,6 +317,7 @@ impl Manager {
         if chains.is_empty() {
             return Ok(());
         }
+        view.note_setbacks(&self.timers, now, &chains);
         let update = UpdateChains { own: view.fence, chains: &chains, ended: &ended };
         let version = self.store.transact(deadline(), &update).await?;
         for reason in &reasons {

@@ -20,12 +20,24 @@ pub(super) struct FakeNode {
     /// Targets that this life knows to be up to date, with the chain version of that knowledge.
     known: BTreeMap<TargetId, (LocalState, ChainVersion)>,
     pub dead: bool,
+    /// Whatever is synced to it does not fit.
+    pub full: bool,
+    /// Of 10 bytes of each target.
+    pub used_bytes: u64,
 }
 
 impl FakeNode {
     pub fn new(id: u32) -> Self {
         let known = BTreeMap::new();
-        Self { id: NodeId(id), incarnation: 100, sequence: 0, known, dead: false }
+        Self {
+            id: NodeId(id),
+            incarnation: 100,
+            sequence: 0,
+            known,
+            dead: false,
+            full: false,
+            used_bytes: 1,
+        }
     }
 
     fn restart(&mut self) {
@@ -41,7 +53,7 @@ impl FakeNode {
             target: *target,
             chain: Default::default(),
             report: LocalReport { state: *state, chain_version: *chain_version },
-            used_bytes: 1,
+            used_bytes: self.used_bytes,
             capacity_bytes: 10,
         });
         Heartbeat {
@@ -57,6 +69,7 @@ impl FakeNode {
         for (chain, place) in routing.targets_of_node(self.id) {
             let before = self.known.get(&place.target).map(|(state, _)| *state);
             let state = match (place.state, before) {
+                (PublicState::Syncing, Some(_)) if self.full => LocalState::Offline,
                 (PublicState::Serving | PublicState::Syncing, Some(_)) => LocalState::UpToDate,
                 _ => LocalState::Online,
             };

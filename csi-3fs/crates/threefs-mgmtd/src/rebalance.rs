@@ -30,6 +30,10 @@ pub(crate) struct Placed {
     pub staying: BTreeSet<NodeId>,
     /// Meant to hold nothing. None of these is among `staying`.
     pub leaving: BTreeSet<NodeId>,
+    /// Staying nodes that get nothing more: they have no room.
+    pub full: BTreeSet<NodeId>,
+    /// How many of the chains wait for a node that is away before they can begin.
+    pub waiting: usize,
 }
 
 impl Placed {
@@ -40,7 +44,9 @@ impl Placed {
         let mut loads = self.loads();
         let leaving = std::mem::take(&mut self.leaving);
         for (chain, from) in self.on_nodes(&leaving) {
-            let free = loads.iter().filter(|(node, _)| !self.chains[&chain].contains(node));
+            let free = loads.iter().filter(|(node, _)| {
+                !self.full.contains(node) && !self.chains[&chain].contains(node)
+            });
             // Fewer nodes than replicas: it stays where it is.
             let Some(to) = free.min_by_key(|(_, load)| **load).map(|(node, _)| *node) else {
                 continue;
@@ -50,7 +56,8 @@ impl Placed {
         loop {
             let fullest =
                 loads.iter().max_by_key(|(node, load)| (**load, std::cmp::Reverse(**node)));
-            let emptiest = loads.iter().min_by_key(|(node, load)| (**load, **node));
+            let has_room = loads.iter().filter(|(node, _)| !self.full.contains(node));
+            let emptiest = has_room.min_by_key(|(node, load)| (**load, **node));
             let (Some((&from, &most)), Some((&to, &least))) = (fullest, emptiest) else { break };
             let movable = |nodes: &BTreeSet<NodeId>| nodes.contains(&from) && !nodes.contains(&to);
             // The chain that was moved least: replicas of one chain cannot move at the same time.
@@ -71,14 +78,15 @@ impl Placed {
     }
 
     /// The nodes of further chains, so many that each staying node could be first of
-    /// `chains_per_node`; empty while there are fewer staying nodes than replicas.
+    /// `chains_per_node`, beside those that wait for others; empty while there are fewer staying nodes than replicas.
     pub(crate) fn new_chains(&self, replicas: u32, chains_per_node: u32) -> Vec<Vec<NodeId>> {
         let wanted = self.staying.len() * chains_per_node as usize;
-        let missing = wanted.saturating_sub(self.chains.len());
-        if self.staying.len() < replicas as usize {
+        let missing = wanted.saturating_sub(self.chains.len() - self.waiting);
+        let mut loads = self.loads();
+        loads.retain(|node, _| !self.full.contains(node));
+        if loads.len() < replicas as usize {
             return Vec::new();
         }
-        let mut loads = self.loads();
         let mut made = Vec::with_capacity(missing);
         for _ in 0..missing {
             let mut emptiest: Vec<NodeId> = loads.keys().copied().collect();
@@ -141,7 +149,8 @@ mod tests {
                 let all = || (0..nodes + grown).filter(|node| !of(dead, *node));
                 let staying = all().filter(|node| !of(leaving, *node)).map(NodeId).collect();
                 let leaving = (0..nodes + grown).filter(|node| of(leaving, *node)).map(NodeId);
-                (Placed { chains, staying, leaving: leaving.collect() }, replicas)
+                let leaving = leaving.collect();
+                (Placed { chains, staying, leaving, ..Placed::default() }, replicas)
             })
     }
 
@@ -191,6 +200,22 @@ mod tests {
                 prop_assert!(nodes.iter().all(|node| before.staying.contains(node)));
             }
         }
+    }
+
+    #[test]
+    fn a_node_without_room_gets_nothing_and_may_give() {
+        let on = |nodes: &[u32]| nodes.iter().copied().map(NodeId).collect::<BTreeSet<_>>();
+        let chains: BTreeMap<ChainId, BTreeSet<NodeId>> =
+            (1..=6).map(|id| (ChainId(id), on(&[2, 3]))).collect();
+        let placed =
+            Placed { chains, staying: on(&[1, 2, 3, 4]), full: on(&[1, 2]), ..Placed::default() };
+        let moves = placed.clone().moves();
+        assert!(!moves.is_empty() && moves.iter().all(|it| it.to == NodeId(4)), "{moves:?}");
+        assert!(moves.iter().any(|it| it.from == NodeId(2)), "{moves:?}");
+        let made = placed.new_chains(2, 2);
+        assert_eq!(made.len(), 2);
+        assert!(made.iter().flatten().all(|node| !placed.full.contains(node)), "{made:?}");
+        assert!(placed.new_chains(3, 2).is_empty(), "only two have room");
     }
 
     #[test]

@@ -1,18 +1,25 @@
 //! What a primary knows in memory, and what follows from it. Pure: time comes in as [`Millis`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::chain::{Reason, advance};
-use threefs_core::heartbeat::{Heartbeat, LocalReport, TargetReport};
-use threefs_core::ids::{NodeId, TargetId};
+use threefs_core::heartbeat::{Heartbeat, LocalReport, LocalState, TargetReport};
+use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TargetId};
 use threefs_core::moves::{Move, follow};
-use threefs_core::routing::{Chain, RoutingInfo};
+use threefs_core::routing::{Chain, PublicState, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
 use crate::ops::{Fence, Loaded};
 use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};
 use crate::rows::{NodeRow, Wanted};
+
+/// A target with less than this part of its bytes free gets no company.
+const FREE_PARTS_MIN: u64 = 10;
+/// A move whose destination has given up so often is given up: a full disk does not get emptier.
+const SETBACKS_MAX: u32 = 3;
+/// How long a node gets nothing after that. An operator makes room meanwhile, or other moves do.
+const REFUSED_MS: u64 = 600_000;
 
 /// A primary's knowledge. Routing is exactly what is stored; heartbeats are only here.
 #[derive(Clone, Debug)]
@@ -25,8 +32,24 @@ pub(crate) struct View {
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
     pub wanted: Wanted,
+    /// What was decided last about growth, if nothing was to be done.
+    pub quiet: Option<Situation>,
     heard: BTreeMap<NodeId, Heard>,
+    /// How often a destination of a move has given up while its node was alive.
+    setbacks: BTreeMap<TargetId, u32>,
+    /// Nodes on which a move has failed, and until when they are left alone.
+    refused: BTreeMap<NodeId, Millis>,
     ticked_at: Millis,
+}
+
+/// All that growth is decided from. As long as it is the same, so is the decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Situation {
+    routing: RoutingVersion,
+    wanted: Wanted,
+    alive: BTreeSet<NodeId>,
+    full: BTreeSet<NodeId>,
+    hopeless: Vec<ChainId>,
 }
 
 /// The newest heartbeat of a node's present life.
@@ -66,7 +89,10 @@ impl View {
             routing: loaded.routing,
             nodes: loaded.nodes,
             wanted: loaded.wanted,
+            quiet: None,
             heard: BTreeMap::new(),
+            setbacks: BTreeMap::new(),
+            refused: BTreeMap::new(),
             ticked_at: now,
         }
     }
@@ -140,6 +166,78 @@ impl View {
         self.heard.get(&node).is_some_and(|heard| now.since(heard.at) < timers.node_failure_ms)
     }
 
+    /// See [`Situation`].
+    pub(crate) fn situation(&self, timers: &Timers, now: Millis) -> Situation {
+        let alive = self.nodes.keys().filter(|node| self.is_alive(**node, timers, now));
+        Situation {
+            routing: self.routing.version,
+            wanted: self.wanted.clone(),
+            alive: alive.copied().collect(),
+            full: self.full(now),
+            hopeless: self.hopeless().map(|this| this.chain).collect(),
+        }
+    }
+
+    /// Nodes that shall get nothing more: a target there has hardly any room left, or a move to
+    /// them has failed lately. A node that has said nothing of its room has some.
+    pub(crate) fn full(&self, now: Millis) -> BTreeSet<NodeId> {
+        let is_full = |line: &TargetReport| {
+            let free = line.capacity_bytes.saturating_sub(line.used_bytes);
+            line.capacity_bytes > 0 && free < line.capacity_bytes / FREE_PARTS_MIN
+        };
+        let full = self.heard.iter().filter(|(_, heard)| heard.targets.iter().any(is_full));
+        let refused = self.refused.iter().filter(|(_, until)| now < **until);
+        full.map(|(node, _)| *node).chain(refused.map(|(node, _)| *node)).collect()
+    }
+
+    /// A move's destination has given up while its node was alive: its disk is full, or fails.
+    pub(crate) fn note_setbacks(&mut self, timers: &Timers, now: Millis, chains: &[Chain]) {
+        for chain in chains {
+            let Some(this) = self.routing.moves.get(&chain.id) else { continue };
+            let before = self.routing.chains.get(&chain.id);
+            let was_syncing = before.and_then(|chain| chain.state_of(this.destination))
+                == Some(PublicState::Syncing);
+            let Some(place) = chain.place(this.destination) else { continue };
+            if was_syncing
+                && place.state == PublicState::Offline
+                && self.is_alive(place.node, timers, now)
+                && self.line(place.node, place.target).is_some_and(|line| says_offline(&line))
+            {
+                *self.setbacks.entry(this.destination).or_default() += 1;
+            }
+        }
+    }
+
+    /// Whether a move will not succeed where it goes: to a node that shall leave, to a disk that is
+    /// full again and again, to a target that cannot even be opened.
+    fn is_hopeless(&self, this: &Move) -> bool {
+        let chain = self.routing.chains.get(&this.chain);
+        let Some(place) = chain.and_then(|chain| chain.place(this.destination)) else {
+            return false;
+        };
+        let setbacks = self.setbacks.get(&this.destination).copied().unwrap_or(0);
+        let cannot_open = self
+            .line(place.node, place.target)
+            .is_some_and(|line| says_offline(&line) && line.capacity_bytes == 0);
+        self.wanted.leaving.contains(&place.node) || setbacks >= SETBACKS_MAX || cannot_open
+    }
+
+    /// Moves that will not succeed.
+    pub(crate) fn hopeless(&self) -> impl Iterator<Item = &Move> {
+        self.routing.moves.values().filter(|this| self.is_hopeless(this))
+    }
+
+    /// A move to this node was given up.
+    pub(crate) fn refuse(&mut self, node: NodeId, destination: TargetId, now: Millis) {
+        self.setbacks.remove(&destination);
+        self.refused.insert(node, now.after(REFUSED_MS));
+    }
+
+    fn line(&self, node: NodeId, target: TargetId) -> Option<TargetReport> {
+        let heard = self.heard.get(&node)?;
+        heard.targets.iter().find(|line| line.target == target).copied()
+    }
+
     /// What has to change now. The node `dead` counts as dead.
     pub(crate) fn scan(&self, timers: &Timers, now: Millis, dead: Option<NodeId>) -> Changes {
         let mut reports: BTreeMap<TargetId, LocalReport> = BTreeMap::new();
@@ -198,4 +296,8 @@ impl View {
             chains_down: chains.values().filter(|chain| chain.head().is_none()).count() as u32,
         }
     }
+}
+
+fn says_offline(line: &TargetReport) -> bool {
+    line.report.state == LocalState::Offline
 }

@@ -40,12 +40,13 @@ impl Operation for AddChains<'_> {
     }
 }
 
-/// Makes a version of the table with all chains, for new files. Files made before keep theirs.
-pub(crate) struct ExtendTable {
+/// Makes a version of the table with some chains more, for new files. Files made before keep theirs.
+pub(crate) struct ExtendTable<'a> {
     pub own: Fence,
+    pub chains: &'a [ChainId],
 }
 
-impl Operation for ExtendTable {
+impl Operation for ExtendTable<'_> {
     type Output = (RoutingVersion, ChainTable);
     type Error = OpError;
 
@@ -54,13 +55,34 @@ impl Operation for ExtendTable {
         let known = load(txn).await?;
         let before = known.routing.newest_table(FIRST_TABLE);
         let version = before.map_or(0, |table| table.version.0) + 1;
-        let table = ChainTable {
-            id: FIRST_TABLE,
-            version: TableVersion(version),
-            chains: known.routing.chains.keys().copied().collect(),
-        };
+        let mut chains = before.map_or_else(Vec::new, |table| table.chains.clone());
+        chains.extend_from_slice(self.chains);
+        let table = ChainTable { id: FIRST_TABLE, version: TableVersion(version), chains };
         rows::write(txn, &rows::table(table.id, table.version), &table)?;
         Ok((next_routing_version(txn).await?, table))
+    }
+}
+
+/// Takes away chains that are in no table: nothing is on them. Their targets' numbers are not used
+/// again.
+pub(crate) struct DropChains<'a> {
+    pub own: Fence,
+    pub chains: &'a [Chain],
+}
+
+impl Operation for DropChains<'_> {
+    type Output = RoutingVersion;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<RoutingVersion, OpError> {
+        fence(txn, self.own).await?;
+        for chain in self.chains {
+            txn.clear(&rows::chain(chain.id));
+            for place in &chain.targets {
+                rows::write(txn, &rows::retired(place.target), &chain.id)?;
+            }
+        }
+        Ok(next_routing_version(txn).await?)
     }
 }
 

@@ -8,7 +8,7 @@ mod make_chains;
 mod register_node;
 mod update_chains;
 
-pub(crate) use grow::{AbandonMoves, AddChains, ExtendTable, StartMoves, Want};
+pub(crate) use grow::{AbandonMoves, AddChains, DropChains, ExtendTable, StartMoves, Want};
 pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
 pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;
