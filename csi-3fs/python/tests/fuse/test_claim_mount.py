@@ -139,21 +139,21 @@ def test_a_length_that_was_not_told_while_the_claim_was_held_is_never_told(
     """It would bring back what the next node has cut off."""
     held = mount(claim_for="node-a", claim_seconds=CLAIM_SECONDS)
     path, there = held.target / "file", f"{held.root}/file"
-    with path.open("wb", buffering=0) as file:
-        file.write(b"told")
-        file.write(b"not told yet")
-        held.signal(signal.SIGSTOP)
-        take_for_another(held, client)
-        # Whoever takes a claim waits for longer than its former holder trusts a renewal.
-        time.sleep(CLAIM_SECONDS)
-        with client.open_raw(there, "r+b") as same:
-            same.truncate(3)
-        held.signal(signal.SIGCONT)
-        with pytest.raises(OSError, match="Input/output error"):
-            os.stat(held.target / "other")
-        # Closing the file and the end of the daemon tell what is left to tell.
-        with suppress(OSError):
-            os.close(os.dup(file.fileno()))
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"told")
+    os.write(file, b"not told yet")
+    held.signal(signal.SIGSTOP)
+    take_for_another(held, client)
+    # Whoever takes a claim waits for longer than its former holder trusts a renewal.
+    time.sleep(CLAIM_SECONDS)
+    with client.open_raw(there, "r+b") as same:
+        same.truncate(3)
+    held.signal(signal.SIGCONT)
+    with pytest.raises(OSError, match="Input/output error"):
+        os.stat(held.target / "other")
+    # Closing it and the end of the daemon tell what is left to tell.
+    with pytest.raises(OSError, match="Input/output error"):
+        os.close(file)
     held.close()
     assert client.read_file(there) == b"tol"
 
