@@ -116,6 +116,8 @@ def _environment(
         path = folder / "topology.json"
         path.write_text(json.dumps(topology), encoding="utf-8")
         common["FLYER_TOPOLOGY"] = str(path)
+        # On one machine nodes would share memory: pretended machines are for measuring TCP.
+        common.setdefault("HFREDUCE_TRANSPORT", "tcp")
     return common
 
 
