@@ -64,7 +64,7 @@ async def test_an_older_leader_that_will_not_stop_writes_nothing(cluster, until)
         {"leads": property(lambda _: True), "fence": lambda _: 60.0, "hold": lambda _: hold.wait()},
     )
     term = first.leader.term
-    for api in (term._api, term._gangs._calls._api):
+    for api in (term._api, term._commits._api, term._gangs._calls._api):
         api._fence = lambda: 60.0
     # It does not hear of the Lease that it loses: its renewals are not even sent.
     lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")

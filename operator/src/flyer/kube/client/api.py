@@ -37,6 +37,7 @@ Object = dict[str, Any]
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 _JSON: Final = "application/json"
+_encoded: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _observe_nothing(_verb: str, _resource: str, _code: int, _seconds: float) -> None:
@@ -210,7 +211,7 @@ class Api(Streams):
         place = "/".join(part for part in (namespace, name) if part)
         label = f"{verb} {kind}" + (f" {place}" if place else "")
         url = self._access.url + resource.path(namespace, name, subresource)
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else _encoded(body).encode()
         ends_at = time.monotonic() + self.limits.call_seconds
         pause_seconds = self.limits.backoff_seconds
         while True:

@@ -190,7 +190,10 @@ class Streams:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
             self._session = aiohttp.ClientSession(
-                connector=connector, headers={"User-Agent": self._agent}
+                connector=connector,
+                headers={"User-Agent": self._agent},
+                # An API server sets none, and looking for them costs each call.
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 

@@ -30,9 +30,11 @@ __all__ = ["Commits", "difference", "waves"]
 
 # Somebody who edits a job all the time cannot keep us from committing for long.
 _TRIES_MAX: Final = 20
-# Commits under way together: enough to keep all connections busy, few enough that preparing them
-# does not hold up the loop.
-AT_ONCE: Final = 128
+# Calls under way together. A server that is busy answers no faster for being asked more, only
+# later; and a write that outlasts the leader's fence is cut off, and done again.
+AT_ONCE: Final = 8
+# Commits prepared together: few enough that it does not hold up the loop.
+PREPARED: Final = 128
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Commits:
         self.refused: dict[str, str] = {}  # jobs whose status breaks a rule: why
         # Of jobs that start now: the answer to the commit has them, and pods are made of them.
         self.templates: dict[str, dict[str, Any]] = {}
-        self._api = api
+        self._api = api.apart(asyncio.Semaphore(AT_ONCE))
         self._jobs = jobs
         self._uid_of = uid_of
         self._told = told
@@ -64,9 +66,9 @@ class Commits:
         """
         for wave in waves(commits, self._status):
             wanted = [one for one in wave if one.job not in gone]
-            for first in range(0, len(wanted), AT_ONCE):
+            for first in range(0, len(wanted), PREPARED):
                 with self._beside.narrowed():
-                    gone |= await self._store_all(wanted[first : first + AT_ONCE])
+                    gone |= await self._store_all(wanted[first : first + PREPARED])
 
     async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
         """Store them at once; the jobs that are gone. Raises when all have ended."""
