@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from charts import helm
 from charts.generate import CHART
+from e2e.hardware import AGENT_VALUES
 from images.contents import TAG
 
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
 
-__all__ = ["IMAGES", "NAMESPACE", "OPERATOR_ALONE", "RELEASE", "VALUES", "Release"]
+__all__ = ["IMAGES", "NAMESPACE", "RELEASE", "VALUES", "Release"]
 
 RELEASE, NAMESPACE = "fire-flyer", "fireflyer-system"
 INSTALL_SECONDS = 300.0  # a loaded machine; a minute is the aim
@@ -53,7 +54,16 @@ VALUES: dict[str, Any] = {
         "csiNodeDriverRegistrar": _image("csi-node-driver-registrar"),
         "csiLivenessProbe": _image("livenessprobe"),
     },
-    "nodeAgent": {"maxUnavailable": "100%"},
+    "operator": {
+        "extraEnv": [
+            # What a story reads of a job's progress is a second old at most.
+            {"name": "FLYER_PROGRESS_COMMIT_SECONDS", "value": "1"},
+            # All of a cluster's control plane shares one machine with five nodes and the tests.
+            {"name": "FLYER_LEASE_SECONDS", "value": "8"},
+        ],
+        "resources": {"requests": {"cpu": "300m", "memory": "192Mi"}},
+    },
+    "nodeAgent": AGENT_VALUES,
     "csi": {"node": {"maxUnavailable": "100%"}, "holder": {"maxSurge": "100%"}},
     "threefs": {
         "nodeFailureMs": 3000,
@@ -63,10 +73,6 @@ VALUES: dict[str, Any] = {
         "storage": {"tolerations": EVERYWHERE, "volume": {"hostPath": FOLDER, "size": "8Gi"}},
     },
 }
-
-
-OPERATOR_ALONE = {"threefs.enabled": False, "csi.enabled": False, "nodeAgent.enabled": False}
-"""Further values: the operator and nothing else of the suite."""
 
 
 @dataclass
@@ -111,7 +117,19 @@ class Release:
             raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{self.diagnosis()}")
         return done.stdout
 
-    def pods(self) -> str:
+    def pods(self, component: str, node: str = "") -> list[dict[str, Any]]:
+        """The living pods of a component, on one node or on all."""
+        found = self.cluster.get(
+            "pods", namespace=NAMESPACE, selector=f"app.kubernetes.io/component={component}"
+        )
+        return [
+            one
+            for one in found
+            if node in ("", one["spec"].get("nodeName"))
+            and "deletionTimestamp" not in one["metadata"]
+        ]
+
+    def table(self) -> str:
         """The pods of the release, for people."""
         return self.cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=wide")
 
@@ -123,4 +141,4 @@ class Release:
             *("logs", namespaced, "--selector=app.kubernetes.io/name=fire-flyer"),
             *("--all-containers", "--prefix", "--tail=15", "--ignore-errors"),
         )
-        return "\n".join([self.pods(), *events, logs])
+        return "\n".join([self.table(), *events, logs])

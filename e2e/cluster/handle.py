@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from e2e.cluster import binaries, kind
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.node import load_image, run
+from e2e.cluster.node import Node, load_image, run
+from e2e.cluster.nodes import NODES
 from e2e.cluster.processes import Process
 from images.build import archive
 from images.contents import IMAGES
+from images.pause import PAUSE_IMAGE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kubernetes.aio.client import ApiClient
 
     from e2e.cluster.state import State
@@ -103,21 +107,44 @@ class Cluster:
         return made
 
     def load_images(self, *names: str) -> None:
-        """Builds these images of ours (`images.contents`) and loads them into every node."""
+        """Builds these images of ours (`images.contents`) and loads them into every node.
+
+        A node that has them already is left alone.
+        """
         known = {image.name: image for image in IMAGES}
         if self.state.kind:
             for name in names:
                 kind.load_image(self.state, archive(known[name]))
             return
         with ThreadPoolExecutor(len(self.state.nodes)) as threads:
-            for path in [archive(known[name]) for name in names]:
-                loads = [threads.submit(load_image, self.state, n, path) for n in self.state.nodes]
+            for name in names:
+                path = archive(known[name])
+                loads = [threads.submit(self._load, n, name, path) for n in self.state.nodes]
                 for load in loads:
                     load.result()
+
+    def _load(self, node: str, name: str, path: Path) -> None:
+        loaded = self.state.folder / "nodes" / node / f"image-{name}"
+        if loaded.exists() and loaded.read_text() == path.name:
+            return
+        load_image(self.state, node, path)
+        loaded.write_text(path.name)
 
     def run_on(self, node: str, *argv: str, deadline_s: float = WAIT_S) -> str:
         """Runs a command in a node's namespaces; what it prints."""
         return run(self.state, node, *argv, deadline_s=deadline_s)
+
+    def kill_container(self, pod: Manifest, container: str) -> None:
+        """Kills a container as a crash would; its kubelet starts it again."""
+        (found,) = (c for c in pod["status"]["containerStatuses"] if c["name"] == container)
+        name = str(found["containerID"]).removeprefix("containerd://")
+        words = ("ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", "--all", name)
+        self.run_on(pod["spec"]["nodeName"], *words)
+
+    def machine(self, name: str) -> Node:
+        """A node, whose power can be cut."""
+        index = self.state.nodes.index(name)
+        return Node(self.state, next(one for one in NODES if one.name == name), index, PAUSE_IMAGE)
 
     def process(self, name: str) -> Process:
         """One of the cluster's processes, to be killed and started again."""

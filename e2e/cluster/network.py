@@ -80,6 +80,9 @@ def connect(state: State, index: int, init_pid: int) -> None:
     """Gives the node's namespace its leg on the bridge, and routes to and from its pods."""
     leg = f"{_prefix(state)}n{index}"
     address = node_address(state, index)
+    # A node that lost its power leaves its leg behind for as long as the kernel takes to tidy up.
+    with contextlib.suppress(ClusterError):
+        ip("link", "delete", leg)
     ip("link", "add", leg, "type", "veth", "peer", "name", "eth0", "netns", str(init_pid))
     ip("link", "set", leg, "master", _bridge(state), "up")
     lines = [
@@ -94,7 +97,7 @@ def connect(state: State, index: int, init_pid: int) -> None:
         if other != index
     ]
     _batch(lines, init_pid)
-    ip("route", "add", str(pod_range(state, index)), "via", str(address))
+    ip("route", "replace", str(pod_range(state, index)), "via", str(address))
 
 
 def remove(state: State) -> None:

@@ -119,6 +119,23 @@ class Node:
         proxy = (str(binaries.find("kube-proxy")), f"--config={self.root / 'proxy.json'}")
         self._process("kube-proxy", proxy, {}).start()
 
+    def power_off(self) -> None:
+        """As if the plug were pulled: all its processes, mounts and addresses are gone at once."""
+        self.process("init").kill()
+
+    def power_on(self) -> None:
+        """Starts it as it was: its disk is still there, what ran on it is not."""
+        (self.root / "ready").unlink()
+        init = self.process("init")
+        init.start()
+        self._wait(init, "set up its namespaces", (self.root / "ready").exists)
+        network.connect(self.state, self.index, min(init.pids()))
+        containerd = self.process("containerd")
+        containerd.start()
+        self._wait(containerd, "answered", self._containerd_answers)
+        for program in ("kubelet", "kube-proxy"):
+            self.process(program).start()
+
     def _process(self, name: str, argv: tuple[str, ...], environment: dict[str, str]) -> Process:
         return Process(
             self.state, f"{self.spec.name}-{name}", argv, environment, node=self.spec.name

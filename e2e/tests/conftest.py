@@ -1,4 +1,4 @@
-"""The chart, installed once for all stories of a session."""
+"""The cluster's hardware and the chart on it, installed once for all stories of a session."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from e2e import chart
+from e2e.figures import figure
+from e2e.hardware import FakeHardware, fake_hardware
 
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
 
 
 @pytest.fixture(scope="session")
-def operator_release(cluster: Cluster) -> chart.Release:
-    """Our operator, running; nothing else of the suite."""
-    cluster.load_images("train", "controller", "collectives")
-    release = chart.Release(cluster, dict(chart.OPERATOR_ALONE))
-    release.install()
-    return release
+def machines(cluster: Cluster) -> dict[str, FakeHardware]:
+    """GPUs and a network card for every node, in order."""
+    return {node: fake_hardware(cluster, node) for node in cluster.state.nodes}
 
 
-@pytest.fixture(scope="module")
-def storage_release(cluster: Cluster) -> chart.Release:
-    """The whole suite, running: operator, 3FS, CSI driver. It stays; installing again is cheap."""
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, machines: dict[str, FakeHardware]) -> chart.Release:
+    """The whole suite, running: operator, device plugin, 3FS, CSI driver."""
     cluster.load_images(*chart.IMAGES, "train")
     release = chart.Release(cluster)
-    release.install()
+    figure("chart", "install_seconds", release.install())
     return release

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from e2e import chart
-from e2e.cluster.handle import Cluster, wait_for
-from e2e.tests.figures import figure
-from e2e.tests.pods import TRAIN_IMAGE
+from e2e.cluster.handle import wait_for
+from e2e.figures import figure
+from e2e.pods import TRAIN_IMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from e2e.cluster.handle import Cluster
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,15 +36,6 @@ for step in range({STEPS}):
         job.progress(step + 1, total_steps={STEPS})
 print("done", flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def release(cluster: Cluster) -> Iterator[chart.Release]:
-    cluster.load_images(*chart.IMAGES, "train")
-    made = chart.Release(cluster)
-    figure("chart", "install_seconds", made.install())
-    yield made
-    made.uninstall()
 
 
 def pods(cluster: Cluster, selector: str, namespace: str = chart.NAMESPACE) -> list[Any]:
@@ -144,7 +135,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     }
 
     # Every pod of ours is replaced: the label is in every template.
-    release.values = {"commonLabels": {"upgraded": "yes"}}
+    release.values = {"commonLabels": {"upgraded": namespace}}
     figure("chart", "upgrade_seconds", release.install())
 
     after = pods(cluster, "app.kubernetes.io/component=operator")

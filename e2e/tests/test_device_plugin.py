@@ -7,41 +7,40 @@ import statistics
 import time
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from e2e.chart import NAMESPACE
 from e2e.cluster import handle
 from e2e.cluster.handle import Cluster, KubectlError
-from e2e.tests.fake_gpus import NAMESPACE, FakeHardware, agent_objects, agent_pod, fake_hardware
-from e2e.tests.pods import sleeper
+from e2e.pods import sleeper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from e2e import chart
+    from e2e.hardware import FakeHardware
 
 NODE = "node-a1"
-POD = f"flyer-node-{NODE}"
 GPU = "fireflyer.dev/gpu"
 CLASSES = ("rdma-hfreduce", "rdma-nccl", "rdma-storage")
-CRDS = Path(__file__).resolve().parents[2] / "crds"
 RESTARTS = 20
 # Twenty restarts of a kubelet take a minute, and several on a machine that does other things too.
 pytestmark = pytest.mark.timeout(900)
 wait_for = partial(handle.wait_for, deadline_s=180)
 
 
-@pytest.fixture(scope="module")
-def hardware(cluster: Cluster) -> Iterator[FakeHardware]:
-    cluster.load_images("node-agent", "train")
-    cluster.kubectl("apply", "-f", str(CRDS / "nodehealths.fireflyer.dev.yaml"))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/nodehealths.fireflyer.dev")
-    fake = fake_hardware(cluster, NODE, seed=1)
-    cluster.apply(*agent_objects(), namespace=NAMESPACE)
-    cluster.apply(agent_pod(NODE), namespace=NAMESPACE)
-    cluster.wait_ready(POD, namespace=NAMESPACE, deadline_s=240)
-    yield fake
-    cluster.kubectl("delete", "pod", POD, f"--namespace={NAMESPACE}", "--wait=true")
+@pytest.fixture
+def hardware(release: chart.Release, machines: dict[str, FakeHardware]) -> FakeHardware:
+    """That of the node, with the chart's agent on it."""
+    machines[NODE].driver.write()
+    return machines[NODE]
+
+
+@pytest.fixture
+def agent(release: chart.Release) -> str:
+    """The agent's pod."""
+    (pod,) = release.pods("node-agent", NODE)
+    return str(pod["metadata"]["name"])
 
 
 def allocatable(cluster: Cluster, resource: str = GPU) -> int:
@@ -118,7 +117,7 @@ def test_pods_get_whole_pairs_devices_and_their_classes_fields(
 
 
 def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
-    cluster: Cluster, hardware: FakeHardware, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, hardware: FakeHardware, agent: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
     lost = hardware.driver.node.gpus[5].uuid
@@ -139,7 +138,7 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     wait_for("health", lambda: health(cluster)["state"] == "Healthy" or None)
     codes = {fault["code"] for fault in health(cluster)["faults"]}
     assert "Xid79" in codes, "the cause is kept"
-    pod = cluster.get("pod", POD, NAMESPACE)
+    pod = cluster.get("pod", agent, NAMESPACE)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
     with capsys.disabled():
         print(f"\nXid 79: NodeHealth after {told:.2f} s, node's allocatable after {left:.2f} s")
@@ -163,11 +162,11 @@ print(total)
 
 
 def test_the_agent_is_small(
-    cluster: Cluster, hardware: FakeHardware, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, hardware: FakeHardware, agent: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
     text = cluster.kubectl(
-        *(f"--namespace={NAMESPACE}", "exec", POD, "--", "python3", "-c"), MEMORY
+        *(f"--namespace={NAMESPACE}", "exec", agent, "--", "python3", "-c"), MEMORY
     )
     mebibytes = int(text) / 1024
     with capsys.disabled():
@@ -175,10 +174,10 @@ def test_the_agent_is_small(
     assert 10 < mebibytes < 80
 
 
-def registrations(cluster: Cluster) -> list[tuple[float, str]]:
+def registrations(cluster: Cluster, agent: str) -> list[tuple[float, str]]:
     """Times and resources of the agent's registrations, from its log."""
     try:
-        lines = cluster.kubectl(f"--namespace={NAMESPACE}", "logs", POD).splitlines()
+        lines = cluster.kubectl(f"--namespace={NAMESPACE}", "logs", agent).splitlines()
     except KubectlError:  # the kubelet that serves the log is just starting
         return []
     told = [json.loads(line) for line in lines if line.startswith("{")]
@@ -192,6 +191,7 @@ def registrations(cluster: Cluster) -> list[tuple[float, str]]:
 def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
     cluster: Cluster,
     hardware: FakeHardware,
+    agent: str,
     namespace: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -215,7 +215,7 @@ def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
         came = wait_for("the kubelet's socket", made)
 
         def all_registered(came: float = came) -> float | None:
-            after = {name: at for at, name in registrations(cluster) if at >= came}
+            after = {name: at for at, name in registrations(cluster, agent) if at >= came}
             return max(after.values()) if len(after) == 5 else None
 
         took.append(wait_for("5 registrations", all_registered) - came)

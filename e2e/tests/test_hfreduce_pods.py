@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.tests.test_first_job import job, wait_phase
+from e2e.jobs import job, logs, wait_phase
+from e2e.pods import mount_torch
 
 if TYPE_CHECKING:
     from e2e import chart
@@ -31,27 +30,14 @@ dist.destroy_process_group()
 
 
 def test_one_word_changes_the_backend(
-    cluster: Cluster, operator_release: chart.Release, namespace: str
+    cluster: Cluster, release: chart.Release, namespace: str
 ) -> None:
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        pytest.skip("torch is not installed here, so pods cannot have it either")
     manifest = job("sum", 4, SUM, ranksPerNode=2, group="a100")
-    # The user's image would bring torch; this one has it from this machine, and HFReduce from us.
-    spec = manifest["spec"]["template"]["spec"]
-    folder = str(Path(found.origin).parents[1])
-    spec["volumes"] = [{"name": "site", "hostPath": {"path": folder, "type": "Directory"}}]
-    (container,) = spec["containers"]
-    container["volumeMounts"] = [{"name": "site", "mountPath": "/site", "readOnly": True}]
-    container["env"] = [{"name": "PYTHONPATH", "value": "/site"}]
-
+    mount_torch(manifest)
     cluster.apply(manifest, namespace=namespace)
     done = wait_phase(cluster, "sum", namespace, "Succeeded", "Failed")
-    assert done["status"]["phase"] == "Succeeded", (done["status"], operator_release.diagnosis())
-    assert done["status"]["zones"] == "A+B"
-    pods = cluster.get("pods", namespace=namespace, selector="fireflyer.dev/job=sum")
-    said = "".join(
-        cluster.kubectl("logs", pod["metadata"]["name"], f"--namespace={namespace}") for pod in pods
-    )
+    assert done["phase"] == "Succeeded", (done, release.diagnosis())
+    assert done["zones"] == "A+B"
+    said = logs(cluster, "sum", namespace)
     # Each of the two trees crosses once.
     assert said.count("sum 36.0 crossings [1, 1]") == 8, said

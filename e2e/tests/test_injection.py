@@ -1,6 +1,6 @@
 """The injection webhook, called by a real API server: as the chart registers it.
 
-It runs in this process; there are no nodes, so what is looked at is the pod that was stored.
+Without nodes: the webhook runs in this process. On kubelets: the chart's own, and the pod runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from charts import helm
 from charts.generate import CHART
 from e2e.chart import NAMESPACE
 from e2e.cluster.handle import wait_for
-from e2e.tests.pods import TRAIN_IMAGE
+from e2e.pods import TRAIN_IMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from e2e import chart
     from e2e.cluster.handle import Cluster
 
 LABEL = {"fireflyer.dev/inject": "true"}
@@ -149,3 +150,28 @@ async def test_a_real_server_calls_it_and_goes_on_without_it(
     await asyncio.to_thread(control_plane.apply, registered)
     assert not inits(await asyncio.to_thread(create, pod("patient", **LABEL)))
     server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(1800)
+def test_an_injected_pod_finds_hfreduce(release: chart.Release, namespace: str) -> None:
+    cluster = release.cluster
+
+    def injected() -> bool:
+        words = ("create", f"--namespace={namespace}", "-f", "-", "--output=json")
+        text = cluster.kubectl(*words, "--dry-run=server", stdin=json.dumps(pod("probe", **LABEL)))
+        return TOOLS in inits(json.loads(text))
+
+    wait_for("the registration's certificate", injected, SECONDS)
+    cluster.apply(pod("trains", **LABEL), pod("plain"), namespace=namespace)
+
+    def phase(name: str) -> str:
+        return str(cluster.get("pod", name, namespace)["status"]["phase"])
+
+    wait_for("its end", lambda: phase("trains") in ("Succeeded", "Failed"), SECONDS)
+    said = cluster.kubectl("logs", "trains", f"--namespace={namespace}")
+    assert "hfreduce is /flyer/" in said
+    # Without the label there is none.
+    wait_for("its end", lambda: phase("plain") in ("Succeeded", "Failed"), SECONDS)
+    assert phase("plain") == "Failed"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import chart
+from e2e import chart, volumes
 from e2e.cluster.handle import wait_for
-from e2e.tests.figures import figure
-from e2e.tests.pods import sleeper
+from e2e.figures import figure
+from e2e.volumes import claim, pod_with
 
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
@@ -22,29 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 MEBIBYTE = 1 << 20
 SECONDS = 180.0
 WRITER, READER = "node-a1", "node-b1"
-
-
-def claim(name: str, size: str) -> dict[str, Any]:
-    """A claim that pods on all nodes may write."""
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name},
-        "spec": {
-            "storageClassName": "threefs",
-            "accessModes": ["ReadWriteMany"],
-            "resources": {"requests": {"storage": size}},
-        },
-    }
-
-
-def pod_with(name: str, node: str, claim_name: str) -> dict[str, Any]:
-    """A pod that does nothing, with this claim at /volume."""
-    pod = sleeper(name, node)
-    volume = {"name": "volume", "persistentVolumeClaim": {"claimName": claim_name}}
-    pod["spec"]["volumes"] = [volume]
-    pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "volume", "mountPath": "/volume"}]
-    return pod
+FILES, LINES = 50, 200  # that each of two writers makes at the same time
 
 
 def directories(cluster: Cluster) -> str:
@@ -56,13 +36,12 @@ def directories(cluster: Cluster) -> str:
 
 
 def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
-    storage_release: chart.Release, namespace: str
+    release: chart.Release, namespace: str
 ) -> None:
-    cluster = storage_release.cluster
+    cluster = release.cluster
 
     def sh(pod: str, command: str) -> str:
-        words = ("--", "sh", "-c", command)
-        return cluster.kubectl("exec", f"--namespace={namespace}", pod, *words)
+        return volumes.sh(cluster, namespace, pod, command)
 
     began = time.monotonic()
     cluster.apply(
@@ -108,3 +87,60 @@ def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
             return volume not in cluster.run_on(node, "cat", "/proc/self/mounts")
 
         wait_for(f"no mount on {node}", unmounted, SECONDS)
+
+
+def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, namespace: str) -> None:
+    cluster = release.cluster
+    pods = {"one": "node-a1", "two": "node-b1", "three": "node-s1"}
+    made = [pod_with(name, node, "shared") for name, node in pods.items()]
+    # What the third one mounts it may not write.
+    made[2]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] = True
+    cluster.apply(claim("shared", "64Mi"), *made, namespace=namespace)
+    cluster.wait_ready(*pods, namespace=namespace, deadline_s=SECONDS)
+
+    def write(pod: str) -> None:
+        """Files of its own, and a log that both append to; a write of a line is one write."""
+        own = f"for i in $(seq {FILES}); do echo {pod} $i > /volume/{pod}-$i; done"
+        log = f"for i in $(seq {LINES}); do echo {pod} $i >> /volume/log; done"
+        volumes.sh(cluster, namespace, pod, f"{own}; {log}; sync")
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(write, pod) for pod in ("one", "two")]:
+            done.result()
+    reader = partial(volumes.sh, cluster, namespace, "three")
+    for pod in ("one", "two"):
+        said = reader(f"cd /volume && cat $(ls -v {pod}-*)").splitlines()
+        assert said == [f"{pod} {i + 1}" for i in range(FILES)]
+    log = reader("cat /volume/log").splitlines()
+    for pod in ("one", "two"):
+        own = [line for line in log if line.startswith(f"{pod} ")]
+        assert own == [f"{pod} {i + 1}" for i in range(LINES)], "nothing lost, all in order"
+    assert len(log) == 2 * LINES
+    assert "Read-only" in reader("touch /volume/x 2>&1 || true")
+
+
+def test_a_fuse_daemon_that_dies_is_replaced_under_its_pod(
+    release: chart.Release, namespace: str
+) -> None:
+    cluster = release.cluster
+    cluster.apply(claim("data", "64Mi"), pod_with("pod", WRITER, "data"), namespace=namespace)
+    cluster.wait_ready("pod", namespace=namespace, deadline_s=SECONDS)
+    before = cluster.get("pod", "pod", namespace)["status"]["containerStatuses"][0]
+    volumes.sh(cluster, namespace, "pod", "echo before > /volume/open && sync /volume/open")
+    assert not volumes.condition(release, namespace, "pod", "data")[0]
+
+    volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
+    (holder,) = release.pods("csi-holder", WRITER)
+    words = ("exec", f"--namespace={chart.NAMESPACE}", holder["metadata"]["name"], "--")
+    # The daemon of this one volume: its folder in 3FS stands on its command line.
+    cluster.kubectl(*words, "pkill", "-KILL", "-f", f"fuse.*{volume}")
+
+    def replaced() -> bool:
+        abnormal, message = volumes.condition(release, namespace, "pod", "data")
+        return not abnormal and "replaced 1 times" in message
+
+    wait_for("the condition to say so", replaced, SECONDS)
+    volumes.sh(cluster, namespace, "pod", "echo after >> /volume/open && sync /volume/open")
+    assert volumes.sh(cluster, namespace, "pod", "cat /volume/open") == "before\nafter\n"
+    after = cluster.get("pod", "pod", namespace)["status"]["containerStatuses"][0]
+    assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)

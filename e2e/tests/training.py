@@ -1,99 +1,210 @@
-"""A training run in small, with the standard library alone; pods run this file's text.
+"""A training run as a user writes it: torch over HFReduce, data and checkpoints in a volume.
 
-Every rank has weights of its own. A step sums the ranks' gradients in rank 0, in rank order, and
-gives the sum to all, with the word whether to stop: so all stop after the same step. Each rank
-saves a shard (fsync, rename); when all have, rank 0 says that the checkpoint is durable.
+Pods run this file's text: `python3 -c TEXT VOLUME NAME STEPS`. VOLUME/corpus is the text that it
+learns; everything of its own lies in VOLUME/NAME. A checkpoint is all parameters and the whole
+state of the optimizer, one slice a rank, and a manifest that is renamed into place last.
+
+VOLUME/NAME/until holds the run before the step that it names, where it is there: so what a test
+does to a running job falls inside the run however fast the machine is. A run that is held still
+listens to the scheduler.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-WIDTH = 16
-CONNECT_SECONDS = 120.0
-PEER_SECONDS = 120.0
-Vector = list[float]
+BATCH, CONTEXT, WIDTH = 4, 32, 48
+CHECKPOINT_STEPS = 10
+HELD_SECONDS = 0.05  # between two looks of a run that is held
+STOP, HOLD = 1.0, 2.0
 
 
-class Peers:
-    """All ranks' lines to rank 0, and one answer to all."""
+def main() -> None:
+    """One rank."""
+    import flyer.job
+    import hfreduce.torch
+    import torch
+    import torch.distributed as dist
 
-    def __init__(self, rank: int, world_size: int, address: str, port: int) -> None:
-        self.rank = rank
-        self._files: list[Any] = []
-        if rank:
-            self._files = [_connected(address, port).makefile("rw", encoding="utf-8")]
-            self._say(self._files[0], rank)
-            return
-        with socket.create_server(("", port)) as server:
-            server.settimeout(CONNECT_SECONDS)
-            arrived: dict[int, Any] = {}
-            while len(arrived) < world_size - 1:
-                one, _ = server.accept()
-                one.settimeout(PEER_SECONDS)
-                file = one.makefile("rw", encoding="utf-8")
-                arrived[json.loads(file.readline())] = file
-        self._files = [arrived[peer] for peer in sorted(arrived)]
+    volume, name, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder = volume / name
+    folder.mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)  # the same first weights on every rank
+    dist.init_process_group("hfreduce")
+    job = flyer.job.current()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    settle(model, optimizer)
+    start = 0
+    if job.restore_path is not None:
+        start = restore(Path(job.restore_path), model, optimizer)
+    first = job.rank == 0
+    devices = " ".join(f"{key}={os.environ.get(key)}" for key in DEVICES)
+    say(f"rank {job.rank} of {job.world_size} attempt {job.attempt} from step {start} {devices}")
 
-    def gather(self, mine: Any) -> list[Any]:
-        """What all ranks gave, in rank order, in rank 0; nothing elsewhere."""
-        if self.rank:
-            self._say(self._files[0], mine)
-            return []
-        return [mine, *(json.loads(file.readline()) for file in self._files)]
-
-    def share(self, said: Any) -> Any:
-        """What rank 0 said, in all ranks."""
-        if self.rank:
-            return json.loads(self._files[0].readline())
-        for file in self._files:
-            self._say(file, said)
-        return said
-
-    def _say(self, file: Any, what: Any) -> None:
-        file.write(json.dumps(what) + "\n")
-        file.flush()
-
-
-def gradient(weights: Vector, rank: int, step: int) -> Vector:
-    """Some numbers whose sum depends on its order."""
-    return [math.sin(w * (rank + 1) + step + i) / 3 for i, w in enumerate(weights)]
-
-
-def stepped(weights: Vector, gradients: list[Vector]) -> Vector:
-    """The weights after one step."""
-    sums = [0.0] * WIDTH
-    for one in gradients:
-        sums = [a + b for a, b in zip(sums, one, strict=True)]
-    return [w - 0.1 * s for w, s in zip(weights, sums, strict=True)]
-
-
-def digest(weights: Vector) -> str:
-    """A hash of their bits."""
-    return hashlib.sha256(" ".join(w.hex() for w in weights).encode()).hexdigest()
-
-
-def undisturbed(world_size: int, steps: int) -> str:
-    """The final hash of a run that nobody interrupts."""
-    weights = [0.0] * WIDTH
-    for step in range(steps):
-        weights = stepped(weights, [gradient(weights, r, step) for r in range(world_size)])
-    return digest(weights)
+    step = start
+    with (volume / "corpus").open("rb") as corpus:
+        while step < steps:
+            order = torch.zeros(1)
+            if first:
+                order[0] = STOP if job.suspend_requested() else HOLD * (step >= until(folder))
+            dist.all_reduce(order)
+            if order.item() == STOP:
+                if first:
+                    job.received()
+                save(folder, step, model, optimizer, job)
+                say(f"saved step {step}, asked by: {job.reason}")
+                job.release(step)
+            if order.item() == HOLD:
+                time.sleep(HELD_SECONDS)
+                continue
+            take_step(model, optimizer, batch(corpus, step * job.world_size + job.rank))
+            step += 1
+            if first:
+                job.progress(step, total_steps=steps)
+            if step % CHECKPOINT_STEPS == 0 and step < steps:
+                save(folder, step, model, optimizer, job)
+    end = {
+        "digest": hashlib.sha256(state_of(model, optimizer).numpy().tobytes()).hexdigest(),
+        "attempt": job.attempt,
+        "from_step": start,
+        "crossings": hfreduce.torch.plan()["crossings"],
+    }
+    say(f"final {end['digest']}")
+    if first:
+        write(folder / "final.json", json.dumps(end).encode())
+    dist.destroy_process_group()
 
 
-def save(path: Path, what: object) -> None:
+DEVICES = ("FLYER_GPUS", "FLYER_GPU_PAIRS", "FLYER_HFREDUCE_SERVICE_LEVEL")
+"""What the device plugin told the container."""
+
+
+def network() -> Any:
+    """Predicts the next byte."""
+    from torch import nn
+
+    layers = (
+        nn.Embedding(256, WIDTH),
+        nn.Linear(WIDTH, 4 * WIDTH),
+        nn.GELU(),
+        nn.Linear(4 * WIDTH, WIDTH),
+        nn.LayerNorm(WIDTH),
+        nn.Linear(WIDTH, 256),
+    )
+    return nn.Sequential(*layers)
+
+
+def settle(model: Any, optimizer: Any) -> None:
+    """Makes the optimizer's state, which a checkpoint is then read into."""
+    import torch
+
+    for one in model.parameters():
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+
+
+def take_step(model: Any, optimizer: Any, tokens: Any) -> None:
+    """One step on the mean of all ranks' gradients."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional
+
+    optimizer.zero_grad()
+    logits = model(tokens[:, :-1])
+    loss: Any = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    gradients = [one.grad for one in model.parameters()]
+    total: Any = torch.cat([one.flatten() for one in gradients])
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
+    for one, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+        one.copy_(part.view_as(one))
+    optimizer.step()
+
+
+def batch(corpus: Any, seed: int) -> Any:
+    """Some sequences of the corpus, the same ones for the same seed; read at every step."""
+    import torch
+
+    size = os.fstat(corpus.fileno()).st_size
+    places = torch.randint(
+        size - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(seed)
+    )
+    rows = [os.pread(corpus.fileno(), CONTEXT + 1, int(place)) for place in places]
+    return torch.tensor([list(row) for row in rows])
+
+
+def until(folder: Path) -> int:
+    """The step before which the run is held."""
+    try:
+        return int((folder / "until").read_text())
+    except FileNotFoundError:
+        return sys.maxsize
+
+
+def tensors_of(model: Any, optimizer: Any) -> list[Any]:
+    """All that a run goes on with: parameters, and what the optimizer keeps of each."""
+    found = list(model.parameters())
+    for one in model.parameters():
+        kept = optimizer.state[one]
+        found += [kept[key] for key in sorted(kept)]
+    return found
+
+
+def state_of(model: Any, optimizer: Any) -> Any:
+    """It in one row."""
+    import torch
+
+    return torch.cat([one.detach().flatten() for one in tensors_of(model, optimizer)])
+
+
+def save(folder: Path, step: int, model: Any, optimizer: Any, job: Any) -> None:
+    """A checkpoint of all ranks; on return it is durable, and the scheduler knows."""
+    import torch.distributed as dist
+
+    where = folder / f"step-{step}"
+    where.mkdir(exist_ok=True)
+    state = state_of(model, optimizer)
+    own = state.tensor_split(job.world_size)[job.rank]
+    write(where / f"rank-{job.rank}", own.numpy().tobytes())
+    dist.barrier()
+    if job.rank == 0:
+        manifest = {"step": step, "ranks": job.world_size}
+        write(where / "manifest.json", json.dumps(manifest).encode())
+        job.checkpoint(step, str(where), durable=True)
+    dist.barrier()
+
+
+def restore(where: Path, model: Any, optimizer: Any) -> int:
+    """Reads a checkpoint; its step."""
+    import torch
+
+    manifest = json.loads((where / "manifest.json").read_text())
+    data = b"".join((where / f"rank-{rank}").read_bytes() for rank in range(manifest["ranks"]))
+    state = torch.frombuffer(bytearray(data), dtype=torch.float32)
+    at = 0
+    with torch.no_grad():
+        for one in tensors_of(model, optimizer):
+            one.copy_(state[at : at + one.numel()].reshape(one.shape))
+            at += one.numel()
+    if at != state.numel():
+        raise ValueError(f"{where} has {state.numel()} numbers, the model {at}")
+    return int(manifest["step"])
+
+
+def write(path: Path, data: bytes) -> None:
     """All of it or nothing of it, and durable when this returns."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
-        json.dump(what, file)
+    with part.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     part.rename(path)
@@ -104,72 +215,10 @@ def save(path: Path, what: object) -> None:
         os.close(folder)
 
 
-def main() -> None:
-    """One rank: `python3 training.py FOLDER STEPS SECONDS_A_STEP`."""
-    import flyer.job
-
-    folder, steps, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    folder.mkdir(exist_ok=True)
-    job = flyer.job.current()
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    peers = Peers(job.rank, job.world_size, address, port)
-    start, weights = 0, [0.0] * WIDTH
-    if job.restore_path is not None:
-        saved = json.loads(Path(job.restore_path, f"rank-{job.rank}.json").read_text())
-        start, weights = saved["step"], [float.fromhex(w) for w in saved["weights"]]
-        if start != job.restore_step:
-            raise ValueError(f"shard of step {start}, but the checkpoint is of {job.restore_step}")
-    say(f"rank {job.rank} of {job.world_size} attempt {job.attempt} from step {start}")
-    for step in range(start, steps):
-        if peers.share(job.suspend_requested()):
-            leave(job, peers, folder, step, weights)
-        gathered = peers.gather(gradient(weights, job.rank, step))
-        weights = [float.fromhex(w) for w in peers.share(summed(weights, gathered))]
-        if job.rank == 0:
-            job.progress(step + 1, total_steps=steps)
-        time.sleep(pause)
-    if job.rank == 0:
-        end = {"hash": digest(weights), "attempt": job.attempt, "from_step": start}
-        save(folder / "final.json", end)
-    say(f"final {digest(weights)}")
-
-
-def leave(job: Any, peers: Peers, folder: Path, step: int, weights: Vector) -> None:
-    """Save, say so, give the nodes back."""
-    if job.rank == 0:
-        job.received()
-        (folder / f"step-{step}").mkdir(exist_ok=True)
-    where = folder / peers.share(f"step-{step}")
-    shard = {"step": step, "weights": [w.hex() for w in weights]}
-    save(where / f"rank-{job.rank}.json", shard)
-    peers.gather("saved")
-    if job.rank == 0:
-        say(f"saved step {step}, asked by: {job.reason}")
-        job.checkpoint(step, str(where), durable=True)
-    peers.share("durable")
-    job.release(step)
-
-
-def summed(weights: Vector, gathered: list[Vector]) -> list[str]:
-    """The new weights, bit for bit; only rank 0 knows."""
-    return [w.hex() for w in stepped(weights, gathered)] if gathered else []
-
-
 def say(line: str) -> None:
     """Into the pod's log."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-def _connected(address: str, port: int) -> socket.socket:
-    deadline = time.monotonic() + CONNECT_SECONDS
-    while True:
-        try:
-            return socket.create_connection((address, port), timeout=PEER_SECONDS)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

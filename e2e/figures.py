@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["figure"]
 
-FOLDER = Path(__file__).resolve().parents[2] / "build" / "e2e"
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "e2e"
 
 
 def figure(story: str, name: str, seconds: float) -> None:

@@ -1,0 +1,114 @@
+"""`flyer` against the real cluster: one job's life by its verbs alone, read as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e import counting
+from e2e.cli import Flyer
+from e2e.cluster.handle import wait_for
+from e2e.jobs import END_SECONDS, job
+
+if TYPE_CHECKING:
+    from e2e import chart
+
+# The first test of a session starts the cluster, loads images and installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+SCRIPT = Path(counting.__file__).read_text()
+ENDLESS = 1_000_000
+
+
+def manifest(folder: Path, name: str, nodes: int, steps: int, **spec: Any) -> str:
+    """A file to run."""
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(job(name, nodes, SCRIPT, str(steps), group="a100", **spec)))
+    return str(path)
+
+
+def test_a_jobs_life_by_the_verbs_of_flyer(
+    release: chart.Release, namespace: str, tmp_path: Path
+) -> None:
+    flyer = Flyer(release.cluster, namespace)
+
+    def shown(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = flyer("show", name)["job"]
+        return found
+
+    def until(what: str, name: str, state: str) -> dict[str, Any]:
+        def probe() -> dict[str, Any] | None:
+            found = shown(name)
+            return found if found["state"] == state else None
+
+        return wait_for(what, probe, END_SECONDS)
+
+    # run, ps, show, top, nodes, queues
+    (made,) = flyer("run", manifest(tmp_path, "wide", 4, ENDLESS, queue="research"), "--detach")
+    assert (made["name"], made["namespace"], made["nodes"]) == ("wide", namespace, 4)
+    running = until("the job to run", "wide", "Running")
+    assert running["zones"] == ["A", "B"]
+    assert len(running["bridge"]) == 2
+    wait_for("progress", lambda: (shown("wide")["progress"] or {}).get("step", 0) > 10, END_SECONDS)
+    assert [(one["name"], one["state"]) for one in flyer("ps")] == [("wide", "Running")]
+    (row,) = flyer("top")
+    assert row["name"].endswith("wide"), row
+    nodes = {one["name"]: one for one in flyer("nodes")}
+    assert {one["name"] for one in nodes.values() if one["job"] == f"{namespace}/wide"} == {
+        "node-a1", "node-a2", "node-b1", "node-b2"
+    }  # fmt: skip
+    queue = next(one for one in flyer("queues") if one["name"] == "research")
+    assert (queue["runningJobs"], queue["runningNodes"]) == (1, 4)
+
+    # why: another one waits for its nodes; priority: and then takes them.
+    path = manifest(tmp_path, "small", 1, 30, priority="low")
+    flyer("run", path, "--detach")
+    wait_for("a verdict", lambda: flyer("why", "small")["reasons"], END_SECONDS)
+    why = flyer("why", "small")
+    assert why["verdict"] == "cannot", why
+    assert any(one["job"] == f"{namespace}/wide" for one in why["reasons"]), why
+    assert flyer("priority", "small", "very-high")["priority"] == "very-high"
+    until("the small one's end", "small", "Succeeded")
+    again = until("the wide one to run again", "wide", "Running")
+    assert again["attempt"] == 2
+    assert [one["lostSteps"] for one in again["attempts"][:1]] == [0]
+
+    # suspend, resume
+    left = flyer("suspend", "wide", "--reason", "a demo")
+    assert left["state"] == "Suspended", left
+    saved = left["checkpoint"]["step"]
+    assert flyer.run("suspend", "wide", status=2).stderr, "it is suspended already"
+    flyer("resume", "wide")
+    resumed = until("it to be resumed", "wide", "Running")
+    assert (resumed["attempt"], resumed["restarts"]) == (3, 0)
+    wait_for("progress", lambda: shown("wide")["progress"]["step"] > saved, END_SECONDS)
+
+    # stop, logs of all attempts
+    flyer("stop", "wide", "--reason", "enough")
+    ended = until("the end", "wide", "Failed")
+    assert "enough" in ended["message"] or ended["reason"] == "Stopped", ended
+    lines = [
+        json.loads(line)
+        for line in flyer.run("logs", "small", "-o", "json").stdout.split("\n")
+        if line
+    ]
+    assert {key: lines[-1][key] for key in ("attempt", "rank")} == {"attempt": 1, "rank": 0}
+    assert "counted to 30" in lines[-1]["text"]
+    texts = flyer.run("logs", "wide", "--rank", "0").stdout
+    assert texts.count("saved step") == 3, texts
+    nodes = {one["name"]: one for one in flyer("nodes")}
+    assert not [one for one in nodes.values() if one["job"] == f"{namespace}/small"]
+
+
+def test_a_job_that_is_followed_ends_with_its_own_status(
+    release: chart.Release, namespace: str, tmp_path: Path
+) -> None:
+    flyer = Flyer(release.cluster, namespace)
+    done = flyer.run("run", manifest(tmp_path, "short", 2, 5), "--logs", "all")
+    assert "[1] rank 1 counted to 5" in done.stdout, (done.stdout, done.stderr)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(json.dumps(job("broken", 1, "raise SystemExit(3)")))
+    flyer.run("run", str(broken), status=3)

@@ -1,0 +1,199 @@
+"""What goes wrong in a cluster, one thing at a time, under jobs on real kubelets."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e import counting
+from e2e.cluster.control_plane import API_SERVER, wait_ready
+from e2e.cluster.handle import wait_for
+from e2e.figures import figure
+from e2e.jobs import END_SECONDS, job, pods_of, status, step, wait_phase, wait_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e import chart
+    from e2e.cluster.handle import Cluster
+    from e2e.hardware import FakeHardware
+
+# The first test of a session starts the cluster, loads images and installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+SCRIPT = Path(counting.__file__).read_text()
+ENDLESS = 1_000_000
+
+
+@pytest.fixture
+def cluster(release: chart.Release) -> Cluster:
+    """The session's, with the suite on it."""
+    return release.cluster
+
+
+def counter(name: str, nodes: int, steps: int = ENDLESS, **spec: Any) -> dict[str, Any]:
+    """A job that counts."""
+    return job(name, nodes, SCRIPT, str(steps), group="a100", **spec)
+
+
+def uids(cluster: Cluster, name: str, namespace: str) -> set[str]:
+    """Its pods."""
+    return {pod["metadata"]["uid"] for pod in pods_of(cluster, name, namespace)}
+
+
+def attempts(cluster: Cluster, name: str, namespace: str) -> tuple[int, int]:
+    """Its attempt, and how many of them were restarts."""
+    chain = status(cluster, name, namespace)["chain"]
+    return chain["attempt"], chain.get("restarts", 0)
+
+
+def test_an_api_server_that_restarts_is_not_noticed(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(counter("steady", 2), namespace=namespace)
+    seen = wait_step(cluster, "steady", namespace, 10)
+    before = uids(cluster, "steady", namespace)
+    cluster.process(API_SERVER).restart()
+    wait_ready(cluster.state)
+    wait_step(cluster, "steady", namespace, seen + 40)
+    assert uids(cluster, "steady", namespace) == before
+    assert attempts(cluster, "steady", namespace) == (1, 0)
+    # And it is still obeyed.
+    patch = '{"spec": {"suspend": true}}'
+    words = ("patch", "flyerjob", "steady", f"--namespace={namespace}", "--type=merge")
+    cluster.kubectl(*words, f"--patch={patch}")
+    found = wait_phase(cluster, "steady", namespace, "Suspended")
+    assert found["eviction"]["lostSteps"] == 0
+
+
+def test_a_pod_deleted_by_hand_restarts_the_gang(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(counter("hurt", 3), namespace=namespace)
+    seen = wait_step(cluster, "hurt", namespace, counting.SAVE_STEPS + 1)
+    (pod,) = pods_of(cluster, "hurt", namespace, attempt=1, node_rank=1)
+    cluster.kubectl("delete", "pod", pod["metadata"]["name"], f"--namespace={namespace}")
+    found = wait_phase(cluster, "hurt", namespace, "Running", attempt=2)
+    assert found["chain"]["restarts"] == 1
+    assert found["eviction"]["reason"] == "PodKilled", found["eviction"]
+    assert found["eviction"]["lostSteps"] <= counting.SAVE_STEPS + 1 / counting.STEP_SECONDS
+    wait_step(cluster, "hurt", namespace, seen + 20)
+    living = [
+        one
+        for one in pods_of(cluster, "hurt", namespace)
+        if one["status"]["phase"] not in ("Succeeded", "Failed")
+    ]
+    assert {one["metadata"]["labels"]["fireflyer.dev/attempt"] for one in living} == {"2"}
+    assert len(living) == 3
+
+
+def test_a_namespace_deleted_under_a_running_job_gives_all_back(
+    cluster: Cluster, namespace: str
+) -> None:
+    doomed = f"doomed-{os.urandom(3).hex()}"
+    cluster.kubectl("create", "namespace", doomed)
+    cluster.apply(counter("wide", 4), namespace=doomed)
+    wait_step(cluster, "wide", doomed, 5)
+    assert status(cluster, "wide", doomed)["zones"] == "A+B"
+    cluster.kubectl("delete", "namespace", doomed, deadline_s=END_SECONDS)
+    # Four nodes and the one token for two zones.
+    cluster.apply(counter("next", 4, steps=5), namespace=namespace)
+    done = wait_phase(cluster, "next", namespace, "Succeeded", "Failed")
+    assert done["phase"] == "Succeeded", done
+
+
+def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
+    cluster: Cluster, machines: dict[str, FakeHardware], namespace: str
+) -> None:
+    cluster.apply(counter("goes-on", 2, crossZone="never"), namespace=namespace)
+    wait_step(cluster, "goes-on", namespace, 5)
+    node = status(cluster, "goes-on", namespace)["assignment"]["nodes"][0]["name"]
+    machine = machines[node]
+
+    def state() -> str:
+        return str(cluster.get("nodehealth", node).get("status", {}).get("state"))
+
+    try:
+        machine.driver.fall_off_the_bus(3)
+        wait_for("the node to be unhealthy", lambda: state() == "Unhealthy", END_SECONDS)
+        # Its own gang decides for itself whether it can go on; this one does.
+        seen = step(cluster, "goes-on", namespace)
+        wait_step(cluster, "goes-on", namespace, seen + 20)
+        assert attempts(cluster, "goes-on", namespace) == (1, 0)
+        cluster.kubectl("delete", "flyerjob", "goes-on", f"--namespace={namespace}")
+        cluster.apply(counter("waits", 4, steps=5), namespace=namespace)
+
+        def pending() -> str:
+            return str((status(cluster, "waits", namespace).get("pending") or {}).get("message"))
+
+        wait_for("the reason why it waits", lambda: node in pending(), END_SECONDS)
+        assert not pods_of(cluster, "waits", namespace)
+    finally:
+        machine.driver.reset(3)
+    wait_for("the node to be healthy", lambda: state() == "Healthy", END_SECONDS)
+    done = wait_phase(cluster, "waits", namespace, "Succeeded", "Failed")
+    assert done["phase"] == "Succeeded", done
+
+
+@pytest.fixture
+def dead_kubelet(cluster: Cluster) -> Iterator[str]:
+    """A node whose kubelet has just died, which nobody knows yet; alive again at the end."""
+    kubelet = cluster.process("node-b2-kubelet")
+    kubelet.kill()
+    yield "node-b2"
+    if not kubelet.pids():
+        kubelet.start()
+
+
+def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
+    cluster: Cluster, dead_kubelet: str, namespace: str
+) -> None:
+    cluster.apply(counter("early", 4, steps=20), namespace=namespace)
+    found = wait_phase(cluster, "early", namespace, "Starting")
+    assert dead_kubelet in [one["name"] for one in found["assignment"]["nodes"]]
+    wait_for(
+        "the loss to be seen",
+        lambda: (status(cluster, "early", namespace).get("eviction") or {}).get("attempt") == 1,
+        END_SECONDS,
+    )
+    evicted = status(cluster, "early", namespace)
+    assert evicted["eviction"]["reason"] == "NodeFailures", evicted["eviction"]
+    # The others are given back: no gang runs in part.
+    wait_for(
+        "the nodes that live to be empty",
+        lambda: (
+            {one["name"] for one in status(cluster, "early", namespace)["occupied"]}
+            <= {dead_kubelet}
+        ),
+        END_SECONDS,
+    )
+    cluster.process(f"{dead_kubelet}-kubelet").start()
+    done = wait_phase(cluster, "early", namespace, "Succeeded", "Failed")
+    assert done["phase"] == "Succeeded", done
+
+
+def test_a_machine_that_loses_power_costs_its_gang_the_time_to_notice(
+    cluster: Cluster, namespace: str
+) -> None:
+    cluster.apply(counter("moves", 2, crossZone="never"), namespace=namespace)
+    wait_step(cluster, "moves", namespace, counting.SAVE_STEPS + 1)
+    before = status(cluster, "moves", namespace)["assignment"]["nodes"]
+    victim = before[1]["name"]
+    machine = cluster.machine(victim)
+    machine.power_off()
+    try:
+        began = time.monotonic()
+        found = wait_phase(cluster, "moves", namespace, "Running", attempt=2)
+        figure("faults", "power_cut_to_running_seconds", time.monotonic() - began)
+        assert victim not in [one["name"] for one in found["assignment"]["nodes"]]
+        seen = step(cluster, "moves", namespace)
+        wait_step(cluster, "moves", namespace, seen + 10)
+    finally:
+        machine.power_on()
+    cluster.kubectl("wait", "--for=condition=Ready", f"node/{victim}", "--timeout=120s",
+                    deadline_s=130)  # fmt: skip
+    # It takes part again.
+    cluster.kubectl("delete", "flyerjob", "moves", f"--namespace={namespace}")
+    cluster.apply(counter("all", 4, steps=5), namespace=namespace)
+    done = wait_phase(cluster, "all", namespace, "Succeeded", "Failed")
+    assert done["phase"] == "Succeeded", done

@@ -1,0 +1,76 @@
+"""Claims of the chart's StorageClass, and pods with them, as manifests."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from e2e.chart import NAMESPACE
+from e2e.pods import sleeper
+
+if TYPE_CHECKING:
+    from e2e import chart
+    from e2e.cluster.handle import Cluster
+
+__all__ = ["claim", "condition", "pod_with", "sh"]
+
+ASK = """
+import grpc, json, sys
+from threefs.csi.proto import csi_pb2 as csi, csi_pb2_grpc as stubs
+stub = stubs.NodeStub(grpc.insecure_channel("unix:///csi/csi.sock"))
+path = f"/var/lib/kubelet/pods/{sys.argv[2]}/volumes/kubernetes.io~csi/{sys.argv[1]}/mount"
+handle = sys.argv[3]
+asked = csi.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=path)
+told = stub.NodeGetVolumeStats(asked, timeout=30).volume_condition
+print(json.dumps([told.abnormal, told.message]))
+"""
+
+
+def claim(name: str, size: str) -> dict[str, Any]:
+    """A claim that pods on all nodes may write."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": "threefs",
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": size}},
+        },
+    }
+
+
+def pod_with(name: str, node: str, claim_name: str) -> dict[str, Any]:
+    """A pod that does nothing, with this claim at /volume.
+
+    The scheduler puts it on the node, and waits for the claim first; a kubelet that is given a pod
+    before its claim is bound looks again only ten seconds later.
+    """
+    pod = sleeper(name, "", nodeSelector={"kubernetes.io/hostname": node})
+    del pod["spec"]["nodeName"]
+    volume = {"name": "volume", "persistentVolumeClaim": {"claimName": claim_name}}
+    pod["spec"]["volumes"] = [volume]
+    pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "volume", "mountPath": "/volume"}]
+    return pod
+
+
+def sh(cluster: Cluster, namespace: str, pod: str, command: str) -> str:
+    """What a command in a pod prints."""
+    words = ("--", "sh", "-c", command)
+    return cluster.kubectl("exec", f"--namespace={namespace}", pod, *words)
+
+
+def condition(release: chart.Release, namespace: str, pod: str, claim: str) -> tuple[bool, str]:
+    """The condition of a pod's volume, as the kubelet of its node is told: abnormal, and why."""
+    cluster = release.cluster
+    where = cluster.get("pod", pod, namespace)
+    volume = cluster.get("pvc", claim, namespace)["spec"]["volumeName"]
+    handle = cluster.get("pv", volume)["spec"]["csi"]["volumeHandle"]
+    (driver,) = release.pods("csi-node", where["spec"]["nodeName"])
+    words = ("--container=driver", "--", "python3", "-c", ASK)
+    text = cluster.kubectl(
+        *("exec", f"--namespace={NAMESPACE}", driver["metadata"]["name"], *words),
+        *(volume, where["metadata"]["uid"], handle),
+    )
+    abnormal, message = json.loads(text)
+    return bool(abnormal), str(message)
