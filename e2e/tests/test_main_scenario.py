@@ -92,10 +92,8 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     assert running["zones"] == "A+B"
     assert len(running["assignment"]["bridge"]) == 2
 
-    gives_way(cluster, namespace)
     # Each time it goes on only when something has died, and so has to go on without it.
-    volume.hold("patient", 65)
-    wait_step(cluster, "patient", namespace, 65)
+    gives_way(volume)
     kubelet_dies(cluster, namespace)
     storage_dies(release, volume)
     operator_dies(volume)
@@ -122,8 +120,9 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     assert said.count(f"final {urgent['digest']}") == NODES
 
 
-def gives_way(cluster: Cluster, namespace: str) -> None:
+def gives_way(volume: Volume) -> None:
     """The urgent job takes the nodes and ends; the other one goes on where it saved for it."""
+    cluster, namespace = volume.cluster, volume.namespace
     began = time.monotonic()
     cluster.apply(gang("urgent", "high"), namespace=namespace)
     wait_phase(cluster, "urgent", namespace, "Running", "Succeeded")
@@ -136,6 +135,8 @@ def gives_way(cluster: Cluster, namespace: str) -> None:
     done = wait_phase(cluster, "urgent", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", done
     wait_phase(cluster, "patient", namespace, "Running", attempt=2)
+    volume.hold("patient", 65)
+    wait_step(cluster, "patient", namespace, 65)
     resumed = logs(cluster, "patient", namespace, attempt=2)
     assert f"attempt 2 from step {saved}" in resumed
 
