@@ -55,7 +55,7 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     wait_for("progress", lambda: (shown("wide")["progress"] or {}).get("step", 0) > 10, END_SECONDS)
     assert [(one["name"], one["state"]) for one in flyer("ps")] == [("wide", "Running")]
     (row,) = flyer("top")
-    assert row["name"].endswith("wide"), row
+    assert (row["job"], row["state"]) == (f"{namespace}/wide", "Running"), row
     nodes = {one["name"]: one for one in flyer("nodes")}
     assert {one["name"] for one in nodes.values() if one["job"] == f"{namespace}/wide"} == {
         "node-a1", "node-a2", "node-b1", "node-b2"
@@ -112,3 +112,30 @@ def test_a_job_that_is_followed_ends_with_its_own_status(
     broken = tmp_path / "broken.yaml"
     broken.write_text(json.dumps(job("broken", 1, "raise SystemExit(3)")))
     flyer.run("run", str(broken), status=3)
+
+
+TORN = """
+import os, time
+def step():
+    raise ValueError("the loss is gone")
+if os.environ["RANK"] == "1":
+    step()
+time.sleep(3600)
+"""
+
+
+def test_a_traceback_outlives_its_pod(
+    release: chart.Release, namespace: str, tmp_path: Path
+) -> None:
+    flyer = Flyer(release.cluster, namespace)
+    torn = tmp_path / "torn.yaml"
+    torn.write_text(json.dumps(job("torn", 2, TORN)))
+    flyer.run("run", str(torn), status=1)
+    said = flyer.run("logs", "torn", "--failed").stdout
+    assert said.startswith("rank 1 on node ")
+    assert "in step" in said
+    assert "ValueError: the loss is gone" in said
+    name = f"--namespace={namespace}"
+    release.cluster.kubectl("delete", "pods", name, "--selector=fireflyer.dev/job=torn")
+    assert flyer.run("logs", "torn", "--failed").stdout == said
+    assert "ValueError: the loss is gone" in flyer.run("show", "torn").stdout

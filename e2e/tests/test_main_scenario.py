@@ -111,9 +111,11 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     # What every attempt said can still be read; all ranks came to the same bits.
     for attempt in (1, 2, 3):
         said = logs(cluster, "patient", namespace, attempt=attempt)
-        assert said.count(f"of {NODES} attempt {attempt} from step") == NODES
+        # The pod on the node whose kubelet died could not be kept.
+        ranks = NODES - (attempt == 2)
+        assert said.count(f"of {NODES} attempt {attempt} from step") == ranks
         pairs = re.findall(r"FLYER_GPUS=(\S+) FLYER_GPU_PAIRS=(\S+) \S+LEVEL=(\S+)", said)
-        assert len(pairs) == NODES, said
+        assert len(pairs) == ranks, said
         for gpus, pair, level in pairs:
             assert sorted(gpus.split(",")) == sorted(pair.split("+")), "one whole pair"
             assert level == "2", "the class of HFReduce"

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 MEBIBYTE = 1 << 20
 SECONDS = 180.0
 WRITER, READER = "node-a1", "node-b1"
-FILES, LINES = 50, 200  # that each of two writers makes at the same time
+FILES, BLOCKS = 50, 100  # that each of two writers makes at the same time
 
 
 def directories(cluster: Cluster) -> str:
@@ -99,10 +99,12 @@ def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, name
     cluster.wait_ready(*pods, namespace=namespace, deadline_s=SECONDS)
 
     def write(pod: str) -> None:
-        """Files of its own, and a log that both append to; a write of a line is one write."""
+        """Files of its own, and every second block of one file of both."""
+        first = 0 if pod == "one" else 1
         own = f"for i in $(seq {FILES}); do echo {pod} $i > /volume/{pod}-$i; done"
-        log = f"for i in $(seq {LINES}); do echo {pod} $i >> /volume/log; done"
-        volumes.sh(cluster, namespace, pod, f"{own}; {log}; sync")
+        put = "dd of=/volume/both bs=512 count=1 conv=notrunc,sync status=none"
+        both = f"for i in $(seq {first} 2 {2 * BLOCKS - 1}); do echo {pod} $i | {put} seek=$i; done"
+        volumes.sh(cluster, namespace, pod, f"{own}; {both}; sync")
 
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(write, pod) for pod in ("one", "two")]:
@@ -111,11 +113,8 @@ def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, name
     for pod in ("one", "two"):
         said = reader(f"cd /volume && cat $(ls -v {pod}-*)").splitlines()
         assert said == [f"{pod} {i + 1}" for i in range(FILES)]
-    log = reader("cat /volume/log").splitlines()
-    for pod in ("one", "two"):
-        own = [line for line in log if line.startswith(f"{pod} ")]
-        assert own == [f"{pod} {i + 1}" for i in range(LINES)], "nothing lost, all in order"
-    assert len(log) == 2 * LINES
+    blocks = reader("tr -d '\\0' < /volume/both").splitlines()
+    assert blocks == [f"{('one', 'two')[i % 2]} {i}" for i in range(2 * BLOCKS)], "nothing lost"
     assert "Read-only" in reader("touch /volume/x 2>&1 || true")
 
 

@@ -49,6 +49,19 @@ def test_a_lost_node_is_replaced_at_its_place(desk: Callable, pick: Callable) ->
     )
 
 
+def test_the_first_traceback_is_kept_whole_and_no_other(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    for rank, node in enumerate(d.names("a")):
+        words = "Traceback\n" + "x" * 5000 + f"\nValueError: {rank}"
+        outcome = Failed(1, f"rank {rank}: ValueError: {rank}", rank, words)
+        d.tell(PodExited(A, 1, node, outcome))
+    first, second = d.status("a").exits
+    assert (first.rank, len(first.traceback)) == (0, 4096)
+    assert first.traceback.endswith("x\nValueError: 0")
+    assert (second.rank, second.traceback) == (1, "")
+
+
 def test_a_lost_node_is_out_until_it_is_observed_ready(desk: Callable) -> None:
     d = desk()
     d.tell(NodeLost("a1", "PowerLost"))

@@ -307,6 +307,44 @@ def test_a_sigterm_reaches_every_rank(container: Container, sidecar: Sidecar, wa
     assert {"rank 2 | saving", "rank 3 | saving"} <= set(out.splitlines())
 
 
+def test_ranks_that_shall_be_killed_have_a_second(container: Container, sidecar: Sidecar) -> None:
+    container.run(
+        """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"not now\\n"))
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.01)
+        """
+    )
+    sidecar.start()
+    process = container.process
+    assert process is not None
+    assert process.stdout is not None
+    ready = 0
+    while ready < 2:
+        ready += process.stdout.readline().endswith(b"ready\n")
+    sidecar.say(kind="kill")
+    sidecar.say(kind="kill")
+    assert sidecar.hear(op="ended")["code"] == -9
+    sidecar.say(kind="done")
+    status, out, _ = container.end()
+    assert status == -9
+    assert {"rank 2 | not now", "rank 3 | not now"} <= set(out.splitlines())
+
+
+@pytest.mark.parametrize("kind", ["terminate", "kill"])
+def test_an_attempt_may_be_over_before_it_starts(
+    container: Container, sidecar: Sidecar, kind: str
+) -> None:
+    container.run("print('ran')")
+    sidecar.accept()
+    sidecar.say(kind=kind)
+    status, out, err = container.end()
+    assert (status, out) == (75, "")
+    assert "over before the gang was started" in err
+
+
 def test_a_sidecar_that_was_away_is_told_where_things_are(
     container: Container, sidecar: Sidecar
 ) -> None:

@@ -2,6 +2,7 @@
 
 from flyer.api import Phase, SuspendCode
 from flyer.kube.testing import Exit
+from flyer.kube.testing.fakes import FakeGateway
 
 
 async def test_a_gang_starts_runs_and_succeeds(cluster, until):
@@ -117,6 +118,23 @@ async def test_a_pod_deleted_by_hand_restarts_the_gang(cluster, until):
     assert {pod["metadata"]["labels"]["fireflyer.dev/attempt"] for pod in cluster.pods("a")} == {
         "2"
     }
+    # The others of the first attempt were killed from inside: what they wrote can be read.
+    ended = [one for one in cluster.pods("a", living=False) if one not in cluster.pods("a")]
+    assert [one["metadata"]["name"] for one in ended] == ["a-1-0"]
+
+
+async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monkeypatch):
+    monkeypatch.setattr("flyer.kube.services.gangs.LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(FakeGateway, "kill", lambda *_: {"uid of whoever"})
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.store.delete("pods", "a-1-1", "default")
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    assert len(cluster.pods("a", living=False)) == 2
 
 
 async def test_pods_that_do_not_come_up_are_rolled_back(cluster, until):

@@ -107,6 +107,7 @@ def test_any_bytes_are_read_or_refused(line: bytes) -> None:
             ),
             suspend=Suspend(3.5, "why"),
             terminate=True,
+            kill=True,
         ),
         Refusal("bad_token", "no"),
         Beat(),

@@ -34,6 +34,7 @@ NODES_MAX = 5_000
 _NAME_CHARS_MAX = 253
 _ZONE_CHARS_MAX = 63
 REASON_CHARS_MAX = 1_024
+TRACEBACK_CHARS_MAX = 4_096
 
 
 class AssignedNode(Model):
@@ -171,6 +172,12 @@ class Exit(Model):
     signal: int | None = Field(default=None, description="That ended it; 0: it vanished")
     reason: str = Field(
         default="", max_length=REASON_CHARS_MAX, description="The last line of its traceback"
+    )
+    rank: int | None = Field(default=None, description="The rank that failed, where it is known")
+    traceback: str = Field(
+        default="",
+        max_length=TRACEBACK_CHARS_MAX,
+        description="The end of its traceback; of the first exit that has one",
     )
     time: Timestamp = Field(description="When it was seen")
 

@@ -232,7 +232,8 @@ def failure_lines(job: JobView) -> list[str]:
         if failure.signal is not None
         else f"exit status {failure.exit_status}"
     )
-    head = f"rank {failure.rank} on node {failure.node}: {how}"
+    who = "a rank" if failure.rank is None else f"rank {failure.rank}"
+    head = f"{who} on node {failure.node}: {how}"
     body = failure.traceback.rstrip("\n")
     return [head, body] if body else [head, f"its output is in {job.log_folder}"]
 

@@ -8,7 +8,7 @@ twice changes nothing. `job` is always the key, "namespace/name".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flyer.api import FlyerJob
 from flyer.engine.nodes import Node, Zones
@@ -192,6 +192,9 @@ class Failed:
 
     exit_status: int
     reason: str = ""
+    # For people: nothing is decided by them.
+    rank: int | None = field(default=None, compare=False)
+    traceback: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

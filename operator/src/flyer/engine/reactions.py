@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flyer.api import Checkpoint, Exit, Phase, SuspendCode
-from flyer.api.status import REASON_CHARS_MAX
+from flyer.api.status import REASON_CHARS_MAX, TRACEBACK_CHARS_MAX
 from flyer.engine import events as happened
 from flyer.engine import transitions
 from flyer.engine.draft import ACTIVE
@@ -258,15 +258,20 @@ def _(event: happened.PodExited, draft: Draft) -> None:
 
 
 def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -> None:
+    exits = draft.jobs[key].status.exits
+    # One is enough for people, and a gang's would not fit into its object.
+    told = any(one.traceback for one in exits)
     recorded = Exit(
         node=node,
         outcome=_OUTCOMES[type(outcome)],  # type: ignore[arg-type]
         exit_status=getattr(outcome, "exit_status", None),
         signal=getattr(outcome, "signal", None),
         reason=getattr(outcome, "reason", "")[:REASON_CHARS_MAX],
+        rank=getattr(outcome, "rank", None),
+        traceback="" if told else getattr(outcome, "traceback", "")[-TRACEBACK_CHARS_MAX:],
         time=draft.now,
     )
-    draft.update(key, exits=(*draft.jobs[key].status.exits, recorded))
+    draft.update(key, exits=(*exits, recorded))
 
 
 def _is_live(job: JobState, attempt: int) -> bool:

@@ -10,7 +10,7 @@ again after either was away:
                                             ←  {"kind": "start", "pod": {…}, "output_seconds": 30}
     {"op": "launcher", "state": "running"}  →
     {"op": "output"}                        →  ranks wrote something
-                                            ←  {"kind": "terminate"}
+                                            ←  {"kind": "terminate"} or {"kind": "kill"}
     {"op": "ended", "code": 1, "failure": {…} or null}  →
                                             ←  {"kind": "done"}
 """
@@ -50,6 +50,7 @@ RECONNECT_SECONDS: Final = 0.2
 DONE_SECONDS: Final = 3.0
 DRAIN_SECONDS: Final = 10.0
 OUTPUT_SECONDS: Final = 30.0
+KILL_SECONDS: Final = 1.0  # between SIGTERM and SIGKILL, when it is over
 EXIT_NO_START: Final = 75  # as after a lost peer: another attempt may have more luck
 
 
@@ -149,7 +150,8 @@ class _Container(Surroundings):
         self._output_seconds = output_seconds
         self._output_told_at = time.monotonic()
         self._output_told = 0
-        self._terminated = False
+        self._terminated = self._killed = False
+        self._kill_at: float | None = None
 
     def output_for(self, rank: int) -> int | None:
         return self._console.open(rank)
@@ -160,7 +162,7 @@ class _Container(Surroundings):
         return self._console.events() | link
 
     def due(self) -> float | None:
-        times = (self._console.due(), self._link.again_at, self._output_due())
+        times = (self._console.due(), self._link.again_at, self._output_due(), self._kill_at)
         return min((at for at in times if at is not None), default=None)
 
     def take(self, ready: dict[int, int]) -> list[int]:
@@ -170,11 +172,21 @@ class _Container(Surroundings):
         if due is not None and time.monotonic() >= due:
             self._output_told, self._output_told_at = self._console.bytes_read, time.monotonic()
             self._link.say({"op": "output"})
-        asked = any(message.get("kind") == "terminate" for message in self._link.read())
-        if not asked or self._terminated:
-            return []
-        self._terminated = True  # it is told again with every order
-        return [int(signal.SIGTERM)]
+        return self._signals({message.get("kind") for message in self._link.read()})
+
+    def _signals(self, asked: set[Any]) -> list[int]:
+        """What the ranks get now; the same is asked again with every order."""
+        signals = []
+        if asked & {"terminate", "kill"} and not self._terminated:
+            self._terminated = True
+            signals.append(int(signal.SIGTERM))
+        if "kill" in asked and not self._killed:
+            self._killed = True
+            self._kill_at = time.monotonic() + KILL_SECONDS
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            signals.append(int(signal.SIGKILL))
+        return signals
 
     def started(self) -> None:
         self._link.state = "running"
@@ -256,8 +268,8 @@ def _wait_for_start(link: _Link, seconds: float) -> dict[str, Any] | None:
         for message in link.wait(min(left, 60.0)):
             if message.get("kind") == "start" and isinstance(message.get("pod"), dict):
                 return message
-            if message.get("kind") == "terminate":
-                return None
+            if message.get("kind") in ("terminate", "kill"):
+                return message
     return None
 
 
@@ -284,6 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "or of another one did not reach the gateway; `flyer why` and the container "
             "`flyer-sidecar` say more\n"
         )
+        return EXIT_NO_START
+    if order["kind"] != "start":
+        sys.stderr.write("flyer-launch: the attempt is over before the gang was started\n")
         return EXIT_NO_START
     try:
         spec = pod_of(order["pod"], command, folder)

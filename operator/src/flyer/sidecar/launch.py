@@ -81,6 +81,8 @@ class LauncherServer:
             self._say({"kind": "start", "pod": pod, "output_seconds": start.output_seconds})
         if self._ledger.terminate:
             self._say({"kind": "terminate"})
+        if self._ledger.kill:
+            self._say({"kind": "kill"})
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._writer is not None and not self._writer.is_closing():

@@ -51,7 +51,7 @@ class Ledger:
         self.changed = asyncio.Event()
         self.acknowledgement = asyncio.Event()
         self.start: StartOrder | None = None
-        self.terminate = False
+        self.terminate = self.kill = False
         self._suspend: Suspend | None = None
         self._suspend_until = 0.0
 
@@ -105,6 +105,7 @@ class Ledger:
             self._suspend = order.suspend
             self._suspend_until = time.time() + order.suspend.seconds_left
         self.terminate = self.terminate or order.terminate
+        self.kill = self.kill or order.kill
         self._write(ORDER_FILE, encode(Order(start=self.start, suspend=self.suspend)))
 
     async def flush(self, seconds: float) -> bool:

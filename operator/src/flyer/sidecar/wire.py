@@ -9,7 +9,7 @@ enough, and after a reconnect both simply say it again.
                              ←      welcome, or refusal
     report {revision, …}     →
                              ←      acknowledgement {revision}
-                             ←      order {start, suspend, terminate}
+                             ←      order {start, suspend, terminate, kill}
     beat                     ⇄      beat
 
 Pure: text in, values out; no socket, no clock. `docs/internals/gateway.md` says it in words.
@@ -298,6 +298,8 @@ class Order:
     suspend: Suspend | None = None
     terminate: bool = False
     """SIGTERM to every rank: nobody there speaks the job contract, or nobody answers."""
+    kill: bool = False
+    """The attempt is over: SIGTERM to every rank, and SIGKILL a second later."""
 
     @classmethod
     def read(cls, fields: Fields) -> Order:
@@ -307,6 +309,7 @@ class Order:
             start=StartOrder.read(start) if start else None,
             suspend=Suspend.read(suspend) if suspend else None,
             terminate=fields.boolean("terminate", default=False),
+            kill=fields.boolean("kill", default=False),
         )
 
 

@@ -184,6 +184,16 @@ async def test_half_of_the_grace_without_an_answer_gets_sigterm(world: Any) -> N
     assert not [event for event in world.events if isinstance(event, SuspendReceived)]
 
 
+async def test_an_attempt_that_is_over_is_killed_by_its_own_launchers(world: Any) -> None:
+    gang, launchers = await started(world)
+    assert world.gateway.kill(gang.key, gang.attempt + 1) == set()
+    await world.sidecars["gpt-1-1"].end()
+    await world.until(lambda: world.gateway.kill(gang.key, gang.attempt) == {"uid-gpt-1-0"})
+    await launchers[0].hear("kill")
+    await world.sidecar("gpt-1-1")  # whoever comes later hears it too
+    await world.until(lambda: world.sidecars["gpt-1-1"].ledger.kill)
+
+
 async def test_the_gateway_restarts_in_the_middle_of_a_suspension(world: Any) -> None:
     """The new one knows the pods and the signal alone; the sidecars say everything again."""
     gang, _ = await started(world)
@@ -245,6 +255,7 @@ async def test_the_first_failure_is_told_first_with_its_rank(world: Any) -> None
     await world.until(lambda: len([e for e in world.events if isinstance(e, PodExited)]) == 2)
     exits = [event for event in world.events if isinstance(event, PodExited)]
     assert exits[0] == PodExited(gang.key, 1, "a1", Failed(1, "rank 3: ValueError: seven"))
+    assert (exits[0].outcome.rank, exits[0].outcome.traceback) == (3, root["traceback"])
     assert exits[1].node == "a0"
     guilty = world.gateway.failure(gang.key)
     assert (guilty.rank, guilty.node, guilty.node_rank) == (3, "a1", 1)

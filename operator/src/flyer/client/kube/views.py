@@ -32,7 +32,7 @@ def job_of(value: Mapping[str, Any]) -> FlyerJob | None:
 
 
 def view_of(job: FlyerJob) -> JobView:
-    """One job. What is not in its status (older attempts, tracebacks) its events and logs tell."""
+    """One job. What is not in its status (older attempts) its events and logs tell."""
     status = job.status or FlyerJobStatus()
     history = JobHistory(_attempts(status), _failure(status))
     return replace(job_view(job, history, None, Path()), log_folder="")
@@ -70,7 +70,8 @@ def _failure(status: FlyerJobStatus) -> FailureView | None:
     if not failed:
         return None
     first = min(failed, key=lambda one: one.time)
-    return FailureView(None, first.node, first.exit_status, first.signal, first.reason)
+    words = first.traceback or first.reason
+    return FailureView(first.rank, first.node, first.exit_status, first.signal, words)
 
 
 def node_views(nodes: Iterable[Node], jobs: Iterable[FlyerJob]) -> list[NodeView]:

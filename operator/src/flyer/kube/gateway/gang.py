@@ -90,7 +90,7 @@ class Gang:
         self._orders: list[StartOrder] | None = None
         self._deadline: float | None = None
         self._reason = ""
-        self._terminate = False
+        self._terminate = self._kill = False
         self._terminate_at: float | None = None
         self._received = self._released = False
         self._step_told: int | None = None
@@ -196,7 +196,14 @@ class Gang:
         start = None
         if self._orders is not None and member.launcher not in _RUNNING:
             start = self._orders[node_rank]
-        return Order(start=start, suspend=suspend, terminate=self._terminate)
+        return Order(start=start, suspend=suspend, terminate=self._terminate, kill=self._kill)
+
+    def kill(self) -> set[str]:
+        """The attempt is over: its ranks are to be killed. Uids of the pods that are told."""
+        if not self._kill:
+            self._kill = True
+            self.order_version += 1
+        return {one.identity.uid for one in self.members if one.connected}
 
     def absent(self) -> list[str]:
         """Names of pods that the start still waits for."""
@@ -349,7 +356,7 @@ class Gang:
         if report.given_up is not None:
             given_up = report.given_up
             failure = self._failure(member, given_up.rank, now, status=1, text=given_up.reason)
-            outcome = Failed(1, given_up.reason[:REASON_CHARACTERS_MAX])
+            outcome = Failed(1, given_up.reason[:REASON_CHARACTERS_MAX], given_up.rank)
             events += self.conclude(member.node_rank, outcome, failure, now)
         if report.end is not None:
             blamed = self._blamed(member, report.end)

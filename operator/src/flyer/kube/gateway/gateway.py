@@ -131,6 +131,18 @@ class Gateway:
         if gang is not None:
             self._after(gang, gang.signal(signal, self._clock()))
 
+    def kill(self, job: str, attempt: int) -> set[str]:
+        """The attempt is over: have its ranks killed by their own launchers.
+
+        Returns the uids of the pods that hear it: those end by themselves, and their logs stay.
+        """
+        gang = self._gang(job, attempt)
+        if gang is None:
+            return set()
+        told = gang.kill()
+        self._after(gang, ())
+        return told
+
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
         """A pod has ended (phase Succeeded or Failed, or gone): tell PodExited, exactly once.
 

@@ -37,7 +37,9 @@ def outcome_of_code(code: int, failure: Failure | None) -> Outcome:
     if code < 0:
         rank = f"rank {failure.rank}: " if failure else ""
         return Killed(-code, f"{rank}killed by {_signal_name(-code)}")
-    return Failed(code, _last_line(failure))
+    if failure is None:
+        return Failed(code)
+    return Failed(code, _last_line(failure), failure.rank, failure.traceback or "")
 
 
 def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
@@ -98,9 +100,7 @@ def _words(message: str, headline: re.Match[str] | None) -> str:
     return f"rank {headline.group(1)}: {words}"
 
 
-def _last_line(failure: Failure | None) -> str:
-    if failure is None:
-        return ""
+def _last_line(failure: Failure) -> str:
     lines = (failure.traceback or "").strip().splitlines()
     return _cut(f"rank {failure.rank}: {lines[-1] if lines else failure.outcome}")
 

@@ -39,7 +39,8 @@ __all__ = ["Gangs"]
 # BSD's EX_CANTCREAT, as on one machine: the pods could not be made, and never will be.
 EXIT_NOT_STARTED: Final = 73
 # A job that was told to go, or is over, ends by itself, and its logs stay readable: a deleted pod's
-# do not. A kubelet says seconds later that a container has ended; less than the engine's patience.
+# do not. So does a pod whose launcher hears that it shall kill its ranks. A kubelet says seconds
+# later that a container has ended; less than the engine's patience.
 LINGER_SECONDS: Final = 8.0
 # Others wait for the nodes of a job that released them, and its ranks may sleep through a SIGTERM.
 LINGER_RELEASED_SECONDS: Final = 3.0
@@ -259,30 +260,39 @@ class Gangs:
     async def _stop(self, stop: Stop, gang: _Gang | None) -> None:
         if gang is not None and gang.stopping and gang.task is not None:
             await asyncio.wait([gang.task])  # its calls have deadlines
-        nodes = set(stop.nodes)
         state = self._state_of(stop.job)
         if _ends_by_itself(state):
             over = state is not None and state.ended
             seconds = LINGER_SECONDS if over else LINGER_RELEASED_SECONDS
-            await self._linger(stop.job, stop.attempt, nodes, seconds)
+            await self._linger(stop, seconds)
+        told = self._gateway.kill(stop.job, stop.attempt)
+        await self._delete([one for one in self._living(stop) if one.uid not in told], stop)
+        if told:
+            await self._linger(stop, LINGER_SECONDS)
+            await self._delete(self._living(stop), stop)
+        self.look(stop.job)
+
+    async def _delete(self, pods: Sequence[PodView], stop: Stop) -> None:
         grace_seconds = KILL_SECONDS if stop.kill else STOP_SECONDS
         await _all([
             self._calls.delete(one.namespace, one.name, one.uid, grace_seconds if one.node else 0)
-            for one in self._living(stop.job, stop.attempt, nodes)
+            for one in pods
         ])  # fmt: skip
-        self.look(stop.job)
 
-    def _living(self, job: str, attempt: int, nodes: set[str]) -> list[PodView]:
+    def _living(self, stop: Stop) -> list[PodView]:
         return [
             one
-            for one in self._world.pods_of(job)
-            if one.attempt <= attempt and not one.ended and (not one.node or one.node in nodes)
+            for one in self._world.pods_of(stop.job)
+            if one.attempt <= stop.attempt
+            and not one.ended
+            and (not one.node or one.node in stop.nodes)
         ]
 
-    async def _linger(self, job: str, attempt: int, nodes: set[str], seconds: float) -> None:
+    async def _linger(self, stop: Stop, seconds: float) -> None:
+        """Until they have ended, at most so long."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + seconds
-        while self._living(job, attempt, nodes) and loop.time() < ends_at:  # noqa: ASYNC110
+        while self._living(stop) and loop.time() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(LINGER_POLL_SECONDS)
 
     def stray(self, pod: PodView) -> None:

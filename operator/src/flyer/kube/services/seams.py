@@ -35,6 +35,10 @@ class Gateway(Protocol):
         """Ask the job to save and release."""
         ...
 
+    def kill(self, job: str, attempt: int) -> set[str]:
+        """End the attempt's ranks from inside; uids of the pods that hear it."""
+        ...
+
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
         """A pod has ended: tells PodExited."""
         ...

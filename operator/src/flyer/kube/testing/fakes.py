@@ -142,6 +142,17 @@ class FakeGateway:
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())
 
+    def kill(self, job: str, attempt: int) -> set[str]:
+        """End the attempt's ranks from inside, unless they are deaf."""
+        gang = self.gangs.get(job)
+        if gang is None or gang.start.attempt != attempt or self.deaf:
+            return set()
+        told = {pod.uid for pod in gang.pods if pod.uid in gang.located}
+        for pod in gang.pods:
+            if pod.uid in told:
+                self._kubelets.finish(pod.namespace, pod.name, Exit(137, 9))
+        return told
+
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
         """A pod has ended: tells PodExited, once."""
         for gang in self.gangs.values():

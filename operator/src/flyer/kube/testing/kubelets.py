@@ -136,7 +136,10 @@ class Kubelets:
 
     def _finish(self, namespace: str, name: str, end: Exit | None) -> None:
         pod = self.store.find("pods", name, namespace)
-        if pod is not None and pod["status"]["phase"] in ("Pending", "Running"):
+        deaf = self.stopped_nodes | self.stuck_nodes
+        if pod is None or pod["spec"].get("nodeName") in deaf:
+            return  # nobody there to say so
+        if pod["status"]["phase"] in ("Pending", "Running"):
             self._end(pod, end or Exit())
 
     def lose_node(self, name: str) -> None:
