@@ -15,4 +15,4 @@ def figure(story: str, name: str, seconds: float) -> None:
     path = FOLDER / f"{story}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(known | {name: round(seconds, 1)}, indent=1) + "\n")
+    path.write_text(json.dumps(known | {name: round(seconds, 3)}, indent=1) + "\n")

@@ -26,15 +26,15 @@ print(json.dumps([told.abnormal, told.message]))
 """
 
 
-def claim(name: str, size: str) -> dict[str, Any]:
-    """A claim that pods on all nodes may write."""
+def claim(name: str, size: str, mode: str = "ReadWriteMany") -> dict[str, Any]:
+    """A claim; as it is, pods on all nodes may write it."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name},
         "spec": {
             "storageClassName": "threefs",
-            "accessModes": ["ReadWriteMany"],
+            "accessModes": [mode],
             "resources": {"requests": {"storage": size}},
         },
     }

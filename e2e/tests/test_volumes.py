@@ -118,6 +118,27 @@ def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, name
     assert "Read-only" in reader("touch /volume/x 2>&1 || true")
 
 
+def test_a_claim_for_one_node_goes_to_another_when_it_is_left(
+    release: chart.Release, namespace: str
+) -> None:
+    cluster = release.cluster
+    made = claim("own", "64Mi", "ReadWriteOnce")
+    cluster.apply(made, pod_with("first", WRITER, "own"), namespace=namespace)
+    cluster.wait_ready("first", namespace=namespace, deadline_s=SECONDS)
+    volumes.sh(cluster, namespace, "first", "echo kept > /volume/file")
+    cluster.apply(pod_with("second", READER, "own"), namespace=namespace)
+
+    def refused() -> bool:
+        said = cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/second")
+        return f"is for one node at a time and node `{WRITER}` uses it" in said
+
+    wait_for("the refusal", refused, SECONDS)
+    name = f"--namespace={namespace}"
+    cluster.kubectl("delete", "pod", "first", name, deadline_s=SECONDS)
+    cluster.wait_ready("second", namespace=namespace, deadline_s=SECONDS)
+    assert volumes.sh(cluster, namespace, "second", "cat /volume/file") == "kept\n"
+
+
 def test_a_fuse_daemon_that_dies_is_replaced_under_its_pod(
     release: chart.Release, namespace: str
 ) -> None:
