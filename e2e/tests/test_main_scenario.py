@@ -122,6 +122,12 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     assert said.count(f"final {urgent['digest']}") == NODES
 
 
+def evicted_in(cluster: Cluster, namespace: str, attempt: int) -> bool:
+    """Whether that was the latest attempt that lost its nodes."""
+    evicted = status(cluster, "patient", namespace).get("eviction") or {}
+    return bool(evicted.get("attempt") == attempt)
+
+
 def gives_way(volume: Volume) -> None:
     """The urgent job takes the nodes and ends; the other one goes on where it saved for it."""
     cluster, namespace = volume.cluster, volume.namespace
@@ -129,6 +135,7 @@ def gives_way(volume: Volume) -> None:
     cluster.apply(gang("urgent", "high"), namespace=namespace)
     wait_phase(cluster, "urgent", namespace, "Running", "Succeeded")
     figure("main_scenario", "urgent_apply_to_running_seconds", time.monotonic() - began)
+    wait_for("the eviction", lambda: evicted_in(cluster, namespace, 1), END_SECONDS)
     evicted = status(cluster, "patient", namespace)
     saved = int(evicted["checkpoint"]["step"])
     assert 5 <= saved <= 30
@@ -152,7 +159,7 @@ def kubelet_dies(cluster: Cluster, namespace: str) -> None:
     try:
         wait_for(
             "the loss to be seen",
-            lambda: status(cluster, "patient", namespace)["eviction"]["attempt"] == 2,
+            lambda: evicted_in(cluster, namespace, 2),
             END_SECONDS,
         )
     finally:

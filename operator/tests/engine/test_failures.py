@@ -57,9 +57,9 @@ def test_the_first_traceback_is_kept_whole_and_no_other(desk: Callable) -> None:
         outcome = Failed(1, f"rank {rank}: ValueError: {rank}", rank, words)
         d.tell(PodExited(A, 1, node, outcome))
     first, second = d.status("a").exits
-    assert (first.rank, len(first.traceback)) == (0, 4096)
+    assert (first.rank, len(first.traceback or "")) == (0, 4096)
     assert first.traceback.endswith("x\nValueError: 0")
-    assert (second.rank, second.traceback) == (1, "")
+    assert (second.rank, second.traceback) == (1, None)
 
 
 def test_a_lost_node_is_out_until_it_is_observed_ready(desk: Callable) -> None:

@@ -174,8 +174,8 @@ class Exit(Model):
         default="", max_length=REASON_CHARS_MAX, description="The last line of its traceback"
     )
     rank: int | None = Field(default=None, description="The rank that failed, where it is known")
-    traceback: str = Field(
-        default="",
+    traceback: str | None = Field(
+        default=None,
         max_length=TRACEBACK_CHARS_MAX,
         description="The end of its traceback; of the first exit that has one",
     )

@@ -261,6 +261,7 @@ def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -
     exits = draft.jobs[key].status.exits
     # One is enough for people, and a gang's would not fit into its object.
     told = any(one.traceback for one in exits)
+    words = getattr(outcome, "traceback", "")
     recorded = Exit(
         node=node,
         outcome=_OUTCOMES[type(outcome)],  # type: ignore[arg-type]
@@ -268,7 +269,7 @@ def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -
         signal=getattr(outcome, "signal", None),
         reason=getattr(outcome, "reason", "")[:REASON_CHARS_MAX],
         rank=getattr(outcome, "rank", None),
-        traceback="" if told else getattr(outcome, "traceback", "")[-TRACEBACK_CHARS_MAX:],
+        traceback=None if told else words[-TRACEBACK_CHARS_MAX:] or None,
         time=draft.now,
     )
     draft.update(key, exits=(*exits, recorded))
