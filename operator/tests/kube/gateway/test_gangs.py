@@ -192,6 +192,12 @@ async def test_an_attempt_that_is_over_is_killed_by_its_own_launchers(world: Any
     await launchers[0].hear("kill")
     await world.sidecar("gpt-1-1")  # whoever comes later hears it too
     await world.until(lambda: world.sidecars["gpt-1-1"].ledger.kill)
+    # A pod whose launcher has ended does so by itself, though its sidecar is gone.
+    await launchers[0].say(op="ended", code=-9, failure=None)
+    await launchers[0].hear("done")
+    await world.sidecars["gpt-1-0"].end()
+    told = {"uid-gpt-1-0", "uid-gpt-1-1"}
+    await world.until(lambda: world.gateway.kill(gang.key, gang.attempt) == told)
 
 
 async def test_the_gateway_restarts_in_the_middle_of_a_suspension(world: Any) -> None:

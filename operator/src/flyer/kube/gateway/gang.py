@@ -199,11 +199,15 @@ class Gang:
         return Order(start=start, suspend=suspend, terminate=self._terminate, kill=self._kill)
 
     def kill(self) -> set[str]:
-        """The attempt is over: its ranks are to be killed. Uids of the pods that are told."""
+        """The attempt is over: its ranks are to be killed. Uids of pods that end by themselves."""
         if not self._kill:
             self._kill = True
             self.order_version += 1
-        return {one.identity.uid for one in self.members if one.connected}
+        return {
+            one.identity.uid
+            for one in self.members
+            if one.connected or one.launcher is LauncherState.ENDED
+        }
 
     def absent(self) -> list[str]:
         """Names of pods that the start still waits for."""

@@ -134,7 +134,8 @@ class Gateway:
     def kill(self, job: str, attempt: int) -> set[str]:
         """The attempt is over: have its ranks killed by their own launchers.
 
-        Returns the uids of the pods that hear it: those end by themselves, and their logs stay.
+        Returns the uids of the pods that hear it, or whose launchers have ended: they end by
+        themselves, and their logs stay.
         """
         gang = self._gang(job, attempt)
         if gang is None:

@@ -36,7 +36,7 @@ class Gateway(Protocol):
         ...
 
     def kill(self, job: str, attempt: int) -> set[str]:
-        """End the attempt's ranks from inside; uids of the pods that hear it."""
+        """End the attempt's ranks from inside; uids of the pods that then end by themselves."""
         ...
 
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
