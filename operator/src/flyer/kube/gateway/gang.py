@@ -203,11 +203,8 @@ class Gang:
         if not self._kill:
             self._kill = True
             self.order_version += 1
-        return {
-            one.identity.uid
-            for one in self.members
-            if one.connected or one.launcher is LauncherState.ENDED
-        }
+        ended = LauncherState.ENDED
+        return {m.identity.uid for m in self.members if m.connected or m.launcher is ended}
 
     def absent(self) -> list[str]:
         """Names of pods that the start still waits for."""
@@ -372,7 +369,13 @@ class Gang:
         if end.rank is None:
             return None
         failure = self._failure(member, end.rank, end.time, status=end.rank_status)
-        return _replaced(failure, end)
+        return replace(
+            failure,
+            signal=end.rank_signal,
+            error_type=end.error_type,
+            peer_lost=end.peer_lost,
+            traceback=end.traceback,
+        )
 
     def _failure(
         self, member: Member, rank: int, time: float, *, status: int | None, text: str | None = None
@@ -396,13 +399,3 @@ class Gang:
         events = self._flush() if ends else []
         events += [PodExited(job, attempt, names[rank], outcome) for rank, outcome in ends]
         return events
-
-
-def _replaced(failure: Failure, end: End) -> Failure:
-    return replace(
-        failure,
-        signal=end.rank_signal,
-        error_type=end.error_type,
-        peer_lost=end.peer_lost,
-        traceback=end.traceback,
-    )
