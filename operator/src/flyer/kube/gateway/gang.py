@@ -90,9 +90,8 @@ class Gang:
         self._orders: list[StartOrder] | None = None
         self._deadline: float | None = None
         self._reason = ""
-        self._terminate = self._kill = False
         self._terminate_at: float | None = None
-        self._received = self._released = False
+        self._received = self._released = self._terminate = self._kill = False
         self._step_told: int | None = None
         self._step_due: float | None = None
 
