@@ -18,21 +18,19 @@ from e2e.jobs import END_SECONDS, job, pods_of, status, step, wait_phase, wait_s
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from e2e import chart
     from e2e.cluster.handle import Cluster
     from e2e.hardware import FakeHardware
 
 # The first test of a session starts the cluster, loads images and installs the chart.
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.timeout(1800),
+    pytest.mark.usefixtures("release"),
+]
 
 SCRIPT = Path(counting.__file__).read_text()
 ENDLESS = 1_000_000
-
-
-@pytest.fixture
-def cluster(release: chart.Release) -> Cluster:
-    """The session's, with the suite on it."""
-    return release.cluster
 
 
 def counter(name: str, nodes: int, steps: int = ENDLESS, **spec: Any) -> dict[str, Any]:
