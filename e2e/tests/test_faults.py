@@ -70,7 +70,9 @@ def test_a_pod_deleted_by_hand_restarts_the_gang(cluster: Cluster, namespace: st
     cluster.apply(counter("hurt", 3), namespace=namespace)
     seen = wait_step(cluster, "hurt", namespace, counting.SAVE_STEPS + 1)
     (pod,) = pods_of(cluster, "hurt", namespace, attempt=1, node_rank=1)
-    cluster.kubectl("delete", "pod", pod["metadata"]["name"], f"--namespace={namespace}")
+    words = ("delete", "pod", pod["metadata"]["name"], f"--namespace={namespace}")
+    # Its rank would take all of the job's grace.
+    cluster.kubectl(*words, "--grace-period=1", deadline_s=END_SECONDS)
     found = wait_phase(cluster, "hurt", namespace, "Running", attempt=2)
     assert found["chain"]["restarts"] == 1
     assert found["eviction"]["reason"] == "PodKilled", found["eviction"]
