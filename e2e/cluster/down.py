@@ -35,6 +35,16 @@ def remove(folder: Path) -> None:
     kill_all(state)
     network.remove(state)
     _remove_cgroups(state)
+    _remove_files(folder)
+
+
+def _remove_files(folder: Path) -> None:
+    """The state goes last: whoever is interrupted before can say `down` once more."""
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "state.json":
+            path.unlink()
     if folder.exists():
         shutil.rmtree(folder)
 
