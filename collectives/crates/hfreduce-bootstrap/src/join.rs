@@ -57,7 +57,13 @@ impl Settings {
         let left = || deadline.remaining().unwrap_or_default();
         let expected = self.expected_places()?;
         let own = match &expected {
-            Some((_, places)) => places[self.rank as usize].clone(),
+            Some((_, places)) => {
+                places.get(self.rank as usize).cloned().ok_or_else(|| SettingError {
+                    name: "RANK",
+                    value: self.rank.to_string(),
+                    expected: format!("a number below the {} ranks that there are", places.len()),
+                })?
+            }
             None => Place { node: self.node.clone(), zone: self.zone.clone(), address: None },
         };
         let (host, port) = self.address_of_meeting()?;
@@ -92,6 +98,7 @@ impl Settings {
         let mut options = Options::new(self.rank, placement);
         options.job.clone_from(&self.job);
         options.slot_bytes = self.chunk_bytes.unwrap_or(options.slot_bytes);
+        options.lend = self.lend;
         options.liveness = self.liveness.min(Duration::from_secs(86_400));
         let given = own.address.as_ref().map(|text| {
             text.parse().map_err(|_| SettingError {

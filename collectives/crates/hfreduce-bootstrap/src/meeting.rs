@@ -342,11 +342,14 @@ fn absence(absent: &[u32], world: u32) -> String {
     format!("rank {}{more} did not come in time ({come} of {world} did)", named.join(", "))
 }
 
-/// Loopback stays on loopback; otherwise all addresses, since the name may be a service's.
+/// A loopback address stays on loopback; otherwise all addresses: the name may be a service's, or
+/// this machine's own, which Debian's /etc/hosts gives a loopback address that no other machine has.
 fn listening_address(host: &str, port: u16) -> SocketAddr {
     let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
     let address = match found.map(|found| found.ip()) {
-        Some(ip) if ip.is_loopback() => ip,
+        Some(ip) if ip.is_loopback() && (host == "localhost" || host.parse::<IpAddr>().is_ok()) => {
+            ip
+        }
         Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };

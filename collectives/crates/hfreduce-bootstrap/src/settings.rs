@@ -37,6 +37,8 @@ pub struct Settings {
     pub connect: Duration,
     /// Silence after which a peer counts as stalled.
     pub liveness: Duration,
+    /// Nodes on one machine share memory instead of using TCP.
+    pub lend: bool,
 }
 
 /// A value that cannot be used.
@@ -67,6 +69,7 @@ impl Settings {
             chunk_bytes: None,
             connect: Duration::from_secs(120),
             liveness: Duration::from_secs(10),
+            lend: true,
         }
     }
 
@@ -124,6 +127,11 @@ impl Settings {
                 *place = seconds(name, &value)?;
             }
         }
+        settings.lend = match text("HFREDUCE_TRANSPORT").as_deref() {
+            None | Some("auto") => true,
+            Some("tcp") => false,
+            Some(other) => return Err(wrong("HFREDUCE_TRANSPORT", other, "auto or tcp")),
+        };
         Ok(settings)
     }
 

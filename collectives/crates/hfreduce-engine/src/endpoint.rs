@@ -58,6 +58,7 @@ struct Info {
     port: u16,
     local_socket: String,
     /// Where neighbours on this machine leave their boards for us.
+    #[serde(default)]
     counter: String,
     /// A digest of everything that must be the same on all ranks.
     agreement: u64,
@@ -68,7 +69,6 @@ struct Info {
 /// One rank before it knows its peers.
 pub struct Endpoint {
     options: Options,
-    slots: usize,
     placement: Placement,
     plan: Plan,
     key: Key,
@@ -89,10 +89,7 @@ impl Endpoint {
         let refuse = |detail: String| refused(&options, CauseKind::Invalid, "being called", detail);
         let placement =
             Placement::new(&options.placement).map_err(|error| refuse(error.to_string()))?;
-        let slots = options
-            .slots
-            .unwrap_or_else(|| default_slots(placement.nodes().len(), options.slot_bytes));
-        check(&options, slots, &placement).map_err(refuse)?;
+        check(&options, &placement).map_err(refuse)?;
         let plan = match &options.bridge {
             Some((a, b)) => Plan::with_bridge(placement.nodes(), (a, b)),
             None => Plan::new(placement.nodes()),
@@ -119,8 +116,8 @@ impl Endpoint {
         let (local_socket, local_listener) = listen(first)?;
         let (counter, counter_listener) = listen(options.lend && placement.nodes().len() > 1)?;
         let agreed = format!(
-            "placement {:?}, bridge {:?}, slot_bytes {}, slots {}, window {}",
-            options.placement, options.bridge, options.slot_bytes, slots, options.window
+            "placement {:?}, bridge {:?}, slot_bytes {}, slots {:?}, window {}",
+            options.placement, options.bridge, options.slot_bytes, options.slots, options.window
         );
         let info = Info {
             version: INFO_VERSION,
@@ -134,10 +131,10 @@ impl Endpoint {
             counter,
             agreement: digest(agreed.as_bytes()),
             agreed: format!(
-                "{} ranks, slot_bytes {}, slots {}, window {}, bridge {:?}",
+                "{} ranks, slot_bytes {}, slots {:?}, window {}, bridge {:?}",
                 options.placement.len(),
                 options.slot_bytes,
-                slots,
+                options.slots,
                 options.window,
                 options.bridge
             ),
@@ -146,7 +143,6 @@ impl Endpoint {
         let (recorder, counter) = (OnceLock::new(), counter_listener);
         Ok(Self {
             options,
-            slots,
             placement,
             plan,
             key,
@@ -197,6 +193,9 @@ impl Endpoint {
     ) -> Result<Communicator, CollectiveError> {
         let channels = self.channels(&infos);
         let options = &self.options;
+        let nodes = self.placement.nodes().len();
+        let slots =
+            options.slots.unwrap_or_else(|| default_slots(nodes, channels, options.slot_bytes));
         let identity = Identity {
             job: options.job.clone(),
             rank: options.rank,
@@ -206,7 +205,7 @@ impl Endpoint {
         };
         let bell =
             poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;
-        let (board, neighbourhood) = self.meet_locals(&infos, group, &bell, deadline)?;
+        let (board, neighbourhood) = self.meet_locals(&infos, group, &bell, slots, deadline)?;
         let trunk = self.meet_neighbours(&infos, group, channels, &board, deadline)?;
         let on_host = infos.iter().filter(|info| info.host == self.info.host).count();
         // With more ranks than processors whoever looks longer only keeps the others from working.

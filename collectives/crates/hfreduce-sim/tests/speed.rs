@@ -72,7 +72,8 @@ fn the_default_slots_cost_no_speed() {
             let done = allreduce(&plan, &Hardware::FIRE_FLYER_2, settings, &[SIZE_BYTES]).unwrap();
             done.algorithm_rate(SIZE_BYTES)
         };
-        let few = hfreduce_engine::endpoint::default_slots(nodes, Settings::default().slot_bytes);
+        let few =
+            hfreduce_engine::endpoint::default_slots(nodes, 1, Settings::default().slot_bytes);
         let (few, many) = (rate(few), rate(64));
         assert!(few > 0.99 * many, "{nodes} nodes: {few} with the default, {many} with 64");
     }

@@ -133,7 +133,8 @@ async fn renew(
                 let until = asked.after(*valid);
                 fence.hold_until(until);
                 state.send_replace(State::Held { until });
-                pause = *valid / RENEWALS;
+                // Counted from when it was asked: an answer may have taken longer than a pause.
+                pause = (*valid / RENEWALS).saturating_sub(Moment::now().since(asked));
             }
             Ok(Renewal::Lost(found)) => {
                 tracing::error!(path, by = named(found), "the claim on this volume is lost");

@@ -226,10 +226,10 @@ impl Manager {
         Placed { chains, staying, leaving: leaving.clone(), full: view.full(now), waiting }
     }
 
-    /// Nodes that are away, or have no room.
+    /// Nodes that are away, have no room, or cannot open one of their targets.
     fn helpless(&self, view: &View, now: Millis) -> BTreeSet<NodeId> {
         let away = view.nodes.keys().filter(|node| !view.is_alive(**node, &self.timers, now));
-        away.copied().chain(view.full(now)).collect()
+        away.copied().chain(view.full(now)).chain(view.broken()).collect()
     }
 }
 

@@ -190,6 +190,12 @@ impl View {
         full.map(|(node, _)| *node).chain(refused.map(|(node, _)| *node)).collect()
     }
 
+    /// Nodes with a target that cannot even be opened.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = NodeId> {
+        let broken = |heard: &Heard| heard.targets.iter().any(cannot_open);
+        self.heard.iter().filter(move |(_, heard)| broken(heard)).map(|(node, _)| *node)
+    }
+
     /// A move's destination has given up while its node was alive: its disk is full, or fails.
     pub(crate) fn note_setbacks(&mut self, timers: &Timers, now: Millis, chains: &[Chain]) {
         for chain in chains {
@@ -216,9 +222,8 @@ impl View {
             return false;
         };
         let setbacks = self.setbacks.get(&this.destination).copied().unwrap_or(0);
-        let cannot_open = self
-            .line(place.node, place.target)
-            .is_some_and(|line| says_offline(&line) && line.capacity_bytes == 0);
+        let cannot_open =
+            self.line(place.node, place.target).is_some_and(|line| cannot_open(&line));
         self.wanted.leaving.contains(&place.node) || setbacks >= SETBACKS_MAX || cannot_open
     }
 
@@ -300,4 +305,8 @@ impl View {
 
 fn says_offline(line: &TargetReport) -> bool {
     line.report.state == LocalState::Offline
+}
+
+fn cannot_open(line: &TargetReport) -> bool {
+    says_offline(line) && line.capacity_bytes == 0
 }

@@ -20,12 +20,12 @@ impl Endpoint {
         infos: &[Info],
         group: u64,
         bell: &OwnedFd,
+        slots: usize,
         deadline: Deadline,
     ) -> Result<(Board, Neighbourhood), CollectiveError> {
         let node = self.placement.node_of(self.options.rank);
         let members = self.placement.members(node);
-        let shape =
-            Shape { locals: members.len(), slots: self.slots, slot_bytes: self.options.slot_bytes };
+        let shape = Shape { locals: members.len(), slots, slot_bytes: self.options.slot_bytes };
         let own = || bell.try_clone();
         let io =
             |error: io::Error| self.trouble("sharing memory inside the node", error.to_string());

@@ -63,14 +63,16 @@ impl Options {
     }
 }
 
-/// Every level of the trees holds a chunk of each tree on its way up and one on its way down, and
-/// a slow link wants bytes under way. More than that only pushes chunks out of the caches.
-pub fn default_slots(nodes: usize, slot_bytes: usize) -> usize {
+/// Every level of the trees holds a chunk of each tree on its way up and one on its way down, each
+/// of the ranks that share the work has two of each tree, and a slow link wants bytes under way.
+/// More than that only pushes chunks out of the caches.
+pub fn default_slots(nodes: usize, channels: usize, slot_bytes: usize) -> usize {
     let levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
-    (4 * levels as usize).max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
+    let wanted = 4 * channels.max(levels as usize);
+    wanted.max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
 }
 
-pub(super) fn check(options: &Options, slots: usize, placement: &Placement) -> Result<(), String> {
+pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), String> {
     if options.rank as usize >= placement.world_size() {
         let size = placement.world_size();
         return Err(format!("rank {} does not exist in a world of {size}", options.rank));
@@ -85,8 +87,11 @@ pub(super) fn check(options: &Options, slots: usize, placement: &Placement) -> R
     if !(4096..=64 << 20).contains(&slot) || !slot.is_multiple_of(4096) {
         return Err(format!("chunk_bytes {slot} is no multiple of 4096 from 4096 to 64 MiB"));
     }
-    if !(2..=64).contains(&slots) || !(1..=64).contains(&options.window) {
-        return Err(format!("slots {slots} or window {} is out of range", options.window));
+    if let Some(slots) = options.slots.filter(|slots| !(2..=64).contains(slots)) {
+        return Err(format!("slots {slots} is not from 2 to 64"));
+    }
+    if !(1..=64).contains(&options.window) {
+        return Err(format!("window {} is not from 1 to 64", options.window));
     }
     if options.liveness < Duration::from_millis(500) {
         return Err(format!("a liveness time-out of {:?} is under 500 ms", options.liveness));

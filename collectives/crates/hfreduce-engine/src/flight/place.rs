@@ -24,6 +24,8 @@ pub const SUFFIX: &str = ".flight";
 pub const NAMELESS: &str = "hfreduce-flight";
 /// Files of processes that have ended are kept this long for whoever looks.
 const KEPT: Duration = Duration::from_secs(3600);
+/// Files of processes that have ended are this many at most.
+const ENDED_MAX: usize = 128;
 /// Entries of the folder that are looked at when a recorder is made.
 const SWEPT_MAX: usize = 1024;
 
@@ -203,24 +205,48 @@ pub fn private_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes files of processes that ended more than an hour ago or before the machine started.
+/// Removes files of processes that ended more than an hour ago, and of those that ended since all
+/// but the newest.
 fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
-    let (now_ns, boot) = (monotonic_ns(), boot_id());
-    for entry in entries.take(SWEPT_MAX).flatten() {
-        let path = entry.path();
-        if !path.to_string_lossy().ends_with(SUFFIX) {
-            continue;
-        }
-        let Ok(bytes) = fs::read(&path) else { continue };
-        let Ok(found) = Snapshot::of(&bytes, None) else { continue };
-        let aged = now_ns.saturating_sub(found.beat_ns) > KEPT.as_nanos() as u64;
-        let elsewhere = found.pid_namespace != pid_namespace();
-        let alive = process_start(found.pid) == Some(found.process_start) || elsewhere;
-        if found.boot_id != boot || (aged && !alive) {
-            let _ = fs::remove_file(&path);
+    let mut ended: Vec<(Duration, PathBuf)> = entries
+        .take(SWEPT_MAX)
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.to_string_lossy().ends_with(SUFFIX))
+        .filter_map(|path| Some((silent_for(&path)?, path)))
+        .collect();
+    ended.sort();
+    for (at, (silent, path)) in ended.into_iter().enumerate() {
+        if silent > KEPT || at >= ENDED_MAX {
+            let _ = fs::remove_file(path);
         }
     }
+}
+
+/// How long a recorder whose process has ended has been silent; none while that may be alive.
+fn silent_for(path: &Path) -> Option<Duration> {
+    let written = fs::metadata(path).and_then(|found| found.modified()).ok()?;
+    let age = written.elapsed().unwrap_or_default();
+    let Ok(found) = Snapshot::of(&fs::read(path).ok()?, None) else {
+        // Killed while it was made, or of another version.
+        return (age > KEPT).then_some(age);
+    };
+    if found.host != host_name() {
+        // A folder that machines share: we cannot ask for its process.
+        return (age > KEPT).then_some(age);
+    }
+    if found.boot_id != boot_id() {
+        return Some(Duration::MAX);
+    }
+    let silent = Duration::from_nanos(monotonic_ns().saturating_sub(found.beat_ns));
+    let alive = if found.pid_namespace == pid_namespace() {
+        process_start(found.pid) == Some(found.process_start)
+    } else {
+        // A container beside us, or the one before us in this pod: whoever lives gives signs of it.
+        silent < KEPT
+    };
+    (!alive).then_some(silent)
 }
 
 /// Nanoseconds of the clock that all processes of the machine share and nobody sets.

@@ -145,8 +145,9 @@ class Mounts:
                     raise Refused(
                         "conflict", f"{_named(there[-1])} is mounted at `{target}`: not of 3FS"
                     )
-                how = self._undo(there[-1])
-            self._forget(target)
+                how = _worse(how, self._undo(there[-1]))
+            if self._forget(target):
+                how = "detached"
             with contextlib.suppress(syscalls.TimedOut, OSError):
                 syscalls.call("remove", target, timeout=DETACH_SECONDS)
             return {"was": was, "how": how}
@@ -353,11 +354,12 @@ class Mounts:
         os.close(held.descriptor)
         self._state_file(held).unlink(missing_ok=True)
 
-    def _forget(self, target: str) -> None:
-        """Something else has undone the mount: end its daemon."""
+    def _forget(self, target: str) -> bool:
+        """Something else has undone the mount: end its daemon; false if there was none."""
         known = self._held.get(target)
         if known is not None:
             self._end(*known, at_once=True)
+        return known is not None
 
     def _is_held(self, device: str) -> bool:
         with self._changed:
@@ -408,13 +410,21 @@ class Mounts:
                 self._changed.notify_all()
 
 
+def _worse(one: str, other: str) -> str:
+    """How several mounts at one place were undone: as well as the worst of them."""
+    return "detached" if "detached" in (one, other) else other
+
+
 def _undo_other(mount: Mount, *, orphan: bool) -> str:
-    """A second place of a mount, or a mount whose holder has died."""
+    """A second place of a mount, or a mount whose holder has died, which never ends clean.
+
+    What that had taken and not yet written is lost.
+    """
     if orphan:
         _abort(mount.device)
     with contextlib.suppress(syscalls.TimedOut, OSError):
         syscalls.call("unmount", mount.target, timeout=UNMOUNT_SECONDS)
-        return "clean"
+        return "detached" if orphan else "clean"
     _call("detach", mount.target, timeout=DETACH_SECONDS)
     return "detached"
 

@@ -280,12 +280,11 @@ class Gangs:
         ])  # fmt: skip
 
     def _living(self, stop: Stop) -> list[PodView]:
+        nodes = frozenset(stop.nodes)  # Asked often, of thousands.
         return [
             one
             for one in self._world.pods_of(stop.job)
-            if one.attempt <= stop.attempt
-            and not one.ended
-            and (not one.node or one.node in stop.nodes)
+            if one.attempt <= stop.attempt and not one.ended and (not one.node or one.node in nodes)
         ]
 
     async def _linger(self, stop: Stop, seconds: float) -> None:

@@ -225,10 +225,11 @@ class Term:
         if status is None or not status.occupied:
             return
         attempt, assignment = status.chain.attempt, status.assignment
+        # Whatever its phase: a node without a living pod is given to the next job.
+        living = {one.node for one in self._world.pods_of(job.key) if not one.ended}
+        if not living.issuperset(one.name for one in status.occupied):
+            await self._confirm(job)
         if status.phase in _LIVE and assignment is not None and not self._gangs.knows(job.key):
-            pods = [one for one in self._world.pods_of(job.key) if one.attempt == attempt]
-            if len(pods) < len(assignment.nodes):
-                await self._confirm(job)
             self._gangs.adopt(
                 job,
                 Start(job.key, attempt, assignment, status.checkpoint, status.chain.life_state),
