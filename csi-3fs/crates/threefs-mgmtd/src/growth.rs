@@ -188,11 +188,13 @@ impl Manager {
         for (nodes, id) in new.iter().zip(last + 1..) {
             placed.chains.insert(ChainId(id), nodes.iter().copied().collect());
         }
+        let moves = placed.clone().moves();
         let plan = RebalancePlan {
             automatic: self.automatic,
             leaving: leaving.iter().copied().collect(),
             new_chains: new.len() as u32,
-            moves: placed.moves(),
+            stuck: placed.stuck(&moves) as u32,
+            moves,
             under_way: view.routing.moves.values().copied().collect(),
         };
         if apply {

@@ -252,3 +252,30 @@ async fn a_node_that_leaves_is_empty_in_the_end() {
     cluster.nodes[0].dead = true;
     steps_until(&mut cluster, "whole without it", 3, is_whole).await;
 }
+
+#[tokio::test]
+async fn what_cannot_leave_is_told_and_leaves_when_there_is_room() {
+    let mut cluster = Cluster::whole().await;
+    let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();
+    cluster.manager = manager;
+    cluster.nodes.push(FakeNode::new(4));
+    cluster.steps_until("the node is known", |it| it.nodes.len() == 4).await;
+    cluster.manager.rebalance(true, None, cluster.now).await.unwrap();
+    steps_until(&mut cluster, "balance", 3, |it| it.chains.len() == 8 && balanced(it)).await;
+    cluster.nodes.iter_mut().for_each(|node| node.used_bytes = 10);
+    for _ in 0..10 {
+        cluster.step().await;
+    }
+    let held = loads(&cluster.routing())[&1];
+    let leaving = Some(vec![NodeId(1)]);
+    let plan = cluster.manager.rebalance(true, leaving, cluster.now).await.unwrap();
+    assert_eq!((plan.stuck as usize, plan.moves.len()), (held, 0), "all are full: {plan:?}");
+    for _ in 0..40 {
+        cluster.step().await;
+    }
+    assert_eq!(loads(&cluster.routing())[&1], held);
+    // Room comes: what was asked for is done without being asked for again.
+    cluster.nodes.iter_mut().for_each(|node| node.used_bytes = 1);
+    let gone = |it: &RoutingInfo| it.targets_of_node(NodeId(1)).count() == 0 && it.moves.is_empty();
+    steps_until(&mut cluster, "node 1 is empty", 3, gone).await;
+}

@@ -83,6 +83,8 @@ pub struct RebalancePlan {
     pub moves: Vec<PlannedMove>,
     /// Replicas that move now.
     pub under_way: Vec<Move>,
+    /// Replicas on nodes that shall hold nothing for which no other node has room.
+    pub stuck: u32,
 }
 
 /// What an operator wants to know at a glance; chains are in the routing.

@@ -77,6 +77,13 @@ impl Placed {
         moves
     }
 
+    /// How many replicas stay on nodes that shall hold nothing when these moves are made: no other
+    /// node has room for them.
+    pub(crate) fn stuck(&self, moves: &[PlannedMove]) -> usize {
+        let go = moves.iter().filter(|step| self.leaving.contains(&step.from)).count();
+        self.on_nodes(&self.leaving).len().saturating_sub(go)
+    }
+
     /// The nodes of further chains, so many that each staying node could be first of
     /// `chains_per_node`, beside those that wait for others; empty while there are fewer staying nodes than replicas.
     pub(crate) fn new_chains(&self, replicas: u32, chains_per_node: u32) -> Vec<Vec<NodeId>> {
@@ -173,6 +180,7 @@ mod tests {
             prop_assert!(spread <= 1, "{loads:?}");
             if before.staying.len() >= replicas as usize {
                 prop_assert!(after.on_nodes(&before.leaving).is_empty());
+                prop_assert_eq!(before.stuck(&moves), 0);
             }
             prop_assert!(after.moves().is_empty() || before.staying.len() < replicas as usize);
         }

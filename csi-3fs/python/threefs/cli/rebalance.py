@@ -41,7 +41,12 @@ def show_rebalance(
         )
     if plan["new_chains"]:
         console.print(f"{plan['new_chains']} chains are added for new files")
-    if not (plan["under_way"] or plan["moves"] or plan["new_chains"]):
+    if plan["stuck"]:
+        console.print(
+            f"{plan['stuck']} replicas cannot leave: no other node has room for them (a tenth of its "
+            "disk free, and no move to it given up in the last ten minutes); keep their nodes"
+        )
+    elif not (plan["under_way"] or plan["moves"] or plan["new_chains"]):
         console.print("nothing has to move")
-    elif not (apply or plan["automatic"]):
+    if (plan["moves"] or plan["new_chains"]) and not (apply or plan["automatic"]):
         console.print("begin with `threefs rebalance --apply`")
