@@ -99,8 +99,7 @@ pub unsafe extern "C" fn hfr_close(comm: *mut Comm, timeout_seconds: f64) -> Sta
         }
         // SAFETY: the caller's promise: it is ours, and nobody uses it any more.
         let comm = unsafe { Box::from_raw(comm) };
-        let broken = comm.engine.error();
-        comm.engine.close(seconds("timeout_seconds", timeout_seconds)?);
+        let broken = comm.engine.close(seconds("timeout_seconds", timeout_seconds)?);
         broken.map_or(Ok(()), |error| Err(error.into()))
     })
 }

@@ -299,10 +299,11 @@ impl Communicator {
         self.inner.wake_background();
     }
 
-    /// Finishes what is under way (for at most `timeout`), takes leave and ends the threads.
-    pub fn close(&self, timeout: Duration) {
+    /// Finishes what is under way (for at most `timeout`), takes leave and ends the threads. What
+    /// broke it before that, if anything did: work that did not end in time, too.
+    pub fn close(&self, timeout: Duration) -> Option<CollectiveError> {
         if self.closed.swap(true, Ordering::SeqCst) || !self.inner.is_ours() {
-            return;
+            return None;
         }
         let until = Instant::now() + timeout.min(TIMEOUT_MAX);
         self.inner.stop.store(true, Ordering::SeqCst);
@@ -320,8 +321,9 @@ impl Communicator {
         });
         let closed = Cause::new(CauseKind::PeerLeft, self.rank(), "this communicator is closed")
             .blaming(self.rank(), self.identity().placement.node_name(self.rank()));
-        let _ = self.inner.shared.broken.set(closed);
+        let broken = self.inner.shared.broken.set(closed).is_err();
         self.inner.shared.recorder.close();
+        if broken { self.error() } else { None }
     }
 
     pub(crate) fn submit(

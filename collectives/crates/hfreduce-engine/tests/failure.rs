@@ -175,6 +175,43 @@ fn who_leaves_early_is_named_by_those_who_go_on() {
 }
 
 #[test]
+fn closing_tells_what_it_had_to_abort() {
+    let told = run(
+        &placement(2, 1),
+        |_| {},
+        |comm| {
+            let mut data = vec![1.0; 10_000];
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            // Rank 1 never calls.
+            let work = (comm.rank() == 0).then(|| allreduce(&comm, &mut data));
+            let told = comm.close(Duration::from_millis(100));
+            assert!(comm.close(TIMEOUT).is_none(), "told once");
+            (work.is_some(), told)
+        },
+    );
+    for (had_work, told) in told {
+        let kinds = told.as_ref().map(|error| error.cause.kind);
+        match had_work {
+            // Whichever came first: its own patience or the other's leave.
+            true => {
+                assert!(matches!(kinds, Some(CauseKind::Aborted | CauseKind::PeerLeft)), "{told:?}")
+            }
+            false => assert!(!matches!(kinds, Some(CauseKind::PeerLeft)), "{told:?}"),
+        }
+    }
+    let quiet = run(
+        &placement(2, 1),
+        |_| {},
+        |comm| {
+            let mut data = vec![1.0; 10_000];
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            comm.close(TIMEOUT).is_none()
+        },
+    );
+    assert!(quiet.into_iter().all(|nothing| nothing), "a clean end is no error");
+}
+
+#[test]
 fn what_a_caller_must_not_ask_is_refused_before_anything_happens() {
     run(
         &placement(1, 2),
