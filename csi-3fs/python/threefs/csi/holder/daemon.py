@@ -82,16 +82,19 @@ class Daemon:
             return Report("stopped", pid, report.restarts, report.since, told)
         return report
 
-    def stop(self, *, at_once: bool = False) -> None:
-        """End it for good: asked first, unless `at_once`, and killed when it does not."""
+    def stop(self, *, at_once: bool = False) -> bool:
+        """End it for good: asked first, unless `at_once`, and killed when it does not.
+
+        True if it was there and ended because it was asked.
+        """
         with self._changed:
             self._stopping = True
             process = self._process
             self._changed.notify_all()
-        if process is not None:
-            _end(process, 0.0 if at_once else STOP_SECONDS)
+        gently = process is not None and _end(process, 0.0 if at_once else STOP_SECONDS)
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
+        return gently
 
     def _run(self, resume: bool) -> None:  # noqa: FBT001 -- a thread's argument
         failures = 0
@@ -183,15 +186,18 @@ class Daemon:
             self._changed.notify_all()
 
 
-def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+def _end(process: subprocess.Popen[bytes], patience: float) -> bool:
+    """True if it did not have to be killed."""
     if patience:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
-    if process.poll() is None:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
+    if process.poll() is not None:
+        return True
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    return False
 
 
 def _is_stopped(pid: int) -> bool:

@@ -341,18 +341,20 @@ class Mounts:
             self._end(held, daemon, at_once=True)
             with contextlib.suppress(syscalls.TimedOut, OSError):
                 syscalls.call("detach", held.target, timeout=DETACH_SECONDS)
-        else:
-            self._end(held, daemon, at_once=False)
+        elif not self._end(held, daemon, at_once=False):
+            how = "detached"  # Killed: what it had still to tell is lost.
         return how
 
-    def _end(self, held: Held, daemon: Daemon, *, at_once: bool) -> None:
-        daemon.stop(at_once=at_once)
+    def _end(self, held: Held, daemon: Daemon, *, at_once: bool) -> bool:
+        """End a mount's daemon; true if it did not have to be killed."""
+        gently = daemon.stop(at_once=at_once)
         with self._changed:
             self._held.pop(held.target, None)
         # First: the kernel ends a mount when nobody has its descriptor any more.
         self._keeper.drop(held.target)
         os.close(held.descriptor)
         self._state_file(held).unlink(missing_ok=True)
+        return gently
 
     def _forget(self, target: str) -> bool:
         """Something else has undone the mount: end its daemon; false if there was none."""
