@@ -202,8 +202,12 @@ class Gang:
         if not self._kill:
             self._kill = True
             self.order_version += 1
-        ended = LauncherState.ENDED
-        return {m.identity.uid for m in self.members if m.connected or m.launcher is ended}
+        ended, absent = LauncherState.ENDED, LauncherState.ABSENT
+        return {
+            m.identity.uid
+            for m in self.members
+            if m.launcher is ended or (m.connected and m.launcher is not absent)
+        }
 
     def absent(self) -> list[str]:
         """Names of pods that the start still waits for."""
