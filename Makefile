@@ -4,6 +4,8 @@ SHELL := /bin/bash -euo pipefail
 UV := build/tools/bin/uv
 PYTHON := .venv/bin/python
 export UV_PYTHON_DOWNLOADS := never
+# Hundreds of processes of the demo and the tests import the same modules: compiled once, kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## this list
