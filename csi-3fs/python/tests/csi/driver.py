@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from threefs.cluster import ClusterFile
+
 CALL_SECONDS = 60.0
+TIMEOUT_SECONDS = 10.0
 GIBIBYTE = 1 << 30
 Mode = csi.VolumeCapability.AccessMode
 
@@ -40,6 +43,8 @@ class Driver:
     metrics: Metrics = field(default_factory=Metrics)
     name: str = DRIVER
     now: float = 0.0
+    timeouts: list[float] = field(default_factory=list)
+    """Of each connection to 3FS, as it was made."""
 
     def __post_init__(self) -> None:
         default = self.folder / "clusters" / "default"
@@ -47,7 +52,12 @@ class Driver:
         (default / "cluster.json").write_text(
             '{"mgmtd": ["a:1"], "meta": "a:2", "key_file": "key"}'
         )
-        clusters = Clusters(self.folder / "clusters", 1.0, lambda _file, _timeout: self.files)
+
+        def connect(_file: ClusterFile, timeout_seconds: float) -> MemoryDirectories:
+            self.timeouts.append(timeout_seconds)
+            return self.files
+
+        clusters = Clusters(self.folder / "clusters", TIMEOUT_SECONDS, connect)
         self.inline = InlineVolumes("node-a", clusters, self.holder, self.metrics, GIBIBYTE)
         endpoint = f"unix://{self.folder}/csi.sock"
         self.clusters = clusters

@@ -87,6 +87,10 @@ class Clusters:
         self._open: dict[str, tuple[ClusterFile, Directories]] = {}
         self._lock = threading.Lock()
 
+    def within(self, timeout_seconds: float) -> Clusters:
+        """The same clusters, for calls that are not worth waiting for any longer."""
+        return Clusters(self._folder, timeout_seconds, self._connect)
+
     def names(self) -> list[str]:
         """Clusters that are set up, sorted."""
         try:

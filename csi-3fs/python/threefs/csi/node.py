@@ -47,6 +47,9 @@ CAPABILITIES = (
     Rpc.SINGLE_NODE_MULTI_WRITER,
 )
 
+GIVE_BACK_SECONDS = 2.0
+"""A claim that 3FS does not take back in so long ends by itself; a pod's end does not wait."""
+
 
 class Node(csi_pb2_grpc.NodeServicer):
     """One a node."""
@@ -65,6 +68,7 @@ class Node(csi_pb2_grpc.NodeServicer):
         self._inline = inline
         self._locks = VolumeLocks()
         self._claims = claims or Claims(node_id)
+        self._briefly = clusters.within(GIVE_BACK_SECONDS)
 
     def NodeGetCapabilities(
         self, request: csi.NodeGetCapabilitiesRequest, context: grpc.ServicerContext
@@ -225,10 +229,10 @@ class Node(csi_pb2_grpc.NodeServicer):
             self._claims.leave(volume_id)
 
     def _give_back(self, volume_id: str) -> None:
-        """Best effort: a claim that nobody renews is free after a while."""
+        """Best effort and brief: a claim that nobody renews is free after a while."""
         with suppress(CsiError, OSError):
             parsed = VolumeId.parse(volume_id)
-            self._claims.give_back(parsed, self._clusters.of(parsed.cluster))
+            self._claims.give_back(parsed, self._briefly.of(parsed.cluster))
 
     def _not_of_others(self, volume_id: str, target: str) -> None:
         """A call for one volume must not undo a mount of another."""
