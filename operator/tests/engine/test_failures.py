@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,7 @@ from flyer.engine import (
     Stop,
     Succeeded,
 )
+from flyer.sim import two_zones
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,19 @@ def test_the_first_traceback_is_kept_whole_and_no_other(desk: Callable) -> None:
     assert (first.rank, len(first.traceback or "")) == (0, 4096)
     assert first.traceback.endswith("x\nValueError: 0")
     assert (second.rank, second.traceback) == (1, None)
+
+
+def test_the_words_of_thousands_of_exits_fit_into_an_object(desk: Callable) -> None:
+    d = desk(two_zones(600, slots=8))
+    status = d.run("a", 1200)
+    last = d.names("a")[-1]
+    d.tell(*(PodExited(A, 1, name, Failed(1, "x" * 1024)) for name in d.names("a")))
+    status = d.status("a")
+    assert len(status.exits) == 1200
+    assert len(status.exits[0].reason) == 1024
+    assert (status.exits[-1].node, status.exits[-1].reason) == (last, "")
+    # etcd takes 1.5 MB: as much again as this for each node leaves room for 5,000.
+    assert len(json.dumps(status.to_object())) < 600_000
 
 
 def test_a_lost_node_is_out_until_it_is_observed_ready(desk: Callable) -> None:

@@ -48,6 +48,23 @@ async def test_a_call_that_never_succeeds_ends(api_server, connect):
         await api.list(NODES)
 
 
+async def test_a_late_turn_leaves_a_call_its_time(api_server, connect):
+    api, leave = connect(call_seconds=2.0, concurrency_max=1), asyncio.Event()
+
+    async def occupy():
+        async with api._slots:
+            await leave.wait()
+
+    before = asyncio.create_task(occupy())
+    await asyncio.sleep(0)
+    api_server.faults.add(Fault("refuse", code=503, verb="create"))
+    call = asyncio.create_task(api.create(FLYERJOBS, job("a"), "default"))
+    await asyncio.sleep(2.1)  # longer than the call may take
+    leave.set()
+    assert (await call)["metadata"]["uid"]
+    await before
+
+
 async def test_retry_after_is_obeyed(api_server, connect):
     api = connect(call_seconds=0.5)
     api_server.faults.add(Fault("refuse", code=429, retry_after_seconds=3600))

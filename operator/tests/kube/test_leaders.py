@@ -86,6 +86,26 @@ async def test_an_older_leader_that_will_not_stop_writes_nothing(cluster, until)
     assert fence is not None
 
 
+async def test_a_late_commit_of_the_leader_before_is_seen_and_not_overwritten(cluster, until):
+    """It lands after the successor has read everything: the nodes that it names are taken."""
+    cluster.nodes("A")
+    leader = cluster.operator()
+    cluster.submit("a", 1, suspend=True)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    rebuilds = leader.metrics.rebuilds._value.get()
+    before = cluster.status("a")
+    late = before.replace(
+        phase=Phase.SUCCEEDED, reason="Complete", message="late", epoch=leader.election.epoch
+    )
+    cluster.store.patch("flyerjobs", "a", {"status": late.to_object()}, "default", "status")
+    cluster.edit("a", suspend=False)  # to which the successor would answer with a start
+    await until(lambda: leader.metrics.rebuilds._value.get() > rebuilds)
+    cluster.submit("b", 1)
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    assert (cluster.phase("a"), cluster.status("a").message) == (Phase.SUCCEEDED, "late")
+    assert "default/a" not in leader.leader.term.state.jobs
+
+
 async def test_a_leader_cut_off_from_the_server_stops_by_itself(cluster, until):
     cluster.nodes("AA")
     first = cluster.operator()

@@ -1,7 +1,9 @@
 """A job's whole life on a cluster, as its objects show it."""
 
+import pytest
 from flyer.api import Phase, SuspendCode
-from flyer.kube.testing import Exit
+from flyer.kube.services.gangs import Gangs
+from flyer.kube.testing import Exit, Fault
 from flyer.kube.testing.fakes import FakeGateway
 
 
@@ -137,6 +139,24 @@ async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monk
     assert len(cluster.pods("a", living=False)) == 2
 
 
+async def test_a_job_that_is_over_has_its_time_once(cluster, until, monkeypatch):
+    """Who does not end by himself is killed from inside, which is quick, and then deleted."""
+    waits = []
+
+    async def linger(_gangs, _stop, seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr(Gangs, "_linger", linger)
+    monkeypatch.setattr(FakeGateway, "kill", lambda *_: {"uid of whoever"})
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.kubelets.finish("default", "a-1-0", Exit(1))
+    await until(lambda: cluster.phase("a") is Phase.FAILED and not cluster.pods("a"))
+    assert waits[:2] == [8.0, 3.0]
+
+
 async def test_pods_that_do_not_come_up_are_rolled_back(cluster, until):
     cluster.nodes("AAA")
     cluster.operator(start_deadline_seconds=1.0)
@@ -216,7 +236,12 @@ async def test_on_shared_nodes_kubernetes_binds_once_the_gate_is_open(cluster, u
     assert not any(call.resource == "pods/binding" for call in cluster.server.faults.calls)
 
 
-async def test_pods_of_the_last_three_attempts_stay(cluster, until):
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_pods_of_the_last_three_attempts_stay(cluster, until, failing):
+    """What one start could not remove the next one does."""
+    cluster.server.faults.add(
+        Fault("refuse", verb="deletecollection", code=403, reason="Forbidden", times=failing)
+    )
     cluster.nodes("A")
     cluster.operator()
     cluster.submit("a", 1)
@@ -230,9 +255,11 @@ async def test_pods_of_the_last_three_attempts_stay(cluster, until):
             cluster.edit("a", suspend=True)
             await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
             cluster.edit("a", suspend=False)
-    names = [pod["metadata"]["name"] for pod in cluster.pods("a", living=False)]
-    await until(lambda: not cluster.store.find("pods", "a-2-0", "default"))
-    assert names[-3:] == ["a-3-0", "a-4-0", "a-5-0"]
+
+    def names():
+        return [pod["metadata"]["name"] for pod in cluster.pods("a", living=False)]
+
+    await until(lambda: names() == ["a-3-0", "a-4-0", "a-5-0"])
 
 
 async def test_one_job_at_a_time_crosses_zones_and_the_topology_says_which(cluster, until):

@@ -171,7 +171,9 @@ class Exit(Model):
     exit_status: int | None = Field(default=None, description="Of the first rank that failed")
     signal: int | None = Field(default=None, description="That ended it; 0: it vanished")
     reason: str = Field(
-        default="", max_length=REASON_CHARS_MAX, description="The last line of its traceback"
+        default="",
+        max_length=REASON_CHARS_MAX,
+        description="The last line of its traceback; of the first 64 exits",
     )
     rank: int | None = Field(default=None, description="The rank that failed, where it is known")
     traceback: str | None = Field(

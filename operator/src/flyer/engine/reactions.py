@@ -29,6 +29,8 @@ _OUTCOMES = {
 }
 _LIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING})
 LIFE_STATE_MAX = 2**32 - 1
+# The first exits tell why. An object may have 1.5 MB, which the words of 3,000 would exceed.
+EXITS_WITH_REASON_MAX = 64
 
 
 @functools.singledispatch
@@ -262,12 +264,13 @@ def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -
     # One is enough for people, and a gang's would not fit into its object.
     told = any(one.traceback for one in exits)
     words = getattr(outcome, "traceback", "")
+    reason = getattr(outcome, "reason", "") if len(exits) < EXITS_WITH_REASON_MAX else ""
     recorded = Exit(
         node=node,
         outcome=_OUTCOMES[type(outcome)],  # type: ignore[arg-type]
         exit_status=getattr(outcome, "exit_status", None),
         signal=getattr(outcome, "signal", None),
-        reason=getattr(outcome, "reason", "")[:REASON_CHARS_MAX],
+        reason=reason[:REASON_CHARS_MAX],
         rank=getattr(outcome, "rank", None),
         traceback=None if told else words[-TRACEBACK_CHARS_MAX:] or None,
         time=draft.now,

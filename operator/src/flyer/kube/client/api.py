@@ -212,21 +212,25 @@ class Api(Streams):
         label = f"{verb} {kind}" + (f" {place}" if place else "")
         url = self._access.url + resource.path(namespace, name, subresource)
         data = None if body is None else _encoded(body).encode()
-        ends_at = time.monotonic() + self.limits.call_seconds
+        spent_seconds = 0.0  # in tries and pauses: a turn that came late is not the server's fault
         pause_seconds = self.limits.backoff_seconds
         while True:
-            try:
-                return await self._try(verb, method, kind, label, url, data, content_type, query)
-            except ApiError as error:
-                if not error.retryable:
-                    raise
-                wait_seconds = error.retry_after_seconds
-                if wait_seconds is None:
-                    wait_seconds = pause_seconds * random.uniform(0.5, 1.5)  # noqa: S311 - spreads
-                if time.monotonic() + wait_seconds >= ends_at:
-                    raise
-                await asyncio.sleep(wait_seconds)
-                pause_seconds = min(2 * pause_seconds, self.limits.backoff_seconds_max)
+            headers = await self._headers(content_type if data is not None else "")
+            async with self._slots:
+                begun = time.monotonic()
+                try:
+                    return await self._try(verb, method, kind, label, url, data, headers, query)
+                except ApiError as error:
+                    failure = error
+            spent_seconds += time.monotonic() - begun
+            wait_seconds = failure.retry_after_seconds
+            if wait_seconds is None:
+                wait_seconds = pause_seconds * random.uniform(0.5, 1.5)  # noqa: S311 - spreads
+            spent_seconds += wait_seconds
+            if not failure.retryable or spent_seconds >= self.limits.call_seconds:
+                raise failure
+            await asyncio.sleep(wait_seconds)
+            pause_seconds = min(2 * pause_seconds, self.limits.backoff_seconds_max)
 
     async def _try(
         self,
@@ -236,32 +240,30 @@ class Api(Streams):
         label: str,
         url: str,
         data: bytes | None,
-        content_type: str,
+        headers: dict[str, str],
         query: dict[str, str] | None,
     ) -> Object:
-        headers = await self._headers(content_type if data is not None else "")
-        async with self._slots:
-            answer_seconds = self.limits.answer_seconds
-            if self._fence is not None and method != "GET":
-                answer_seconds = min(answer_seconds, self._fence())
-            timeout = aiohttp.ClientTimeout(
-                total=answer_seconds, sock_connect=self.limits.connect_seconds
-            )
-            begun, status = time.monotonic(), 0
-            try:
-                async with self._opened().request(
-                    method, url, params=query, data=data, headers=headers, timeout=timeout,
-                    ssl=self._ssl,
-                ) as response:  # fmt: skip
-                    status = response.status
-                    content = await response.read()
-                    if status >= 400:
-                        raise refusal_of(label, response, content)
-                    found = json.loads(content)
-                    assert isinstance(found, dict), label
-                    return found
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                status = 0
-                raise UnreachableError(label, words_of(error)) from error
-            finally:
-                self._observe(verb, kind, status, time.monotonic() - begun)
+        answer_seconds = self.limits.answer_seconds
+        if self._fence is not None and method != "GET":
+            answer_seconds = min(answer_seconds, self._fence())
+        timeout = aiohttp.ClientTimeout(
+            total=answer_seconds, sock_connect=self.limits.connect_seconds
+        )
+        begun, status = time.monotonic(), 0
+        try:
+            async with self._opened().request(
+                method, url, params=query, data=data, headers=headers, timeout=timeout,
+                ssl=self._ssl,
+            ) as response:  # fmt: skip
+                status = response.status
+                content = await response.read()
+                if status >= 400:
+                    raise refusal_of(label, response, content)
+                found = json.loads(content)
+                assert isinstance(found, dict), label
+                return found
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            status = 0
+            raise UnreachableError(label, words_of(error)) from error
+        finally:
+            self._observe(verb, kind, status, time.monotonic() - begun)

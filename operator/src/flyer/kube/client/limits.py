@@ -17,7 +17,7 @@ class Limits:
     answer_seconds: float = 10.0
     """One try of one call."""
     call_seconds: float = 30.0
-    """A call with its retries."""
+    """A call with its retries and pauses, but for the time in which it waits for its turn."""
     backoff_seconds: float = 0.05
     backoff_seconds_max: float = 2.0
     page_objects: int = 500

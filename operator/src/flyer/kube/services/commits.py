@@ -53,11 +53,32 @@ class Commits:
         self.refused: dict[str, str] = {}  # jobs whose status breaks a rule: why
         # Of jobs that start now: the answer to the commit has them, and pods are made of them.
         self.templates: dict[str, dict[str, Any]] = {}
+        # As the engine knows them: what it read, or what we have stored since.
+        self._known: dict[str, FlyerJobStatus | None] = {}
+        self._under_way: set[str] = set()
         self._api = api.apart(asyncio.Semaphore(AT_ONCE))
         self._jobs = jobs
         self._uid_of = uid_of
         self._told = told
         self._beside = beside  # calls that leave the server to us meanwhile
+
+    def begin(self, jobs: Iterable[JobView]) -> None:
+        """The engine was rebuilt from these."""
+        self._known = {one.key: one.job.status for one in jobs if one.job is not None}
+
+    def forgotten(self, key: str) -> None:
+        """The engine has forgotten a job."""
+        self._known.pop(key, None)
+
+    def is_foreign(self, view: JobView) -> bool:
+        """Whether somebody else has written this status: a leader before us whose call was late.
+
+        Overwriting it would be safe for the job alone: what it says about nodes has to be seen.
+        """
+        if view.job is None or view.key in self._under_way or view.uid != self._uid_of(view.key):
+            return False
+        known = self._known.setdefault(view.key, view.job.status)
+        return known != view.job.status and _object(known) != _object(view.job.status)
 
     async def store(self, commits: Sequence[Commit], gone: set[str]) -> None:
         """Store all of them, in an order that never gives a node out before it was given back.
@@ -90,6 +111,19 @@ class Commits:
 
     async def _store(self, commit: Commit) -> bool:
         """Whether it is stored; False: the job is gone."""
+        view = self._view(commit.job)
+        if view is not None and self.is_foreign(view):
+            raise StaleStateError(f"{commit.job}: somebody else wrote its status")
+        self._under_way.add(commit.job)
+        try:
+            stored = await self._swap(commit)
+        finally:
+            self._under_way.discard(commit.job)
+        if stored:
+            self._known[commit.job] = commit.status
+        return stored
+
+    async def _swap(self, commit: Commit) -> bool:
         namespace, _, name = commit.job.partition("/")
         view = self._view(commit.job)
         uid = self._uid_of(commit.job)

@@ -44,6 +44,8 @@ EXIT_NOT_STARTED: Final = 73
 LINGER_SECONDS: Final = 8.0
 # Others wait for the nodes of a job that released them, and its ranks may sleep through a SIGTERM.
 LINGER_RELEASED_SECONDS: Final = 3.0
+# Who has had its time and is killed from inside after it: a second until SIGKILL, and the kubelet.
+LINGER_KILLED_SECONDS: Final = 3.0
 LINGER_POLL_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 5
 # Pods of so many attempts are kept for their logs.
@@ -229,8 +231,9 @@ class Gangs:
         await _all(
             [self._calls.place(one, name) for one, name in zip(made, names, strict=True)],
         )
-        if start.attempt > ATTEMPTS_KEPT:
-            await self._calls.prune(job, start.attempt - ATTEMPTS_KEPT)
+        kept = start.attempt - ATTEMPTS_KEPT
+        if any(one.attempt <= kept for one in self._world.pods_of(start.job)):
+            await self._calls.prune(job, range(kept + 1, start.attempt + 1))
 
     async def _whole(self, job: FlyerJob) -> FlyerJob:
         """The job with its pod template, which views leave out."""
@@ -260,15 +263,15 @@ class Gangs:
     async def _stop(self, stop: Stop, gang: _Gang | None) -> None:
         if gang is not None and gang.stopping and gang.task is not None:
             await asyncio.wait([gang.task])  # its calls have deadlines
-        state = self._state_of(stop.job)
+        state, kill_seconds = self._state_of(stop.job), LINGER_SECONDS
         if _ends_by_itself(state):
             over = state is not None and state.ended
-            seconds = LINGER_SECONDS if over else LINGER_RELEASED_SECONDS
-            await self._linger(stop, seconds)
+            await self._linger(stop, LINGER_SECONDS if over else LINGER_RELEASED_SECONDS)
+            kill_seconds = LINGER_KILLED_SECONDS
         told = self._gateway.kill(stop.job, stop.attempt)
         await self._delete([one for one in self._living(stop) if one.uid not in told], stop)
         if told:
-            await self._linger(stop, LINGER_SECONDS)
+            await self._linger(stop, kill_seconds)
             await self._delete(self._living(stop), stop)
         self.look(stop.job)
 

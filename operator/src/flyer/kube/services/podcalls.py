@@ -15,6 +15,8 @@ from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import GATE, LABEL_ATTEMPT, LABEL_JOB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from flyer.api import FlyerJob
     from flyer.kube.client import Api, Cache
     from flyer.kube.services.views import PodView
@@ -150,13 +152,14 @@ class PodCalls:
         except ApiError as error:
             log.warning("%s/%s is not deleted yet: %s", namespace, name, error)
 
-    async def prune(self, job: FlyerJob, attempt: int) -> None:
-        """Forget the logs of an old attempt."""
-        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT}={attempt}"
+    async def prune(self, job: FlyerJob, kept: Iterable[int]) -> None:
+        """Forget the logs of all attempts but these."""
+        attempts = ",".join(map(str, kept))
+        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT} notin ({attempts})"
         try:
             await self._api.delete_all(PODS, job.metadata.namespace, labelSelector=selector)
         except ApiError as error:
-            log.warning("%s: pods of attempt %d stay: %s", job.key, attempt, error)
+            log.warning("%s: pods of old attempts stay: %s", job.key, error)
 
 
 def _bound(pod: PodView) -> dict[str, Any]:

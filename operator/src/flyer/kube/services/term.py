@@ -116,6 +116,7 @@ class Term:
         self._lost: set[str] = set()
         self._strays = Strays()
         self._wake_at = 0.0
+        self._stale = ""  # why everything has to be read again
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -198,7 +199,9 @@ class Term:
             self._world.zones(),
         )  # fmt: skip
         self._inbox.keep([])
+        self._stale = ""
         self._submissions.begin(live)
+        self._commits.begin(live.values())
         self._lost = set()
         for name in self._nodes:
             self._see_loss(name)
@@ -249,6 +252,8 @@ class Term:
 
     async def _advance(self, events: Sequence[Event]) -> None:
         """Step the engine and do what it decides. Never re-entered: effects only queue events."""
+        if self._stale:
+            raise StaleStateError(self._stale)
         now = max(time.time(), self._state.now)
         begun = time.monotonic()
         known = self._state.jobs.keys() | {
@@ -273,6 +278,7 @@ class Term:
         for commit in commits:
             self._settle(commit.job)
         for key in known - self._state.jobs.keys():
+            self._commits.forgotten(key)
             self._submissions.forgotten(key)
         self._metrics.observe(self._state, self._token.holder)
         self._counts.look()
@@ -297,8 +303,6 @@ class Term:
                 self._inbox.tell(JobRemoved(key))
             case WakeAt(time=moment):
                 self._wake_at = min(self._wake_at, moment)
-            case _:
-                pass
 
     def _settle(self, key: str) -> None:
         """After a job's commit: an attempt may be over."""
@@ -325,6 +329,9 @@ class Term:
     def job_changed(self, before: JobView | None, after: JobView | None) -> None:
         """A FlyerJob came, changed or went."""
         self._submissions.changed(before, after)
+        if after is not None and self._commits.is_foreign(after):
+            self._stale = f"{after.key}: somebody else wrote its status"
+            self._inbox.tell(Tick())
 
     def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
         """A pod of a FlyerJob came, changed or went."""
