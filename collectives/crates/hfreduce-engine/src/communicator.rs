@@ -1,21 +1,23 @@
 //! A connected group of ranks: calls go in, handles come out, one thread moves the data.
 
+mod about;
 mod calls;
+mod handle;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::tcp::Port;
 use hfreduce_plan::Plan;
 
 use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::core::{Fingerprint, Kind};
-use crate::drivers::{Counters, Driver, Identity, Shared, Submission, TICK, lock};
-use crate::flight::Snapshot;
+use crate::drivers::{Driver, Identity, Shared, Submission, TICK, lock};
+use crate::endpoint::Origin;
 use crate::operation::{Buffer, Operation, Transfer};
 use crate::work::WorkState;
+pub use handle::{WaitError, Work};
 
 /// The largest tag of a caller; the upper half belongs to collective operations.
 pub const TAG_MAX: u64 = COLLECTIVE_TAG - 1;
@@ -23,36 +25,10 @@ const COLLECTIVE_TAG: u64 = 1 << 63;
 /// The longest time-out: a day. There is no "never".
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// A handle of one operation.
-#[derive(Clone)]
-pub struct Work {
-    state: Arc<WorkState>,
-    inner: Arc<Inner>,
-}
-
-/// How a wait ended without the operation having ended.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WaitError {
-    /// The operation failed.
-    #[error(transparent)]
-    Failed(#[from] CollectiveError),
-    /// The time given to the wait passed; the operation goes on.
-    #[error(
-        "{operation} #{sequence} is not done after {waited:?}; it goes on until its own deadline"
-    )]
-    StillRunning {
-        /// The operation.
-        operation: String,
-        /// Its number.
-        sequence: u64,
-        /// The time waited.
-        waited: Duration,
-    },
-}
-
 struct Inner {
     shared: Arc<Shared>,
-    driver: Mutex<Driver>,
+    /// None once the members have gone on without this epoch.
+    driver: Mutex<Option<Driver>>,
     gate: Mutex<bool>,
     bell: Condvar,
     stop: AtomicBool,
@@ -66,7 +42,7 @@ struct Inner {
 pub struct Communicator {
     inner: Arc<Inner>,
     plan: Plan,
-    port: Option<Port>,
+    origin: Option<Origin>,
     background: Option<JoinHandle<()>>,
     closed: AtomicBool,
 }
@@ -88,19 +64,20 @@ impl Inner {
 
     /// Lends the driver to `act` if nobody has it. Whoever waits is called when it is free again.
     fn try_driver(&self, act: impl FnOnce(&mut Driver)) -> bool {
-        let busy = match self.driver.try_lock() {
-            Ok(mut driver) => {
-                act(&mut driver);
-                driver.is_busy()
-            }
+        let mut lent = match self.driver.try_lock() {
+            Ok(lent) => lent,
             Err(TryLockError::Poisoned(poisoned)) => {
-                let mut driver = poisoned.into_inner();
-                driver.give_up();
-                act(&mut driver);
-                driver.is_busy()
+                let mut lent = poisoned.into_inner();
+                lent.iter_mut().for_each(Driver::give_up);
+                lent
             }
             Err(TryLockError::WouldBlock) => return false,
         };
+        let busy = lent.as_mut().is_some_and(|driver| {
+            act(driver);
+            driver.is_busy()
+        });
+        drop(lent);
         self.shared.room.call();
         if busy {
             self.wake_background();
@@ -153,53 +130,24 @@ impl Inner {
         }
     }
 
+    /// Gives sockets and memory back, unless something is still under way.
+    fn retire(&self, until: Instant) {
+        self.with_driver(until, Driver::glance);
+        while Instant::now() < until {
+            match self.driver.try_lock() {
+                Ok(mut lent) => {
+                    // Whoever submits from now on is told that this is over, and leaves nothing.
+                    drop(lent.take_if(|driver| !driver.is_busy()));
+                    return;
+                }
+                Err(TryLockError::Poisoned(_)) => return,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
     fn is_ours(&self) -> bool {
         self.process == std::process::id()
-    }
-}
-
-impl Work {
-    /// Waits until the operation has ended, at most `timeout` (its own deadline ends it anyway).
-    ///
-    /// # Errors
-    /// [`WaitError`].
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), WaitError> {
-        let started = Instant::now();
-        // The driver ends every operation soon after its deadline; the margin is for a machine
-        // that is too busy to run it.
-        let last = self.state.deadline.max(started) + Duration::from_secs(60);
-        let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
-        if self.inner.is_ours() {
-            self.inner.wait(&self.state, until);
-        }
-        match self.state.result() {
-            Some(result) => Ok(result?),
-            None => Err(WaitError::StillRunning {
-                operation: self.state.print.describe(),
-                sequence: self.state.sequence,
-                waited: started.elapsed(),
-            }),
-        }
-    }
-
-    /// True if it should have ended long ago: the engine has a fault, or gets no processor.
-    pub fn is_overdue(&self) -> bool {
-        !self.is_done() && Instant::now() > self.state.deadline + Duration::from_secs(60)
-    }
-
-    /// True once it has ended.
-    pub fn is_done(&self) -> bool {
-        self.state.is_done()
-    }
-
-    /// Why it failed, if it did.
-    pub fn error(&self) -> Option<CollectiveError> {
-        self.state.result()?.err()
-    }
-
-    /// Its number in the communicator.
-    pub fn sequence(&self) -> u64 {
-        self.state.sequence
     }
 }
 
@@ -208,11 +156,11 @@ impl Communicator {
         shared: Arc<Shared>,
         driver: Driver,
         plan: Plan,
-        port: Port,
+        origin: Origin,
     ) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
             shared,
-            driver: Mutex::new(driver),
+            driver: Mutex::new(Some(driver)),
             gate: Mutex::new(false),
             bell: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -226,7 +174,7 @@ impl Communicator {
         Ok(Self {
             inner,
             plan,
-            port: Some(port),
+            origin: Some(origin),
             background: Some(thread),
             closed: AtomicBool::new(false),
         })
@@ -271,21 +219,6 @@ impl Communicator {
         self.identity().channels
     }
 
-    /// What this rank did.
-    pub fn counters(&self) -> &Counters {
-        let counters = &self.inner.shared.counters;
-        if let Some(port) = &self.port {
-            let refused = port.counters().refused.load(Ordering::Relaxed);
-            counters.refused.store(refused, Ordering::Relaxed);
-        }
-        counters
-    }
-
-    /// What this rank did last.
-    pub fn flight(&self) -> Option<Snapshot> {
-        self.inner.shared.recorder.snapshot()
-    }
-
     /// The first cause, once broken.
     pub fn error(&self) -> Option<CollectiveError> {
         self.inner.shared.error(None, "")
@@ -324,6 +257,12 @@ impl Communicator {
         let broken = self.inner.shared.broken.set(closed).is_err();
         self.inner.shared.recorder.close();
         if broken { self.error() } else { None }
+    }
+
+    /// After `close`: the connections, our map of the node's memory and those of what neighbours
+    /// lent go now, however long the caller keeps this.
+    pub(crate) fn release(&self) {
+        self.inner.retire(Instant::now() + Duration::from_secs(1));
     }
 
     pub(crate) fn submit(
@@ -400,7 +339,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !self.inner.is_ours() {
             // The threads to join exist in the parent alone, and so does the right to say farewell.
-            std::mem::forget((self.background.take(), self.port.take()));
+            std::mem::forget((self.background.take(), self.origin.take()));
             return;
         }
         self.close(Duration::from_secs(1));

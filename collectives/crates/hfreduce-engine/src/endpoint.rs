@@ -7,77 +7,54 @@
 //!          accepts its tree neighbours, then meets everybody in a first barrier
 //! ```
 
+mod home;
+mod info;
+mod line;
 mod locals;
+mod members;
 mod neighbours;
 mod options;
 mod record;
+mod regroup;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
-use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use fabric::auth::{Key, nonce};
 use fabric::deadline::Deadline;
-use fabric::shm;
-use fabric::tcp::{self, Port};
 use hfreduce_plan::Plan;
-use serde::{Deserialize, Serialize};
 
-use crate::cause::{Cause, CauseKind, CollectiveError};
+use crate::cause::{CauseKind, CollectiveError};
 use crate::communicator::Communicator;
 use crate::drivers::mesh::Mesh;
 use crate::drivers::{Driver, Identity, Parts, Shared, poller};
 use crate::flight::Recorder;
 use crate::placement::Placement;
-pub use options::{LOCALS_MAX, Options, default_slots};
-
-use neighbours::{Hello, Inbox, dial, open_port};
+use home::Home;
+pub(crate) use home::Origin;
+use info::{Doors, Info, digest, refused};
+pub use members::Member;
+use neighbours::{Hello, Purpose, dial};
 use options::check;
+pub use options::{LOCALS_MAX, Options, default_slots};
+pub use regroup::Newcomer;
 
-const INFO_VERSION: u32 = 2;
-const ADDRESSES_MAX: usize = 16;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a direct connection is tried for.
 const DIRECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Ranks of a node that share its work at most: more add system calls, not bandwidth.
 const CHANNELS_MAX: usize = 8;
 
-/// What the others need to know about a rank.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Info {
-    version: u32,
-    rank: u32,
-    id: u64,
-    /// Machine and network namespace: equal ones reach each other over loopback.
-    host: String,
-    processors: usize,
-    addresses: Vec<IpAddr>,
-    port: u16,
-    local_socket: String,
-    /// Where neighbours on this machine leave their boards for us.
-    #[serde(default)]
-    counter: String,
-    /// A digest of everything that must be the same on all ranks.
-    agreement: u64,
-    agreed: String,
-    channels: Option<usize>,
-}
-
 /// One rank before it knows its peers.
 pub struct Endpoint {
     options: Options,
     placement: Placement,
     plan: Plan,
-    key: Key,
+    home: Arc<Home>,
     info: Info,
-    port: Port,
-    inbox: Arc<Inbox>,
-    local_listener: Option<UnixListener>,
+    doors: Doors,
     recorder: OnceLock<Arc<Recorder>>,
-    counter: Option<UnixListener>,
 }
 
 impl Endpoint {
@@ -86,73 +63,34 @@ impl Endpoint {
     /// # Errors
     /// Arguments that make no sense, and what the machine refuses.
     pub fn new(options: Options, key: &[u8]) -> Result<Self, CollectiveError> {
-        let refuse = |detail: String| refused(&options, CauseKind::Invalid, "being called", detail);
-        let placement =
-            Placement::new(&options.placement).map_err(|error| refuse(error.to_string()))?;
-        check(&options, &placement).map_err(refuse)?;
-        let plan = match &options.bridge {
-            Some((a, b)) => Plan::with_bridge(placement.nodes(), (a, b)),
-            None => Plan::new(placement.nodes()),
-        }
-        .map_err(|error| refuse(error.to_string()))?;
-        let key = Key::from_bytes(key).map_err(|error| refuse(error.to_string()))?;
-        let trouble = |what: &str, error: io::Error| {
-            refused(&options, CauseKind::Io, "opening", format!("{what}: {error}"))
-        };
-        let chance = || nonce().map_err(|error| trouble("asking the system for chance", error));
-        let id = u64::from_le_bytes(first_eight(&chance()?));
-        let inbox: Arc<Inbox> = Arc::default();
-        let port = open_port(&options, &key, id, inbox.clone())
-            .map_err(|error| trouble("listening on a TCP port", error))?;
-        let node = placement.node_of(options.rank);
-        let first = placement.members(node)[0] == options.rank && placement.members(node).len() > 1;
-        let listen = |wanted: bool| {
-            let name = format!("hfreduce-{:016x}", u64::from_le_bytes(first_eight(&chance()?)));
-            let listener = wanted.then(|| shm::listen(&name)).transpose();
-            listener
-                .map(|listener| (name, listener))
-                .map_err(|error| trouble("listening on a local socket", error))
-        };
-        let (local_socket, local_listener) = listen(first)?;
-        let (counter, counter_listener) = listen(options.lend && placement.nodes().len() > 1)?;
-        let agreed = format!(
-            "placement {:?}, bridge {:?}, slot_bytes {}, slots {:?}, window {}",
-            options.placement, options.bridge, options.slot_bytes, options.slots, options.window
+        let (placement, plan) = placed(&options)?;
+        let home = Home::open(&options, key)?;
+        let locals = placement.members(placement.node_of(options.rank));
+        let first = locals[0] == options.rank && locals.len() > 1;
+        let borrows = options.lend && placement.nodes().len() > 1;
+        let doors = Doors::open(first, borrows).map_err(|error| {
+            let detail = format!("listening on a local socket: {error}");
+            refused(&options, CauseKind::Io, "opening", detail)
+        })?;
+        let mut info = options.info(&home, options.rank, &doors);
+        let ranks = options.placement.len();
+        info.agree(
+            &format!("{ranks} ranks, bridge {:?}", options.bridge),
+            &format!("{:?}", options.placement),
         );
-        let info = Info {
-            version: INFO_VERSION,
-            rank: options.rank,
-            id,
-            host: host(),
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
-            addresses: options.address.map_or_else(own_addresses, |address| vec![address]),
-            port: port.address().port(),
-            local_socket,
-            counter,
-            agreement: digest(agreed.as_bytes()),
-            agreed: format!(
-                "{} ranks, slot_bytes {}, slots {:?}, window {}, bridge {:?}",
-                options.placement.len(),
-                options.slot_bytes,
-                options.slots,
-                options.window,
-                options.bridge
-            ),
-            channels: options.channels,
-        };
-        let (recorder, counter) = (OnceLock::new(), counter_listener);
-        Ok(Self {
-            options,
-            placement,
-            plan,
-            key,
-            info,
-            port,
-            inbox,
-            local_listener,
-            counter,
-            recorder,
-        })
+        let (home, recorder) = (Arc::new(home), OnceLock::new());
+        Ok(Self { options, placement, plan, home, info, doors, recorder })
+    }
+
+    /// The same rank in a later epoch, with the port that it has.
+    fn of_epoch(
+        home: Arc<Home>,
+        options: Options,
+        info: Info,
+        doors: Doors,
+    ) -> Result<Self, CollectiveError> {
+        let (placement, plan) = placed(&options)?;
+        Ok(Self { options, placement, plan, home, info, doors, recorder: OnceLock::new() })
     }
 
     /// What the others need to know.
@@ -162,7 +100,7 @@ impl Endpoint {
 
     /// How many connections the port has refused.
     pub fn refused(&self) -> u64 {
-        self.port.counters().refused.load(std::sync::atomic::Ordering::Relaxed)
+        self.home.refused()
     }
 
     /// Connects to everybody, given what all ranks told, in rank order.
@@ -178,16 +116,29 @@ impl Endpoint {
         let infos = self.read_infos(infos)?;
         let group =
             digest(&infos.iter().flat_map(|info| info.id.to_le_bytes()).collect::<Vec<_>>());
-        let recorder = Arc::new(Recorder::new(&self.options.folders, &self.about(group)));
+        self.enter(infos, group, 0, deadline)
+    }
+
+    /// Connects to the group of this name.
+    fn enter(
+        self,
+        infos: Vec<Info>,
+        group: u64,
+        epoch: u32,
+        deadline: Deadline,
+    ) -> Result<Communicator, CollectiveError> {
+        self.home.inbox.begin(group, infos.len());
+        let about = self.about(group, epoch);
+        let recorder = Arc::new(Recorder::new(&self.options.folders, &about));
         let _ = self.recorder.set(recorder.clone());
-        self.meet(infos, group, recorder.clone(), deadline)
+        self.meet(infos, (group, epoch), recorder.clone(), deadline)
             .map_err(|error| record::recorded(error, &recorder))
     }
 
     fn meet(
         self,
         infos: Vec<Info>,
-        group: u64,
+        (group, epoch): (u64, u32),
         recorder: Arc<Recorder>,
         deadline: Deadline,
     ) -> Result<Communicator, CollectiveError> {
@@ -223,11 +174,13 @@ impl Endpoint {
             counters: Default::default(),
             recorder,
         });
-        let (key, host, directory) = (self.key.clone(), self.info.host.clone(), infos);
+        let infos = Arc::new(infos);
+        let (key, host) = (self.home.key.clone(), self.info.host.clone());
+        let directory = infos.clone();
         let from = self.options.rank;
         let mesh = Mesh::new(Arc::new(move |peer, until| {
             let left = until.saturating_duration_since(Instant::now()).min(DIRECT_TIMEOUT);
-            let hello = Hello { group, from, tree: false };
+            let hello = Hello { group, from, purpose: Purpose::Direct };
             dial(&key, &host, &directory[peer as usize], hello, Deadline::after(left))
         }));
         let spin = Duration::from_micros(spin);
@@ -235,10 +188,11 @@ impl Endpoint {
         let trouble =
             |error: io::Error| refused(&self.options, CauseKind::Io, "starting", error.to_string());
         let driver = Driver::new(parts).map_err(trouble)?;
-        let _ = self.inbox.group.set((group, shared.clone()));
-        self.inbox.pass_on();
+        self.home.inbox.hand_over_to(group, shared.clone());
+        let (home, options) = (self.home.clone(), self.options.clone());
+        let origin = Origin { home, options, infos, epoch };
         let communicator =
-            Communicator::start(shared, driver, self.plan, self.port).map_err(trouble)?;
+            Communicator::start(shared, driver, self.plan, origin).map_err(trouble)?;
         communicator.meet(deadline.remaining().unwrap_or_default())?;
         Ok(communicator)
     }
@@ -267,10 +221,11 @@ impl Endpoint {
                 |detail: String| self.blame(CauseKind::Mismatch, rank as u32, phase, detail);
             let info: Info = serde_json::from_slice(bytes)
                 .map_err(|error| blame(format!("its info cannot be read: {error}")))?;
-            if info.version != INFO_VERSION {
+            if info.version != info::VERSION {
                 let detail = format!(
-                    "it speaks version {} and we {INFO_VERSION}: install the same release",
-                    info.version
+                    "it speaks version {} and we {}: install the same release",
+                    info.version,
+                    info::VERSION
                 );
                 return Err(blame(detail));
             }
@@ -311,49 +266,16 @@ impl Endpoint {
     }
 }
 
-fn context(id: u64) -> String {
-    format!("hfreduce/{id:016x}")
-}
-fn first_eight(bytes: &[u8]) -> [u8; 8] {
-    let mut eight = [0; 8];
-    eight.copy_from_slice(&bytes[..8]);
-    eight
-}
-
-/// FNV-1a: a digest for comparison, not for security (the connection is authenticated).
-fn digest(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-/// Where others may reach us; a machine full of containers has hundreds, and the info stays small.
-fn own_addresses() -> Vec<IpAddr> {
-    let mut addresses = tcp::own_addresses();
-    addresses.truncate(ADDRESSES_MAX);
-    addresses
-}
-
-/// This machine and network namespace: processes with equal ones reach each other over loopback.
-fn host() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let network = std::fs::read_link("/proc/self/ns/net")
-        .map(|link| link.display().to_string())
-        .unwrap_or_default();
-    format!("{} {network}", boot.trim())
-}
-
-fn refused(options: &Options, kind: CauseKind, phase: &str, detail: String) -> CollectiveError {
-    let node = options.placement.get(options.rank as usize);
-    let node = node.map(|(node, _)| node.clone()).unwrap_or_default();
-    CollectiveError {
-        job: options.job.as_str().into(),
-        rank: options.rank,
-        operation: "connect".to_owned(),
-        sequence: -1,
-        phase: phase.to_owned(),
-        cause: Box::new(Cause::new(kind, options.rank, detail).blaming(options.rank, &node)),
-        node: node.into(),
-        flight_record: None,
+/// Where the ranks are, and the trees between them.
+fn placed(options: &Options) -> Result<(Placement, Plan), CollectiveError> {
+    let refuse = |detail: String| refused(options, CauseKind::Invalid, "being called", detail);
+    let placement =
+        Placement::new(&options.placement).map_err(|error| refuse(error.to_string()))?;
+    check(options, &placement).map_err(refuse)?;
+    let plan = match &options.bridge {
+        Some((a, b)) => Plan::with_bridge(placement.nodes(), (a, b)),
+        None => Plan::new(placement.nodes()),
     }
+    .map_err(|error| refuse(error.to_string()))?;
+    Ok((placement, plan))
 }

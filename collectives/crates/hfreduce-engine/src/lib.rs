@@ -23,6 +23,6 @@ mod work;
 pub use cause::{Cause, CauseKind, CollectiveError};
 pub use communicator::{Communicator, WaitError, Work};
 pub use drivers::wire;
-pub use endpoint::{Endpoint, Options};
+pub use endpoint::{Endpoint, Member, Newcomer, Options};
 pub use operation::{Buffer, DType, Kind, Operation, ReduceOp};
 pub use placement::Placement;

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{Buffer, Communicator as Engine, DType, WaitError, Work as EngineWork};
+use hfreduce_engine::{
+    Buffer, Communicator as Engine, DType, Member, WaitError, Work as EngineWork,
+};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -282,6 +284,30 @@ impl Communicator {
         Ok(stats)
     }
 
+    #[pyo3(signature = (members, timeout_seconds = 60.0))]
+    fn reconfigure(
+        &self,
+        py: Python<'_>,
+        members: Vec<Listed>,
+        timeout_seconds: f64,
+    ) -> PyResult<Communicator> {
+        let timeout = seconds(timeout_seconds)?;
+        let members: Vec<Member> = members
+            .into_iter()
+            .map(|member| match member {
+                Listed::Rank(rank) => Member::Rank(rank),
+                Listed::Newcomer(info) => Member::Newcomer(info),
+            })
+            .collect();
+        let next = py.detach(|| self.engine.reconfigure(&members, timeout));
+        Ok(Communicator::new(next.map_err(|error| raise(py, &error))?))
+    }
+
+    #[getter]
+    fn epoch(&self) -> u32 {
+        self.engine.epoch()
+    }
+
     fn flight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let snapshot = py.detach(|| self.engine.flight());
         let text = serde_json::to_string(&snapshot).unwrap_or_default();
@@ -355,6 +381,13 @@ impl Work {
     fn sequence(&self) -> u64 {
         self.engine.sequence()
     }
+}
+
+/// A member of the next epoch: a present rank, or a newcomer's info.
+#[derive(FromPyObject)]
+enum Listed {
+    Rank(u32),
+    Newcomer(Vec<u8>),
 }
 
 fn pieces(list: &Bound<'_, PyAny>) -> PyResult<Vec<(usize, usize)>> {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use hfreduce_engine::{Endpoint as Engine, Options};
+use hfreduce_engine::{Endpoint as Engine, Newcomer as Waiting, Options};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -52,16 +52,10 @@ impl Endpoint {
         options.bridge = bridge;
         options.channels = channels;
         options.lend = lend;
-        options.liveness =
-            arguments::seconds(liveness_timeout_seconds)?.min(Duration::from_secs(86_400));
+        options.liveness = liveness(liveness_timeout_seconds)?;
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
-        if let Some(text) = address {
-            let address: IpAddr = text.parse().map_err(|_| {
-                PyValueError::new_err(format!("address `{text}` is no IP address, as 10.0.0.1 is"))
-            })?;
-            options.address = Some(address);
-        }
+        options.address = address.map(parsed).transpose()?;
         let engine = py.detach(|| Engine::new(options, &key)).map_err(|error| raise(py, &error))?;
         Ok(Self { engine: Some(engine), world_size })
     }
@@ -89,6 +83,66 @@ impl Endpoint {
         let connected = py.detach(|| engine.connect(&infos, timeout));
         Ok(Communicator::new(connected.map_err(|error| raise(py, &error))?))
     }
+}
+
+/// One who waits to be taken into a communicator that exists.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct Newcomer {
+    engine: Waiting,
+}
+
+#[pymethods]
+impl Newcomer {
+    #[new]
+    #[pyo3(signature = (node, zone, key, *, job = String::new(), address = None,
+        chunk_bytes = None, slots = None, channels = None, liveness_timeout_seconds = 10.0,
+        lend = true))]
+    #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
+    fn new(
+        py: Python<'_>,
+        node: String,
+        zone: String,
+        key: Vec<u8>,
+        job: String,
+        address: Option<String>,
+        chunk_bytes: Option<usize>,
+        slots: Option<usize>,
+        channels: Option<usize>,
+        liveness_timeout_seconds: f64,
+        lend: bool,
+    ) -> PyResult<Self> {
+        let mut options = Options::new(0, vec![(node, zone)]);
+        options.job = job;
+        options.channels = channels;
+        options.liveness = liveness(liveness_timeout_seconds)?;
+        options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
+        options.slots = slots;
+        options.lend = lend;
+        options.address = address.map(parsed).transpose()?;
+        let engine =
+            py.detach(|| Waiting::new(options, &key)).map_err(|error| raise(py, &error))?;
+        Ok(Self { engine })
+    }
+
+    fn info<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.engine.info())
+    }
+
+    fn join(&self, py: Python<'_>, timeout_seconds: f64) -> PyResult<Communicator> {
+        let timeout = arguments::seconds(timeout_seconds)?;
+        let joined = py.detach(|| self.engine.join(timeout));
+        Ok(Communicator::new(joined.map_err(|error| raise(py, &error))?))
+    }
+}
+
+fn liveness(given_seconds: f64) -> PyResult<Duration> {
+    Ok(arguments::seconds(given_seconds)?.min(Duration::from_secs(86_400)))
+}
+
+fn parsed(text: String) -> PyResult<IpAddr> {
+    text.parse().map_err(|_| {
+        PyValueError::new_err(format!("address `{text}` is no IP address, as 10.0.0.1 is"))
+    })
 }
 
 fn used() -> PyErr {

@@ -24,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     module.add("CollectiveError", module.py().get_type::<errors::CollectiveError>())?;
     module.add_class::<endpoint::Endpoint>()?;
+    module.add_class::<endpoint::Newcomer>()?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<communicator::Work>()?;
     module.add_function(pyo3::wrap_pyfunction!(flight::read_flight, module)?)?;

@@ -3,6 +3,7 @@
 //! - [`cluster`]: how fast: allreduces over machines and networks made of constants ([`hardware`]).
 //! - [`ring`]: the same for NCCL's ring.
 //! - [`figure7`]: both beside what the paper measured, as a table, JSON and a picture ([`chart`]).
+//! - [`regroup`]: members agree on a new epoch while things go wrong.
 //! - [`faults`]: who learns what, and when, if something goes wrong: a scenario is one seed; [`group`] runs it.
 //!
 //! One run is one order of events: no clock, thread or random source of the machine is looked at.
@@ -15,6 +16,7 @@ pub mod figure7;
 pub mod group;
 pub mod hardware;
 pub mod machine;
+pub mod regroup;
 pub mod ring;
 
 /// Why there is no result.

@@ -9,6 +9,7 @@
 //! - [`tree`]: the state machine of one node over all of them.
 //! - [`pair`]: messages between two ranks.
 //! - [`liveness`]: who has been silent for too long.
+//! - [`regroup`]: how those who go on after a failure agree on who they are.
 //!
 //! Invariants: partial sums are combined in one order (own, then the neighbours as the plan lists
 //! them), never in the order of arrival; the last credit of a window belongs to its oldest chunk,
@@ -21,9 +22,15 @@ pub mod flow;
 pub mod geometry;
 pub mod liveness;
 pub mod pair;
+pub mod regroup;
 pub mod tree;
 
 pub use fingerprint::{Fingerprint, Kind};
 pub use flow::{Flow, Flows};
 pub use geometry::{Chunk, Geometry, Who};
 pub use tree::{Action, DataHead, Place, Stage, TreeCore};
+
+#[cfg(test)]
+mod fuzz_test;
+#[cfg(test)]
+mod regroup_test;

@@ -9,7 +9,8 @@ use fabric::deadline::Deadline;
 use fabric::shm::{self, Segment};
 use rustix::fd::{AsFd, OwnedFd};
 
-use super::{Endpoint, HANDSHAKE_TIMEOUT, Info, context};
+use super::info::{Info, context};
+use super::{Endpoint, HANDSHAKE_TIMEOUT};
 use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Neighbourhood;
@@ -89,7 +90,7 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<HashMap<u32, (UnixStream, OwnedFd)>, CollectiveError> {
         let mut arrived = HashMap::new();
-        let Some(listener) = &self.local_listener else { return Ok(arrived) };
+        let Some(listener) = &self.doors.local else { return Ok(arrived) };
         while arrived.len() + 1 < members.len() {
             let missing = members[1..].iter().find(|rank| !arrived.contains_key(*rank)).copied();
             let phase = "waiting for the ranks of this node";
@@ -123,7 +124,7 @@ impl Endpoint {
         let mut hello = [0; HELLO_BYTES];
         (&*stream).read_exact(&mut hello)?;
         let (acceptor, challenge) =
-            Acceptor::new(&self.key, &context(self.info.id), &hello, nonce()?)
+            Acceptor::new(&self.home.key, &context(self.info.id), &hello, nonce()?)
                 .map_err(io::Error::other)?;
         (&*stream).write_all(&challenge)?;
         let mut proof = [0; PROOF_BYTES];
@@ -158,7 +159,7 @@ impl Endpoint {
         }
         let stream = shm::dial(&leader.local_socket, deadline)?;
         bound(&stream, deadline)?;
-        let (dialer, hello) = Dialer::new(&self.key, &context(leader.id), nonce()?);
+        let (dialer, hello) = Dialer::new(&self.home.key, &context(leader.id), nonce()?);
         (&stream).write_all(&hello)?;
         let mut challenge = [0; CHALLENGE_BYTES];
         (&stream).read_exact(&mut challenge)?;

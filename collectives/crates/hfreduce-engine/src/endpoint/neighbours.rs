@@ -1,10 +1,11 @@
 //! Nodes meet along the trees, and ranks directly: who dials, who waits, what is said first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use fabric::auth::{AuthError, Key};
@@ -12,7 +13,9 @@ use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
 use fabric::tcp::{self, DialError, Port};
 
-use super::{Endpoint, HANDSHAKE_TIMEOUT, Info, Options, context, first_eight};
+use super::info::{Info, context, first_eight};
+use super::line::Line;
+use super::{Endpoint, HANDSHAKE_TIMEOUT, Options};
 use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::core::Flows;
@@ -21,6 +24,10 @@ use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
 
 const HELLO: [u8; 8] = *b"HFHELLO1";
+/// Calls for another epoch that may wait.
+const CALLS_MAX: usize = 16;
+/// Connections that may wait while we do not know yet how large the next epoch is.
+const ARRIVED_MIN: usize = 1024;
 
 /// Where admitted connections go: to `connect` at first, to the driver afterwards.
 #[derive(Default)]
@@ -28,31 +35,106 @@ pub(super) struct Inbox {
     pub(super) arrived: Mutex<Vec<(Hello, TcpStream)>>,
     pub(super) bell: Condvar,
     /// The group and its driver, once connected.
-    pub(super) group: OnceLock<(u64, Arc<Shared>)>,
+    pub(super) group: Mutex<Option<(u64, Arc<Shared>)>>,
+    /// Coordinators of the next epoch: each one's last call.
+    pub(super) calls: Mutex<VecDeque<Call>>,
+    /// Connections that may wait here: each rank makes at most two to another.
+    most: AtomicUsize,
 }
 
 impl Inbox {
+    /// The epoch is over; members who are faster than we connect for the next one already.
+    pub(super) fn between(&self, ranks: usize) {
+        *lock(&self.group) = None;
+        self.most.store((ranks * 2).max(ARRIVED_MIN), Ordering::Relaxed);
+    }
+
+    /// A group of this size begins: what came for any other one is closed.
+    pub(super) fn begin(&self, group: u64, ranks: usize) {
+        *lock(&self.group) = None;
+        self.most.store(ranks * 2, Ordering::Relaxed);
+        lock(&self.arrived).retain(|(hello, _)| hello.group == group);
+    }
+
+    /// From now on its direct connections go to its driver.
+    pub(super) fn hand_over_to(&self, group: u64, shared: Arc<Shared>) {
+        *lock(&self.group) = Some((group, shared));
+        self.pass_on();
+    }
+
     /// Hands direct connections to the driver, if there is one already.
     pub(super) fn pass_on(&self) {
-        let Some((group, shared)) = self.group.get() else { return };
+        let Some((group, shared)) = lock(&self.group).clone() else { return };
         let mut arrived = lock(&self.arrived);
         let ranks = shared.identity.placement.world_size() as u32;
         for (hello, stream) in arrived.drain(..) {
-            if hello.group == *group && !hello.tree && hello.from < ranks {
+            if hello.group == group && hello.purpose == Purpose::Direct && hello.from < ranks {
                 lock(&shared.admitted).push((hello.from, stream));
             }
         }
         drop(arrived);
         shared.ring();
     }
+
+    /// A call waits at the door until an attempt hears it, unless there is a later one.
+    pub(super) fn wait_at_the_door(&self, call: Call) {
+        let mut calls = lock(&self.calls);
+        // Calls overtake each other; who calls again has given up the call before.
+        let same = calls.iter().position(|other| other.caller == call.caller);
+        match same {
+            Some(at) if calls[at].attempt < call.attempt => calls[at] = call,
+            Some(_) => {}
+            None => calls.push_back(call),
+        }
+        if calls.len() > CALLS_MAX {
+            calls.pop_front();
+        }
+    }
+
+    fn admit(&self, hello: Hello, stream: TcpStream) -> bool {
+        let most = self.most.load(Ordering::Relaxed);
+        if hello.purpose == Purpose::Regroup {
+            let Ok(line) = Line::new(stream) else { return false };
+            self.wait_at_the_door(Call { caller: hello.group, attempt: hello.from, line });
+            return true;
+        }
+        let mut arrived = lock(&self.arrived);
+        if arrived.len() >= most {
+            return false;
+        }
+        arrived.push((hello, stream));
+        drop(arrived);
+        self.bell.notify_all();
+        self.pass_on();
+        true
+    }
+}
+
+/// Somebody who coordinates the next epoch has called, and nobody has answered yet.
+pub(super) struct Call {
+    pub(super) caller: u64,
+    pub(super) attempt: u32,
+    pub(super) line: Line,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
+    /// The group's name; for [`Purpose::Regroup`] the caller's number.
     pub(super) group: u64,
+    /// The dialler's rank; for [`Purpose::Regroup`] the number of its attempt.
     pub(super) from: u32,
-    /// True for a tree edge, false for a direct connection between two ranks.
-    pub(super) tree: bool,
+    pub(super) purpose: Purpose,
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Messages between two ranks.
+    Direct = 0,
+    /// An edge of the trees.
+    Tree = 1,
+    /// Agreeing on the next epoch.
+    Regroup = 2,
 }
 
 impl Endpoint {
@@ -92,7 +174,7 @@ impl Endpoint {
                 peers.push((rank, stream, self.loan(&infos[rank as usize], board, deadline)));
             }
         }
-        let counter = self.counter.as_ref().map(UnixListener::try_clone).transpose();
+        let counter = self.doors.counter.as_ref().map(UnixListener::try_clone).transpose();
         let counter = Counter::new(counter.map_err(trouble)?);
         let options = &self.options;
         let (window, slot_bytes) = (options.window, options.slot_bytes);
@@ -105,7 +187,8 @@ impl Endpoint {
     fn loan(&self, peer: &Info, board: &Board, deadline: Deadline) -> Loan {
         let locals = self.placement.members(self.placement.node_of(peer.rank)).len();
         let peer_board_bytes = Shape { locals, ..board.shape() }.bytes();
-        let lend = self.options.lend && peer.host == self.info.host && board.shape().locals > 1;
+        let near = peer.host == self.info.host && !peer.counter.is_empty();
+        let lend = self.options.lend && near && board.shape().locals > 1;
         let within = deadline.within(HANDSHAKE_TIMEOUT);
         let offered = lend.then(|| lending::offer(board, &peer.counter, within)).transpose();
         if let Err(error) = &offered {
@@ -123,8 +206,14 @@ impl Endpoint {
         let phase = "dialling a tree neighbour";
         self.says(phase, peer.rank);
         let from = self.options.rank;
-        dial(&self.key, &self.info.host, peer, Hello { group, from, tree: true }, deadline)
-            .map_err(|(kind, detail)| self.blame(kind, peer.rank, phase, detail))
+        dial(
+            &self.home.key,
+            &self.info.host,
+            peer,
+            Hello { group, from, purpose: Purpose::Tree },
+            deadline,
+        )
+        .map_err(|(kind, detail)| self.blame(kind, peer.rank, phase, detail))
     }
 
     /// Waits for a neighbour's connection.
@@ -135,9 +224,9 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
         let (wanted, phase) =
-            (Hello { group, from: rank, tree: true }, "waiting for a tree neighbour");
+            (Hello { group, from: rank, purpose: Purpose::Tree }, "waiting for a tree neighbour");
         self.says(phase, rank);
-        let mut arrived = lock(&self.inbox.arrived);
+        let mut arrived = lock(&self.home.inbox.arrived);
         loop {
             if let Some(at) = arrived.iter().position(|(hello, _)| *hello == wanted) {
                 return Ok(arrived.swap_remove(at).1);
@@ -146,7 +235,7 @@ impl Endpoint {
                 let detail = "it did not connect in time; is it running, and can it reach us?";
                 return Err(self.blame(CauseKind::TimedOut, rank, phase, detail.into()));
             };
-            arrived = match self.inbox.bell.wait_timeout(arrived, left) {
+            arrived = match self.home.inbox.bell.wait_timeout(arrived, left) {
                 Ok((arrived, _)) => arrived,
                 Err(poisoned) => poisoned.into_inner().0,
             };
@@ -197,8 +286,7 @@ pub(super) fn open_port(
     inbox: Arc<Inbox>,
 ) -> io::Result<Port> {
     let address = options.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-    // Each rank connects at most twice to another: more is nobody of ours.
-    let most = options.placement.len() * 2;
+    inbox.most.store(options.placement.len() * 2, Ordering::Relaxed);
     Port::open(
         SocketAddr::new(address, 0),
         key.clone(),
@@ -210,11 +298,7 @@ pub(super) fn open_port(
                 .and_then(|()| Hello::read(&stream))
                 .and_then(|hello| stream.set_read_timeout(None).map(|()| hello));
             match hello {
-                Ok(hello) if lock(&inbox.arrived).len() < most => {
-                    lock(&inbox.arrived).push((hello, stream));
-                    inbox.bell.notify_all();
-                    inbox.pass_on();
-                }
+                Ok(hello) if inbox.admit(hello, stream) => {}
                 Ok(_) => tracing::warn!(%from, "more connections than ranks"),
                 Err(error) => tracing::warn!(%from, %error, "no greeting after the handshake"),
             }
@@ -227,7 +311,7 @@ impl Hello {
         bytes[..8].copy_from_slice(&HELLO);
         bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.from.to_le_bytes());
-        bytes[20] = u8::from(self.tree);
+        bytes[20] = self.purpose as u8;
         bytes
     }
 
@@ -242,7 +326,12 @@ impl Hello {
         Ok(Self {
             group: u64::from_le_bytes(first_eight(&bytes[8..])),
             from: u32::from_le_bytes(from),
-            tree: bytes[20] == 1,
+            purpose: match bytes[20] {
+                0 => Purpose::Direct,
+                1 => Purpose::Tree,
+                2 => Purpose::Regroup,
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            },
         })
     }
 }

@@ -1,12 +1,13 @@
 //! What `connect` tells the flight recorder.
 
-use super::Endpoint;
+use super::{Endpoint, Options};
 use crate::cause::CollectiveError;
 use crate::core::Flows;
+use crate::core::regroup::Start;
 use crate::flight::{About, Recorder};
 
 impl Endpoint {
-    pub(super) fn about(&self, group: u64) -> About {
+    pub(super) fn about(&self, group: u64, epoch: u32) -> About {
         let rank = self.options.rank;
         let (node, local) = (self.placement.node_of(rank), self.placement.local_of(rank));
         let flows = Flows::new(&self.plan, node);
@@ -22,7 +23,7 @@ impl Endpoint {
             node: place.name.clone(),
             zone: place.zone.clone(),
             group,
-            epoch: 0,
+            epoch,
             links: flows.peers().iter().filter_map(link).collect(),
         }
     }
@@ -33,6 +34,22 @@ impl Endpoint {
             recorder.waiting(None, phase, Some(rank));
         }
     }
+}
+
+/// A recorder for the time between two epochs: ranks are places in the list of members.
+pub(super) fn agreeing(options: &Options, start: &Start) -> Recorder {
+    let place = options.placement.get(options.rank as usize).cloned().unwrap_or_default();
+    let about = About {
+        job: options.job.clone(),
+        rank: start.own.unwrap_or(0) as u32,
+        world_size: start.size,
+        node: place.0,
+        zone: place.1,
+        group: start.roster,
+        epoch: start.epoch.saturating_add(1),
+        links: Vec::new(),
+    };
+    Recorder::new(&options.folders, &about)
 }
 
 /// The error with the path of the dump, which is made now unless the driver has made one.

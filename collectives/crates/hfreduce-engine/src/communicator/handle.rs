@@ -1,0 +1,80 @@
+//! What a call gives back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Inner, TIMEOUT_MAX};
+use crate::cause::CollectiveError;
+use crate::work::WorkState;
+
+/// A handle of one operation.
+#[derive(Clone)]
+pub struct Work {
+    pub(super) state: Arc<WorkState>,
+    pub(super) inner: Arc<Inner>,
+}
+
+/// How a wait ended without the operation having ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WaitError {
+    /// The operation failed.
+    #[error(transparent)]
+    Failed(#[from] CollectiveError),
+    /// The time given to the wait passed; the operation goes on.
+    #[error(
+        "{operation} #{sequence} is not done after {waited:?}; it goes on until its own deadline"
+    )]
+    StillRunning {
+        /// The operation.
+        operation: String,
+        /// Its number.
+        sequence: u64,
+        /// The time waited.
+        waited: Duration,
+    },
+}
+
+impl Work {
+    /// Waits until the operation has ended, at most `timeout` (its own deadline ends it anyway).
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), WaitError> {
+        let started = Instant::now();
+        // The driver ends every operation soon after its deadline; the margin is for a machine
+        // that is too busy to run it.
+        let last = self.state.deadline.max(started) + Duration::from_secs(60);
+        let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
+        if self.inner.is_ours() {
+            self.inner.wait(&self.state, until);
+        }
+        match self.state.result() {
+            Some(result) => Ok(result?),
+            None => Err(WaitError::StillRunning {
+                operation: self.state.print.describe(),
+                sequence: self.state.sequence,
+                waited: started.elapsed(),
+            }),
+        }
+    }
+
+    /// True if it should have ended long ago: the engine has a fault, or gets no processor.
+    pub fn is_overdue(&self) -> bool {
+        !self.is_done() && Instant::now() > self.state.deadline + Duration::from_secs(60)
+    }
+
+    /// True once it has ended.
+    pub fn is_done(&self) -> bool {
+        self.state.is_done()
+    }
+
+    /// Why it failed, if it did.
+    pub fn error(&self) -> Option<CollectiveError> {
+        self.state.result()?.err()
+    }
+
+    /// Its number in the communicator.
+    pub fn sequence(&self) -> u64 {
+        self.state.sequence
+    }
+}

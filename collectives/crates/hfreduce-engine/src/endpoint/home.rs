@@ -1,0 +1,68 @@
+//! What of a rank outlives its epochs: its number, its port, and who comes to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fabric::auth::{Key, nonce};
+use fabric::tcp::Port;
+
+use super::Options;
+use super::info::{Info, first_eight, refused};
+use super::neighbours::{Inbox, open_port};
+use crate::cause::{CauseKind, CollectiveError};
+
+/// See the module's text. The port closes with the last communicator or endpoint that has it.
+pub struct Home {
+    pub(super) key: Key,
+    /// Nobody else has it; members are known by it, whatever their rank is.
+    pub(super) id: u64,
+    port: Port,
+    pub(super) inbox: Arc<Inbox>,
+    /// How often it looked for another epoch.
+    pub(super) attempts: AtomicU32,
+}
+
+/// What a communicator came from, for the epoch after it.
+pub(crate) struct Origin {
+    pub(super) home: Arc<Home>,
+    pub(super) options: Options,
+    pub(super) infos: Arc<Vec<Info>>,
+    pub(super) epoch: u32,
+}
+
+impl Origin {
+    /// Connections that the port has refused.
+    pub(crate) fn refused(&self) -> u64 {
+        self.home.refused()
+    }
+
+    /// How often the members have changed.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+}
+
+impl Home {
+    pub(super) fn open(options: &Options, key: &[u8]) -> Result<Self, CollectiveError> {
+        let refuse = |kind, phase, detail| refused(options, kind, phase, detail);
+        let key = Key::from_bytes(key)
+            .map_err(|error| refuse(CauseKind::Invalid, "being called", error.to_string()))?;
+        let chance = nonce().map_err(|error| {
+            refuse(CauseKind::Io, "opening", format!("asking the system for chance: {error}"))
+        })?;
+        let id = u64::from_le_bytes(first_eight(&chance));
+        let inbox: Arc<Inbox> = Arc::default();
+        let port = open_port(options, &key, id, inbox.clone()).map_err(|error| {
+            refuse(CauseKind::Io, "opening", format!("listening on a TCP port: {error}"))
+        })?;
+        Ok(Self { key, id, port, inbox, attempts: AtomicU32::new(0) })
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port.address().port()
+    }
+
+    pub(super) fn refused(&self) -> u64 {
+        self.port.counters().refused.load(Ordering::Relaxed)
+    }
+}

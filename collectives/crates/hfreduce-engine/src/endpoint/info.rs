@@ -1,0 +1,163 @@
+//! What ranks tell each other before they are connected.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::net::UnixListener;
+
+use fabric::auth::nonce;
+use fabric::{shm, tcp};
+use serde::{Deserialize, Serialize};
+
+use super::Options;
+use super::home::Home;
+use crate::cause::{Cause, CauseKind, CollectiveError};
+
+/// The version of what is told; ranks of another release are refused.
+pub const VERSION: u32 = 3;
+const ADDRESSES_MAX: usize = 16;
+
+/// What the others need to know about a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    pub version: u32,
+    pub rank: u32,
+    pub id: u64,
+    /// Machine and network namespace: equal ones reach each other over loopback.
+    pub host: String,
+    pub processors: usize,
+    pub addresses: Vec<IpAddr>,
+    pub port: u16,
+    pub local_socket: String,
+    /// Where neighbours on this machine leave their boards for us.
+    pub counter: String,
+    /// A digest of everything that must be the same on all ranks.
+    pub agreement: u64,
+    pub agreed: String,
+    pub channels: Option<usize>,
+    /// Where it runs, and the bridge that it was given: for epochs that begin without a list.
+    pub node: String,
+    /// See above.
+    pub zone: String,
+    /// See above.
+    pub bridge: Option<(String, String)>,
+}
+
+impl Info {
+    /// All ranks must agree on this and on the sizes; messages show the short part of it.
+    pub fn agree(&mut self, short: &str, long: &str) {
+        self.agreed = format!("{short}, {}", self.agreed);
+        self.agreement = digest(format!("{long}, {}", self.agreed).as_bytes());
+    }
+}
+
+impl Options {
+    /// What the others need to know.
+    pub(super) fn info(&self, home: &Home, rank: u32, doors: &Doors) -> Info {
+        let place = self.placement.get(self.rank as usize).cloned().unwrap_or_default();
+        let agreed = format!(
+            "slot_bytes {}, slots {:?}, window {}",
+            self.slot_bytes, self.slots, self.window
+        );
+        Info {
+            version: VERSION,
+            rank,
+            id: home.id,
+            host: host(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            addresses: self.address.map_or_else(own_addresses, |address| vec![address]),
+            port: home.port(),
+            local_socket: doors.local_name.clone(),
+            counter: doors.counter_name.clone(),
+            agreement: digest(agreed.as_bytes()),
+            agreed,
+            channels: self.channels,
+            node: place.0,
+            zone: place.1,
+            bridge: self.bridge.clone(),
+        }
+    }
+}
+
+/// The sockets to which ranks of this machine come, under names of chance. Every epoch has new
+/// ones: what was left at one from before is nobody's.
+#[derive(Default)]
+pub struct Doors {
+    pub local_name: String,
+    /// Where the ranks of our node come, if we are its first.
+    pub local: Option<UnixListener>,
+    pub counter_name: String,
+    /// Where neighbours leave their boards, if we borrow any.
+    pub counter: Option<UnixListener>,
+}
+
+impl Doors {
+    /// Opens those that are wanted.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn open(local: bool, counter: bool) -> io::Result<Self> {
+        let mut doors = Self::default();
+        if local {
+            let (name, listener) = listen()?;
+            (doors.local_name, doors.local) = (name, Some(listener));
+        }
+        if counter {
+            let (name, listener) = listen()?;
+            (doors.counter_name, doors.counter) = (name, Some(listener));
+        }
+        Ok(doors)
+    }
+}
+
+fn listen() -> io::Result<(String, UnixListener)> {
+    let name = format!("hfreduce-{:016x}", u64::from_le_bytes(first_eight(&nonce()?)));
+    let listener = shm::listen(&name)?;
+    Ok((name, listener))
+}
+
+pub fn context(id: u64) -> String {
+    format!("hfreduce/{id:016x}")
+}
+pub fn first_eight(bytes: &[u8]) -> [u8; 8] {
+    let mut eight = [0; 8];
+    eight.copy_from_slice(&bytes[..8]);
+    eight
+}
+
+/// FNV-1a: a digest for comparison, not for security (the connection is authenticated).
+pub fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Where others may reach us; a machine full of containers has hundreds, and the info stays small.
+fn own_addresses() -> Vec<IpAddr> {
+    let mut addresses = tcp::own_addresses();
+    addresses.truncate(ADDRESSES_MAX);
+    addresses
+}
+
+/// This machine and network namespace: processes with equal ones reach each other over loopback.
+pub fn host() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net")
+        .map(|link| link.display().to_string())
+        .unwrap_or_default();
+    format!("{} {network}", boot.trim())
+}
+
+pub fn refused(options: &Options, kind: CauseKind, phase: &str, detail: String) -> CollectiveError {
+    let node = options.placement.get(options.rank as usize);
+    let node = node.map(|(node, _)| node.clone()).unwrap_or_default();
+    CollectiveError {
+        job: options.job.as_str().into(),
+        rank: options.rank,
+        operation: "connect".to_owned(),
+        sequence: -1,
+        phase: phase.to_owned(),
+        cause: Box::new(Cause::new(kind, options.rank, detail).blaming(options.rank, &node)),
+        node: node.into(),
+        flight_record: None,
+    }
+}

@@ -1,0 +1,210 @@
+//! Communicators that go on with other members.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Barrier, Mutex};
+use std::time::Duration;
+
+use hfreduce_engine::flight::Folders;
+use hfreduce_engine::{CauseKind, Communicator, Member, Newcomer, Options};
+use support::{KEY, TIMEOUT, allreduce, placement, run};
+
+fn ranks(list: &[u32]) -> Vec<Member> {
+    list.iter().map(|rank| Member::Rank(*rank)).collect()
+}
+
+/// Everybody's rank + 1, summed by everybody.
+fn sum(comm: &Communicator) -> f32 {
+    let mut data = vec![(comm.rank() + 1) as f32; 100_000];
+    allreduce(comm, &mut data).wait(None).unwrap();
+    assert!(data.iter().all(|value| *value == data[0]));
+    data[0]
+}
+
+#[test]
+fn survivors_go_on_and_keep_their_order() {
+    for (nodes, locals, lost) in [(3, 1, 1), (2, 2, 0), (1, 3, 2), (4, 1, 3)] {
+        let world = (nodes * locals) as u32;
+        let list: Vec<u32> = (0..world).filter(|rank| *rank != lost).collect();
+        let summed = Barrier::new(world as usize);
+        run(
+            &placement(nodes, locals),
+            |_| {},
+            |comm| {
+                sum(&comm);
+                summed.wait();
+                if comm.rank() == lost {
+                    comm.abort("this one has an accident");
+                    return;
+                }
+                while comm.error().is_none() {
+                    std::thread::yield_now();
+                }
+                let next = comm.reconfigure(&ranks(&list), TIMEOUT).unwrap();
+                assert_eq!((next.world_size(), next.epoch()), (list.len(), 1));
+                assert_eq!(list[next.rank() as usize], comm.rank());
+                let all = (1..=list.len()).sum::<usize>() as f32;
+                assert_eq!(sum(&next), all);
+                assert!(comm.barrier(TIMEOUT, true).is_err(), "the old epoch is over");
+                // Again, from a whole epoch, the other way round.
+                let turned: Vec<u32> = (0..next.world_size() as u32).rev().collect();
+                let third = next.reconfigure(&ranks(&turned), TIMEOUT).unwrap();
+                assert_eq!((third.epoch(), sum(&third)), (2, all));
+            },
+        );
+    }
+}
+
+#[test]
+fn newcomers_take_the_places_of_the_lost() {
+    let options = |node: &str| {
+        let mut options = Options::new(0, vec![(node.to_owned(), "B".to_owned())]);
+        options.folders = Folders::default();
+        options
+    };
+    let newcomers = [options("n2"), options("new")].map(|o| Newcomer::new(o, &KEY).unwrap());
+    let infos: Vec<Vec<u8>> = newcomers.iter().map(Newcomer::info).collect();
+    let sums = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for newcomer in &newcomers {
+            let sums = &sums;
+            scope.spawn(move || {
+                let comm = newcomer.join(TIMEOUT).unwrap();
+                assert_eq!((comm.world_size(), comm.epoch()), (4, 1));
+                let summed = sum(&comm);
+                sums.lock().unwrap().push(summed);
+            });
+        }
+        run(
+            &placement(3, 1),
+            |_| {},
+            |comm| {
+                if comm.rank() == 2 {
+                    comm.close(TIMEOUT);
+                    return;
+                }
+                let mut members = ranks(&[1, 0]);
+                members.extend(infos.iter().cloned().map(Member::Newcomer));
+                let next = comm.reconfigure(&members, TIMEOUT).unwrap();
+                assert_eq!(next.rank(), 1 - comm.rank());
+                let summed = sum(&next);
+                sums.lock().unwrap().push(summed);
+            },
+        );
+    });
+    assert_eq!(*sums.lock().unwrap(), [10.0; 4]);
+}
+
+#[test]
+fn ranks_that_disagree_on_the_members_hear_of_it_and_may_try_again() {
+    run(
+        &placement(3, 1),
+        |_| {},
+        |comm| {
+            let list: &[u32] = if comm.rank() == 2 { &[0, 2] } else { &[0, 1, 2] };
+            let next = match comm.reconfigure(&ranks(list), TIMEOUT) {
+                // Rank 1 may be so late that it is called to the second attempt alone.
+                Ok(next) if comm.rank() == 1 => next,
+                Ok(_) => panic!("rank {} has others with it", comm.rank()),
+                Err(error) => {
+                    assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+                    assert_eq!((error.rank, &*error.operation), (comm.rank(), "reconfigure"));
+                    assert!(error.to_string().contains("[0, 2]"), "{error}");
+                    comm.reconfigure(&ranks(&[0, 1, 2]), TIMEOUT).unwrap()
+                }
+            };
+            assert_eq!(sum(&next), 6.0);
+        },
+    );
+}
+
+#[test]
+fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
+    let lost = 3;
+    let list: Vec<u32> = (0..6).filter(|rank| *rank != lost).collect();
+    let summed = Barrier::new(6);
+    let lent = run(
+        &placement(3, 2),
+        |_| {},
+        |comm| {
+            sum(&comm);
+            summed.wait();
+            if comm.rank() == lost {
+                // Its part of a sum that nobody else begins lies on the board when it goes.
+                let mut data = vec![1e9; 100_000];
+                let work = allreduce(&comm, &mut data);
+                comm.abort("this one has an accident");
+                let _ = work.wait(None);
+                return 0;
+            }
+            while comm.error().is_none() {
+                std::thread::yield_now();
+            }
+            let next = comm.reconfigure(&ranks(&list), TIMEOUT).unwrap();
+            for _ in 0..5 {
+                assert_eq!(sum(&next), 15.0);
+            }
+            let lent = |comm: &Communicator| comm.counters().lent_bytes.load(Ordering::Relaxed);
+            let before = lent(&comm);
+            for _ in 0..5 {
+                assert_eq!(sum(&next), 15.0);
+            }
+            assert_eq!(lent(&comm), before, "the old epoch lends no more");
+            lent(&next)
+        },
+    );
+    assert!(lent.iter().any(|bytes| *bytes > 0), "{lent:?}");
+}
+
+#[test]
+fn who_is_gone_or_does_not_come_is_named_by_its_present_rank() {
+    let (together, over) = (Barrier::new(2), Barrier::new(3));
+    run(
+        &placement(4, 1),
+        |_| {},
+        |comm| {
+            // Nobody listens at 3's port any more; 1 is there and calls nothing.
+            if comm.rank() == 3 {
+                return;
+            }
+            if comm.rank() == 1 {
+                over.wait();
+                return;
+            }
+            together.wait();
+            let soon = Duration::from_secs(8);
+            let absent = comm.reconfigure(&ranks(&[2, 0, 1]), soon).err().unwrap();
+            assert_eq!(absent.cause.peer, Some(1), "{absent}");
+            assert!(matches!(absent.cause.kind, CauseKind::TimedOut | CauseKind::PeerDied));
+            assert_eq!(absent.cause.peer_node.as_deref(), Some("n1"));
+            over.wait();
+            let next = comm.reconfigure(&ranks(&[2, 0]), TIMEOUT).unwrap();
+            assert_eq!(sum(&next), 3.0);
+        },
+    );
+}
+
+#[test]
+fn lists_that_make_no_sense_are_refused_and_break_nothing() {
+    run(
+        &placement(2, 1),
+        |_| {},
+        |comm| {
+            let refused = |members: &[Member]| {
+                let error = comm.reconfigure(members, TIMEOUT).err().unwrap();
+                assert_eq!(error.cause.kind, CauseKind::Invalid, "{error}");
+                error.to_string()
+            };
+            assert!(refused(&[]).contains("first member"));
+            assert!(refused(&ranks(&[0, 0])).contains("twice"));
+            assert!(refused(&ranks(&[0, 7])).contains("rank 7 does not exist"));
+            assert!(refused(&ranks(&[1 - comm.rank()])).contains("not among the members"));
+            let garbage = Member::Newcomer(b"garbage".to_vec());
+            assert!(refused(&[Member::Rank(0), garbage]).contains("cannot be read"));
+            assert_eq!(sum(&comm), 3.0, "the epoch goes on");
+        },
+    );
+}
