@@ -26,6 +26,7 @@ __all__ = ["Process", "enter", "kill_all", "pids_of_cluster", "wait_gone"]
 STATE_VARIABLE = "FLYER_E2E_STATE"
 NAME_VARIABLE = "FLYER_E2E_PROCESS"
 LOAD_DEADLINE_S = 60.0
+THREADS_FIELD = 17  # of /proc/PID/stat behind the name: how many threads there are
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,9 @@ def _alive(pid: int) -> bool:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
+    fields = status.rpartition(")")[2].split()
+    # A first thread that has ended while others still do: all files, ports too, are open yet.
+    return fields[0] not in "ZX" or int(fields[THREADS_FIELD]) > 1
 
 
 def _program(pid: int) -> str:

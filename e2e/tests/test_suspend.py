@@ -1,27 +1,34 @@
-"""How soon a job in pods knows that it is to go: `build/e2e/suspend.json`."""
+"""How soon a job in pods knows that it is to go: `build/e2e/suspend.json`.
+
+FLYER_E2E_ROUNDS=25 suspends each of the jobs so often, which is what a 99th percentile needs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.kube.client import Api, find_access
 from flyer.kube.client.resources import FLYERJOBS
 
 from e2e.figures import figure
-from e2e.jobs import job, logs, wait_phase, wait_step
+from e2e.jobs import END_SECONDS, job, logs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from e2e import chart
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 
-ROUNDS = 10
+ROUNDS = int(os.environ.get("FLYER_E2E_ROUNDS", "3"))
+JOBS = ("one", "two", "three", "four")  # on a node each; while one is asked, others start again
 LISTENS = """
 import flyer.job, time
 job = flyer.job.current()
@@ -37,25 +44,46 @@ job.release(job.attempt)
 
 async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
-    cluster.apply(job("listens", 1, LISTENS, group="a100"), namespace=namespace)
+    cluster.apply(*(job(name, 1, LISTENS, group="a100") for name in JOBS), namespace=namespace)
     seconds = []
+    # Neither looking nor asking takes the processor from what is measured, as kubectl would.
     async with Api(await find_access(cluster.kubeconfig), agent="test") as api:
 
-        async def suspend(wanted: bool) -> None:
-            await api.merge(FLYERJOBS, "listens", {"spec": {"suspend": wanted}}, namespace)
+        async def until(name: str, what: str, holds: Callable[[Any], bool]) -> Any:
+            found: Any = {}
+            try:
+                async with asyncio.timeout(END_SECONDS):
+                    while not holds(found):
+                        await asyncio.sleep(0.1)
+                        found = (await api.get(FLYERJOBS, name, namespace)).get("status") or {}
+            except TimeoutError:
+                events = cluster.kubectl("events", f"--namespace={namespace}")
+                raise AssertionError(f"{name}: no {what}\n{found}\n{events}") from None
+            return found
+
+        async def suspend(name: str, wanted: bool) -> None:
+            await api.merge(FLYERJOBS, name, {"spec": {"suspend": wanted}}, namespace)
 
         for attempt in range(1, ROUNDS + 1):
-            await asyncio.to_thread(wait_step, cluster, "listens", namespace, attempt)
-            asked = time.time()
-            await suspend(True)
-            found = await asyncio.to_thread(
-                wait_phase, cluster, "listens", namespace, "Suspended", attempt=attempt
-            )
-            assert found["eviction"]["lostSteps"] == 0
-            said = await asyncio.to_thread(logs, cluster, "listens", namespace, attempt=attempt)
-            knew = re.search(r"knew ([0-9.]+)", said)
-            assert knew, said
-            seconds.append(float(knew[1]) - asked)
-            await suspend(False)
+            for name in JOBS:
+                await until(
+                    name,
+                    f"step {attempt}",
+                    lambda it, least=attempt: (it.get("progress") or {}).get("step", 0) >= least,
+                )
+                asked = time.time()
+                await suspend(name, True)
+                found = await until(name, "end", lambda it: it.get("phase") == "Suspended")
+                assert found["chain"]["attempt"] == attempt
+                assert found["eviction"]["lostSteps"] == 0
+                said = await asyncio.to_thread(logs, cluster, name, namespace, attempt=attempt)
+                knew = re.search(r"knew ([0-9.]+)", said)
+                assert knew, said
+                seconds.append(float(knew[1]) - asked)
+                await suspend(name, False)
+    figure("suspend", "samples", len(seconds))
     figure("suspend", "asked_to_known_seconds_median", statistics.median(seconds))
     figure("suspend", "asked_to_known_seconds_max", max(seconds))
+    if len(seconds) >= 100:
+        worst = statistics.quantiles(seconds, n=100, method="inclusive")[98]
+        figure("suspend", "asked_to_known_seconds_p99", worst)
