@@ -10,6 +10,7 @@ import os
 import re
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +43,10 @@ job.release(job.attempt)
 """
 
 
+def has_come_to(step: int, found: dict[str, Any]) -> bool:
+    return bool((found.get("progress") or {}).get("step", 0) >= step)
+
+
 async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
     cluster.apply(*(job(name, 1, LISTENS, group="a100") for name in JOBS), namespace=namespace)
@@ -66,11 +71,7 @@ async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, name
 
         for attempt in range(1, ROUNDS + 1):
             for name in JOBS:
-                await until(
-                    name,
-                    f"step {attempt}",
-                    lambda it, least=attempt: (it.get("progress") or {}).get("step", 0) >= least,
-                )
+                await until(name, "step", partial(has_come_to, attempt))
                 asked = time.time()
                 await suspend(name, True)
                 found = await until(name, "end", lambda it: it.get("phase") == "Suspended")
