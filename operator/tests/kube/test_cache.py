@@ -5,7 +5,9 @@ import contextlib
 
 import pytest
 from flyer.kube.client import Cache, WatchSettings
+from flyer.kube.client.errors import UnreachableError
 from flyer.kube.client.resources import FLYERJOBS, NODEHEALTHS
+from flyer.kube.client.streams import Page
 from flyer.kube.testing import Fault
 
 
@@ -156,3 +158,36 @@ async def test_a_kind_that_is_not_installed_is_empty(api_server, watched, until)
     del api_server.store.tables[("fireflyer.dev", "nodehealths")]
     cache, _ = await watched(NODEHEALTHS)
     assert len(cache) == 0
+
+
+class Away:
+    """A server whose streams end before they say a word, except those that are listed."""
+
+    def __init__(self, *, speaks):
+        self.speaks, self.streams = speaks, 0
+
+    async def snapshot(self, resource):
+        yield Page("1", [])
+
+    async def watch(self, resource, **_):
+        self.streams += 1
+        if self.streams in self.speaks:
+            metadata = {"namespace": "default", "name": "a", "resourceVersion": str(self.streams)}
+            yield "ADDED", {"metadata": metadata}
+        raise UnreachableError("watch flyerjobs", "refused")
+
+
+async def test_a_server_that_is_away_is_asked_less_and_less_and_told_of_once(caplog, until):
+    caplog.set_level("INFO", "flyer.kube.client.cache")
+    api = Away(speaks={5})
+    settings = WatchSettings(backoff_seconds=0.01, backoff_seconds_max=0.04)
+    cache = Cache(api, FLYERJOBS, dict, lambda *_: None, settings=settings)
+    task = asyncio.create_task(cache.run())
+    await until(lambda: api.streams >= 10)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert len([one for one in caplog.records if "broke" in one.getMessage()]) == 2
+    pauses = [cache._pause_seconds(breaks) for breaks in (0, 1, 2, 3, 1000)]
+    for pause, middle in zip(pauses, (0.01, 0.02, 0.04, 0.04, 0.04), strict=True):
+        assert middle * 0.5 <= pause <= middle * 1.5

@@ -85,6 +85,7 @@ class Cache(Generic[T]):
         self._held: dict[Key, _Held[T]] = {}
         self._deleted: OrderedDict[Key, int] = OrderedDict()
         self._heard_at = time.monotonic()
+        self._breaks = 0  # of the stream, one after the other, with no word from the server between
         self._told = 0  # the version up to which a list or the watch has told everything
         self._told_more = asyncio.Event()
 
@@ -224,6 +225,7 @@ class Cache(Generic[T]):
         )
         try:
             async for kind, value in stream:
+                self._breaks = 0
                 version = value["metadata"]["resourceVersion"]
                 if kind == "DELETED":
                     self._drop(_key(value), _version(value))
@@ -234,9 +236,16 @@ class Cache(Generic[T]):
             if self._silent:
                 raise
             # Cut, not silent: what was seen stays seen, and the stream goes on behind it.
-            log.info("%s: the watch broke and goes on: %s", self.resource.plural, error)
-            await asyncio.sleep(self._settings.backoff_seconds)
+            level = logging.DEBUG if self._breaks else logging.INFO  # once an outage
+            log.log(level, "%s: the watch broke and goes on: %s", self.resource.plural, error)
+            await asyncio.sleep(self._pause_seconds(self._breaks))
+            self._breaks += 1
         return version
+
+    def _pause_seconds(self, breaks: int) -> float:
+        """Before the next try, after so many without a word between; spread over replicas."""
+        longest = self._settings.backoff_seconds * 2.0 ** min(breaks, 16)
+        return min(longest, self._settings.backoff_seconds_max) * random.uniform(0.5, 1.5)  # noqa: S311
 
     def _put(self, key: Key, version: int, value: dict[str, Any]) -> None:
         held = self._held.get(key)
