@@ -43,8 +43,8 @@ def show_rebalance(
         console.print(f"{plan['new_chains']} chains are added for new files")
     if plan["stuck"]:
         console.print(
-            f"{plan['stuck']} replicas cannot leave: no other node has room for them (a tenth of its "
-            "disk free, and no move to it given up in the last ten minutes); keep their nodes"
+            f"{plan['stuck']} replicas cannot leave: no other node has room for them (a tenth of "
+            "its disk free, and no move to it given up in the last ten minutes); keep their nodes"
         )
     elif not (plan["under_way"] or plan["moves"] or plan["new_chains"]):
         console.print("nothing has to move")
