@@ -51,6 +51,7 @@ SETTINGS = GatewaySettings(
     port=0,
     hello_seconds=30,
     beat_seconds=0.2,
+    sidecars_beat_seconds=0.2,
     silence_seconds=60,
     progress_seconds=0.05,
     blame_seconds=0.3,

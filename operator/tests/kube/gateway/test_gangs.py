@@ -109,6 +109,24 @@ async def test_nobody_starts_before_all_are_there(world: Any) -> None:
     assert await world.event(GangStarted) == GangStarted(gang.key, 1)
 
 
+async def test_it_is_known_when_each_node_was_heard(world: Any) -> None:
+    assert world.gateway.heard() == {}
+    gang, _ = await started(world)
+    first = world.gateway.heard()
+    assert first.keys() == {"a0", "a1"}
+    await world.until(lambda: all(world.gateway.heard()[name] > first[name] for name in first))
+    await world.sidecars[gang.pods[1].name].end()
+    await world.until(lambda: len(world.gateway._streams) == 1)
+    silent = world.gateway.heard()
+    await world.until(lambda: world.gateway.heard()["a0"] > silent["a0"])
+    assert world.gateway.heard()["a1"] == silent["a1"]
+    world.gateway.forget(gang.key, 1)
+    assert world.gateway.heard() == {}
+    # Alone, a silent one would go on: Kubernetes decides when it is dead.
+    await started(world, 1, "alone")
+    assert world.gateway.heard() == {}
+
+
 async def test_what_ranks_say_becomes_events(world: Any) -> None:
     gang, launchers = await started(world)
     with await client(world, "gpt-1-0", 0) as rank:

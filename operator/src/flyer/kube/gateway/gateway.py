@@ -63,6 +63,7 @@ class Gateway:
         self._gangs: dict[str, Gang] = {}
         self._members: dict[str, tuple[Gang, int]] = {}
         self._streams: dict[str, Stream] = {}
+        self._said_at: dict[str, float] = {}  # of members whose stream has ended
         self._reviews = asyncio.Semaphore(settings.reviews_max)
         self._timers: dict[Gang, asyncio.TimerHandle] = {}
         self._woken: dict[Gang, int] = {}
@@ -192,6 +193,22 @@ class Gateway:
         gang = self._gangs.get(job)
         return gang.exits.guilty if gang is not None else None
 
+    def heard(self) -> dict[str, float]:
+        """When each node said something last, by the loop's clock, since we listen.
+
+        Nodes of running gangs of several nodes: what is left of such a gang ends before another
+        attempt begins, and the one that is only silent gets no further alone. A job of one node
+        would go on.
+        """
+        found: dict[str, float] = {}
+        for uid, (gang, node_rank) in self._members.items():
+            stream = self._streams.get(uid)
+            said_at = stream.heard_at if stream else self._said_at.get(uid, 0.0)
+            if said_at and len(gang.members) > 1 and not gang.exits.known(node_rank):
+                name = gang.start.assignment.names[node_rank]
+                found[name] = max(said_at, found.get(name, 0.0))
+        return found
+
     def progress(self, job: str) -> tuple[int, dict[str, float]] | None:
         """The newest step of the job's attempt, and the numbers that came with it."""
         gang = self._gangs.get(job)
@@ -252,6 +269,8 @@ class Gateway:
         finally:
             if self._streams.get(uid) is stream:
                 del self._streams[uid]
+                if uid in self._members:
+                    self._said_at[uid] = stream.heard_at
                 gang.disconnect(node_rank)
                 self._metrics.connections.set(len(self._streams))
 
@@ -276,6 +295,7 @@ class Gateway:
 
     def _dismiss(self, uid: str) -> None:
         self._members.pop(uid, None)
+        self._said_at.pop(uid, None)
         stream = self._streams.get(uid)
         if stream is not None:
             stream.end(RefusedError("forgotten", "this attempt is over"))

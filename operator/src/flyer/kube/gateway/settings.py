@@ -24,9 +24,11 @@ class GatewaySettings:
     reviews_max: int = 32
     """Reviews under way at once: what a leader change of a large cluster asks of the API server."""
     beat_seconds: float = 5.0
-    """Both sides say something at least so often."""
+    """We say something at least so often."""
+    sidecars_beat_seconds: float = 2.0
+    """Sidecars say something at least so often: who is dead is noticed by what he leaves unsaid."""
     silence_seconds: float = 15.0
-    """Without one whole line for so long a stream is dropped: three missed beats."""
+    """Without one whole line for so long either side drops a stream: three of our beats."""
     write_seconds: float = 5.0
     """A sidecar that takes longer to read what it was sent is dropped; it comes again."""
 

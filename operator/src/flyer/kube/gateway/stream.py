@@ -61,7 +61,7 @@ class Stream:
         self._acknowledged: int | None = None
         self._ending: RefusedError | None = None
         self._tokens = float(settings.lines_burst)
-        self._tokens_at = asyncio.get_running_loop().time()
+        self._tokens_at = self.heard_at = asyncio.get_running_loop().time()
 
     def wake(self) -> None:
         """There may be a new order to send."""
@@ -91,7 +91,7 @@ class Stream:
     ) -> None:
         """Until one side has enough. Raises `RefusedError`, or OSError when the network failed."""
         self._writer.write(
-            encode(Welcome(self._settings.beat_seconds, self._settings.silence_seconds))
+            encode(Welcome(self._settings.sidecars_beat_seconds, self._settings.silence_seconds))
         )
         tasks = [
             asyncio.create_task(self._listen(take)),
@@ -167,6 +167,7 @@ class Stream:
             raise RefusedError("", "hung up") from error
         except asyncio.LimitOverrunError as error:
             raise ProtocolError("bad_line", f"a line exceeds {REPORT_BYTES_MAX} bytes") from error
+        self.heard_at = asyncio.get_running_loop().time()
         self._spend()
         message = parse_from_sidecar(line)
         self._metrics.messages.labels(message.kind).inc()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from flyer.kube.services.probes import answers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from flyer.kube.gateway.identities import PodIdentity
     from flyer.kube.pods import PlacedNode
 
-__all__ = ["Gateway", "Seams"]
+__all__ = ["Gateway", "Probe", "Seams"]
 
 
 class Gateway(Protocol):
@@ -47,6 +49,16 @@ class Gateway(Protocol):
         """The attempt is over."""
         ...
 
+    def heard(self) -> dict[str, float]:
+        """When each node said something last."""
+        ...
+
+
+class Probe(Protocol):
+    """Whether the machine at this address and port answers; None: that is not known. Blocks."""
+
+    def __call__(self, address: str, port: int, /) -> bool | None: ...  # noqa: D102
+
 
 @dataclass(frozen=True, slots=True)
 class Seams:
@@ -55,3 +67,4 @@ class Seams:
     build_pods: Callable[[FlyerJob, Start, Mapping[str, PlacedNode]], list[dict[str, Any]]]
     outcome_of: Callable[[Mapping[str, Any] | None], Outcome]
     make_gateway: Callable[[Callable[[Event], None]], Gateway]
+    probe: Probe = answers

@@ -39,8 +39,9 @@ from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox
+from flyer.kube.services.nodes import Nodes
 from flyer.kube.services.podcalls import pod_lane
-from flyer.kube.services.strays import Strays, unready
+from flyer.kube.services.probes import Probes
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.takeover import TakeOver
 from flyer.kube.services.token import Token
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from flyer.api import FlyerQuota
-    from flyer.engine import Action, EngineState, Event, JobState, Node, Policy
+    from flyer.engine import Action, EngineState, Event, JobState, Policy
     from flyer.kube.client import Api
     from flyer.kube.metrics import Metrics
     from flyer.kube.services.seams import Seams
@@ -112,9 +113,8 @@ class Term:
             tell=self._inbox.tell, state_of=self._state_of, spawn=self._spawn,
         )  # fmt: skip
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
-        self._nodes: dict[str, Node] = {}  # as last told to the engine
-        self._lost: set[str] = set()
-        self._strays = Strays()
+        self._nodes = Nodes(world, self._inbox.tell)
+        self._probes = Probes(world, self._gateway, self._nodes, seams.probe, self._spawn)
         self._wake_at = 0.0
         self._stale = ""  # why everything has to be read again
         self._group: asyncio.TaskGroup | None = None
@@ -142,6 +142,7 @@ class Term:
                 # Not before: sidecars of gangs that nobody knows yet would be sent away, and
                 # thousands of handshakes take the time in which they become known.
                 group.create_task(self._gateway.serve(), name="gateway")
+                group.create_task(self._probes.run(), name="probes")
                 self.ready.set()
                 await self._loop()
         finally:
@@ -188,23 +189,20 @@ class Term:
         What was told but not decided (`events`) is told again, unless it is read anew here.
         """
         kept = [one for one in (*events, *self._inbox.take()) if not isinstance(one, _READ_AGAIN)]
-        observed = map(self._strays.observed, self._world.engine_nodes())
-        self._nodes = {node.name: node for node in observed}
+        nodes = self._nodes.begin()
         views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
         live = {key: view for key, view in views.items() if self._submissions.wanted(view)}
         jobs = [_of(view) for view in live.values()]
         quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
         self._state = engine.rebuild(
-            self._nodes.values(), jobs, time.time(), self.epoch, self._policy, quotas,
+            nodes, jobs, time.time(), self.epoch, self._policy, quotas,
             self._world.zones(),
         )  # fmt: skip
         self._inbox.keep([])
         self._stale = ""
         self._submissions.begin(live)
         self._commits.begin(live.values())
-        self._lost = set()
-        for name in self._nodes:
-            self._see_loss(name)
+        self._nodes.tell_losses()
         for key, view in live.items():
             if view.deleting:
                 self._inbox.tell(JobRemoved(key))
@@ -344,22 +342,7 @@ class Term:
 
     def node_changed(self, name: str) -> None:
         """A node, or what is known of its health, came, changed or went."""
-        view = self._world.nodes.get("", name)
-        if view is None or not view.ours:
-            known = self._nodes.pop(name, None)
-            if known is not None:
-                why = "the node was deleted" if view is None else "the node's labels were taken"
-                if view is None:
-                    self._inbox.tell(NodeLost(name, "NodeDeleted"))
-                self._inbox.tell(NodeObserved(unready(known, why)))
-            return
-        node = self._strays.observed(self._world.engine_node(view))
-        back = name in self._lost and not view.lost
-        if self._nodes.get(name) != node or back:
-            self._nodes[name] = node
-            self._lost.discard(name)
-            self._inbox.tell(NodeObserved(node))
-        self._see_loss(name)
+        self._nodes.changed(name)
 
     def quota_changed(self, name: str, quota: FlyerQuota | None) -> None:
         """A FlyerQuota came, changed or went."""
@@ -372,12 +355,6 @@ class Term:
         """What the FlyerTopology asks for came, changed or went."""
         self._inbox.tell(engine.ZonesObserved(self._world.zones()))
 
-    def _see_loss(self, name: str) -> None:
-        view = self._world.nodes.get("", name)
-        if view is not None and view.lost and name not in self._lost:
-            self._lost.add(name)
-            self._inbox.tell(NodeLost(name, view.lost))
-
     # -- pods of nobody ------------------------------------------------------------------------
 
     def _see_stray(self, pod: PodView, *, gone: bool = False) -> None:
@@ -385,7 +362,7 @@ class Term:
         if not pod.node:
             return
         lives = not gone and not pod.ended and pod.job not in self._state.jobs
-        if not self._strays.saw(pod, lives=lives):
+        if not self._nodes.saw(pod, lives=lives):
             return
         if lives:
             view = self._world.job(pod.job)

@@ -46,6 +46,9 @@ _SLOT_RESOURCES: Final = (RESOURCE_GPU, "nvidia.com/gpu")
 
 _OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
+# Where its kubelet listens, unless the node says otherwise.
+KUBELET_PORT: Final = 10250
+
 Strings = dict[str, str]
 
 
@@ -169,6 +172,8 @@ class NodeView:
     dedicated: bool
     lost: str  # the cause; empty: not lost
     allocatable: Strings = field(default_factory=dict)
+    address: str = ""  # of the machine; empty: not known
+    port: int = KUBELET_PORT
 
 
 def shape_node(value: dict[str, Any]) -> NodeView:
@@ -210,7 +215,19 @@ def shape_node(value: dict[str, Any]) -> NodeView:
         dedicated=dedicated,
         lost=lost,
         allocatable=allocatable,
+        address=_address(status),
+        port=_port(status),
     )
+
+
+def _address(status: dict[str, Any]) -> str:
+    addresses = status.get("addresses") or ()
+    return next((one["address"] for one in addresses if one.get("type") == "InternalIP"), "")
+
+
+def _port(status: dict[str, Any]) -> int:
+    kubelet = (status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}
+    return int(kubelet.get("Port") or KUBELET_PORT)
 
 
 def _lost(ready: Strings, taints: list[dict[str, Any]]) -> str:

@@ -91,6 +91,7 @@ class FakeGateway:
         self.gangs: dict[str, Gang] = {}
         self.signals: list[Signal] = []
         self.deaf = False
+        self.said_at: dict[str, float] = {}  # what `heard` tells
         self._tell = tell
         self._kubelets = kubelets
 
@@ -173,3 +174,7 @@ class FakeGateway:
         gang = self.gangs.get(job)
         if gang is not None and gang.start.attempt == attempt:
             del self.gangs[job]
+
+    def heard(self) -> dict[str, float]:
+        """When each node said something last."""
+        return dict(self.said_at)

@@ -1,0 +1,102 @@
+"""What the engine is told of nodes: how they are, and which have died.
+
+A node is as its objects say (Node, NodeHealth), but for what is known here alone: pods of deleted
+jobs that still live on it, and machines that have fallen silent (`silence`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from flyer.engine import NodeLost, NodeObserved
+from flyer.kube.services.silence import Silence
+from flyer.kube.services.strays import Strays, unready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flyer.engine import Event, Node
+    from flyer.kube.services.views import NodeView, PodView
+    from flyer.kube.services.world import World
+
+__all__ = ["Nodes"]
+
+NODE_SILENT = "NodeSilent"
+
+log = logging.getLogger(__name__)
+
+
+class Nodes:
+    """Of one term."""
+
+    def __init__(self, world: World, tell: Callable[[Event], None]) -> None:
+        self.silence = Silence()
+        self._world = world
+        self._tell = tell
+        self._known: dict[str, Node] = {}  # as last told
+        self._lost: set[str] = set()  # told
+        self._strays = Strays()
+
+    def begin(self) -> list[Node]:
+        """Everything is told anew: the nodes by this, losses by `tell_losses`."""
+        found = [self._observed(view) for view in self._world.nodes.values() if view.ours]
+        self._known = {node.name: node for node in found}
+        self._lost = set()
+        return found
+
+    def tell_losses(self) -> None:
+        """Which nodes are dead."""
+        for name in self._known:
+            self._see_loss(name)
+
+    def changed(self, name: str) -> None:
+        """A node, or what is known of it, came, changed or went."""
+        view = self._world.nodes.get("", name)
+        if view is None or not view.ours:
+            self.silence.forget(name)
+            known = self._known.pop(name, None)
+            if known is not None:
+                why = "the node was deleted" if view is None else "the node's labels were taken"
+                if view is None:
+                    self._tell(NodeLost(name, "NodeDeleted"))
+                self._tell(NodeObserved(unready(known, why)))
+            return
+        node = self._observed(view)
+        back = name in self._lost and not self._is_lost(view)
+        if self._known.get(name) != node or back:
+            self._known[name] = node
+            self._lost.discard(name)
+            self._tell(NodeObserved(node))
+        self._see_loss(name)
+
+    def judge(self) -> None:
+        """Tell who has fallen silent, and who answers again."""
+        lost, back = self.silence.judge()
+        for name, evidence in lost.items():
+            log.warning("node %s is lost: %s", name, evidence)
+            self.changed(name)
+        for name in back:
+            log.warning("node %s is back: it answers", name)
+            self.changed(name)
+
+    def saw(self, pod: PodView, *, lives: bool) -> bool:
+        """Whether it is news that this pod, which is bound, lives as a stray or does no more."""
+        return self._strays.saw(pod, lives=lives)
+
+    def _observed(self, view: NodeView) -> Node:
+        node = self._strays.observed(self._world.engine_node(view))
+        if node.ready and node.name in self.silence.lost:
+            return unready(node, f"silent: {self.silence.lost[node.name]}")
+        return node
+
+    def _is_lost(self, view: NodeView) -> bool:
+        return bool(view.lost) or view.node.name in self.silence.lost
+
+    def _see_loss(self, name: str) -> None:
+        view = self._world.nodes.get("", name)
+        if view is None or name in self._lost or not self._is_lost(view):
+            return
+        self._lost.add(name)
+        evidence = "" if view.lost else self.silence.lost[name]
+        self._tell(NodeLost(name, view.lost or NODE_SILENT, evidence))

@@ -1,0 +1,134 @@
+"""Which machines have died, told by their silence, before Kubernetes says so. Pure.
+
+Kubernetes calls a node lost when its kubelet has been silent for 40 s. A gang's sidecars say
+something every other second. When all of a node have been silent for a while, the machine itself
+is asked, by a probe of its own address: whatever it answers, it lives. Only who answered a probe
+before, and does not answer now, is dead.
+
+Whoever hears nothing may be the one who is cut off, busy or just begun. So there count only
+
+- what is silent while others talk: every fourth of those that are listened to, or one, at most;
+- machines that this process has heard itself, and that have answered it;
+- time in which this process looked on: while it stood still nobody was silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LOOK_SECONDS", "Silence"]
+
+LOOK_SECONDS: Final = 0.5
+"""From one look to the next. Of a longer time in between no more than this counts."""
+SUSPECT_SECONDS: Final = 3.0
+"""Silent for so long, a machine is probed: it has missed a beat of each sidecar."""
+LOST_SECONDS: Final = 5.0
+"""And after so long it is lost, if the probe was not answered."""
+PAUSE_SECONDS: Final = 3.0
+"""From one probe of a machine to the next while it is silent."""
+UNANSWERED_SECONDS: Final = 60.0
+"""And while it talks, but has never answered: there may be a wall between."""
+SHARE: Final = 4
+"""One of so many may fall silent at a time; more than that is for others to judge."""
+
+
+@dataclass(slots=True)
+class _Machine:
+    said_at: float  # what it said last, by whatever clock says so
+    heard_at: float  # when that was noticed
+    answers: bool = False  # it has ever answered a probe
+    probing: bool = False
+    probed_at: float | None = None  # when the latest probe began
+    dead: bool = False  # it began in this silence, and was not answered
+    lives: bool = False  # it began in this silence, and was answered
+
+
+class Silence:
+    """What is known of each machine that is listened to. Its clock is the time spent looking."""
+
+    def __init__(self) -> None:
+        self.lost: dict[str, str] = {}  # node → evidence
+        self._machines: dict[str, _Machine] = {}
+        self._looked_at: float | None = None
+        self._now = 0.0
+
+    def look(self, said: Mapping[str, float], now: float) -> list[str]:
+        """`said` tells when each node said something last; which are to be probed now?
+
+        A probe of each of these has begun when this returns: `probed` tells its end.
+        """
+        if self._looked_at is not None:
+            self._now += min(max(now - self._looked_at, 0.0), LOOK_SECONDS)
+        self._looked_at = now
+        for name in self._machines.keys() - said.keys() - self.lost.keys():
+            del self._machines[name]
+        for name, at in said.items():
+            machine = self._machines.setdefault(name, _Machine(at, self._now))
+            if at > machine.said_at:
+                machine.said_at, machine.heard_at = at, self._now
+                machine.dead = machine.lives = False
+        few = self._are_few()
+        due = [name for name, one in self._machines.items() if self._is_due(name, one, few=few)]
+        for name in due:
+            self._machines[name].probing = True
+            self._machines[name].probed_at = self._now
+        return due
+
+    def probed(self, node: str, *, answered: bool | None) -> None:
+        """A probe has ended. None: that says nothing, for instance because we have no network."""
+        machine = self._machines.get(node)
+        if machine is None or machine.probed_at is None:
+            return
+        machine.probing = False
+        if answered is None:
+            return
+        machine.answers = machine.answers or answered
+        if machine.probed_at - machine.heard_at >= SUSPECT_SECONDS or node in self.lost:
+            machine.dead, machine.lives = not answered, answered
+
+    def judge(self) -> tuple[dict[str, str], list[str]]:
+        """Who is lost from now on, with the evidence; and who is back."""
+        back = [name for name in self.lost if not self._machines[name].dead]
+        for name in back:
+            del self.lost[name]
+        found = {
+            name: f"nothing heard for {self._now - one.heard_at:.1f} s, and it answers no probe"
+            for name, one in self._machines.items()
+            if name not in self.lost and one.dead and one.answers
+            if self._now - one.heard_at >= LOST_SECONDS
+        }
+        if not self._are_few():
+            return {}, back
+        self.lost |= found
+        return found, back
+
+    def forget(self, node: str) -> None:
+        """Others judge it from here on."""
+        self.lost.pop(node, None)
+        self._machines.pop(node, None)
+
+    def _is_due(self, name: str, machine: _Machine, *, few: bool) -> bool:
+        if machine.probing:
+            return False
+        if name in self.lost or (few and machine.answers and self._is_late(machine)):
+            pause = PAUSE_SECONDS
+        elif not machine.answers:
+            pause = UNANSWERED_SECONDS
+        else:
+            return False
+        return machine.probed_at is None or self._now - machine.probed_at >= pause
+
+    def _is_late(self, machine: _Machine) -> bool:
+        return self._now - machine.heard_at >= SUSPECT_SECONDS
+
+    def _are_few(self) -> bool:
+        """Whether it is they who are silent, not we who are deaf."""
+        silent = sum(
+            name in self.lost or (self._is_late(one) and not one.lives)
+            for name, one in self._machines.items()
+        )
+        return silent < len(self._machines) and silent <= max(1, len(self._machines) // SHARE)

@@ -1,0 +1,192 @@
+"""Who is dead, and who is only not heard."""
+
+import errno
+import socket
+
+import pytest
+from flyer.api import Phase
+from flyer.kube.services import probes
+from flyer.kube.services.probes import answers
+from flyer.kube.services.silence import LOOK_SECONDS, Silence
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Watch:
+    """Machines that talk and answer as they are told, and who listens."""
+
+    def __init__(self, *names):
+        self.silence, self.now = Silence(), 1000.0
+        self.said = dict.fromkeys(names, 0.0)
+        self.talks, self.answering, self.found, self.returned = set(names), set(names), {}, []
+        self.asked = []
+        self.look()
+
+    def look(self, seconds=LOOK_SECONDS):
+        self.now += seconds
+        self.said |= dict.fromkeys(self.talks, self.now)
+        for name in self.silence.look(self.said, self.now):
+            self.asked.append(name)
+            self.silence.probed(name, answered=self._answer(name))
+        found, back = self.silence.judge()
+        self.found |= found
+        self.returned += back
+
+    def _answer(self, name):
+        return None if self.answering is None else name in self.answering
+
+    def pass_time(self, seconds):
+        for _ in range(int(seconds / LOOK_SECONDS)):
+            self.look()
+
+
+def names(count):
+    return [f"n{index}" for index in range(count)]
+
+
+def cut(watch, *lost):
+    watch.talks -= set(lost)
+    watch.answering -= set(lost)
+
+
+def test_a_machine_that_says_nothing_and_answers_nothing_is_lost():
+    watch = Watch(*names(4))
+    cut(watch, "n1")
+    watch.pass_time(4.5)
+    assert not watch.found
+    watch.pass_time(1)
+    assert list(watch.found) == ["n1"]
+    assert watch.found["n1"] == "nothing heard for 5.0 s, and it answers no probe"
+
+
+def test_a_machine_that_answers_lives_whatever_its_jobs_do():
+    watch = Watch(*names(4))
+    watch.talks -= {"n1", "n2", "n3"}
+    watch.pass_time(100)
+    assert not watch.found
+
+
+def test_who_never_answered_may_be_behind_a_wall():
+    watch = Watch()
+    watch.talks, watch.answering = set(names(4)), {"n0", "n2", "n3"}
+    watch.pass_time(2)
+    cut(watch, "n1")
+    watch.pass_time(100)
+    assert not watch.found
+    assert len(watch.asked) < 12  # nor is it asked all the time
+
+
+def test_whoever_hears_nobody_is_cut_off_himself():
+    watch = Watch(*names(20))
+    cut(watch, *names(20))
+    watch.pass_time(100)
+    assert not watch.found
+
+
+@pytest.mark.parametrize(("count", "lost", "dead"), [(20, 5, 5), (20, 6, 0), (2, 1, 1), (1, 1, 0)])
+def test_no_more_than_every_fourth_at_a_time(count, lost, dead):
+    watch = Watch(*names(count))
+    cut(watch, *names(lost))
+    watch.pass_time(20)
+    assert len(watch.found) == dead
+
+
+def test_while_we_stood_still_nobody_was_silent():
+    watch = Watch(*names(4))
+    watch.answering -= {"n1"}
+    watch.talks -= {"n1"}
+    watch.look(seconds=3600)
+    assert not watch.found
+    watch.talks |= {"n1"}  # what it said meanwhile is read only now
+    watch.pass_time(10)
+    assert not watch.found
+
+
+def test_a_probe_that_says_nothing_is_none():
+    watch = Watch(*names(4))
+    watch.talks -= {"n1"}
+    watch.answering = None  # we have no network
+    watch.pass_time(100)
+    assert not watch.found
+
+
+@pytest.mark.parametrize("again", ["answers", "talks"])
+def test_a_lost_machine_comes_back(again):
+    watch = Watch(*names(4))
+    cut(watch, "n1")
+    watch.pass_time(6)
+    assert "n1" in watch.silence.lost
+    watch.said.pop("n1")  # its attempt is over
+    watch.pass_time(60)
+    watch.look(seconds=3600)
+    watch.pass_time(60)
+    assert not watch.returned
+    if again == "answers":
+        watch.answering.add("n1")
+    else:
+        watch.talks.add("n1")
+    watch.pass_time(4)
+    assert watch.returned == ["n1"]
+    assert not watch.silence.lost
+
+
+def test_who_is_new_has_not_been_silent():
+    """A leader that has just begun hears its first sidecars."""
+    watch = Watch(*names(4))
+    watch.said["late"] = 3.0
+    watch.pass_time(2.5)
+    watch.answering.add("late")
+    assert not watch.found
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["talk", "answer"])), max_size=40))
+def test_nobody_is_lost_who_talks_or_answers(changes):
+    watch = Watch(*names(6))
+    for index, what in changes:
+        group = watch.talks if what == "talk" else watch.answering
+        group ^= {f"n{index}"}
+        watch.pass_time(3)
+        assert not watch.silence.lost.keys() & (watch.talks | watch.answering)
+
+
+def test_any_answer_is_one(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert answers("127.0.0.1", port) is True
+    assert answers("127.0.0.1", port) is True  # refused: there is somebody
+    for number, found in (
+        (errno.EHOSTUNREACH, False), (errno.ENETUNREACH, None), (errno.EMFILE, None),
+    ):  # fmt: skip
+
+        def fail(*_, number=number):
+            raise OSError(number, "no")
+
+        monkeypatch.setattr(probes.socket, "create_connection", fail)
+        assert answers("127.0.0.1", port) is found
+
+
+async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(cluster, until):
+    cluster.nodes("AAAA")
+    leader = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    lost = cluster.status("a").assignment.names[1]
+    nodes = leader.leader.term._nodes
+    assert not leader.gateway.heard()
+    # As the watch finds it after seconds: told here, for nothing is to depend on time.
+    nodes.silence.look({lost: 1.0, "another": 1.0}, 1.0)
+    nodes.silence.lost[lost] = "nothing heard"
+    nodes.silence.probed(lost, answered=False)
+    cluster.kubelets.stopped_nodes.add(lost)
+    nodes.changed(lost)
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    status = cluster.status("a")
+    assert lost not in status.assignment.names
+    assert status.eviction.reason == "NodeFailures"
+    assert "NodeSilent (nothing heard)" in status.eviction.message
+    assert not leader.leader.term.state.nodes[lost].node.ready
+    nodes.silence.probed(lost, answered=True)
+    nodes.judge()
+    await until(lambda: leader.leader.term.state.nodes[lost].eligible)
