@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,8 @@ def write_archive(target: Path, name: str, layers: list[Layer], config: Config) 
     }
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
 
-    scratch = target.with_name(f".{target.name}.new")
+    # Others may write the same one at the same time.
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.new")
     with tarfile.open(scratch, "w", format=tarfile.GNU_FORMAT) as archive:
         _add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
         _add(archive, "index.json", json.dumps(index).encode())

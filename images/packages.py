@@ -10,6 +10,7 @@ import configparser
 import hashlib
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,10 +68,16 @@ def wheel(name: str, cache: Path) -> Path:
     target = cache / "wheels" / f"{name}-{source_key(name)}"
     if not target.exists():
         print(f"images: building the wheel of {name}", flush=True)
-        scratch = target.with_name(f".{target.name}.new")
-        shutil.rmtree(scratch, ignore_errors=True)
-        _run([str(UV), "build", "--quiet", "--wheel", f"--out-dir={scratch}", str(ROOT / folder)])
-        scratch.rename(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+            out = Path(scratch) / "out"
+            _run([str(UV), "build", "--quiet", "--wheel", f"--out-dir={out}", str(ROOT / folder)])
+            try:
+                out.rename(target)
+            except OSError:
+                if not target.exists():
+                    raise
+                # Another build of the same sources was faster: its wheel is as good.
     (found,) = target.glob("*.whl")
     return found
 

@@ -180,9 +180,17 @@ def kubelet_dies(cluster: Cluster, namespace: str) -> None:
     figure("main_scenario", "kubelet_back_to_running_seconds", time.monotonic() - began)
 
 
+def noticed_nothing(cluster: Cluster, namespace: str, attempt: int) -> None:
+    """The same attempt goes on, unless the machine has starved a kubelet meanwhile."""
+    found = status(cluster, "patient", namespace)
+    if found["chain"]["attempt"] != attempt:
+        assert found["eviction"]["reason"] == "NodeFailures", found["eviction"]
+
+
 def storage_dies(release: chart.Release, volume: Volume) -> None:
     """Checkpoints go on to be durable without it, and it comes back by itself."""
     cluster, namespace = release.cluster, volume.namespace
+    attempt = status(cluster, "patient", namespace)["chain"]["attempt"]
     pod = release.pods("threefs-storage")[0]
     wait_step(cluster, "patient", namespace, 65)
     cluster.kill_container(pod, "storage")
@@ -201,6 +209,7 @@ def storage_dies(release: chart.Release, volume: Volume) -> None:
         return bool(container["restartCount"] > was and container["ready"])
 
     wait_for("the storage service", back, END_SECONDS)
+    noticed_nothing(cluster, namespace, attempt)
 
 
 def operator_dies(volume: Volume) -> None:
@@ -212,7 +221,8 @@ def operator_dies(volume: Volume) -> None:
         return str(holder or "").rpartition("-")[0]
 
     old = leader()
-    epoch = status(cluster, "patient", namespace)["epoch"]
+    before = status(cluster, "patient", namespace)
+    epoch, attempt = before["epoch"], before["chain"]["attempt"]
     cluster.kill_container(cluster.get("pod", old, NAMESPACE), "operator")
     began = time.monotonic()
     # The container is started again under the pod's name; whichever process leads is another one.
@@ -225,3 +235,4 @@ def operator_dies(volume: Volume) -> None:
     volume.hold("patient", 105)
     wait_step(cluster, "patient", namespace, 105)
     assert status(cluster, "patient", namespace)["epoch"] > epoch
+    noticed_nothing(cluster, namespace, attempt)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from images import packages
 from images.contents import IMAGES, Image
 from images.oci import Config, Layer, write_archive
 
@@ -93,3 +94,21 @@ def test_kind_has_the_same_nodes() -> None:
     assert [worker["labels"] for worker in workers] == [node.labels for node in NODES]
     for worker, node in zip(workers, NODES, strict=True):
         assert bool(worker.get("kubeadmConfigPatches")) == bool(node.taints)
+
+
+def test_two_builds_of_one_wheel_at_once_give_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(command: list[str]) -> str:
+        folder = next(one for one in command if one.startswith("--out-dir=")).partition("=")[2]
+        theirs = tmp_path / "wheels" / "flyer-key"
+        for made in (Path(folder), theirs):  # the other build ends while this one runs
+            made.mkdir()
+            (made / "flyer.whl").touch()
+        return ""
+
+    monkeypatch.setattr(packages, "source_key", lambda _: "key")
+    monkeypatch.setattr(packages, "_run", build)
+    found = packages.wheel("flyer", tmp_path)
+    assert found == tmp_path / "wheels" / "flyer-key" / "flyer.whl"
+    assert [one.name for one in (tmp_path / "wheels").iterdir()] == ["flyer-key"]
