@@ -71,9 +71,9 @@ def start(state: State, *, controllers: bool, scheduler: bool, flags: Flags = NO
             f"--service-account-private-key-file={private}",
             f"--root-ca-file={authority.certificate}",
             "--use-service-account-credentials",
-            # A node's taint for silence: the default of 40 s, less patience for its pods below.
+            # Kubelets that share two processors with everything else are silent for 20 s at times.
             "--node-monitor-period=2s",
-            "--node-monitor-grace-period=20s",
+            "--node-monitor-grace-period=40s",
             *flags.controllers,
         )
         _client(state, authority, CONTROLLER_MANAGER, arguments).start()
