@@ -42,6 +42,11 @@ class KubectlError(ClusterError):
         super().__init__(f"kubectl {' '.join(arguments)}: {stderr.strip()}")
         self.stderr = stderr
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether the API server had no time for it: nobody refused anything."""
+        return "Unable to connect to the server" in self.stderr
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -155,12 +160,22 @@ class Cluster:
 
 
 def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float = WAIT_S) -> T:
-    """Calls `probe` until it gives something true; an AssertionError names `what` and the last."""
+    """Calls `probe` until it gives something true; an AssertionError names `what` and the last.
+
+    A server that does not answer in time has not said anything yet.
+    """
     deadline = time.monotonic() + deadline_s
+    last: object = None
     while True:
-        found = probe()
-        if found:
-            return found
+        try:
+            found = probe()
+            if found:
+                return found
+            last = found
+        except KubectlError as error:
+            if not error.unanswered:
+                raise
+            last = error
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {deadline_s:g} s: {what} (last: {found!r})")
+            raise AssertionError(f"not within {deadline_s:g} s: {what} (last: {last!r})")
         time.sleep(0.1)
