@@ -84,6 +84,7 @@ class Health:
     async def _metricsz(self, _request: web.Request) -> web.Response:
         ages = ((cache.resource.plural, cache.age_seconds) for cache in self._world.caches)
         self._metrics.heard(ages)
+        self._metrics.count()
         body = generate_latest(self._metrics.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -100,6 +100,7 @@ class Metrics:
             "flyer_api_request_duration_seconds", "Calls to the API server", ["verb"],
             registry=one, buckets=_CALL_SECONDS,
         )  # fmt: skip
+        self._latest: tuple[EngineState, str] | None = None  # not counted yet
         for reason in EVICTION_REASONS:
             self.evictions.labels(reason)
             self.lost_node_seconds.labels(reason)
@@ -139,7 +140,14 @@ class Metrics:
             self.gang_node_seconds.inc(_had(before))
 
     def observe(self, state: EngineState, holder: str) -> None:
-        """The levels after a step."""
+        """A step was made. What it comes to is counted when somebody asks: steps are many."""
+        self._latest = (state, holder)
+
+    def count(self) -> None:
+        """The levels after the latest step."""
+        if self._latest is None:
+            return
+        (state, holder), self._latest = self._latest, None
         phases = Tally(job.status.phase for job in state.jobs.values())
         for phase in Phase:
             if phase not in _ENDED:
