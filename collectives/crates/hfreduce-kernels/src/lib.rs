@@ -33,12 +33,3 @@ pub use reduce::{
     scale, scale_raw, scale_raw_with,
 };
 pub use triad::triad;
-
-#[cfg(test)]
-mod formats_test;
-#[cfg(test)]
-mod reduce_test;
-#[cfg(test)]
-mod support_test;
-#[cfg(test)]
-mod wide_test;

@@ -83,6 +83,12 @@ pub enum FuseError {
     /// The kernel said something else than it should.
     #[error("{0}")]
     Protocol(String),
+    /// It was unmounted soon after an operation that nobody waited for until its answer came.
+    #[error(
+        "an operation of the last {} s has no answer and may still be begun: keep the claim for so long",
+        .0.as_secs_f64()
+    )]
+    Unsure(Duration),
 }
 
 /// What is told once the mount is served.
@@ -120,6 +126,8 @@ pub(crate) struct Daemon {
     pub released: Mutex<Vec<InodeId>>,
     pub released_now: Notify,
     resumed: bool,
+    /// When this daemon, or the one before it, last left an operation without an answer.
+    left_open: Mutex<Option<Instant>>,
     /// In all handles of this daemon, to tell them from those of others.
     tag: u64,
 }
@@ -195,6 +203,7 @@ async fn serve_now(
     let journal =
         Journal::open(config.state.as_deref(), root, !config.resume).map_err(FuseError::State)?;
     let life = journal.life();
+    let trusted = config.claim.as_ref().map(|claim| claim.valid);
     let mut daemon = Daemon {
         client,
         device,
@@ -212,6 +221,7 @@ async fn serve_now(
         released: Mutex::default(),
         released_now: Notify::new(),
         resumed: config.resume,
+        left_open: Mutex::new(config.resume.then(Instant::now)),
         tag: u64::from(rand::random::<u32>()) << 32,
     };
     let mut first = None;
@@ -251,7 +261,12 @@ async fn serve_now(
         () = daemon.keep_in_touch() => {}
     }
     daemon.tell_all().await;
-    Ok(())
+    // Services begin nothing that was sent under a renewal after its end (decision 0084).
+    let left_open = *daemon.left_open.lock().unwrap_or_else(PoisonError::into_inner);
+    match (trusted, left_open) {
+        (Some(trusted), Some(left)) if left.elapsed() < trusted => Err(FuseError::Unsure(trusted)),
+        _ => Ok(()),
+    }
 }
 
 async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, FuseError> {
@@ -367,7 +382,11 @@ impl Daemon {
             let mut call = Call { request: &request, deadline, ticket: None };
             let answered = tokio::select! {
                 answered = self.answer(&mut call) => answered,
-                () = give_up(&interrupted, begun) => Err(Errno::INTR),
+                () = give_up(&interrupted, begun) => {
+                    let mut left = self.left_open.lock().unwrap_or_else(PoisonError::into_inner);
+                    *left = Some(Instant::now());
+                    Err(Errno::INTR)
+                }
             };
             match answered {
                 Ok(body) => self.device.answer(request.unique, &body.0),

@@ -14,6 +14,9 @@ use threefs_meta::{LayoutDefaults, MetaConfig, TreeConfig};
 use threefs_mgmtd::{Bootstrap, MgmtdConfig, Timers};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
@@ -188,13 +191,21 @@ pub(crate) fn keep_memory() {
     }
 }
 
+/// `THREEFS_LOG` says which lines: a level, or `module=level,…`.
 pub(crate) fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("THREEFS_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    // An error means that somebody has set one already, who then gets the lines.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let asked = std::env::var("THREEFS_LOG").unwrap_or_default();
+    let parsed = asked.parse::<Targets>();
+    let filter = match &parsed {
+        Ok(filter) if !asked.is_empty() => filter.clone(),
+        _ => Targets::new().with_default(LevelFilter::INFO),
+    };
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .try_init();
+        .with_filter(filter);
+    // An error means that somebody has set one already, who then gets the lines.
+    let _ = tracing_subscriber::registry().with(lines).try_init();
+    if let Err(error) = parsed {
+        tracing::warn!("THREEFS_LOG={asked} is not understood ({error}): level info is used");
+    }
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -83,15 +84,17 @@ class Daemon:
         return report
 
     def stop(self, *, at_once: bool = False) -> bool:
-        """End it for good: asked first, unless `at_once`, and killed when it does not.
+        """End it for good: it is asked first, unless `at_once`, and killed when it does not end.
 
-        True if it was there and ended because it was asked.
+        True if it was there, ended by itself and had nothing left to say.
         """
         with self._changed:
             self._stopping = True
             process = self._process
             self._changed.notify_all()
-        gently = process is not None and _end(process, 0.0 if at_once else STOP_SECONDS)
+        patience = 0.0 if at_once else STOP_SECONDS
+        # With the mount it ends by itself, once it has told 3FS what it has to tell.
+        gently = process is not None and _end(process, patience, ask=not self._is_unmounted())
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
         return gently
@@ -107,6 +110,9 @@ class Daemon:
                 self._restarts += 1
             began = time.monotonic()
             self._one_life(resume)
+            if self._is_unmounted():
+                self._set("ended")
+                return
             resume = True
             failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
 
@@ -178,6 +184,12 @@ class Daemon:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{self._volume}: {text}\n")
 
+    def _is_unmounted(self) -> bool:
+        """Whether the kernel has ended the connection: no daemon can serve it any more."""
+        poll = select.poll()
+        poll.register(self._descriptor, 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+
     def _set(self, state: str) -> None:
         with self._changed:
             self._state, self._since = state, time.time()
@@ -186,18 +198,18 @@ class Daemon:
             self._changed.notify_all()
 
 
-def _end(process: subprocess.Popen[bytes], patience: float) -> bool:
-    """True if it did not have to be killed."""
+def _end(process: subprocess.Popen[bytes], patience: float, *, ask: bool) -> bool:
+    """True if it ended by itself, with status 0."""
     if patience:
-        process.send_signal(signal.SIGTERM)
+        if ask:
+            process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
-    if process.poll() is not None:
-        return True
-    process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1.0)
-    return False
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+    return process.returncode == 0
 
 
 def _is_stopped(pid: int) -> bool:

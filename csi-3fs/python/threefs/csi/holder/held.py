@@ -342,11 +342,11 @@ class Mounts:
             with contextlib.suppress(syscalls.TimedOut, OSError):
                 syscalls.call("detach", held.target, timeout=DETACH_SECONDS)
         elif not self._end(held, daemon, at_once=False):
-            how = "detached"  # Killed: what it had still to tell is lost.
+            how = "detached"  # What it had still to tell is lost, or somebody may still write.
         return how
 
     def _end(self, held: Held, daemon: Daemon, *, at_once: bool) -> bool:
-        """End a mount's daemon; true if it did not have to be killed."""
+        """End a mount's daemon; true if it ended by itself and left nothing open."""
         gently = daemon.stop(at_once=at_once)
         with self._changed:
             self._held.pop(held.target, None)

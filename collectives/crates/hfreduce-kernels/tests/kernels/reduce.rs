@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use crate::support_test::{Case, pairs, random, special, targets};
-use crate::{Dtype, Isa, KernelError, Op, Store, reduce, reduce_into, scale};
+use crate::support::{Case, pairs, random, special, targets};
+use hfreduce_kernels::{Dtype, Isa, KernelError, Op, Store, reduce, reduce_into, scale};
 
 #[test]
 fn this_processor_is_tested_with_what_it_has() {
@@ -102,7 +102,8 @@ fn scaling_divides_and_rounds_once_on_every_target() {
                 let mut buffer = content.clone();
                 // SAFETY: the buffer holds 101 elements.
                 unsafe {
-                    crate::scale_raw_with(isa, dtype, buffer.as_mut_ptr(), 101, divisor).unwrap();
+                    hfreduce_kernels::scale_raw_with(isa, dtype, buffer.as_mut_ptr(), 101, divisor)
+                        .unwrap();
                 }
                 buffer
             });
@@ -139,7 +140,9 @@ fn a_streaming_copy_copies() {
         let mut destination = vec![0; 5000];
         let target = destination[from..].as_mut_ptr();
         // SAFETY: both hold `from + bytes` bytes.
-        unsafe { crate::copy_raw(Store::Streaming, source[from..].as_ptr(), target, bytes) };
+        unsafe {
+            hfreduce_kernels::copy_raw(Store::Streaming, source[from..].as_ptr(), target, bytes)
+        };
         assert_eq!(destination[from..from + bytes], source[from..from + bytes]);
         assert!(destination[from + bytes..].iter().all(|&b| b == 0));
     }

@@ -1,6 +1,6 @@
 //! What the tests share: a pass over fresh memory with guards around it, and numbers that arithmetic is odd about.
 
-use crate::{Dtype, Isa, Op, Pass, Store, Width};
+use hfreduce_kernels::{Dtype, Isa, Op, Pass, Store, Width};
 
 /// A pass that owns its inputs.
 pub(crate) struct Case {

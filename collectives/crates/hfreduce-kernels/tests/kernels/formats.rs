@@ -1,8 +1,8 @@
 //! The short formats, exhaustively, against arithmetic that shares no code with the kernels: a table of all values
 //! of a format and a search for the nearest one.
 
-use crate::support_test::{Case, SHORT, targets};
-use crate::{Dtype, Isa, Op, Store, Width};
+use crate::support::{Case, SHORT, targets};
+use hfreduce_kernels::{Dtype, Isa, Op, Store, Width};
 
 /// A finite format from its definition: (value, bits) of every non-negative number, in order, with the next
 /// power of two in the place of what is too large.

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use crate::support_test::{Case, SHORT, pairs, random, special};
-use crate::{Dtype, Isa, KernelError, Op, Pass, Store, Width};
+use crate::support::{Case, SHORT, pairs, random, special};
+use hfreduce_kernels::{Dtype, Isa, KernelError, Op, Pass, Store, Width};
 
 fn singles(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
