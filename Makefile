@@ -43,7 +43,7 @@ test: install ## all tests: units, properties, simulators, real processes, the d
 	@scripts/bootstrap prometheus=promtool
 	cargo test --workspace --locked --quiet
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not alone and not soak'
-	$(PYTHON) -m pytest -q -m 'alone and not soak'
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'alone and not soak'
 
 .PHONY: soak
 soak: install ## the tests with random events again, longer and with more seeds, and twenty kills

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -184,6 +185,20 @@ def test_writes_outlast_an_outage_of_storage_while_the_claim_is_renewed(
         go_on()
         cluster.wait_whole()
     assert client.read_file(f"{held.root}/file") == data
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_a_daemon_says_at_its_end_whether_something_may_still_be_begun(
+    mount: Callable[..., HeldMount], former: bool
+) -> None:
+    """What a killed one had sent, services begin until its renewal has ended: 20 s."""
+    held = mount(claim_for="node-a", claim_seconds=20.0)
+    (held.target / "file").write_bytes(b"all of it")
+    if former:
+        held.respawn()
+        (held.target / "file").read_bytes()
+    subprocess.run(["umount", str(held.target)], check=True, timeout=PATIENCE_SECONDS)
+    assert (held.wait() == 0) is not former
 
 
 def test_what_is_not_written_yet_is_no_hole(claimed: HeldMount) -> None:

@@ -68,6 +68,13 @@ pub(crate) trait Machine {
     type F8E5M2: Format<Self::Single>;
     /// Makes streaming stores visible before whatever the caller does next.
     unsafe fn fence();
+    /// [`streams`] with the processor's features switched on: a function of its own for each format and
+    /// operation, as one of all of them takes the compiler much longer.
+    unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
+        store: Store,
+        pass: &Pass<'_>,
+    ) where
+        O: Combine<V> + Combine<S>;
 }
 
 /// One of the binary operations, as a type so that each gets its own loop.
@@ -121,10 +128,10 @@ unsafe fn floats<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>>(
     // SAFETY: the caller's promise, handed on.
     unsafe {
         match pass.op {
-            Op::Sum => streams::<M, V, F, S, T, Sum>(store, pass),
-            Op::Product => streams::<M, V, F, S, T, Product>(store, pass),
-            Op::Min => streams::<M, V, F, S, T, Min>(store, pass),
-            Op::Max => streams::<M, V, F, S, T, Max>(store, pass),
+            Op::Sum => M::streams::<V, F, S, T, Sum>(store, pass),
+            Op::Product => M::streams::<V, F, S, T, Product>(store, pass),
+            Op::Min => M::streams::<V, F, S, T, Min>(store, pass),
+            Op::Max => M::streams::<V, F, S, T, Max>(store, pass),
             // Floats have no bitwise operations; the public functions have refused them.
             Op::BitAnd | Op::BitOr | Op::BitXor => {}
         }
@@ -136,7 +143,7 @@ unsafe fn floats<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>>(
 /// # Safety
 /// As for [`floats`].
 #[inline(always)]
-unsafe fn streams<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
+pub(super) unsafe fn streams<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
     store: Store,
     pass: &Pass<'_>,
 ) where

@@ -1,7 +1,8 @@
 //! One element at a time: the reference that every other instruction set must equal, and the ends of its loops.
 
 use super::fp8::{self, E4M3, E5M2};
-use super::generic::{Format, Lanes, Machine};
+use super::generic::{self, Combine, Format, Lanes, Machine};
+use crate::{Pass, Store};
 
 pub(crate) struct Scalar;
 pub(crate) struct F32;
@@ -22,6 +23,16 @@ impl Machine for Scalar {
     type F8E5M2 = F8E5M2;
     #[inline(always)]
     unsafe fn fence() {}
+    #[inline(always)]
+    unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
+        store: Store,
+        pass: &Pass<'_>,
+    ) where
+        O: Combine<V> + Combine<S>,
+    {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { generic::streams::<Self, V, F, S, T, O>(store, pass) }
+    }
 }
 
 macro_rules! lanes {

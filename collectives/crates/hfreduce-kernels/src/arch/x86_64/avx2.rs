@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx2_formats::{Bf16, F8E4M3, F8E5M2, F16, F32, F64};
-use crate::arch::generic::{self, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
+use crate::arch::generic::{self, Combine, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
 use crate::{Pass, Store};
 
 struct Avx2;
@@ -52,6 +52,28 @@ impl Machine for Avx2 {
         // SAFETY: every x86-64 has it.
         unsafe { _mm_sfence() }
     }
+    #[inline(always)]
+    unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
+        store: Store,
+        pass: &Pass<'_>,
+    ) where
+        O: Combine<V> + Combine<S>,
+    {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { streams::<V, F, S, T, O>(store, pass) }
+    }
+}
+
+/// # Safety
+/// As for [`generic::reduce`]; the processor has AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+#[inline(never)]
+unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(store: Store, pass: &Pass<'_>)
+where
+    O: Combine<V> + Combine<S>,
+{
+    // SAFETY: the caller's promise, handed on.
+    unsafe { generic::streams::<Avx2, V, F, S, T, O>(store, pass) }
 }
 
 /// The operations of one vector type. `min` and `max` give their second operand unless the first one wins, so
