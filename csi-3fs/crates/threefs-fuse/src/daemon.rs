@@ -55,6 +55,40 @@ pub struct FuseConfig {
     pub write_back: bool,
     /// How long names and attributes are valid in the kernel without asking; an open always asks.
     pub valid: Duration,
+    /// Asked at the end, also by who ends the daemon before the mount.
+    pub left_open: Arc<LeftOpen>,
+}
+
+/// Operations under a claim of which nobody has seen the answer. Services begin nothing after the
+/// end of the renewal that it was sent under; until then the claim must not go to another node.
+#[derive(Debug)]
+pub struct LeftOpen {
+    trusted: Option<Duration>,
+    at: Mutex<Option<Instant>>,
+}
+
+impl LeftOpen {
+    /// `trusted`: how long a renewal of the mount's claim is, if it has one. `resume`: a daemon
+    /// before this one may have left some.
+    pub fn new(trusted: Option<Duration>, resume: bool) -> Self {
+        Self { trusted, at: Mutex::new(resume.then(Instant::now)) }
+    }
+
+    fn note(&self) {
+        *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether all is answered, or too old to be begun.
+    ///
+    /// # Errors
+    /// [`FuseError::Unsure`].
+    pub fn check(&self) -> Result<(), FuseError> {
+        let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.trusted, at) {
+            (Some(trusted), Some(at)) if at.elapsed() < trusted => Err(FuseError::Unsure(trusted)),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Why a daemon cannot serve.
@@ -126,8 +160,7 @@ pub(crate) struct Daemon {
     pub released: Mutex<Vec<InodeId>>,
     pub released_now: Notify,
     resumed: bool,
-    /// When this daemon, or the one before it, last left an operation without an answer.
-    left_open: Mutex<Option<Instant>>,
+    left_open: Arc<LeftOpen>,
     /// In all handles of this daemon, to tell them from those of others.
     tag: u64,
 }
@@ -203,7 +236,6 @@ async fn serve_now(
     let journal =
         Journal::open(config.state.as_deref(), root, !config.resume).map_err(FuseError::State)?;
     let life = journal.life();
-    let trusted = config.claim.as_ref().map(|claim| claim.valid);
     let mut daemon = Daemon {
         client,
         device,
@@ -221,7 +253,7 @@ async fn serve_now(
         released: Mutex::default(),
         released_now: Notify::new(),
         resumed: config.resume,
-        left_open: Mutex::new(config.resume.then(Instant::now)),
+        left_open: config.left_open,
         tag: u64::from(rand::random::<u32>()) << 32,
     };
     let mut first = None;
@@ -261,12 +293,7 @@ async fn serve_now(
         () = daemon.keep_in_touch() => {}
     }
     daemon.tell_all().await;
-    // Services begin nothing that was sent under a renewal after its end (decision 0084).
-    let left_open = *daemon.left_open.lock().unwrap_or_else(PoisonError::into_inner);
-    match (trusted, left_open) {
-        (Some(trusted), Some(left)) if left.elapsed() < trusted => Err(FuseError::Unsure(trusted)),
-        _ => Ok(()),
-    }
+    daemon.left_open.check()
 }
 
 async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, FuseError> {
@@ -383,8 +410,7 @@ impl Daemon {
             let answered = tokio::select! {
                 answered = self.answer(&mut call) => answered,
                 () = give_up(&interrupted, begun) => {
-                    let mut left = self.left_open.lock().unwrap_or_else(PoisonError::into_inner);
-                    *left = Some(Instant::now());
+                    self.left_open.note();
                     Err(Errno::INTR)
                 }
             };

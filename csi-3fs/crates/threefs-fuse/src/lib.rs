@@ -33,4 +33,4 @@ mod names;
 mod wire;
 
 pub use claim::ClaimConfig;
-pub use daemon::{FuseConfig, FuseError, Ready, serve};
+pub use daemon::{FuseConfig, FuseError, LeftOpen, Ready, serve};

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::auth::Key;
@@ -10,7 +11,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use threefs_client::{Client, ClientConfig};
-use threefs_fuse::{ClaimConfig, FuseConfig, FuseError};
+use threefs_fuse::{ClaimConfig, FuseConfig, FuseError, LeftOpen};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -77,8 +78,18 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
             Some(ClaimConfig { path: claim.path, holder: claim.holder, valid })
         }
     };
-    let write_back = json.write_back;
-    let config = FuseConfig { root, read_only, resume, state, timeout, claim, write_back, valid };
+    let trusted = claim.as_ref().map(|claim: &ClaimConfig| claim.valid);
+    let config = FuseConfig {
+        root,
+        read_only,
+        resume,
+        state,
+        timeout,
+        claim,
+        write_back: json.write_back,
+        valid,
+        left_open: Arc::new(LeftOpen::new(trusted, resume)),
+    };
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("threefs-fuse")
@@ -94,6 +105,7 @@ async fn serve(
     descriptor: OwnedFd,
     config: FuseConfig,
 ) -> Result<(), FuseError> {
+    let left_open = Arc::clone(&config.left_open);
     let mut terminate = signal(SignalKind::terminate()).map_err(FuseError::Device)?;
     let ready = Box::new(|ready: &threefs_fuse::Ready| {
         let line = serde_json::to_string(ready).unwrap_or_default();
@@ -104,6 +116,6 @@ async fn serve(
     tokio::select! {
         served = threefs_fuse::serve(Client::start(client), descriptor, config, ready) => served,
         // Everything acknowledged is durable; what is in work the kernel sends to the next one.
-        _ = terminate.recv() => Ok(()),
+        _ = terminate.recv() => left_open.check(),
     }
 }
