@@ -1,0 +1,273 @@
+//! Real ranks with somebody between them who drops, repeats, swaps, damages, delays and cuts what
+//! they say. Whatever comes: the right sums or an error that names the peer, in time, on both.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use fabric::auth::{CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
+use hfreduce_engine::flight::Folders;
+use hfreduce_engine::wire::HEAD_BYTES;
+use hfreduce_engine::{CauseKind, CollectiveError, DType, Endpoint, Options, ReduceOp, WaitError};
+use support::{KEY, TIMEOUT, buffer, placement};
+
+/// What the ranks say to each other before the first frame.
+const FROM_DIALLER: usize = HELLO_BYTES + PROOF_BYTES + 24;
+const FROM_ACCEPTOR: usize = CHALLENGE_BYTES + 1;
+/// Enough for several chunks an operation.
+const NUMEL: usize = 60_000;
+const OPERATIONS: usize = 6;
+const STORIES: usize = 36;
+
+/// What is done to a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mischief {
+    Nothing,
+    /// It does not arrive.
+    Drop,
+    /// It arrives twice.
+    Repeat,
+    /// It arrives after the next one.
+    Swap,
+    /// A byte of its head is another one.
+    Damage(usize, u8),
+    /// Sixty-four bytes of noise come before it.
+    Noise(u8),
+    /// A frame of long ago comes again before it.
+    Replay,
+    /// Half of it arrives, then the end.
+    Truncate,
+    /// The end.
+    Cut,
+    /// The end of this direction alone.
+    HalfCut,
+    /// Nothing arrives any more, and nothing ends: a cable is out.
+    Freeze,
+    /// It arrives byte by byte, slowly.
+    Trickle,
+}
+
+impl Mischief {
+    fn of(seed: &mut u64) -> Self {
+        let noise = below(seed, 256) as u8;
+        match below(seed, 14) {
+            0 => Self::Drop,
+            1 => Self::Repeat,
+            2 => Self::Swap,
+            3..=6 => Self::Damage(below(seed, HEAD_BYTES as u64) as usize, noise.max(1)),
+            7 => Self::Noise(noise),
+            8 => Self::Replay,
+            9 => Self::Truncate,
+            10 => Self::Cut,
+            11 => Self::HalfCut,
+            12 => Self::Freeze,
+            _ => Self::Trickle,
+        }
+    }
+
+    /// True if nothing is lost by it.
+    fn is_harmless(self) -> bool {
+        matches!(self, Self::Nothing | Self::Trickle)
+    }
+}
+
+/// A small generator, so that every story is one number.
+fn below(seed: &mut u64, bound: u64) -> u64 {
+    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut word = *seed;
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (word ^ (word >> 31)) % bound
+}
+
+/// Passes one direction on, frame by frame, with `mischief` at frame `at`.
+fn pass(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    preface: usize,
+    at: usize,
+    mischief: Mischief,
+    done: &AtomicBool,
+) -> std::io::Result<()> {
+    // As it comes: the two of them wait for each other's answers.
+    std::io::copy(&mut (&from).take(preface as u64), &mut to)?;
+    let mut before: Option<Vec<u8>> = None;
+    for number in 0.. {
+        let mut frame = vec![0; HEAD_BYTES];
+        from.read_exact(&mut frame)?;
+        let payload = u32::from_le_bytes([frame[20], frame[21], frame[22], frame[23]]) as usize;
+        frame.resize(HEAD_BYTES + payload, 0);
+        from.read_exact(&mut frame[HEAD_BYTES..])?;
+        let now = if number == at { mischief } else { Mischief::Nothing };
+        done.fetch_or(now != Mischief::Nothing, Ordering::Relaxed);
+        match now {
+            Mischief::Nothing => to.write_all(&frame)?,
+            Mischief::Drop => {}
+            Mischief::Repeat => {
+                to.write_all(&frame)?;
+                to.write_all(&frame)?;
+            }
+            Mischief::Swap => {
+                let mut next = vec![0; HEAD_BYTES];
+                from.read_exact(&mut next)?;
+                let payload = u32::from_le_bytes([next[20], next[21], next[22], next[23]]) as usize;
+                next.resize(HEAD_BYTES + payload, 0);
+                from.read_exact(&mut next[HEAD_BYTES..])?;
+                to.write_all(&next)?;
+                to.write_all(&frame)?;
+            }
+            Mischief::Damage(place, bits) => {
+                let mut damaged = frame.clone();
+                damaged[place] ^= bits;
+                to.write_all(&damaged)?;
+            }
+            Mischief::Noise(noise) => {
+                to.write_all(&[noise; HEAD_BYTES])?;
+                to.write_all(&frame)?;
+            }
+            Mischief::Replay => {
+                to.write_all(before.as_ref().unwrap_or(&frame))?;
+                to.write_all(&frame)?;
+            }
+            Mischief::Truncate => {
+                to.write_all(&frame[..frame.len() / 2])?;
+                return to.shutdown(Shutdown::Both);
+            }
+            Mischief::Cut => return to.shutdown(Shutdown::Both),
+            Mischief::HalfCut => return to.shutdown(Shutdown::Write),
+            // Reads on, so that the sender sees nothing.
+            Mischief::Freeze => return std::io::copy(&mut from, &mut std::io::sink()).map(drop),
+            Mischief::Trickle => {
+                to.set_nodelay(true)?;
+                for piece in frame.chunks((frame.len() / 40).max(1)) {
+                    to.write_all(piece)?;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        before.get_or_insert(frame);
+    }
+    Ok(())
+}
+
+/// Stands before the port of rank 1; the threads end with their connections.
+fn stand_between(
+    port: u16,
+    (outward, at, mischief): (bool, usize, Mischief),
+    done: &Arc<AtomicBool>,
+) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (own, done) = (listener.local_addr().unwrap().port(), done.clone());
+    std::thread::spawn(move || {
+        // One tree edge: there is one connection.
+        let Ok((dialler, _)) = listener.accept() else { return };
+        let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        for (from, to, preface, ours) in [
+            (&dialler, &acceptor, FROM_DIALLER, outward),
+            (&acceptor, &dialler, FROM_ACCEPTOR, !outward),
+        ] {
+            let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            let mischief = if ours { mischief } else { Mischief::Nothing };
+            let done = done.clone();
+            std::thread::spawn(move || {
+                let end = to.try_clone().unwrap();
+                let _ = pass(from, to, preface, at, mischief, &done);
+                if mischief != Mischief::HalfCut {
+                    let _ = end.shutdown(Shutdown::Both);
+                }
+            });
+        }
+    });
+    own
+}
+
+/// What a rank does: sums until something fails.
+fn sums(endpoint: Endpoint, infos: &[Vec<u8>], timeout: Duration) -> Result<(), CollectiveError> {
+    let comm = endpoint.connect(infos, timeout * 4)?;
+    for operation in 0..OPERATIONS {
+        let mut data = vec![(comm.rank() as usize + operation) as f32; NUMEL];
+        let work =
+            comm.allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, timeout, true)?;
+        match work.wait(None) {
+            Ok(()) => {}
+            Err(WaitError::Failed(error)) => return Err(error),
+            Err(error) => panic!("{error}"),
+        }
+        let sum = (1 + 2 * operation) as f32;
+        assert!(data.iter().all(|value| *value == sum), "wrong sums without an error");
+    }
+    Ok(())
+}
+
+/// True if there was an occasion for the mischief.
+fn story(number: u64) -> bool {
+    let mut seed = number;
+    let mischief = Mischief::of(&mut seed);
+    let (outward, at) = (below(&mut seed, 2) == 0, below(&mut seed, 40) as usize);
+    // A harmless one must not fail, however busy the machine is; the others should not last.
+    let (timeout, liveness) = match mischief.is_harmless() {
+        true => (TIMEOUT, TIMEOUT),
+        false => (Duration::from_millis(2500), Duration::from_millis(1500)),
+    };
+    let endpoints: Vec<Endpoint> = (0..2)
+        .map(|rank| {
+            let mut options = Options::new(rank, placement(2, 1));
+            options.folders = Folders::default();
+            options.liveness = liveness;
+            Endpoint::new(options, &KEY).unwrap()
+        })
+        .collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    let mut bent: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
+    let port = bent["port"].as_u64().unwrap() as u16;
+    let done = Arc::new(AtomicBool::new(false));
+    bent["port"] = stand_between(port, (outward, at, mischief), &done).into();
+    let bent = vec![infos[0].clone(), serde_json::to_vec(&bent).unwrap()];
+    let results: Vec<Result<(), CollectiveError>> = std::thread::scope(|scope| {
+        let ranks = endpoints.into_iter().zip([&bent, &infos]);
+        let ranks = ranks.map(|(end, infos)| scope.spawn(move || sums(end, infos, timeout)));
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let what =
+        format!("story {number}: {mischief:?} at frame {at}, outward {outward}: {results:?}");
+    for (rank, result) in results.iter().enumerate() {
+        match result {
+            Ok(()) => {}
+            Err(error) => {
+                assert!(!mischief.is_harmless(), "{what}");
+                let other = [1 - rank as u32, rank as u32];
+                assert!(error.cause.peer.is_some_and(|peer| other.contains(&peer)), "{what}");
+                assert!(error.rank == rank as u32 && !error.operation.is_empty(), "{what}");
+                let invalid = [CauseKind::Invalid, CauseKind::Aborted, CauseKind::Io];
+                assert!(!invalid.contains(&error.cause.kind), "{what}");
+            }
+        }
+    }
+    done.load(Ordering::Relaxed)
+}
+
+#[test]
+fn whatever_happens_between_two_ranks_the_sums_are_right_or_both_hear_of_it() {
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= STORIES {
+                        return;
+                    }
+                    done.fetch_add(usize::from(story(number as u64)), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let done = done.into_inner();
+    assert!(done > STORIES / 2, "{done}: too little happened");
+}
