@@ -23,7 +23,8 @@ demo: install ## run the main job on this machine, break things under it, compar
 
 .PHONY: check
 check: install check-static ## format, lint, types, import rules, unit tests: under two minutes
-	cargo test --workspace --lib --locked --quiet
+	cargo test --workspace --exclude hfreduce-kernels --lib --locked --quiet
+	cargo test --package hfreduce-kernels --locked --quiet
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not slow and not soak' $(UNIT_TESTS)
 
 # Tests that start no services: the rest of the tests runs real processes and takes longer.
@@ -42,7 +43,7 @@ check-static:
 test: install ## all tests: units, properties, simulators, real processes, the demo
 	@scripts/bootstrap prometheus=promtool
 	cargo test --workspace --locked --quiet
-	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not alone and not soak'
+	$(PYTHON) -m pytest -q -n 3 --dist loadgroup -m 'not alone and not soak'
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'alone and not soak'
 
 .PHONY: soak

@@ -59,6 +59,16 @@ def test_a_machine_that_says_nothing_and_answers_nothing_is_lost():
     assert watch.found["n1"] == "nothing heard for 5.0 s, and it answers no probe"
 
 
+def test_one_unanswered_probe_is_not_enough():
+    watch = Watch(*names(4))
+    cut(watch, "n1")
+    while "n1" not in watch.asked[4:]:
+        watch.look()
+    watch.answering.add("n1")
+    watch.pass_time(100)
+    assert not watch.found
+
+
 def test_a_machine_that_answers_lives_whatever_its_jobs_do():
     watch = Watch(*names(4))
     watch.talks -= {"n1", "n2", "n3"}

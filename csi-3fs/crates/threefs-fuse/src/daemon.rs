@@ -35,6 +35,8 @@ const BACKGROUND_MAX: u16 = 64;
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
 /// Between two messages about what is held open, and looks for lengths that nobody was told.
 const PACE: Duration = Duration::from_secs(1);
+/// How long the end waits for each of the things that are still to be told.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How a daemon runs.
 pub struct FuseConfig {
@@ -123,6 +125,9 @@ pub enum FuseError {
         .0.as_secs_f64()
     )]
     Unsure(Duration),
+    /// It was unmounted while the metadata service did not answer.
+    #[error("{0} files are longer than the metadata service knows: it did not answer")]
+    Untold(usize),
 }
 
 /// What is told once the mount is served.
@@ -292,8 +297,7 @@ async fn serve_now(
         ended = over.recv() => ended.unwrap_or(Ok(())).map_err(FuseError::Device)?,
         () = daemon.keep_in_touch() => {}
     }
-    daemon.tell_all().await;
-    daemon.left_open.check()
+    daemon.tell_all().await
 }
 
 async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, FuseError> {
@@ -573,12 +577,25 @@ impl Daemon {
         }
     }
 
-    /// The end: nothing is open any more.
-    async fn tell_all(&self) {
+    /// The end: nothing is open any more. What is in work still may tell something, too.
+    async fn tell_all(&self) -> Result<(), FuseError> {
+        let deadline = Instant::now() + LAST_WORDS;
+        while !self.running().is_empty() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if !self.running().is_empty() {
+            self.left_open.note();
+        }
         self.tell_lengths().await;
+        // Of files, too, that were closed while the metadata service was away.
+        self.tell_former(LAST_WORDS).await;
         let release = self.files.inodes();
         self.released.lock().unwrap_or_else(PoisonError::into_inner).extend(release);
         let _ = self.tell_holds(false).await;
+        match self.journal.all_untold().len() {
+            0 => self.left_open.check(),
+            files => Err(FuseError::Untold(files)),
+        }
     }
 
     /// The inode's newest attributes.

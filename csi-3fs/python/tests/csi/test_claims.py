@@ -191,7 +191,11 @@ def test_a_claim_is_left_alone_when_nobody_says_how_its_mount_ended(
     driver.refused(unstage(volume))
     driver.call(unstage(volume))
     assert driver.files.claim_of(PATH) == ("node-a", 1)
-    # The next pod here does not have to wait for it.
+    # The next pod here does not have to wait, but what was left open before it still is.
+    driver.call(stage(volume))
+    driver.call(unstage(volume))
+    assert driver.files.claim_of(PATH) == ("node-a", 2)
+    driver.now = CLAIM_SECONDS + 1.0
     driver.call(stage(volume))
     driver.call(unstage(volume))
     assert driver.files.claim_of(PATH) is None

@@ -159,6 +159,22 @@ def test_a_length_that_was_not_told_while_the_claim_was_held_is_never_told(
     assert client.read_file(there) == b"tol"
 
 
+def test_a_length_that_a_close_could_not_tell_is_told_at_the_end(
+    mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
+) -> None:
+    held = mount(timeout_seconds=1.0)
+    file = os.open(held.target / "file", os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"all of it")
+    pid = cluster.kill("meta", signal.SIGSTOP)
+    try:
+        with pytest.raises(OSError, match=r"timed out|Input/output"):
+            os.close(file)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    held.close()
+    assert client.read_file(f"{held.root}/file") == b"all of it"
+
+
 def test_writes_outlast_an_outage_of_storage_while_the_claim_is_renewed(
     mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
 ) -> None:

@@ -49,7 +49,6 @@ class Claims:
         with self._lock:
             if found[0] == self._node_id:
                 self._seen.pop(name, None)
-                self._left.pop(name, None)
                 return
             before, since = self._seen.get(name, (found, now))
             since = since if before == found else now

@@ -86,7 +86,10 @@ class Mounts:
         cluster_file = self._cluster_file(cluster)
         with self._only(target):
             if (known := self._held.get(target)) is not None:
-                return self._same(known, volume, root, read_only=read_only)
+                if known[1].report().state != "ended":
+                    return self._same(known, volume, root, read_only=read_only)
+                # Somebody else has unmounted it, or ended its connection.
+                self._undo_held(*known, at_once=True)
             self._clear_the_way(target, volume)
             held = self._mount(volume, cluster, root, target, read_only=read_only)
             held = replace(held, node=node)

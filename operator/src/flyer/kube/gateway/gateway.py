@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -196,15 +197,17 @@ class Gateway:
     def heard(self) -> dict[str, float]:
         """When each node said something last, by the loop's clock, since we listen.
 
-        Nodes of running gangs of several nodes: what is left of such a gang ends before another
-        attempt begins, and the one that is only silent gets no further alone. A job of one node
-        would go on.
+        Nodes of gangs that run on several: what is left of such a gang ends before another attempt
+        begins, and the one that is only silent gets no further alone. The last one that runs, or a
+        job of one node, would go on.
         """
         found: dict[str, float] = {}
-        for uid, (gang, node_rank) in self._members.items():
+        running = [one for one in self._members.items() if not one[1][0].exits.known(one[1][1])]
+        nodes = Counter(gang for _, (gang, _) in running)
+        for uid, (gang, node_rank) in running:
             stream = self._streams.get(uid)
             said_at = stream.heard_at if stream else self._said_at.get(uid, 0.0)
-            if said_at and len(gang.members) > 1 and not gang.exits.known(node_rank):
+            if said_at and nodes[gang] > 1:
                 name = gang.start.assignment.names[node_rank]
                 found[name] = max(said_at, found.get(name, 0.0))
         return found

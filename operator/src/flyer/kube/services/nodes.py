@@ -62,6 +62,8 @@ class Nodes:
                     self._tell(NodeLost(name, "NodeDeleted"))
                 self._tell(NodeObserved(unready(known, why)))
             return
+        if view.lost:
+            self.silence.forget(name)  # Kubernetes has noticed, and says when it is back
         node = self._observed(view)
         back = name in self._lost and not self._is_lost(view)
         if self._known.get(name) != node or back:

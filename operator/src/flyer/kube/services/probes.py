@@ -78,7 +78,10 @@ class Probes:
         view = self._world.nodes.get("", node)
         answered = None
         if view is not None and view.address:
-            answered = await asyncio.get_running_loop().run_in_executor(
-                threads, self._ask, view.address, view.port
-            )
+            try:
+                answered = await asyncio.get_running_loop().run_in_executor(
+                    threads, self._ask, view.address, view.port
+                )
+            except Exception:  # an address that is none, no thread: that says nothing of the node
+                log.exception("node %s: no probe of %s", node, view.address)
         self._nodes.silence.probed(node, answered=answered)

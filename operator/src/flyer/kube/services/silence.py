@@ -3,7 +3,7 @@
 Kubernetes calls a node lost when its kubelet has been silent for 40 s. A gang's sidecars say
 something every other second. When all of a node have been silent for a while, the machine itself
 is asked, by a probe of its own address: whatever it answers, it lives. Only who answered a probe
-before, and does not answer now, is dead.
+before, and does not answer two in a row now, is dead.
 
 Whoever hears nothing may be the one who is cut off, busy or just begun. So there count only
 
@@ -27,7 +27,9 @@ LOOK_SECONDS: Final = 0.5
 SUSPECT_SECONDS: Final = 3.0
 """Silent for so long, a machine is probed: it has missed a beat of each sidecar."""
 LOST_SECONDS: Final = 5.0
-"""And after so long it is lost, if the probe was not answered."""
+"""And after so long it is lost, at the earliest, if the probes were not answered."""
+PROBES: Final = 2
+"""Unanswered in a row: a link that is back within two seconds has cost nothing."""
 PAUSE_SECONDS: Final = 3.0
 """From one probe of a machine to the next while it is silent."""
 UNANSWERED_SECONDS: Final = 60.0
@@ -43,8 +45,12 @@ class _Machine:
     answers: bool = False  # it has ever answered a probe
     probing: bool = False
     probed_at: float | None = None  # when the latest probe began
-    dead: bool = False  # it began in this silence, and was not answered
-    lives: bool = False  # it began in this silence, and was answered
+    unanswered: int = 0  # probes in a row that began in this silence
+    lives: bool = False  # the latest that began in this silence was answered
+
+    @property
+    def dead(self) -> bool:
+        return self.unanswered >= PROBES
 
 
 class Silence:
@@ -70,7 +76,7 @@ class Silence:
             machine = self._machines.setdefault(name, _Machine(at, self._now))
             if at > machine.said_at:
                 machine.said_at, machine.heard_at = at, self._now
-                machine.dead = machine.lives = False
+                machine.unanswered, machine.lives = 0, False
         few = self._are_few()
         due = [name for name, one in self._machines.items() if self._is_due(name, one, few=few)]
         for name in due:
@@ -88,7 +94,8 @@ class Silence:
             return
         machine.answers = machine.answers or answered
         if machine.probed_at - machine.heard_at >= SUSPECT_SECONDS or node in self.lost:
-            machine.dead, machine.lives = not answered, answered
+            machine.unanswered = 0 if answered else machine.unanswered + 1
+            machine.lives = answered
 
     def judge(self) -> tuple[dict[str, str], list[str]]:
         """Who is lost from now on, with the evidence; and who is back."""
@@ -115,7 +122,7 @@ class Silence:
         if machine.probing:
             return False
         if name in self.lost or (few and machine.answers and self._is_late(machine)):
-            pause = PAUSE_SECONDS
+            pause = 0.0 if 0 < machine.unanswered < PROBES else PAUSE_SECONDS
         elif not machine.answers:
             pause = UNANSWERED_SECONDS
         else:
