@@ -164,9 +164,9 @@ def test_a_length_that_a_close_could_not_tell_is_told_at_the_end(
 ) -> None:
     held = mount(timeout_seconds=1.0)
     file = os.open(held.target / "file", os.O_WRONLY | os.O_CREAT)
-    os.write(file, b"all of it")
     pid = cluster.kill("meta", signal.SIGSTOP)
     try:
+        os.write(file, b"all of it")  # goes to storage alone
         with pytest.raises(OSError, match=r"timed out|Input/output"):
             os.close(file)
         time.sleep(3.0)  # as long as the daemon tries: nobody can see when it gives up
