@@ -1,4 +1,4 @@
-//! Beside the library, not in it: compiling the kernels takes most of a minute, and once is enough.
+//! Beside the library, not in it: compiling the kernels takes longest of all crates, and once is enough.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -2,7 +2,7 @@
 
 A daemon is ready when it has written one JSON line to its standard output. One that ends, or does
 not get ready in time, is replaced with ``--resume`` after a pause that grows while it keeps on
-failing.
+failing, unless the mount itself has ended.
 """
 
 from __future__ import annotations
