@@ -246,6 +246,7 @@ impl Manager {
         let node = heartbeat.node;
         match view.admit(&heartbeat)? {
             Admission::Known => {}
+            Admission::Repeated => return Ok(self.answer(view)),
             Admission::Register => self.register(view, &heartbeat).await?,
             Admission::Restarted => {
                 if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now)
@@ -264,8 +265,12 @@ impl Manager {
             self.make_chains(view, now).await?;
             self.scan(view, now, None).await?;
         }
+        Ok(self.answer(view))
+    }
+
+    fn answer(&self, view: &View) -> HeartbeatReply {
         let lease_ms = self.timers.node_lease_ms();
-        Ok(HeartbeatReply { routing_version: view.routing.version, lease_ms })
+        HeartbeatReply { routing_version: view.routing.version, lease_ms }
     }
 
     async fn register(&self, view: &mut View, heartbeat: &Heartbeat) -> Result<(), OpError> {

@@ -222,6 +222,21 @@ async fn an_old_heartbeat_is_stale() {
 }
 
 #[tokio::test]
+async fn a_heartbeat_whose_answer_was_lost_is_answered_again_and_keeps_nobody_alive() {
+    let mut cluster = Cluster::whole().await;
+    let beat = cluster.nodes[0].beat();
+    let first = cluster.manager.heartbeat(beat.clone(), cluster.now).await.unwrap();
+    let again = cluster.manager.heartbeat(beat.clone(), cluster.now).await.unwrap();
+    assert_eq!((again.routing_version, again.lease_ms), (first.routing_version, first.lease_ms));
+    cluster.nodes[0].dead = true;
+    for _ in 0..30 {
+        cluster.manager.heartbeat(beat.clone(), cluster.now).await.unwrap();
+        cluster.step().await;
+    }
+    assert!(!serves(&cluster.routing(), 1), "{:?}", states_of(&cluster.routing(), 1));
+}
+
+#[tokio::test]
 async fn a_pause_of_mgmtd_itself_is_not_taken_for_silence_of_the_nodes() {
     let mut cluster = Cluster::whole().await;
     let before = cluster.routing();

@@ -28,7 +28,8 @@ use crate::rebalance::PlannedMove;
 /// Name of the service; both sides of a connection sign it.
 pub const CONTEXT: &str = "threefs/mgmtd";
 
-/// A call. All calls may be repeated: heartbeats carry their own order.
+/// A call. All calls may be repeated: heartbeats carry their own order, and the newest one is
+/// answered again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MgmtdRequest {
     /// "I am alive." Answered with [`MgmtdReply::Heartbeat`].
@@ -140,8 +141,8 @@ pub enum MgmtdError {
         /// At most so long.
         remaining_ms: u64,
     },
-    /// A heartbeat that is not newer than one already taken; harmless.
-    #[error("{node}: heartbeat {sequence} is not newer than {newest}")]
+    /// A heartbeat that is older than one already taken; harmless.
+    #[error("{node}: heartbeat {sequence} is older than {newest}")]
     Stale {
         /// Whose.
         node: NodeId,

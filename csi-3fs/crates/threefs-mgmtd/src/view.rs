@@ -74,6 +74,8 @@ pub(crate) struct Changes {
 pub(crate) enum Admission {
     /// Nothing.
     Known,
+    /// Only its answer, again: it was taken, and that did not reach the node.
+    Repeated,
     /// The node, or its address, has to be written down first.
     Register,
     /// It is a new life: the targets of the former one have to leave SERVING and SYNCING first.
@@ -136,7 +138,9 @@ impl View {
             return Ok(Admission::Restarted);
         }
         match self.heard.get(&node) {
-            Some(heard) if heartbeat.sequence <= heard.sequence => Err(MgmtdError::Stale {
+            // Not heard anew: it says when the node was alive no better than the first time.
+            Some(heard) if heartbeat.sequence == heard.sequence => Ok(Admission::Repeated),
+            Some(heard) if heartbeat.sequence < heard.sequence => Err(MgmtdError::Stale {
                 node,
                 sequence: heartbeat.sequence,
                 newest: heard.sequence,
