@@ -1,0 +1,120 @@
+//! What comes over direct connections, and their end.
+
+use std::io;
+
+use super::MeshOperation;
+use crate::cause::CauseKind;
+use crate::core::pair::Letter;
+use crate::core::tree::Violation;
+use crate::drivers::connection::Arrival;
+use crate::drivers::poller::Ready;
+use crate::drivers::wire::{Frame, Head};
+use crate::drivers::{Driver, TOKEN_MESH_IN};
+
+impl Driver {
+    pub(in crate::drivers) fn mesh_event(&mut self, event: Ready) {
+        let peer = event.token as u32;
+        let inward = event.token & !0xffff_ffff == TOKEN_MESH_IN;
+        if event.writable {
+            self.flush_mesh(peer, inward);
+        }
+        if !event.readable {
+            return;
+        }
+        if let Some(connection) = self.mesh_connection(peer, inward) {
+            connection.readable();
+        }
+        while self.shared.broken.get().is_none() {
+            let Some(connection) = self.mesh_connection(peer, inward) else { return };
+            let taken = match connection.receive_next() {
+                Ok(None) => return,
+                Ok(Some(Arrival::Head(head))) if inward => self.inward_head(peer, &head),
+                Ok(Some(Arrival::Head(head))) => self.outward_head(peer, &head),
+                Ok(Some(_)) => {
+                    let incoming = self.mesh.incoming.get_mut(&peer);
+                    if let Some((message, bytes)) = incoming.and_then(|i| i.receiving.take()) {
+                        self.mesh.pairs.arrived(peer, message, bytes);
+                    }
+                    Ok(())
+                }
+                Err(error) => {
+                    self.mesh_lost(peer, inward, &error);
+                    return;
+                }
+            };
+            if let Err(why) = taken {
+                self.violated(peer, why);
+            }
+            self.act_mesh();
+        }
+    }
+
+    fn inward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
+        match head.frame {
+            Frame::Offer { message, tag, bytes, print } => {
+                self.mesh.pairs.offered(peer, message, Letter { tag, bytes, print })
+            }
+            Frame::Piece { message } => {
+                let bytes = head.payload_bytes;
+                let (ticket, have) = self.mesh.pairs.piece(peer, message, bytes as u64)?;
+                let found = self.mesh.operations.get(&ticket.operation);
+                let place = found.and_then(|found| {
+                    let transfer = found.operation.transfers.get(ticket.transfer)?;
+                    found.operation.output.contiguous(transfer.offset + have as usize, bytes)
+                });
+                let (Some(place), Some(incoming)) = (place, self.mesh.incoming.get_mut(&peer))
+                else {
+                    return Err(Violation::Protocol("a piece has no place here".into()));
+                };
+                incoming.receiving = Some((message, bytes as u64));
+                // SAFETY: inside the operation's output, which is ours until the operation ends;
+                // it cannot end before this piece has arrived or `detach` was called.
+                unsafe { incoming.connection.body(place, bytes) };
+                Ok(())
+            }
+            Frame::Bye { .. } => {
+                if let Some(incoming) = self.mesh.incoming.get_mut(&peer) {
+                    incoming.left = true;
+                }
+                Ok(())
+            }
+            other => Err(Violation::Protocol(format!("{other:?} came between two ranks"))),
+        }
+    }
+
+    fn outward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
+        match head.frame {
+            Frame::Grant { message } => self.mesh.pairs.granted(peer, message),
+            Frame::Bye { .. } => {
+                if let Some(outgoing) = self.mesh.outgoing.get_mut(&peer) {
+                    outgoing.left = true;
+                }
+                Ok(())
+            }
+            other => Err(Violation::Protocol(format!("{other:?} came between two ranks"))),
+        }
+    }
+
+    /// A direct connection ended: a failure only if somebody still needs it.
+    pub(super) fn mesh_lost(&mut self, peer: u32, inward: bool, error: &io::Error) {
+        self.heed_abort();
+        // Dropping a connection closes its socket, and epoll forgets a closed one by itself.
+        let left = if inward {
+            self.mesh.incoming.remove(&peer).is_some_and(|incoming| incoming.left)
+        } else {
+            self.mesh.outgoing.remove(&peer).is_some_and(|outgoing| outgoing.left)
+        };
+        let mut open = self.mesh.operations.values().flat_map(MeshOperation::open);
+        let needed = open.any(|transfer| transfer.peer == peer && transfer.sends != inward);
+        drop(open);
+        if !needed {
+            return;
+        }
+        if left {
+            let detail = "it closed the communicator before this message".into();
+            self.fail(self.blame(CauseKind::PeerLeft, peer, detail), None);
+        } else {
+            self.peer_lost(peer, error);
+        }
+    }
+}

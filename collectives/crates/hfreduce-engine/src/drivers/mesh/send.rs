@@ -1,0 +1,100 @@
+//! What goes out over direct connections.
+
+use crate::drivers::connection::Payload;
+use crate::drivers::poller::Ready;
+use crate::drivers::wire::{Frame, Head, PIECE_BYTES_MAX};
+use crate::drivers::{Driver, TOKEN_MESH_IN, TOKEN_MESH_OUT};
+
+/// Pieces handed to a socket at a time.
+const QUEUED_MAX: usize = 2;
+
+impl Driver {
+    /// Sends what can be sent; true if anything moved.
+    pub(in crate::drivers) fn move_mesh(&mut self) -> bool {
+        let mut moved = false;
+        let outward: Vec<u32> = self.mesh.outgoing.keys().copied().collect();
+        for peer in outward {
+            moved |= self.load_mesh(peer);
+            moved |= self.flush_mesh(peer, false);
+        }
+        let inward: Vec<u32> = self.mesh.incoming.keys().copied().collect();
+        for peer in inward {
+            moved |= self.flush_mesh(peer, true);
+        }
+        moved
+    }
+
+    fn load_mesh(&mut self, peer: u32) -> bool {
+        let Some(outgoing) = self.mesh.outgoing.get_mut(&peer) else { return false };
+        let Some(connection) = &mut outgoing.connection else { return false };
+        let mut loaded = false;
+        while let Some(word) = outgoing.words.pop_front() {
+            connection.push(&word, Payload::Owned(vec![]), None);
+            loaded = true;
+        }
+        while connection.queued() < QUEUED_MAX {
+            let Some(stream) = outgoing.streams.front_mut() else { break };
+            let Some(found) = self.mesh.operations.get(&stream.ticket.operation) else { break };
+            let Some(transfer) = found.operation.transfers.get(stream.ticket.transfer) else {
+                break;
+            };
+            let bytes = (transfer.bytes - stream.sent).min(PIECE_BYTES_MAX);
+            let from = transfer.offset + stream.sent;
+            let Some(memory) = found.operation.input.contiguous(from, bytes) else { break };
+            stream.sent += bytes;
+            let last = stream.sent == transfer.bytes;
+            let head = Frame::Piece { message: stream.message };
+            let head = Head { payload_bytes: bytes, ..Head::bare(head) };
+            // The input stays unchanged until the operation ends, which needs this frame gone.
+            connection.push(&head, Payload::Memory(memory, bytes), last.then_some(stream.ticket));
+            loaded = true;
+            if last {
+                outgoing.streams.pop_front();
+            }
+        }
+        loaded
+    }
+
+    pub(super) fn flush_mesh(&mut self, peer: u32, inward: bool) -> bool {
+        let mut gone = Vec::new();
+        let Some(connection) = self.mesh_connection(peer, inward) else { return false };
+        if connection.queued() == 0 {
+            return false;
+        }
+        let before = connection.sent_bytes;
+        let flushed = connection.flush(&mut gone);
+        let moved = connection.sent_bytes != before;
+        let full = connection.queued() > 0;
+        if let Err(error) = flushed {
+            // As along the trees: what it said before comes first.
+            let token = if inward { TOKEN_MESH_IN } else { TOKEN_MESH_OUT } | u64::from(peer);
+            self.mesh_event(Ready { token, readable: true, writable: false });
+            if self.mesh_connection(peer, inward).is_some() {
+                self.mesh_lost(peer, inward, &error);
+            }
+            return true;
+        }
+        self.mesh_room(peer, inward, full);
+        for ticket in gone.into_iter().flatten() {
+            self.transferred(ticket);
+        }
+        moved
+    }
+
+    fn mesh_room(&mut self, peer: u32, inward: bool, full: bool) {
+        let token = if inward { TOKEN_MESH_IN } else { TOKEN_MESH_OUT } | u64::from(peer);
+        let poller = &self.poller;
+        if inward {
+            if let Some(incoming) = self.mesh.incoming.get_mut(&peer)
+                && std::mem::replace(&mut incoming.wants_room, full) != full
+            {
+                let _ = poller.want_room(&incoming.connection, token, full);
+            }
+        } else if let Some(outgoing) = self.mesh.outgoing.get_mut(&peer)
+            && std::mem::replace(&mut outgoing.wants_room, full) != full
+            && let Some(connection) = &outgoing.connection
+        {
+            let _ = poller.want_room(connection, token, full);
+        }
+    }
+}
