@@ -2,6 +2,7 @@
 //!
 //! The news travels along every tree edge and through the board of every node. Whatever part of
 //! the group survives touches somebody who died, so one of its members sees it and tells the rest.
+//! Direct connections carry it too, so that nobody takes the end of one for the cause.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -42,13 +43,14 @@ impl Driver {
         // Order matters: first no connection points into callers' memory any more, then the callers
         // hear that they have it back.
         self.flood(&encoded, from);
-        self.mesh.detach();
+        self.mesh.detach(&self.poller);
+        self.mesh.tell(&encoded);
         if let Some(trunk) = &mut self.trunk {
             trunk.core.fail(&cause, from);
         }
         let _ = self.shared.broken.set(cause);
         self.wake_all(FOR_ABORT);
-        self.farewell_until = Some(Instant::now() + FAREWELL);
+        self.begin_farewell();
         self.flush_farewell();
         // The neighbours know; now our own callers, who get the record's path with the error.
         self.shared.recorder.broke(&encoded);
@@ -72,6 +74,11 @@ impl Driver {
                 work.fail(error);
             }
         }
+    }
+
+    /// There are last words to say, for a while.
+    pub(super) fn begin_farewell(&mut self) {
+        self.farewell_until = Some(Instant::now() + FAREWELL);
     }
 
     /// After the end: sends the last words, for a while.

@@ -24,9 +24,9 @@ impl Driver {
 
     /// Sends what is left to say; true once all is said or nobody listens.
     pub(super) fn flush_last_words(&mut self) -> bool {
-        let Some(trunk) = &mut self.trunk else { return true };
+        let mut said = self.mesh.flush_last_words();
+        let Some(trunk) = &mut self.trunk else { return said };
         let mut gone = Vec::new();
-        let mut said = true;
         for link in trunk.links.iter_mut().filter(|link| !link.closed) {
             match link.connection.flush(&mut gone) {
                 Ok(()) => said &= link.connection.queued() == 0,

@@ -5,9 +5,11 @@
 //! subject:
 //! - here: the operations that use them, and what their messages wait for;
 //! - `connect`: how they come to be;
-//! - `send` and `receive`: what goes over them, and their end.
+//! - `send` and `receive`: what goes over them, and their end;
+//! - `farewell`: the last words.
 
 mod connect;
+mod farewell;
 mod receive;
 mod send;
 
@@ -106,21 +108,6 @@ impl Mesh {
         number
     }
 
-    /// No connection points into callers' memory after this.
-    pub(super) fn detach(&mut self) {
-        for outgoing in self.outgoing.values_mut() {
-            outgoing.streams.clear();
-            outgoing.words.clear();
-            if let Some(connection) = &mut outgoing.connection {
-                connection.detach();
-            }
-        }
-        for incoming in self.incoming.values_mut() {
-            incoming.receiving = None;
-            incoming.connection.detach();
-        }
-    }
-
     pub(super) fn take_works(&mut self) -> Vec<Arc<WorkState>> {
         std::mem::take(&mut self.operations).into_values().map(|o| o.work).collect()
     }
@@ -140,22 +127,6 @@ impl Mesh {
         let what =
             if transfer.sends { "waiting for a receive of" } else { "waiting for a message from" };
         Some((format!("{what} rank {}", transfer.peer), transfer.peer))
-    }
-
-    /// Bytes that the peers' machines have not taken yet.
-    pub(super) fn unsent_bytes(&self) -> usize {
-        let outgoing = self.outgoing.values().filter_map(|o| o.connection.as_ref());
-        let all = outgoing.chain(self.incoming.values().map(|incoming| &incoming.connection));
-        all.map(Connection::unsent_bytes).sum()
-    }
-
-    pub(super) fn leave(&mut self, next: u64) {
-        let bye = Head::bare(Frame::Bye { next });
-        let outgoing = self.outgoing.values_mut().filter_map(|o| o.connection.as_mut());
-        for connection in outgoing.chain(self.incoming.values_mut().map(|i| &mut i.connection)) {
-            connection.push(&bye, Payload::Owned(vec![]), None);
-            let _ = connection.flush(&mut Vec::new());
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Instant;
 
-use super::Incoming;
+use super::{Incoming, Note, farewell};
 use crate::cause::Cause;
 use crate::drivers::connection::Connection;
 use crate::drivers::wire::Head;
@@ -59,8 +59,7 @@ impl Driver {
     }
 
     fn adopt_outgoing(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
-        let connection = Connection::new(stream, self.board.shape().slot_bytes)?;
-        self.poller.watch(&connection, TOKEN_MESH_OUT | u64::from(peer))?;
+        let connection = self.adopted(stream, TOKEN_MESH_OUT | u64::from(peer))?;
         let outgoing = self.mesh.outgoing.entry(peer).or_default();
         outgoing.connection = Some(connection);
         outgoing.dialling = false;
@@ -68,10 +67,22 @@ impl Driver {
     }
 
     fn adopt_incoming(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
-        let connection = Connection::new(stream, self.board.shape().slot_bytes)?;
-        self.poller.watch(&connection, TOKEN_MESH_IN | u64::from(peer))?;
+        let connection = self.adopted(stream, TOKEN_MESH_IN | u64::from(peer))?;
         let incoming = Incoming { connection, receiving: None, wants_room: false, left: false };
         self.mesh.incoming.insert(peer, incoming);
         Ok(())
+    }
+
+    /// Listens to a new connection; where everything has ended it only says why.
+    fn adopted(&mut self, stream: TcpStream, token: u64) -> io::Result<Connection<Note>> {
+        let mut connection = Connection::new(stream, self.board.shape().slot_bytes)?;
+        match self.shared.broken.get() {
+            Some(cause) => {
+                farewell::tell(&mut connection, &cause.encode());
+                self.begin_farewell();
+            }
+            None => self.poller.watch(&connection, token)?,
+        }
+        Ok(connection)
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::MeshOperation;
-use crate::cause::CauseKind;
+use crate::cause::{Cause, CauseKind};
 use crate::core::pair::Letter;
 use crate::core::tree::Violation;
 use crate::drivers::connection::Arrival;
@@ -30,7 +30,12 @@ impl Driver {
                 Ok(None) => return,
                 Ok(Some(Arrival::Head(head))) if inward => self.inward_head(peer, &head),
                 Ok(Some(Arrival::Head(head))) => self.outward_head(peer, &head),
-                Ok(Some(_)) => {
+                // The last word of a peer for which everything has ended: it is not the culprit.
+                Ok(Some(Arrival::Owned(cause))) => {
+                    self.fail(Cause::decode(&cause, self.shared.identity.rank), None);
+                    return;
+                }
+                Ok(Some(Arrival::Payload)) => {
                     let incoming = self.mesh.incoming.get_mut(&peer);
                     if let Some((message, bytes)) = incoming.and_then(|i| i.receiving.take()) {
                         self.mesh.pairs.arrived(peer, message, bytes);
@@ -72,6 +77,7 @@ impl Driver {
                 unsafe { incoming.connection.body(place, bytes) };
                 Ok(())
             }
+            Frame::Abort => self.hear_cause(peer, true, head),
             Frame::Bye { .. } => {
                 if let Some(incoming) = self.mesh.incoming.get_mut(&peer) {
                     incoming.left = true;
@@ -85,6 +91,7 @@ impl Driver {
     fn outward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
         match head.frame {
             Frame::Grant { message } => self.mesh.pairs.granted(peer, message),
+            Frame::Abort => self.hear_cause(peer, false, head),
             Frame::Bye { .. } => {
                 if let Some(outgoing) = self.mesh.outgoing.get_mut(&peer) {
                     outgoing.left = true;
@@ -93,6 +100,13 @@ impl Driver {
             }
             other => Err(Violation::Protocol(format!("{other:?} came between two ranks"))),
         }
+    }
+
+    fn hear_cause(&mut self, peer: u32, inward: bool, head: &Head) -> Result<(), Violation> {
+        if let Some(connection) = self.mesh_connection(peer, inward) {
+            connection.body_owned(head.payload_bytes);
+        }
+        Ok(())
     }
 
     /// A direct connection ended: a failure only if somebody still needs it.

@@ -1,0 +1,194 @@
+//! Who hears of a failure over a direct connection alone, because the trees are silent, says what
+//! everybody says.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hfreduce_engine::flight::Folders;
+use hfreduce_engine::{CauseKind, Communicator, DType, Endpoint, Options, WaitError, Work};
+use support::{KEY, TIMEOUT, allreduce, buffer, placement};
+
+/// The rank that hears nothing over the trees any more, the one that it talks to, and the one that
+/// aborts: the trees of two zones with two machines and one are a chain of them.
+const DEAF: usize = 0;
+const PEER: usize = 1;
+const ABORTS: usize = 2;
+
+/// Somebody between all ranks, who can make the trees around `DEAF` silent without ending them.
+#[derive(Default)]
+struct Between {
+    /// Connections that come from now on are direct ones.
+    connected: AtomicBool,
+    silent: AtomicBool,
+    /// Sockets that stay open until the test ends.
+    held: Mutex<Vec<TcpStream>>,
+    met: AtomicUsize,
+}
+
+impl Between {
+    /// The ranks wait for each other for the nth time: not for ever, as one of them may panic.
+    fn meet(&self, nth: usize) {
+        let until = Instant::now() + TIMEOUT;
+        self.met.fetch_add(1, Ordering::SeqCst);
+        while self.met.load(Ordering::SeqCst) < 3 * nth {
+            assert!(Instant::now() < until, "a rank does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A port to dial instead of `port`.
+    fn stand(self: &Arc<Self>, port: u16, pair: [usize; 2]) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (own, between) = (listener.local_addr().unwrap().port(), self.clone());
+        std::thread::spawn(move || {
+            for dialler in listener.incoming() {
+                let Ok(dialler) = dialler else { return };
+                let Ok(acceptor) = TcpStream::connect(("127.0.0.1", port)) else { return };
+                let tree = !between.connected.load(Ordering::SeqCst) && pair.contains(&DEAF);
+                for (from, to) in [(&dialler, &acceptor), (&acceptor, &dialler)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    between.held.lock().unwrap().push(to.try_clone().unwrap());
+                    let between = between.clone();
+                    std::thread::spawn(move || between.pass(from, to, tree));
+                }
+            }
+        });
+        own
+    }
+
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream, tree: bool) {
+        let mut bytes = vec![0; 64 << 10];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if tree && self.silent.load(Ordering::SeqCst) {
+                continue;
+            }
+            if to.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        if !(tree && self.silent.load(Ordering::SeqCst)) {
+            let _ = to.shutdown(Shutdown::Write);
+        }
+    }
+}
+
+/// How a rank's wait ended, if it had one.
+type Ending = Option<Result<(), WaitError>>;
+
+/// Runs `body` as each of three ranks, one a machine, with somebody between them. One aborts; whoever waits
+/// must say so.
+fn between_three(body: impl Fn(Communicator, &Between) -> Ending + Sync) {
+    let between = Arc::new(Between::default());
+    let endpoints: Vec<Endpoint> = (0..3)
+        .map(|rank| {
+            let mut options = Options::new(rank, placement(3, 1));
+            options.folders = Folders::default();
+            options.liveness = TIMEOUT;
+            options.lend = false;
+            Endpoint::new(options, &KEY).unwrap()
+        })
+        .collect();
+    let infos: Vec<serde_json::Value> =
+        endpoints.iter().map(|end| serde_json::from_slice(&end.info()).unwrap()).collect();
+    let bent = |rank: usize| -> Vec<Vec<u8>> {
+        let bend = |(peer, info): (usize, &serde_json::Value)| {
+            let mut info = info.clone();
+            if peer != rank {
+                let port = info["port"].as_u64().unwrap() as u16;
+                info["port"] = between.stand(port, [rank, peer]).into();
+            }
+            serde_json::to_vec(&info).unwrap()
+        };
+        infos.iter().enumerate().map(bend).collect()
+    };
+    let bent: Vec<_> = (0..3).map(bent).collect();
+    let body = &body;
+    let endings: Vec<Ending> = std::thread::scope(|scope| {
+        let ranks = endpoints.into_iter().zip(&bent).map(|(endpoint, infos)| {
+            let between = &between;
+            scope.spawn(move || {
+                let comm = endpoint.connect(infos, TIMEOUT).unwrap();
+                allreduce(&comm, &mut [1.0; 10]).wait(None).unwrap();
+                between.meet(1);
+                between.connected.store(true, Ordering::SeqCst);
+                between.meet(2);
+                body(comm, between)
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(endings[DEAF].is_some());
+    for ending in endings.into_iter().flatten() {
+        let Err(WaitError::Failed(error)) = ending else { panic!("{ending:?}") };
+        assert_eq!(
+            (error.cause.kind, error.cause.peer),
+            (CauseKind::Aborted, Some(ABORTS as u32)),
+            "{error}"
+        );
+        assert!(error.to_string().contains("loss is NaN"), "{error}");
+    }
+}
+
+/// A message between the deaf rank and its peer, to or from the former.
+fn message(comm: &Communicator, data: &mut [f32], deaf_receives: bool) -> Option<Work> {
+    let deaf = comm.rank() as usize == DEAF;
+    let peer = if deaf { PEER as u32 } else { DEAF as u32 };
+    match comm.rank() as usize {
+        ABORTS => None,
+        _ if deaf == deaf_receives => comm.recv(buffer(data), DType::F32, peer, 1, TIMEOUT).ok(),
+        _ => comm.send(buffer(data), DType::F32, peer, 1, TIMEOUT).ok(),
+    }
+}
+
+#[test]
+fn who_is_told_over_a_direct_connection_names_the_same_culprit() {
+    for deaf_receives in [true, false] {
+        between_three(|comm, between| {
+            let (mut first, mut second) = ([1.0; 10], [1.0; 10]);
+            if let Some(work) = message(&comm, &mut first, deaf_receives) {
+                work.wait(None).unwrap();
+            }
+            between.meet(3);
+            between.silent.store(true, Ordering::SeqCst);
+            let deaf = comm.rank() as usize == DEAF;
+            let work = deaf.then(|| message(&comm, &mut second, deaf_receives).unwrap());
+            between.meet(4);
+            if comm.rank() as usize == ABORTS {
+                comm.abort("loss is NaN");
+                return None;
+            }
+            // The peer hears of it along the tree and goes: its end must not be taken for the cause.
+            let work = work.or_else(|| comm.barrier(TIMEOUT, true).ok());
+            work.map(|work| work.wait(None))
+        });
+    }
+}
+
+#[test]
+fn who_connects_to_a_rank_for_which_all_has_ended_is_told_why() {
+    between_three(|comm, between| {
+        between.silent.store(true, Ordering::SeqCst);
+        between.meet(3);
+        if comm.rank() as usize == ABORTS {
+            comm.abort("loss is NaN");
+        }
+        let until = Instant::now() + TIMEOUT;
+        while comm.rank() as usize == PEER && comm.error().is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        between.meet(4);
+        let mut data = [1.0; 10];
+        let work = (comm.rank() as usize == DEAF).then(|| message(&comm, &mut data, false));
+        let ending = work.map(|work| work.unwrap().wait(None));
+        // The peer stays until the other has heard.
+        between.meet(5);
+        ending
+    });
+}
