@@ -42,6 +42,7 @@ def _image(repository: str) -> dict[str, str]:
 
 EVERYWHERE = [{"operator": "Exists"}]
 FOLDER = "/var/lib/fire-flyer/3fs"
+DISKS, DISK = "local-disks", "/var/lib/fire-flyer/disk"
 
 VALUES: dict[str, Any] = {
     "images": {
@@ -70,9 +71,26 @@ VALUES: dict[str, Any] = {
         "mgmtd": {"volume": {"hostPath": FOLDER}},
         "meta": {"volume": {"hostPath": FOLDER}},
         # Three services on three machines; those of the test belong to jobs.
-        "storage": {"tolerations": EVERYWHERE, "volume": {"hostPath": FOLDER, "size": "8Gi"}},
+        "storage": {"tolerations": EVERYWHERE, "volume": {"storageClass": DISKS, "size": "8Gi"}},
     },
 }
+
+
+def _disk(node: str) -> dict[str, Any]:
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"disk-{node}"},
+        "spec": {
+            "storageClassName": DISKS,
+            "capacity": {"storage": "8Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "local": {"path": DISK},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+        },
+    }
 
 
 @dataclass
@@ -85,6 +103,7 @@ class Release:
 
     def install(self) -> float:
         """Installs or upgrades and waits until all is ready; the seconds that it took."""
+        self._prepare_disks()
         began = time.monotonic()
         sets = [
             word
@@ -97,6 +116,21 @@ class Release:
             stdin=json.dumps(VALUES), deadline_s=INSTALL_SECONDS + 60,
         )  # fmt: skip
         return time.monotonic() - began
+
+    def _prepare_disks(self) -> None:
+        """What an administrator does with local disks: a service goes where its chunks are."""
+        for node in self.cluster.state.nodes:
+            self.cluster.run_on(node, "mkdir", "-p", DISK)
+        self.cluster.apply(
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "StorageClass",
+                "metadata": {"name": DISKS},
+                "provisioner": "kubernetes.io/no-provisioner",
+                "volumeBindingMode": "WaitForFirstConsumer",
+            },
+            *(_disk(node) for node in self.cluster.state.nodes),
+        )
 
     def uninstall(self) -> None:
         """Takes it away; definitions, the key and claims stay."""

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from e2e import chart
+from e2e.cluster.handle import wait_for
 from e2e.figures import figure
 from e2e.hardware import FakeHardware, fake_hardware
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from e2e.cluster.handle import Cluster
 
 
@@ -28,3 +31,26 @@ def release(cluster: Cluster, machines: dict[str, FakeHardware]) -> chart.Releas
     release = chart.Release(cluster, {"commonLabels": {"images": contents}})
     figure("chart", "install_seconds", release.install())
     return release
+
+
+@pytest.fixture(scope="module")
+def no_operator(cluster: Cluster) -> Iterator[None]:
+    """Nobody but the test tends jobs and their pods: the operator rests, where there is one."""
+    space = f"--namespace={chart.NAMESPACE}"
+    found = cluster.kubectl("get", "deployment", "flyer-operator", space, "--ignore-not-found",
+                            "--output=jsonpath={.spec.replicas}")  # fmt: skip
+    if not found:
+        yield
+        return
+    scale = ("scale", "deployment", "flyer-operator", space)
+    cluster.kubectl(*scale, "--replicas=0")
+    operators = "app.kubernetes.io/component=operator"
+    wait_for(
+        "the operator's end",
+        lambda: not cluster.get("pods", namespace=chart.NAMESPACE, selector=operators),
+        120,
+    )
+    yield
+    cluster.kubectl(*scale, f"--replicas={found}")
+    cluster.kubectl("rollout", "status", "deployment/flyer-operator", space, "--timeout=120s",
+                    deadline_s=130)  # fmt: skip

@@ -216,7 +216,7 @@ class Control:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _images(cluster: Cluster) -> None:
+def _images(cluster: Cluster, no_operator: None) -> None:
     cluster.load_images("train", "controller", "collectives")
 
 

@@ -99,7 +99,7 @@ class Operators:
 
     async def end(self) -> None:
         """All of them."""
-        for task, api in self._running.values():
+        for task, api in list(self._running.values()):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
                 await task

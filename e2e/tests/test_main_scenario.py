@@ -3,7 +3,7 @@
 Four pods with a pair of GPUs a piece, gradients by HFReduce over the pod network, data and
 checkpoints in a claim of 3FS. A job of a higher priority takes all nodes: it is the same training
 in one piece, and so tells what the run must come to. Then a kubelet dies, a storage service and
-the leading operator.
+the leading operator; the run goes on through that.
 """
 
 from __future__ import annotations
@@ -94,16 +94,15 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
 
     # Each time it goes on only when something has died, and so has to go on without it.
     gives_way(volume)
-    kubelet_dies(cluster, namespace)
+    kubelet_dies(volume)
     storage_dies(release, volume)
     operator_dies(volume)
     volume.let_go("patient")
 
     done = wait_phase(cluster, "patient", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", done
-    # One preemption, and the kubelet; a machine that starves kubelets costs further restarts.
-    last, restarts = done["chain"]["attempt"], done["chain"]["restarts"]
-    assert restarts >= 1
+    # One preemption; a machine that starves its nodes may cost restarts.
+    last, restarts = done["chain"]["attempt"], done["chain"].get("restarts", 0)
     assert last == restarts + 2
     assert done["progress"]["step"] == STEPS
     patient, urgent = (volume.final(name) for name in ("patient", "urgent"))
@@ -111,13 +110,12 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     assert (patient["attempt"], patient["crossings"]) == (last, [1, 1])
     assert patient["digest"] == urgent["digest"]
 
-    # What the last three attempts said can still be read; all ranks came to the same bits.
-    for attempt in range(last - 2, last + 1):
+    # What the last attempts said can still be read; all ranks came to the same bits.
+    for attempt in range(max(1, last - 2), last + 1):
         said = logs(cluster, "patient", namespace, attempt=attempt)
         ranks = said.count(f"of {NODES} attempt {attempt} from step")
-        # A pod on a node that was lost cannot be kept; what starved while it started wrote nothing.
-        planned = {1: NODES, 2: 1} if restarts == 1 else {}
-        least = {**planned, last: NODES}.get(attempt, 0)
+        # What starved while it started wrote nothing.
+        least = NODES if attempt == last or not restarts else 0
         assert least <= ranks <= NODES, (attempt, said)
         pairs = re.findall(r"FLYER_GPUS=(\S+) FLYER_GPU_PAIRS=(\S+) \S+LEVEL=(\S+)", said)
         assert len(pairs) == ranks, said
@@ -156,28 +154,26 @@ def gives_way(volume: Volume) -> None:
     assert f"attempt {first + 1} from step {saved}" in resumed
 
 
-def kubelet_dies(cluster: Cluster, namespace: str) -> None:
-    """Its node counts as lost until it is back; what ran on it is started again."""
+def kubelet_dies(volume: Volume) -> None:
+    """Kubernetes calls its node lost, but what runs there is heard and goes on."""
+    cluster, namespace = volume.cluster, volume.namespace
     before = status(cluster, "patient", namespace)
-    attempt = before["chain"]["attempt"]
-    node = before["assignment"]["nodes"][-1]["name"]
+    attempt, node = before["chain"]["attempt"], before["assignment"]["nodes"][-1]["name"]
+
+    def ready() -> str:
+        conditions = cluster.get("node", node)["status"]["conditions"]
+        return str(next(one["status"] for one in conditions if one["type"] == "Ready"))
+
     kubelet = cluster.process(f"{node}-kubelet")
     kubelet.kill()
     try:
-        wait_for(
-            "the loss to be seen",
-            lambda: evicted_in(cluster, namespace, attempt),
-            END_SECONDS,
-        )
+        wait_for("the node to be called lost", lambda: ready() == "Unknown", END_SECONDS)
+        volume.hold("patient", 70)
+        wait_step(cluster, "patient", namespace, 70)
+        noticed_nothing(cluster, namespace, attempt)
     finally:
         kubelet.start()
-    began = time.monotonic()
-    evicted = status(cluster, "patient", namespace)["eviction"]
-    assert evicted["reason"] == "NodeFailures", evicted
-    assert node in evicted["message"], evicted
-    assert evicted["lostSteps"] <= training.CHECKPOINT_STEPS
-    wait_phase(cluster, "patient", namespace, "Running", attempt=attempt + 1)
-    figure("main_scenario", "kubelet_back_to_running_seconds", time.monotonic() - began)
+    wait_for("the node to be back", lambda: ready() == "True", END_SECONDS)
 
 
 def noticed_nothing(cluster: Cluster, namespace: str, attempt: int) -> None:
@@ -192,7 +188,6 @@ def storage_dies(release: chart.Release, volume: Volume) -> None:
     cluster, namespace = release.cluster, volume.namespace
     attempt = status(cluster, "patient", namespace)["chain"]["attempt"]
     pod = release.pods("threefs-storage")[0]
-    wait_step(cluster, "patient", namespace, 65)
     cluster.kill_container(pod, "storage")
     volume.hold("patient", 85)
 

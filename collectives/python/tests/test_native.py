@@ -37,12 +37,12 @@ def listening_ports() -> set[int]:
 
 def endpoints(keys=(KEY, KEY)):
     return [
-        _native.Endpoint(rank, 2, PLACEMENT, keys[rank], liveness_timeout_seconds=2.0)
+        _native.Endpoint(rank, 2, PLACEMENT, keys[rank], liveness_timeout_seconds=30.0)
         for rank in range(2)
     ]
 
 
-def connect(ends, timeout_seconds=5.0):
+def connect(ends, timeout_seconds=60.0):
     """Connects both at once; a list of communicators or errors."""
     infos = [end.info() for end in ends]
     results = [None, None]
@@ -93,7 +93,7 @@ def test_strangers_at_the_port_disturb_nobody(garbage):
     assert ports
     strangers = []
     for port in ports:
-        stranger = socket.create_connection(("127.0.0.1", port), timeout=2)
+        stranger = socket.create_connection(("127.0.0.1", port), timeout=60)
         strangers.append(stranger)
         with contextlib.suppress(OSError):  # it may hang up on us
             stranger.sendall(garbage)

@@ -75,7 +75,7 @@ class Cluster:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=60)
 
 
 def is_alive(pid: int) -> bool:

@@ -23,7 +23,7 @@ HEADER = struct.Struct("<4sBBHQIIII")
 
 def dial(cluster: Any, service: str) -> socket.socket:
     host, port = cluster.status_file()["services"][service].rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def authenticated(cluster: Any, service: str) -> socket.socket:
@@ -117,7 +117,7 @@ def test_a_wrong_key_is_refused_and_said(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text(text)
     with (
         undisturbed(cluster),
-        threefs.connect(tmp_path, timeout_seconds=10) as client,
+        threefs.connect(tmp_path, timeout_seconds=60) as client,
     ):
         with pytest.raises(threefs.PermissionDenied, match="another key"):
             client.listdir("/")

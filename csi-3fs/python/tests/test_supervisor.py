@@ -68,7 +68,7 @@ def test_nothing_survives_the_supervisor(start_cluster: Any, number: signal.Sign
     pids = cluster.status_file()["pids"].values()
     assert len(pids) == 5
     cluster.process.send_signal(number)
-    cluster.process.wait(timeout=20)
+    cluster.process.wait(timeout=60)
     cluster.wait_for(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10, "end of all services"
     )

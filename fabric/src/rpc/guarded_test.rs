@@ -69,9 +69,9 @@ async fn what_lay_in_a_socket_until_its_right_had_ended_is_not_begun() {
     assert_eq!(running.stats.calls.load(Relaxed), 1);
 
     network.open.send_replace(false);
-    let end = Moment::now().after(Duration::from_millis(200));
+    let end = Moment::now().after(Duration::from_secs(1));
     guard.fence.hold_until(end);
-    let error = call(&connection, &guard, Duration::from_millis(100)).await.unwrap_err();
+    let error = call(&connection, &guard, Duration::from_millis(500)).await.unwrap_err();
     assert!(matches!(error, RpcError::TimedOut { sent: true, .. }), "{error}");
     tokio::time::sleep(end.remaining()).await;
     network.open.send_replace(true);
@@ -88,7 +88,7 @@ async fn an_operation_that_was_given_up_is_not_begun_later_either() {
     let connection = connect(&network.address).await;
     call(&connection, &guard(), LONG).await.unwrap();
     network.open.send_replace(false);
-    let wait = Duration::from_millis(100);
+    let wait = Duration::from_millis(500);
     let guard = Guard { fence: Fence::default(), end: Deadline::after(wait) };
     call(&connection, &guard, wait).await.unwrap_err();
     tokio::time::sleep_until(guard.end.instant().into()).await;

@@ -219,7 +219,7 @@ def test_a_watch_tells_changes_over_broken_streams(cluster: Cluster, client: Kub
     thread.join()
     assert states[0] == "Queued"
     assert "Succeeded" in states
-    assert client.wait("one", timeout_seconds=10).state == "Succeeded"
+    assert client.wait("one", timeout_seconds=60).state == "Succeeded"
 
 
 def test_events_follow_from_what_was_asked(cluster: Cluster, client: KubeClient) -> None:

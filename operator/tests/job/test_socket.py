@@ -117,7 +117,7 @@ async def test_a_watch_ends_at_its_time_with_nothing_new(server):
 async def raw(server, *lines):
     reader, writer = await asyncio.open_unix_connection(server.path)
     writer.write(b"".join(lines))
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 
@@ -153,7 +153,7 @@ async def test_a_torn_line_is_garbage(server, notebook):
     reader, writer = await asyncio.open_unix_connection(server.path)
     writer.write(HELLO + b'{"op": "release"')
     writer.write_eof()
-    assert b"bad_line" in await asyncio.wait_for(reader.read(), 10)
+    assert b"bad_line" in await asyncio.wait_for(reader.read(), 60)
     writer.close()
     assert notebook.calls == []
 

@@ -12,6 +12,7 @@ import pytest
 from flyer.api import Phase
 from flyer.kube.client.identities import TokenReviews
 from flyer.kube.gateway import IdentityUnknownError, TokenRefusedError
+from flyer.kube.services import certificates
 from flyer.kube.services.certificates import CertificateKeeper
 from flyer.kube.settings import parse_settings
 from flyer.kube.testing import Fault
@@ -141,6 +142,30 @@ async def test_the_webhooks_configuration_is_told_whom_to_trust(api_server, conn
     config = stored["webhooks"][0]["clientConfig"]
     assert base64.b64decode(config["caBundle"]).decode() == found.bundle
     assert config["service"] == {"name": "w"}
+
+
+async def test_a_registration_that_comes_late_or_is_written_over_is_told_too(
+    api_server, connect, until, monkeypatch
+):
+    """An installer makes it after the operator, and may write it anew."""
+    monkeypatch.setattr(certificates, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.01)
+    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=True)
+    running = asyncio.create_task(keeper.run())
+    await keeper.ready.wait()
+    hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]
+    value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}
+    api_server.store.create("mutatingwebhookconfigurations", value)
+
+    def told():
+        stored = api_server.store.get("mutatingwebhookconfigurations", "flyer-injection")
+        return "caBundle" in stored["webhooks"][0]["clientConfig"]
+
+    await until(told)
+    api_server.store.patch("mutatingwebhookconfigurations", "flyer-injection", {"webhooks": hooks})
+    await until(told)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_token_is_the_api_servers_word_alone(api_server, connect):

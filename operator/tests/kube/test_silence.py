@@ -5,6 +5,7 @@ import socket
 
 import pytest
 from flyer.api import Phase
+from flyer.kube.gateway import Heard
 from flyer.kube.services import probes
 from flyer.kube.services.probes import answers
 from flyer.kube.services.silence import LOOK_SECONDS, Silence
@@ -20,12 +21,14 @@ class Watch:
         self.said = dict.fromkeys(names, 0.0)
         self.talks, self.answering, self.found, self.returned = set(names), set(names), {}, []
         self.asked = []
+        self.alone = set()
         self.look()
 
     def look(self, seconds=LOOK_SECONDS):
         self.now += seconds
         self.said |= dict.fromkeys(self.talks, self.now)
-        for name in self.silence.look(self.said, self.now):
+        heard = {name: Heard(at, name not in self.alone) for name, at in self.said.items()}
+        for name in self.silence.look(heard, self.now):
             self.asked.append(name)
             self.silence.probed(name, answered=self._answer(name))
         found, back = self.silence.judge()
@@ -57,6 +60,33 @@ def test_a_machine_that_says_nothing_and_answers_nothing_is_lost():
     watch.pass_time(1)
     assert list(watch.found) == ["n1"]
     assert watch.found["n1"] == "nothing heard for 5.0 s, and it answers no probe"
+
+
+def test_of_what_would_go_on_alone_only_its_talking_counts():
+    watch = Watch(*names(4))
+    watch.alone = {"n1"}
+    cut(watch, "n1", "n2")
+    watch.pass_time(20)
+    assert list(watch.found) == ["n2"], "and the one alone is none of those that are too many"
+    assert "n1" not in watch.asked[4:]
+    assert not watch.silence.talks("n1")
+    watch.talks.add("n1")
+    watch.look()
+    assert watch.silence.talks("n1")
+
+
+def test_whoever_is_still_to_be_heard_has_time_to_come():
+    watch = Watch()
+    watch.talks, watch.said, watch.alone = {"n2"}, {"n1": 0.0, "n2": 0.0}, {"n1"}
+    watch.pass_time(0.5)
+    assert watch.silence.talks("n9"), "a new leader does not know yet where something runs"
+    watch.pass_time(9)
+    assert watch.silence.talks("n1")
+    assert not watch.silence.talks("n9")
+    watch.pass_time(2)
+    assert not watch.silence.talks("n1")
+    assert watch.silence.talks("n2")
+    assert not watch.asked[2:]
 
 
 def test_one_unanswered_probe_is_not_enough():
@@ -184,7 +214,7 @@ async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(clust
     nodes = leader.leader.term._nodes
     assert not leader.gateway.heard()
     # As the watch finds it after seconds: told here, for nothing is to depend on time.
-    nodes.silence.look({lost: 1.0, "another": 1.0}, 1.0)
+    nodes.silence.look({lost: Heard(1.0, True), "another": Heard(1.0, True)}, 1.0)
     nodes.silence.lost[lost] = "nothing heard"
     nodes.silence.probed(lost, answered=False)
     cluster.kubelets.stopped_nodes.add(lost)
@@ -200,3 +230,39 @@ async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(clust
     nodes.silence.probed(lost, answered=True)
     nodes.judge()
     await until(lambda: leader.leader.term.state.nodes[lost].eligible)
+
+
+@pytest.mark.parametrize("then", ["it is ready again", "it falls silent"])
+async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(cluster, until, then):
+    """After a minute without an API server Kubernetes calls all nodes lost."""
+    cluster.nodes("AAA")
+    leader = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    node = cluster.status("a").assignment.names[1]
+    nodes, gateway = leader.leader.term._nodes, leader.gateway
+    talking = {"said_at": 1.0}
+
+    def heard():
+        talking["said_at"] += talking.get("step", 1.0)
+        return {node: Heard(talking["said_at"], replaceable=False)}
+
+    gateway.heard = heard
+    await until(lambda: nodes.silence.talks(node) and node in nodes.silence._machines)
+    cluster.kubelets.set_ready(node, ready=False)
+    await until(lambda: not leader.leader.term.state.nodes[node].node.ready)
+    await until(lambda: node in nodes._doubted)
+    assert (cluster.phase("a"), cluster.status("a").chain.attempt) == (Phase.RUNNING, 1)
+    if then == "it is ready again":
+        cluster.kubelets.set_ready(node, ready=True)
+        await until(lambda: leader.leader.term.state.nodes[node].node.ready)
+        assert not nodes._doubted
+        assert cluster.status("a").chain.attempt == 1
+        return
+    talking["step"] = 0.0
+    cluster.kubelets.stopped_nodes.add(node)
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    assert node not in cluster.status("a").assignment.names
+    assert "NodeStatusUnknown" in cluster.status("a").eviction.message

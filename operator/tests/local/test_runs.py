@@ -231,7 +231,7 @@ def test_a_client_still_answers_when_the_driver_has_ended(bench):
     bench.step("job", 4)
     client = bench.client()
     bench.go()
-    assert client.wait("job", timeout_seconds=20).state == "Succeeded"
+    assert client.wait("job", timeout_seconds=60).state == "Succeeded"
     assert bench.ended(driver) == 0
     assert client.job("job").state == "Succeeded"
     assert [line.text for line in client.logs("job", rank=0)][-1] == "rank 0 done"

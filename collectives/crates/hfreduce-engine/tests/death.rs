@@ -132,7 +132,7 @@ fn a_killed_rank_is_named_at_once_by_every_survivor() {
     for (shape, victim) in
         [((1, 2), 0), ((1, 3), 1), ((2, 1), 1), ((2, 2), 0), ((2, 2), 3), ((4, 1), 2), ((3, 2), 1)]
     {
-        let limits = (30_000, Duration::from_secs(3));
+        let limits = (240_000, Duration::from_secs(60));
         survivors_name(shape, victim, libc::SIGKILL, "peer_died", limits);
     }
 }
@@ -140,7 +140,7 @@ fn a_killed_rank_is_named_at_once_by_every_survivor() {
 #[test]
 fn a_stopped_rank_is_named_after_the_liveness_time() {
     for (shape, victim) in [((1, 2), 1), ((2, 2), 0), ((2, 2), 3), ((3, 1), 1)] {
-        let limits = (1500, Duration::from_secs(8));
+        let limits = (3000, Duration::from_secs(60));
         survivors_name(shape, victim, libc::SIGSTOP, "peer_stalled", limits);
     }
 }

@@ -118,7 +118,7 @@ fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
 #[test]
 fn a_rank_that_never_comes_is_named_when_time_is_up() {
     for (nodes, locals, absent) in [(1, 3, 1), (3, 1, 2), (2, 2, 3), (2, 2, 0)] {
-        let timeout = Duration::from_millis(1500);
+        let timeout = Duration::from_millis(3000);
         let errors = all_report(nodes, locals, CauseKind::TimedOut, &[absent], |comm| {
             if comm.rank() == absent {
                 while comm.error().is_none() {
@@ -280,7 +280,7 @@ fn a_rank_with_another_key_or_that_never_connects_is_named() {
         |rank: u32, key: &[u8]| Endpoint::new(Options::new(rank, placement(2, 1)), key).unwrap();
     let (one, other) = (make(0, &KEY), make(1, &[9; 32]));
     let infos = vec![one.info(), other.info()];
-    let error = one.connect(&infos, Duration::from_secs(5)).err().unwrap();
+    let error = one.connect(&infos, TIMEOUT).err().unwrap();
     assert!(error.cause.peer == Some(1) && error.to_string().contains("key"), "{error}");
 
     let (one, other) = (make(0, &KEY), make(1, &KEY));

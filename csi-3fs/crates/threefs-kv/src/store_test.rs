@@ -175,11 +175,11 @@ async fn a_watch_wakes_for_its_key_alone() {
         let mut txn = store.begin().await.unwrap();
         txn.set(b"w/1", b"");
         txn.commit().await.unwrap();
-        tokio::time::timeout(Duration::from_secs(5), watch.changed()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.unwrap();
         let mut txn = store.begin().await.unwrap();
         txn.clear_range(KeyRange::prefix(b"w/"));
         txn.commit().await.unwrap();
-        tokio::time::timeout(Duration::from_secs(5), watch.changed()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.unwrap();
     }
 }
 

@@ -28,7 +28,7 @@ use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED, RemovalRow};
 use crate::tree::Tree;
 
 pub(crate) fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
+    Deadline::after(Duration::from_secs(60))
 }
 
 /// Remembers every trim; refuses while told so.

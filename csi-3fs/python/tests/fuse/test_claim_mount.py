@@ -162,14 +162,14 @@ def test_a_length_that_was_not_told_while_the_claim_was_held_is_never_told(
 def test_a_length_that_a_close_could_not_tell_is_told_at_the_end(
     mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
 ) -> None:
-    held = mount(timeout_seconds=1.0)
+    held = mount(timeout_seconds=2.0)
     file = os.open(held.target / "file", os.O_WRONLY | os.O_CREAT)
     pid = cluster.kill("meta", signal.SIGSTOP)
     try:
         os.write(file, b"all of it")  # goes to storage alone
         with pytest.raises(OSError, match=r"timed out|Input/output"):
             os.close(file)
-        time.sleep(3.0)  # as long as the daemon tries: nobody can see when it gives up
+        time.sleep(6.0)  # as long as the daemon tries: nobody can see when it gives up
     finally:
         os.kill(pid, signal.SIGCONT)
     held.close()

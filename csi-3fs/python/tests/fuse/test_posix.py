@@ -263,7 +263,7 @@ def test_times(tree: Path) -> None:
     directory = tree.stat().st_mtime_ns
     write(tree / "new")
     os.stat(tree / "new")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while tree.stat().st_mtime_ns <= directory and time.monotonic() < deadline:
         time.sleep(0.05)
     assert tree.stat().st_mtime_ns > directory

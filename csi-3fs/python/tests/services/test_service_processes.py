@@ -93,7 +93,7 @@ class Pods:
 
     def states(self) -> dict[int, list[str]]:
         """States of the targets by node."""
-        with threefs.connect(self.folder / "cluster.json", timeout_seconds=5.0) as client:
+        with threefs.connect(self.folder / "cluster.json", timeout_seconds=20.0) as client:
             chains = json.loads(client.status())["routing"]["chains"].values()
         found: dict[int, list[str]] = {}
         for chain in chains:

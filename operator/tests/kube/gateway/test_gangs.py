@@ -114,6 +114,7 @@ async def test_it_is_known_when_each_node_was_heard(world: Any) -> None:
     gang, _ = await started(world)
     first = world.gateway.heard()
     assert first.keys() == {"a0", "a1"}
+    assert all(one.replaceable for one in first.values())
     await world.until(lambda: all(world.gateway.heard()[name] > first[name] for name in first))
     await world.sidecars[gang.pods[1].name].end()
     await world.until(lambda: len(world.gateway._streams) == 1)
@@ -124,7 +125,8 @@ async def test_it_is_known_when_each_node_was_heard(world: Any) -> None:
     assert world.gateway.heard() == {}
     # Alone, a silent one would go on: Kubernetes decides when it is dead.
     await started(world, 1, "alone")
-    assert world.gateway.heard() == {}
+    [alone] = world.gateway.heard().values()
+    assert not alone.replaceable
 
 
 async def test_what_ranks_say_becomes_events(world: Any) -> None:

@@ -23,11 +23,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["RENEW_SECONDS", "SECRET_NAME", "Certificates", "certificates_of", "renewed"]
+__all__ = ["SECRET_NAME", "Certificates", "certificates_of", "renewed"]
 
 SECRET_NAME: Final = "flyer-certificates"  # noqa: S105  a name
-RENEW_SECONDS: Final = 3600.0
-"""Ask `renewed` so often."""
 
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 # The successor enters the bundle; a year later it signs. No pod lives that long untouched.

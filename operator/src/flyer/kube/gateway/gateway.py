@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -35,11 +35,20 @@ if TYPE_CHECKING:
     from flyer.kube.gateway.settings import GatewaySettings
     from flyer.sidecar.wire import Report
 
-__all__ = ["Gateway"]
+__all__ = ["Gateway", "Heard"]
 
 ACCOUNT_POLL_SECONDS = 0.02
 
 log = logging.getLogger(__name__)
+
+
+class Heard(NamedTuple):
+    """What is heard of a node."""
+
+    said_at: float
+    """When its sidecar said something last, by the loop's clock; 0 = it is still to come."""
+    replaceable: bool
+    """Whether its silence may be judged: what runs there gets no further alone."""
 
 
 class Gateway:
@@ -194,22 +203,22 @@ class Gateway:
         gang = self._gangs.get(job)
         return gang.exits.guilty if gang is not None else None
 
-    def heard(self) -> dict[str, float]:
-        """When each node said something last, by the loop's clock, since we listen.
+    def heard(self) -> dict[str, Heard]:
+        """What is heard of each node where something runs, since we listen.
 
-        Nodes of gangs that run on several: what is left of such a gang ends before another attempt
-        begins, and the one that is only silent gets no further alone. The last one that runs, or a
-        job of one node, would go on.
+        Replaceable are nodes of gangs that run on several: what is left of such a gang ends before
+        another attempt begins, and the one that is only silent gets no further alone. The last one
+        that runs, or a job of one node, would go on.
         """
-        found: dict[str, float] = {}
+        found: dict[str, Heard] = {}
         running = [one for one in self._members.items() if not one[1][0].exits.known(one[1][1])]
         nodes = Counter(gang for _, (gang, _) in running)
         for uid, (gang, node_rank) in running:
             stream = self._streams.get(uid)
             said_at = stream.heard_at if stream else self._said_at.get(uid, 0.0)
-            if said_at and nodes[gang] > 1:
-                name = gang.start.assignment.names[node_rank]
-                found[name] = max(said_at, found.get(name, 0.0))
+            heard = Heard(said_at, replaceable=said_at > 0 and nodes[gang] > 1)
+            name = gang.start.assignment.names[node_rank]
+            found[name] = max(heard, found.get(name, heard))
         return found
 
     def progress(self, job: str) -> tuple[int, dict[str, float]] | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer.kube.client.errors import ApiError, ConflictError, NotFoundError
 from flyer.kube.client.resources import SECRETS, WEBHOOKS
 from flyer.kube.gateway.certificates import (
-    RENEW_SECONDS,
     SECRET_NAME,
     Certificates,
     certificates_of,
@@ -30,7 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["WEBHOOK_NAME", "CertificateKeeper"]
 
 WEBHOOK_NAME: Final = "flyer-injection"
+LOOK_SECONDS: Final = 30.0
+"""Whoever replaced the registration or the Secret, an installer for one, is corrected so soon."""
 RETRY_SECONDS: Final = 5.0
+"""Also until the registration is there: it is installed after the operator."""
 _TRIES_MAX: Final = 10
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class CertificateKeeper:
         self._namespace = namespace
         self._names = tuple(names)
         self._webhook = webhook
+        self._told = False
         self._users: list[Callable[[Certificates], None]] = []
 
     def serve_with(self, use: Callable[[Certificates], None]) -> None:
@@ -69,7 +72,8 @@ class CertificateKeeper:
                 log.warning("certificates cannot be renewed now: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                await asyncio.sleep(RENEW_SECONDS)
+                told = self._told or not self._webhook
+                await asyncio.sleep(LOOK_SECONDS if told else RETRY_SECONDS)
 
     async def refresh(self) -> Certificates:
         """Read, renew what is due, store, hand over."""
@@ -80,7 +84,7 @@ class CertificateKeeper:
             for use in self._users:
                 use(found)
         if self._webhook:
-            await self._tell_webhook(found.bundle)
+            self._told = await self._tell_webhook(found.bundle)
         return found
 
     async def _stored(self) -> dict[str, bytes]:
@@ -109,16 +113,19 @@ class CertificateKeeper:
         fresh = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata}
         await self._api.create(SECRETS, {**fresh, "data": encoded}, self._namespace)
 
-    async def _tell_webhook(self, bundle: str) -> None:
-        """The API server has to trust the webhook: write the authorities into its configuration."""
+    async def _tell_webhook(self, bundle: str) -> bool:
+        """The API server has to trust the webhook: write the authorities into its configuration.
+
+        Whether they stand there.
+        """
         encoded = base64.b64encode(bundle.encode()).decode()
         try:
             found = await self._api.get(WEBHOOKS, WEBHOOK_NAME)
         except NotFoundError:
-            return
+            return False
         hooks = found.get("webhooks") or []
         if all(one.get("clientConfig", {}).get("caBundle") == encoded for one in hooks):
-            return
+            return bool(hooks)
         changed = [
             {**one, "clientConfig": {**one["clientConfig"], "caBundle": encoded}} for one in hooks
         ]
@@ -127,4 +134,6 @@ class CertificateKeeper:
         try:
             await self._api.merge(WEBHOOKS, WEBHOOK_NAME, patch)
         except ConflictError:
-            log.info("the webhook's configuration changed meanwhile: written at the next renewal")
+            return False  # it changed meanwhile
+        log.info("the registration of the webhook has our authorities")
+        return True

@@ -1,7 +1,9 @@
 """What the engine is told of nodes: how they are, and which have died.
 
 A node is as its objects say (Node, NodeHealth), but for what is known here alone: pods of deleted
-jobs that still live on it, and machines that have fallen silent (`silence`).
+jobs that still live on it, and machines that have fallen silent (`silence`). One that Kubernetes
+calls lost gets no work, but is lost to what runs there only when that says nothing any more: a
+kubelet that starves or dies, or that cannot reach the API server, stops no gang.
 """
 
 from __future__ import annotations
@@ -36,13 +38,14 @@ class Nodes:
         self._tell = tell
         self._known: dict[str, Node] = {}  # as last told
         self._lost: set[str] = set()  # told
+        self._doubted: set[str] = set()  # called lost by Kubernetes, and talks
         self._strays = Strays()
 
     def begin(self) -> list[Node]:
         """Everything is told anew: the nodes by this, losses by `tell_losses`."""
         found = [self._observed(view) for view in self._world.nodes.values() if view.ours]
         self._known = {node.name: node for node in found}
-        self._lost = set()
+        self._lost, self._doubted = set(), set()
         return found
 
     def tell_losses(self) -> None:
@@ -55,6 +58,7 @@ class Nodes:
         view = self._world.nodes.get("", name)
         if view is None or not view.ours:
             self.silence.forget(name)
+            self._doubted.discard(name)
             known = self._known.pop(name, None)
             if known is not None:
                 why = "the node was deleted" if view is None else "the node's labels were taken"
@@ -62,7 +66,7 @@ class Nodes:
                     self._tell(NodeLost(name, "NodeDeleted"))
                 self._tell(NodeObserved(unready(known, why)))
             return
-        if view.lost:
+        if view.lost and name in self.silence.lost:
             self.silence.forget(name)  # Kubernetes has noticed, and says when it is back
         node = self._observed(view)
         back = name in self._lost and not self._is_lost(view)
@@ -74,6 +78,8 @@ class Nodes:
 
     def judge(self) -> None:
         """Tell who has fallen silent, and who answers again."""
+        for name in list(self._doubted):
+            self._see_loss(name)
         lost, back = self.silence.judge()
         for name, evidence in lost.items():
             log.warning("node %s is lost: %s", name, evidence)
@@ -98,7 +104,12 @@ class Nodes:
     def _see_loss(self, name: str) -> None:
         view = self._world.nodes.get("", name)
         if view is None or name in self._lost or not self._is_lost(view):
+            self._doubted.discard(name)
             return
+        if view.lost and name not in self.silence.lost and self.silence.talks(name):
+            self._doubted.add(name)
+            return
+        self._doubted.discard(name)
         self._lost.add(name)
         evidence = "" if view.lost else self.silence.lost[name]
         self._tell(NodeLost(name, view.lost or NODE_SILENT, evidence))

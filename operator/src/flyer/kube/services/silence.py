@@ -10,6 +10,9 @@ Whoever hears nothing may be the one who is cut off, busy or just begun. So ther
 - what is silent while others talk: every fourth of those that are listened to, or one, at most;
 - machines that this process has heard itself, and that have answered it;
 - time in which this process looked on: while it stood still nobody was silent.
+
+The other way round, who talks is alive, whatever Kubernetes says: after a minute without an API
+server it calls all nodes lost.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from flyer.kube.gateway import Heard
 
 __all__ = ["LOOK_SECONDS", "Silence"]
 
@@ -32,6 +37,10 @@ PROBES: Final = 2
 """Unanswered in a row: a link that is back within two seconds has cost nothing."""
 PAUSE_SECONDS: Final = 3.0
 """From one probe of a machine to the next while it is silent."""
+BEGIN_SECONDS: Final = 1.0
+"""After so long a new leader knows where something runs."""
+HEARING_SECONDS: Final = 10.0
+"""And after so long whoever can talk to it does."""
 UNANSWERED_SECONDS: Final = 60.0
 """And while it talks, but has never answered: there may be a wall between."""
 SHARE: Final = 4
@@ -40,8 +49,9 @@ SHARE: Final = 4
 
 @dataclass(slots=True)
 class _Machine:
-    said_at: float  # what it said last, by whatever clock says so
-    heard_at: float  # when that was noticed
+    said_at: float  # what it said last, by whatever clock says so; 0 = nothing yet
+    heard_at: float  # when that was noticed, or first expected
+    replaceable: bool  # what runs there gets no further alone: its silence may be judged
     answers: bool = False  # it has ever answered a probe
     probing: bool = False
     probed_at: float | None = None  # when the latest probe began
@@ -62,8 +72,8 @@ class Silence:
         self._looked_at: float | None = None
         self._now = 0.0
 
-    def look(self, said: Mapping[str, float], now: float) -> list[str]:
-        """`said` tells when each node said something last; which are to be probed now?
+    def look(self, said: Mapping[str, Heard], now: float) -> list[str]:
+        """`said` tells what is heard of each node; which are to be probed now?
 
         A probe of each of these has begun when this returns: `probed` tells its end.
         """
@@ -72,8 +82,10 @@ class Silence:
         self._looked_at = now
         for name in self._machines.keys() - said.keys() - self.lost.keys():
             del self._machines[name]
-        for name, at in said.items():
-            machine = self._machines.setdefault(name, _Machine(at, self._now))
+        for name, heard in said.items():
+            at, replaceable = heard.said_at, heard.replaceable
+            machine = self._machines.setdefault(name, _Machine(at, self._now, replaceable))
+            machine.replaceable = replaceable
             if at > machine.said_at:
                 machine.said_at, machine.heard_at = at, self._now
                 machine.unanswered, machine.lives = 0, False
@@ -105,7 +117,7 @@ class Silence:
         found = {
             name: f"nothing heard for {self._now - one.heard_at:.1f} s, and it answers no probe"
             for name, one in self._machines.items()
-            if name not in self.lost and one.dead and one.answers
+            if name not in self.lost and one.replaceable and one.dead and one.answers
             if self._now - one.heard_at >= LOST_SECONDS
         }
         if not self._are_few():
@@ -113,13 +125,22 @@ class Silence:
         self.lost |= found
         return found, back
 
+    def talks(self, node: str) -> bool:
+        """Whether it says something, or may: a leader that has just begun has not heard all."""
+        machine = self._machines.get(node)
+        if machine is None:
+            return self._now < BEGIN_SECONDS
+        if not machine.said_at:
+            return self._now - machine.heard_at < HEARING_SECONDS
+        return not self._is_late(machine)
+
     def forget(self, node: str) -> None:
         """Others judge it from here on."""
         self.lost.pop(node, None)
         self._machines.pop(node, None)
 
     def _is_due(self, name: str, machine: _Machine, *, few: bool) -> bool:
-        if machine.probing:
+        if machine.probing or not (machine.replaceable or name in self.lost):
             return False
         if name in self.lost or (few and machine.answers and self._is_late(machine)):
             pause = 0.0 if 0 < machine.unanswered < PROBES else PAUSE_SECONDS
@@ -134,8 +155,13 @@ class Silence:
 
     def _are_few(self) -> bool:
         """Whether it is they who are silent, not we who are deaf."""
+        judged = {
+            name: one
+            for name, one in self._machines.items()
+            if one.replaceable or name in self.lost
+        }
         silent = sum(
             name in self.lost or (self._is_late(one) and not one.lives)
-            for name, one in self._machines.items()
+            for name, one in judged.items()
         )
-        return silent < len(self._machines) and silent <= max(1, len(self._machines) // SHARE)
+        return silent < len(judged) and silent <= max(1, len(judged) // SHARE)
