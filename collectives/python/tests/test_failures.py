@@ -9,15 +9,23 @@ import torch
 import torch.distributed as dist
 from hfreduce.testing import Layout, run
 
-pytestmark = pytest.mark.torch
+# What the fixture below waits for is no test's time.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120, func_only=True)]
 
 LAYOUTS = {"one-node": Layout.one_node(3), "two-zones": Layout.two_zones(2, 1)}
-LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "3"}
+JOB = {"FLYER_JOB": "default/gpt"}
+LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "3"} | JOB
 BAD = 1
 
 PATIENCE_SECONDS = 110
 PROMPT_SECONDS = 60
 """On a machine that does much else: far from what waiting for the patient would take."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server():
+    """What is measured below begins with torch imported: from a cold disk that takes a minute."""
+    run(nothing, Layout.one_node(1), backend=None, deadline_seconds=PATIENCE_SECONDS)
 
 
 def survivors(outcomes, bad=BAD):
@@ -29,6 +37,12 @@ def assert_named(outcome, bad=BAD):
     assert outcome.failure.type == "CollectiveError", outcome
     assert outcome.failure.fields["peer"] == bad, outcome
     assert f"rank {bad}" in outcome.failure.text, outcome
+    # One error says where this rank was, too: job, rank, machine, operation and phase.
+    told = outcome.failure.fields
+    assert (told["job"], told["rank"]) == (JOB["FLYER_JOB"], outcome.rank), outcome
+    assert all(told[name] for name in ("node", "peer_node", "operation", "phase")), outcome
+    for name in ("job", "node", "operation", "phase"):
+        assert str(told[name]) in outcome.failure.text, (name, outcome)
 
 
 def hit(rank, size, number, when):
@@ -71,6 +85,18 @@ def disagree(rank, size, how):
         dist.broadcast(torch.ones(10), 0)
     elif how == "root":
         dist.broadcast(torch.ones(10), 2 if odd else 0)
+    elif how == "share":
+        dist.all_gather_into_tensor(
+            torch.ones(size * (9 if odd else 8)), torch.ones(9 if odd else 8)
+        )
+    elif how == "splits":
+        # Rank 1 sends the others more than they expect; what it keeps is right.
+        splits = [3 if odd and peer != rank else 2 for peer in range(size)]
+        dist.all_to_all_single(torch.empty(2 * size), torch.ones(sum(splits)), [2] * size, splits)
+    elif how == "message":
+        if rank in (0, BAD):
+            message = torch.ones(20 if odd else 10)
+            dist.send(message, 0) if odd else dist.recv(message, BAD)
     else:
         dist.all_reduce(torch.ones(10))
     # A root has sent its part and may go on: it hears of it in what follows.
@@ -79,7 +105,7 @@ def disagree(rank, size, how):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("how", ["size", "dtype", "op", "collective", "root"])
+@pytest.mark.parametrize("how", ["size", "dtype", "op", "collective", "root", "share"])
 def test_a_peer_that_disagrees_is_named_on_every_rank(how, layout):
     outcomes = run(disagree, layout, how, environment=LIVENESS)
     odd = {
@@ -88,6 +114,7 @@ def test_a_peer_that_disagrees_is_named_on_every_rank(how, layout):
         "op": "rank 1 called allreduce(10 × float32, max)",
         "collective": "rank 1 called broadcast(",
         "root": "rank 1 called broadcast(10 × float32, root 2)",
+        "share": "rank 1 called allgather(9 × float32)",
     }
     for outcome in outcomes:
         assert outcome.failure is not None, f"rank {outcome.rank} noticed nothing: {outcome}"
@@ -97,6 +124,61 @@ def test_a_peer_that_disagrees_is_named_on_every_rank(how, layout):
         assert outcome.failure.text.count(" called ") == 2
 
 
+@pytest.mark.parametrize("how", ["splits", "message"])
+def test_messages_of_other_lengths_are_an_error_on_every_rank(how):
+    """Where a peer aborts the process or a short message is taken for a long one, elsewhere."""
+    odd = {
+        "splits": "rank 1 called alltoall(3 × float32 between these two)",
+        "message": "with tag 0 rank 1 called send(20 × float32)",
+    }
+    for outcome in run(disagree, LAYOUTS["two-zones"], how, environment=LIVENESS):
+        assert outcome.failure is not None, f"rank {outcome.rank} noticed nothing: {outcome}"
+        assert outcome.failure.fields["kind"] == "mismatch", outcome
+        assert odd[how] in outcome.failure.text, outcome
+
+
+def refused_on_one(rank, size, then):
+    dist.all_reduce(torch.ones(10))
+    if rank != BAD:
+        dist.all_reduce(torch.ones(10))
+        return "went on"
+    with pytest.raises(ValueError, match="not contiguous"):
+        dist.all_reduce(torch.ones(20)[::2])
+    if then == "ends":
+        dist.destroy_process_group()
+        return "ended"
+    dist.barrier()
+    return "went on"
+
+
+@pytest.mark.parametrize("then", ["ends", "goes-on"])
+def test_a_rank_whose_tensor_is_refused_does_not_leave_the_others_waiting(then):
+    outcomes = run(refused_on_one, LAYOUTS["two-zones"], then, environment=LIVENESS)
+    for outcome in survivors(outcomes):
+        assert outcome.failure is not None, outcome
+        kind = {"ends": "peer_left", "goes-on": "mismatch"}[then]
+        assert outcome.failure.fields["kind"] == kind, outcome
+        assert "rank 1" in outcome.failure.text, outcome
+
+
+def patient(rank, size):
+    dist.all_reduce(torch.ones(10))
+    if rank == BAD:
+        # Longer than the liveness time: it computes, and lives.
+        threading.Event().wait(4.5)
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    return float(tensor[0])
+
+
+def test_who_is_late_but_alive_is_not_taken_for_dead():
+    outcomes = run(
+        patient, LAYOUTS["two-zones"], environment=LIVENESS, timeout_seconds=PATIENCE_SECONDS,
+        deadline_seconds=PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert [outcome.value for outcome in outcomes] == [4.0] * 4, outcomes
+
+
 def late(rank, size):
     if rank == BAD:
         threading.Event().wait(PATIENCE_SECONDS)
@@ -104,7 +186,7 @@ def late(rank, size):
 
 
 def test_a_peer_that_never_calls_is_named_at_the_deadline():
-    outcomes = run(late, LAYOUTS["two-zones"], timeout_seconds=4, lost=[BAD])
+    outcomes = run(late, LAYOUTS["two-zones"], timeout_seconds=4, lost=[BAD], environment=JOB)
     for outcome in survivors(outcomes):
         assert_named(outcome)
         assert outcome.seconds < PROMPT_SECONDS
@@ -157,7 +239,7 @@ def aborting(rank, size):
 
 
 def test_an_abort_ends_every_wait():
-    outcomes = run(aborting, LAYOUTS["two-zones"], deadline_seconds=60)
+    outcomes = run(aborting, LAYOUTS["two-zones"], deadline_seconds=60, environment=JOB)
     assert outcomes[BAD].value == "aborted"
     for outcome in survivors(outcomes):
         assert_named(outcome)

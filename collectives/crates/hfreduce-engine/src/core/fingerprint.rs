@@ -146,6 +146,9 @@ impl Fingerprint {
             Kind::Allgather | Kind::Send | Kind::Recv => {
                 format!("{name}({} × {dtype})", self.count)
             }
+            Kind::Alltoall if self.count > 0 => {
+                format!("{name}({} × {dtype} between these two)", self.count)
+            }
             Kind::Alltoall => format!("{name}({dtype})"),
             Kind::Barrier => format!("{name}()"),
         }

@@ -206,21 +206,14 @@ impl Pairs {
         ticket: Ticket,
         letter: Letter,
     ) -> Result<(), Violation> {
-        if !same(&offer.print, &letter.print) {
-            let (ours, theirs) = (letter.print, offer.print);
+        // Ranks may give an operation different lengths for each other: then both sides of a pair
+        // have to agree on that of their message.
+        if !same(&offer.print, &letter.print) || offer.bytes != letter.bytes {
             return Err(Violation::Mismatch {
                 sequence: letter.tag & (u64::MAX >> 1),
-                ours,
-                theirs,
+                ours: of_length(letter),
+                theirs: of_length(offer),
             });
-        }
-        if offer.bytes != letter.bytes {
-            return Err(Violation::Protocol(format!(
-                "it sends {} bytes in {} and we expect {}",
-                offer.bytes,
-                offer.print.describe(),
-                letter.bytes
-            )));
         }
         self.actions.push_back(PairAction::Grant { peer, message });
         if letter.bytes == 0 {
@@ -238,6 +231,17 @@ fn same(theirs: &Fingerprint, ours: &Fingerprint) -> bool {
     match (theirs.kind, ours.kind) {
         (Kind::Send, Kind::Recv) => theirs.dtype == ours.dtype && theirs.count == ours.count,
         _ => theirs == ours,
+    }
+}
+
+/// For messages: what was called, with the length of this message where it has none of its own.
+fn of_length(letter: Letter) -> Fingerprint {
+    let Letter { bytes, print, .. } = letter;
+    match print.kind {
+        Kind::Alltoall => {
+            Fingerprint { count: bytes / u64::from(print.element_bytes.max(1)), ..print }
+        }
+        _ => print,
     }
 }
 
@@ -304,6 +308,14 @@ mod tests {
         pairs.receive(3, ticket(1), letter(Kind::Recv, 8, 4)).unwrap();
         let other = pairs.offered(3, 0, letter(Kind::Send, 8, 5));
         assert!(matches!(other, Err(Violation::Mismatch { .. })));
+        // Both call the same; what one sends is not what the other expects.
+        let uneven = |bytes| Letter { bytes, tag: 1 << 63 | 5, ..letter(Kind::Alltoall, 0, 0) };
+        pairs.receive(5, ticket(2), uneven(8)).unwrap();
+        let Err(Violation::Mismatch { sequence, ours, theirs }) = pairs.offered(5, 0, uneven(12))
+        else {
+            panic!("lengths differ")
+        };
+        assert_eq!((sequence, ours.count, theirs.count), (5, 8, 12));
         for message in 0..OFFERS_MAX as u64 {
             pairs.offered(4, message, letter(Kind::Send, 1, 1)).unwrap();
         }

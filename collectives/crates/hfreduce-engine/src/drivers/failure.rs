@@ -11,9 +11,8 @@ use super::wire::{Frame, Head};
 use super::{Driver, TICK, lock};
 use crate::board::FOR_ABORT;
 use crate::cause::{Cause, CauseKind};
-use crate::core::Fingerprint;
 use crate::core::tree::{Violation, Waiting};
-use crate::core::{Stage, Who};
+use crate::core::{Fingerprint, Kind, Stage, Who};
 use crate::work::WorkState;
 
 /// How long the last words may take to leave.
@@ -198,8 +197,13 @@ impl Driver {
     }
 
     fn disagreement(&self, rank: u32, seq: u64, ours: Fingerprint, theirs: Fingerprint) -> String {
+        // A message that was sent and received by itself is known by its tag.
+        let name = match ours.kind {
+            Kind::Send | Kind::Recv => "with tag ",
+            _ => "as operation #",
+        };
         format!(
-            "as operation #{seq} rank {rank} called {} and rank {} called {}",
+            "{name}{seq} rank {rank} called {} and rank {} called {}",
             theirs.describe(),
             self.shared.identity.rank,
             ours.describe()
