@@ -50,6 +50,8 @@ LINGER_POLL_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 5
 # Pods of so many attempts are kept for their logs.
 ATTEMPTS_KEPT: Final = 3
+PRUNED_MAX: Final = 100
+"""Attempts that one call names; the next start forgets more."""
 
 log = logging.getLogger(__name__)
 
@@ -231,9 +233,10 @@ class Gangs:
         await _all(
             [self._calls.place(one, name) for one, name in zip(made, names, strict=True)],
         )
-        kept = start.attempt - ATTEMPTS_KEPT
-        if any(one.attempt <= kept for one in self._world.pods_of(start.job)):
-            await self._calls.prune(job, range(kept + 1, start.attempt + 1))
+        found = {one.attempt for one in self._world.pods_of(start.job)}
+        old = sorted(one for one in found if one <= start.attempt - ATTEMPTS_KEPT)
+        if old:
+            await self._calls.prune(job, old[:PRUNED_MAX])
 
     async def _whole(self, job: FlyerJob) -> FlyerJob:
         """The job with its pod template, which views leave out."""

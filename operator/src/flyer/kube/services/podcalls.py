@@ -152,10 +152,10 @@ class PodCalls:
         except ApiError as error:
             log.warning("%s/%s is not deleted yet: %s", namespace, name, error)
 
-    async def prune(self, job: FlyerJob, kept: Iterable[int]) -> None:
-        """Forget the logs of all attempts but these."""
-        attempts = ",".join(map(str, kept))
-        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT} notin ({attempts})"
+    async def prune(self, job: FlyerJob, attempts: Iterable[int]) -> None:
+        """Forget the logs of these attempts: each is named, for the call may be performed late."""
+        among = ",".join(map(str, attempts))
+        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT} in ({among})"
         try:
             await self._api.delete_all(PODS, job.metadata.namespace, labelSelector=selector)
         except ApiError as error:
