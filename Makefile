@@ -63,9 +63,10 @@ fix: install ## format, mend what the linters can, write the generated files
 
 .PHONY: bench bench-collectives bench-collectives-netns bench-storage bench-sched figure7
 bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
-bench-collectives: install ## HFReduce beside Gloo, its kernels beside the memory
+bench-collectives: install ## HFReduce beside Gloo, its kernels beside the memory, how soon a failure is named
 	$(PYTHON) bench/collectives.py
 	cargo run --release --locked --quiet -p hfreduce-kernels --example throughput build/bench/kernels.json
+	$(PYTHON) -m bench.collectives_failures
 bench-collectives-netns: install ## HFReduce beside Gloo over two zones of slow machines (namespaces: root)
 	$(PYTHON) bench/collectives_netns.py
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}

@@ -1,0 +1,206 @@
+"""How soon the survivors among 32 ranks hear that one has failed, and whether they say which.
+
+Every round starts the ranks afresh and lets them call one allreduce after another. Then one rank
+is killed or stopped, one connection between two machines is cut, or one machine's cable is pulled.
+What counts is the time from there to the error that each survivor raises in Python, and the rank
+that it names. Machines are network namespaces where that is allowed (root); elsewhere all of them
+share the loopback interface and no cable can be pulled.
+
+    python -m bench.collectives_failures [--rounds 12] [--output build/bench/collectives.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.collectives_netns import Network
+from bench.collectives_ranks import LIVENESS_SECONDS, OPERATION_SECONDS, RANKS, Machines, Round
+
+ROOT = Path(__file__).resolve().parent.parent
+GOAL_MS, LOCAL_KILL_GOAL_MS = 1000.0, 100.0
+FAULTS = ("killed", "stopped", "cut", "unplugged")
+LAYOUTS = {"4 machines x 8 ranks": 4, "1 machine x 32 ranks": 1}
+
+
+@dataclass
+class Heard:
+    """What the survivors of all rounds of one kind said."""
+
+    seconds: list[float] = field(default_factory=list)
+    local_seconds: list[float] = field(default_factory=list)
+    """Of those, on the machine of the rank that failed."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    """Errors that name somebody else."""
+    silent: int = 0
+    """Survivors that raised nothing in time."""
+    early: int = 0
+    """Rounds that failed before anything had happened to them, which do not count otherwise."""
+
+
+def play(machines: Machines, fault: str, chance: random.Random, heard: Heard) -> None:
+    """One round: starts the ranks, lets it happen, and asks everybody who is left."""
+    with tempfile.TemporaryDirectory(prefix="hfreduce-failures-") as folder:
+        story = Round(machines, Path(folder))
+        unplugged: int | None = None
+        try:
+            story.meet()
+            # In the middle of something, never twice the same.
+            story.collect({0}, 0.3 + chance.random() * 0.2)
+            if story.failed:
+                heard.early += 1
+                return
+            victim = chance.randrange(RANKS)
+            right, survivors = {victim}, set(range(RANKS)) - {victim}
+            local = {rank for rank in survivors if machines.of(rank) == machines.of(victim)}
+            begun = time.monotonic()
+            if fault == "cut":
+                ends = chance.choice(sorted(story.pairs))
+                right, survivors, local = set(ends), set(range(RANKS)), set()
+                story.lines[ends[0]].send(story.pairs[ends])
+            elif fault == "unplugged":
+                unplugged = machines.of(victim)
+                right, survivors = local | {victim}, survivors - local
+                local = set()
+                machines.cable(unplugged, "down")
+            else:
+                number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
+                os.kill(story.children[victim], number)
+            story.collect(survivors, OPERATION_SECONDS / 2)
+            begun = story.cut_at or begun
+        finally:
+            story.end()
+            if unplugged is not None:
+                machines.cable(unplugged, "up")
+        for rank in survivors:
+            if rank not in story.failed:
+                heard.silent += 1
+                continue
+            at, peer, _, kind, text = story.failed[rank]
+            heard.kinds[kind] += 1
+            heard.seconds.append(at - begun)
+            if rank in local:
+                heard.local_seconds.append(at - begun)
+            if peer not in right:
+                heard.wrong.append(text)
+
+
+def milliseconds(seconds: list[float]) -> dict[str, float] | None:
+    """Median, 99th percentile and the longest."""
+    if len(seconds) < 2:
+        return None
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3, "max": max(seconds) * 1e3}
+
+
+def row(layout: str, fault: str, rounds: int, heard: Heard) -> dict[str, Any]:
+    """One line of the table."""
+    all_ms, local_ms = milliseconds(heard.seconds), milliseconds(heard.local_seconds)
+    reached = not heard.wrong and not heard.silent and all_ms is not None
+    reached = reached and all_ms is not None and all_ms["p99"] <= GOAL_MS
+    if fault == "killed" and local_ms is not None:
+        reached = reached and local_ms["p99"] <= LOCAL_KILL_GOAL_MS
+    return {
+        "layout": layout,
+        "fault": fault,
+        "rounds": rounds,
+        "errors": len(heard.seconds),
+        "kinds": dict(heard.kinds),
+        "wrong": len(heard.wrong),
+        "wrong_texts": heard.wrong[:3],
+        "silent": heard.silent,
+        "failed_before": heard.early,
+        "ms": all_ms,
+        "same_machine_ms": local_ms,
+        "reached": reached,
+    }
+
+
+def shown(entry: dict[str, Any]) -> str:
+    """For people."""
+
+    def times(found: dict[str, float] | None) -> str:
+        if found is None:
+            return f"{'-':>8}{'-':>8}{'-':>8}"
+        return "".join(f"{found[name]:>8.0f}" for name in ("p50", "p99", "max"))
+
+    return (
+        f"{entry['layout']:22}{entry['fault']:11}{entry['errors']:>7}{times(entry['ms'])}"
+        f"{times(entry['same_machine_ms'])}{entry['wrong']:>7}{entry['silent']:>8}"
+        f"{entry['failed_before']:>8}"
+    )
+
+
+def measure(rounds: int, seed: int, only: list[str]) -> list[dict[str, Any]]:
+    """All layouts and faults."""
+    entries = []
+    chance = random.Random(seed)
+    root = os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
+    print(
+        f"{'':40}{'every survivor, ms':>24}{'same machine, ms':>24}\n{'ranks':22}{'fault':11}"
+        f"{'errors':>7}{'p50':>8}{'p99':>8}{'max':>8}{'p50':>8}{'p99':>8}{'max':>8}"
+        f"{'wrong':>7}{'silent':>8}{'before':>8}"
+    )
+    for layout, count in LAYOUTS.items():
+        with contextlib.ExitStack() as stack:
+            network = None
+            if root and count > 1:
+                network = stack.enter_context(Network([count // 2, count // 2], 10_000))
+            machines = Machines(count, network)
+            for fault in only:
+                if (fault == "cut" and count == 1) or (fault == "unplugged" and network is None):
+                    continue
+                heard = Heard()
+                for _ in range(rounds):
+                    play(machines, fault, chance, heard)
+                entries.append(row(layout, fault, rounds, heard))
+                print(shown(entries[-1]), flush=True)
+    return entries
+
+
+def main() -> int:
+    """Measures, adds a section to the file of the other figures; 1 if a goal was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/collectives.json")
+    options = parser.parse_args()
+    # What ends this program ends its machines, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    entries = measure(options.rounds, options.seed, options.only)
+    document: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError):
+        document = json.loads(options.output.read_text(encoding="utf-8"))
+    document["failures"] = {
+        "ranks": RANKS,
+        "liveness_seconds": LIVENESS_SECONDS,
+        "goal_ms": {"p99": GOAL_MS, "p99 of a kill on the same machine": LOCAL_KILL_GOAL_MS},
+        "machine": {"cpus": os.cpu_count(), "kernel": platform.release()},
+        "results": entries,
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    missed = [entry for entry in entries if not entry["reached"]]
+    for entry in missed:
+        print(f"missed: {entry['layout']}, {entry['fault']}: {entry['wrong_texts']}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""The ranks of a round in which one fails: processes of this machine, on machines that it plays.
+
+They are forked, without torch; what they say goes over pipes. With root rights every machine is a
+network namespace, and its cable can be pulled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from array import array
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import hfreduce
+from hfreduce import bootstrap
+from hfreduce.settings import Settings
+
+from bench.collectives_netns import Network, sh
+
+__all__ = ["LIVENESS_SECONDS", "OPERATION_SECONDS", "RANKS", "Machines", "Round"]
+
+RANKS = 32
+LIVENESS_SECONDS = 0.7
+"""Silence that makes a rank count as stalled. The default is longer: a wrong verdict costs a job
+more than some seconds do."""
+OPERATION_SECONDS = 30.0
+"""The operations' own time-out: no survivor may need it."""
+DEADLINE_SECONDS = 60.0
+ELEMENTS = (1, 1 << 10, 1 << 14, 1 << 16)
+"""Of the allreduces that all ranks call in turn, fp32."""
+
+CLONE_NEWNET = 0x4000_0000
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where the ranks of a round run."""
+
+    count: int
+    network: Network | None
+
+    def of(self, rank: int) -> int:
+        """The machine of a rank."""
+        return rank * self.count // RANKS
+
+    def document(self) -> dict[str, object]:
+        """The topology file."""
+        nodes = [
+            {
+                "name": f"n{machine}",
+                "zone": "AB"[machine * 2 // max(self.count, 2)],
+                "address": self.network.address(machine) if self.network else "127.0.0.1",
+            }
+            for machine in range(self.count)
+        ]
+        return {"version": 1, "ranks_per_node": RANKS // self.count, "nodes": nodes}
+
+    def enter(self, rank: int) -> None:
+        """Moves this process to the machine of a rank."""
+        if self.network is None:
+            return
+        host = self.network.host(self.of(rank))
+        with Path("/run/netns", host).open() as space:
+            if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"setns to {host}")
+
+    def cable(self, machine: int, state: str) -> None:
+        """Pulls a machine's cable, or puts it back."""
+        assert self.network is not None
+        switch = self.network.switch(self.network.zone_of(machine))
+        sh("ip", "-n", switch, "link", "set", f"p{machine}", state)
+
+
+class Meeting:
+    """Where the ranks of a round find each other: the program that started them."""
+
+    def __init__(self, line: Connection, key: bytes) -> None:
+        self._line, self._key = line, key
+
+    def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
+        """Everybody's value in rank order."""
+        self._line.send(value.encode())
+        if not self._line.poll(max(deadline - time.monotonic(), 0.0)):
+            raise TimeoutError(f"not everybody came to {phase}")
+        values: list[bytes] = self._line.recv()
+        return values
+
+    def key(self, deadline: float) -> bytes:  # noqa: ARG002  (a meeting's signature)
+        """The key of this round."""
+        return self._key
+
+
+def rank_main(rank: int, line: Connection, environment: dict[str, str], key: bytes) -> None:
+    """One rank: allreduces until one fails, and what the error says."""
+    membership = bootstrap.Membership(rank, tuple(range(RANKS)), RANKS)
+    settings = Settings.read(environment)
+    communicator = bootstrap.join(Meeting(line, key), membership, settings, DEADLINE_SECONDS)
+    saying = threading.Lock()
+    threading.Thread(target=obey, args=(line, saying), daemon=True).start()
+    arrays = [array("f", [1.0]) * count for count in ELEMENTS]
+    with saying:
+        line.send(("connected", connections()))
+    try:
+        while True:
+            for memory in arrays:
+                hfreduce.allreduce(memory, communicator, timeout_seconds=OPERATION_SECONDS)
+                memory[0] = 1.0
+    except hfreduce.CollectiveError as error:
+        at = time.monotonic()
+        with saying:
+            line.send(("failed", at, error.peer, error.peer_node, error.kind, str(error)))
+    communicator.close()
+
+
+def connections() -> dict[tuple[Any, Any], int]:
+    """This process's TCP connections: (own address, peer's) and descriptor."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    own, peer = connection.getsockname(), connection.getpeername()
+                    found[address(own), address(peer)] = int(entry.name)
+    return found
+
+
+def address(name: tuple[Any, ...]) -> tuple[str, int]:
+    """One spelling of an address, whichever family its socket has."""
+    return name[0].removeprefix("::ffff:"), name[1]
+
+
+def obey(line: Connection, saying: threading.Lock) -> None:
+    """Cuts the connection that the program names: both ends see it end, and both processes live."""
+    with contextlib.suppress(EOFError, OSError):
+        descriptor = line.recv()
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            at = time.monotonic()
+            connection.shutdown(socket.SHUT_RDWR)
+        with saying:
+            line.send(("cut", at))
+
+
+class Round:
+    """One group, from its start to the last survivor's error."""
+
+    def __init__(self, machines: Machines, folder: Path) -> None:
+        self.machines = machines
+        self.lines: list[Connection] = []
+        self.children: list[int] = []
+        self.failed: dict[int, tuple[float, int | None, str | None, str, str]] = {}
+        self.cut_at: float | None = None
+        self.pairs: dict[tuple[int, int], int] = {}
+        (folder / "topology.json").write_text(json.dumps(machines.document()), encoding="utf-8")
+        environment = {
+            "FLYER_TOPOLOGY": str(folder / "topology.json"),
+            "FLYER_JOB": "bench/failures",
+            "HFREDUCE_TRANSPORT": "tcp",
+            "HFREDUCE_LIVENESS_SECONDS": str(LIVENESS_SECONDS),
+            "HFREDUCE_RUN_DIR": str(folder),
+            "HFREDUCE_DUMP_DIR": str(folder),
+        }
+        key = os.urandom(32)
+        for rank in range(RANKS):
+            ours, theirs = Pipe()
+            child = os.fork()
+            if child == 0:
+                self._be(rank, theirs, environment, key)
+            theirs.close()
+            self.lines.append(ours)
+            self.children.append(child)
+
+    def _be(self, rank: int, line: Connection, environment: dict[str, str], key: bytes) -> None:
+        """The child: it never returns."""
+        status = 1
+        try:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            for inherited in self.lines:
+                inherited.close()
+            self.machines.enter(rank)
+            rank_main(rank, line, environment, key)
+            status = 0
+        except BaseException as error:  # noqa: BLE001  (a child ends here, whatever it was)
+            print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+
+    def meet(self) -> None:
+        """Until all ranks are connected and know each other."""
+        for _ in ("place", "endpoint"):
+            values = [self._hear(rank) for rank in range(RANKS)]
+            for line in self.lines:
+                line.send(values)
+        sockets = [self._hear(rank)[1] for rank in range(RANKS)]
+        owners = {ends: rank for rank, found in enumerate(sockets) for ends in found}
+        for rank, found in enumerate(sockets):
+            for (own, peer), descriptor in found.items():
+                if (peer, own) in owners:
+                    self.pairs[rank, owners[peer, own]] = descriptor
+
+    def _hear(self, rank: int) -> Any:
+        if not self.lines[rank].poll(DEADLINE_SECONDS):
+            raise TimeoutError(f"rank {rank} does not come")
+        return self.lines[rank].recv()
+
+    def collect(self, expected: set[int], seconds: float) -> None:
+        """Hears of failures until all of these have failed, or for so long."""
+        until = time.monotonic() + seconds
+        lines = {line: rank for rank, line in enumerate(self.lines)}
+        while expected - set(self.failed) and (left := until - time.monotonic()) > 0:
+            for line in wait(list(lines), timeout=left):
+                assert isinstance(line, Connection)
+                try:
+                    word, *told = line.recv()
+                except (EOFError, OSError):
+                    del lines[line]
+                    continue
+                if word == "cut":
+                    self.cut_at = told[0]
+                else:
+                    self.failed[lines[line]] = tuple(told)
+
+    def end(self) -> None:
+        """Leaves nobody behind."""
+        for child in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+        for line in self.lines:
+            line.close()
