@@ -51,6 +51,11 @@ def goes_on(rank, size, number):
     survivors = [member for member in range(size) if member != failed.value.peer]
     following = communicator.reconfigure(survivors, 50.0)
     assert (following.epoch, following.rank) == (1, survivors.index(rank))
+    epochs, completed = zip(*following.came_from, strict=True)
+    assert epochs == (0,) * len(survivors)
+    assert completed[following.rank] == communicator.completed == failed.value.sequence
+    # Some may have been through when it happened, but nobody begins the next one alone.
+    assert max(completed) - min(completed) <= 1
     result = summed(following)
     # The communicator of the old epoch is still held, by torch; what was lent to it is not.
     assert 0 < boards() <= mapped
@@ -95,3 +100,4 @@ def test_a_newcomer_is_taken_in_and_arguments_are_checked():
     thread.join(60.0)
     assert results == [3.0, 3.0]
     assert following.flight()["epoch"] == 1
+    assert following.came_from == [(0, 1), None]

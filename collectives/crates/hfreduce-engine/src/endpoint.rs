@@ -171,6 +171,7 @@ impl Endpoint {
             bell,
             room: Default::default(),
             broken: Default::default(),
+            unended: u64::MAX.into(),
             counters: Default::default(),
             recorder,
         });

@@ -9,8 +9,8 @@ use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{CauseKind, Communicator, Member, Newcomer, Options};
-use support::{KEY, TIMEOUT, allreduce, placement, run};
+use hfreduce_engine::{CauseKind, Communicator, DType, Member, Newcomer, Options, WaitError};
+use support::{KEY, TIMEOUT, allreduce, buffer, placement, run};
 
 fn ranks(list: &[u32]) -> Vec<Member> {
     list.iter().map(|rank| Member::Rank(*rank)).collect()
@@ -59,6 +59,47 @@ fn survivors_go_on_and_keep_their_order() {
 }
 
 #[test]
+fn survivors_learn_who_of_them_is_an_operation_ahead() {
+    let (sent, list) = (Barrier::new(3), ranks(&[1, 0]));
+    run(
+        &placement(3, 1),
+        |options| options.lend = false,
+        |comm| {
+            sum(&comm);
+            let mut data = [1.0; 10];
+            let mut broadcast = || {
+                let data = buffer(&mut data);
+                comm.broadcast(data, DType::F32, 0, TIMEOUT, true)
+                    .map_err(WaitError::Failed)?
+                    .wait(None)
+            };
+            // A root waits for nobody, so it is through before anybody else has called.
+            if comm.rank() == 0 {
+                broadcast().unwrap();
+            }
+            sent.wait();
+            if comm.rank() == 2 {
+                comm.abort("this one has an accident");
+                return;
+            }
+            while comm.error().is_none() {
+                std::thread::yield_now();
+            }
+            if comm.rank() == 1 {
+                assert!(broadcast().is_err());
+            }
+            assert!(comm.came_from().iter().all(Option::is_none), "the first epoch");
+            // The meeting, the sum, and the broadcast where it ended.
+            let completed = 3 - u64::from(comm.rank());
+            assert_eq!(comm.completed(), completed);
+            let next = comm.reconfigure(&list, TIMEOUT).unwrap();
+            assert_eq!(next.came_from(), [Some((0, 2)), Some((0, 3))]);
+            assert_eq!((comm.completed(), next.completed()), (completed, 1));
+        },
+    );
+}
+
+#[test]
 fn newcomers_take_the_places_of_the_lost() {
     let options = |node: &str| {
         let mut options = Options::new(0, vec![(node.to_owned(), "B".to_owned())]);
@@ -74,6 +115,8 @@ fn newcomers_take_the_places_of_the_lost() {
             scope.spawn(move || {
                 let comm = newcomer.join(TIMEOUT).unwrap();
                 assert_eq!((comm.world_size(), comm.epoch()), (4, 1));
+                let known: Vec<bool> = comm.came_from().iter().map(Option::is_some).collect();
+                assert_eq!(known, [true, true, false, false]);
                 let summed = sum(&comm);
                 sums.lock().unwrap().push(summed);
             });

@@ -308,6 +308,16 @@ impl Communicator {
         self.engine.epoch()
     }
 
+    #[getter]
+    fn completed(&self) -> u64 {
+        self.engine.completed()
+    }
+
+    #[getter]
+    fn came_from(&self) -> Vec<Option<(u32, u64)>> {
+        self.engine.came_from()
+    }
+
     fn flight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let snapshot = py.detach(|| self.engine.flight());
         let text = serde_json::to_string(&snapshot).unwrap_or_default();

@@ -70,6 +70,7 @@ impl Driver {
             let phase = if Some(work.sequence) == oldest { phase } else { "waiting for its turn" };
             if let Some(error) = self.shared.error(Some(&work), phase) {
                 self.shared.recorder.finished(work.flight, true, now);
+                self.shared.did_not_end(&work);
                 work.fail(error);
             }
         }

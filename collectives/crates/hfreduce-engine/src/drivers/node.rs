@@ -18,6 +18,7 @@ impl Driver {
     pub(super) fn begin(&mut self, call: Submission) {
         let Submission { operation, work } = call;
         if let Some(error) = self.shared.error(Some(&work), "being called") {
+            self.shared.did_not_end(&work);
             work.fail(error);
             return;
         }

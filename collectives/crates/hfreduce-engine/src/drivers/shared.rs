@@ -10,6 +10,7 @@ use rustix::fd::OwnedFd;
 
 use super::poller;
 use crate::cause::{Cause, CollectiveError};
+use crate::core::Kind;
 use crate::flight::Recorder;
 use crate::operation::Operation;
 use crate::placement::Placement;
@@ -104,6 +105,8 @@ pub struct Shared {
     pub room: WaitingRoom,
     /// The first cause, once broken.
     pub broken: OnceLock<Cause>,
+    /// The first collective operation that did not end here; `u64::MAX` while all do.
+    pub unended: AtomicU64,
     /// Counters.
     pub counters: Counters,
     /// What this rank did last.
@@ -125,6 +128,13 @@ impl Shared {
     /// Leaves word for the driver without waking anybody.
     pub fn leave_word(&self) {
         self.news.store(true, Ordering::SeqCst);
+    }
+
+    /// This operation ends with an error.
+    pub fn did_not_end(&self, work: &WorkState) {
+        if !matches!(work.print.kind, Kind::Send | Kind::Recv) {
+            self.unended.fetch_min(work.sequence, Ordering::SeqCst);
+        }
     }
 
     /// The error of an operation (or of none) after the communicator broke.

@@ -36,6 +36,11 @@ impl Origin {
         self.home.refused()
     }
 
+    /// By rank: where each member came from, and how far it was there.
+    pub(crate) fn came_from(&self) -> impl Iterator<Item = Option<(u32, u64)>> {
+        self.infos.iter().map(|info| info.came_from)
+    }
+
     /// How often the members have changed.
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch

@@ -40,6 +40,8 @@ pub struct Info {
     pub zone: String,
     /// See above.
     pub bridge: Option<(String, String)>,
+    /// The epoch that it comes from, and how many collective operations ended there.
+    pub came_from: Option<(u32, u64)>,
 }
 
 impl Info {
@@ -74,6 +76,7 @@ impl Options {
             node: place.0,
             zone: place.1,
             bridge: self.bridge.clone(),
+            came_from: None,
         }
     }
 }

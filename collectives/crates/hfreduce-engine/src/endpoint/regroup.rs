@@ -70,7 +70,7 @@ impl Newcomer {
     pub fn join(&self, timeout: Duration) -> Result<Communicator, CollectiveError> {
         let deadline = Deadline::after(timeout);
         let place = (self.home.clone(), self.options.clone());
-        go(place, None, (Vec::new(), String::new()), 0, deadline)
+        go(place, None, (Vec::new(), String::new()), None, deadline)
             .map_err(|why| why.into_error(&self.options, &|_| None))
     }
 }
@@ -106,7 +106,8 @@ impl Communicator {
             Some(Member::Rank(rank)) => Some(*rank),
             _ => None,
         };
-        go(place, Some(own), (list, words), origin.epoch, deadline)
+        let came_from = Some((origin.epoch, self.completed()));
+        go(place, Some(own), (list, words), came_from, deadline)
             .map_err(|why| why.into_error(&origin.options, &rank_of))
     }
 }
@@ -150,7 +151,7 @@ fn go(
     (home, options): (Arc<Home>, Options),
     own: Option<usize>,
     (list, words): (Vec<Info>, String),
-    epoch: u32,
+    came_from: Option<(u32, u64)>,
     deadline: Deadline,
 ) -> Result<Communicator, Trouble> {
     let trouble = |phase: &str, error: std::io::Error| {
@@ -159,7 +160,7 @@ fn go(
     let chance = nonce().map_err(|error| trouble("asking the system for chance", error))?;
     let doors = Doors::open(true, options.lend)
         .map_err(|error| trouble("listening on a local socket", error))?;
-    let card = options.info(&home, 0, &doors);
+    let card = Info { came_from, ..options.info(&home, 0, &doors) };
     let start = Start {
         id: home.id,
         attempt: u64::from(home.attempts.fetch_add(1, Ordering::Relaxed)),
@@ -167,7 +168,7 @@ fn go(
         size: list.len(),
         roster: roster(&list),
         list: words,
-        epoch,
+        epoch: came_from.map_or(0, |(epoch, _)| epoch),
         card: serde_json::to_string(&card).unwrap_or_default(),
         chance: u64::from_le_bytes(first_eight(&chance)),
     };
