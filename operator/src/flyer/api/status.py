@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 
 from flyer.api.base import Model
 from flyer.api.conditions import MESSAGE_CHARS_MAX, Condition, Conditions
-from flyer.api.lifecycle import STATUS_RULES
+from flyer.api.lifecycle import CHAIN_RULES, EPOCH_RULE, STATUS_RULES
 from flyer.api.phases import Phase, SuspendCode
 from flyer.api.priorities import Priority
 from flyer.api.rules import Rule, rules, says
@@ -50,7 +50,7 @@ class Assignment(Model):
 
     epoch: int = Field(ge=0, description="Of the scheduler that decided it")
     nodes: tuple[AssignedNode, ...] = Field(
-        max_length=NODES_MAX, description="In rank order, contiguous by zone"
+        min_length=1, max_length=NODES_MAX, description="In rank order, contiguous by zone"
     )
     group: str = Field(default="", max_length=_NAME_CHARS_MAX, description="The class of the nodes")
     bridge: tuple[str, ...] = Field(
@@ -152,6 +152,8 @@ class Chain(Model):
         json_schema_extra={"items": {"type": "string", "maxLength": _NAME_CHARS_MAX}},
     )
 
+    model_config = ConfigDict(json_schema_extra=rules(*CHAIN_RULES))
+
 
 class OccupiedNode(Model):
     """A node on which processes of this job may still exist."""
@@ -241,7 +243,10 @@ class FlyerJobStatus(Model):
     """Everything that the scheduler knows about the job; written by it alone."""
 
     epoch: int = Field(
-        default=0, ge=0, description="The fencing epoch of the leader that wrote this"
+        default=0,
+        ge=0,
+        description="The fencing epoch of the leader that wrote this",
+        json_schema_extra=rules(EPOCH_RULE),
     )
     phase: Phase = Field(
         default=Phase.QUEUED, description="A summary of where the job is; conditions say why"

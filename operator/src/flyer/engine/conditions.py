@@ -1,12 +1,14 @@
 """The summaries in a status: conditions, reason, message and zones, derived from its facts.
 
 Types and reason words have the senses of Kueue's Workload and Trainer's TrainJob. A condition's
-time changes with its status alone.
+time changes with its status alone. What has not happened yet to a job (an eviction, progress, a
+checkpoint, its end) is not there, as in Kubernetes' Job: every write of a status costs by what is
+in it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from flyer.api import Condition, Phase
 from flyer.engine.draft import ACTIVE
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 Fact = tuple[str, bool, str, str]  # type, whether, reason, message
 
+# Left out until they hold for the first time.
+_LATER = frozenset({"Progressing", "CheckpointDurable", "Complete", "Failed"})
+
 
 def summarized(job: JobState, now: float) -> FlyerJobStatus:
     """The status with its summaries brought up to date."""
@@ -32,13 +37,15 @@ def summarized(job: JobState, now: float) -> FlyerJobStatus:
     known = {one.type: one for one in status.conditions}
     conditions = []
     for kind, holds, why, text in _facts(status):
-        value = "True" if holds else "False"
+        value: Literal["True", "False"] = "True" if holds else "False"
         before = known.get(kind)
+        if before is None and not holds and kind in _LATER:
+            continue
         same = before is not None and before.status == value
         conditions.append(
             Condition(
                 type=kind,
-                status="True" if holds else "False",
+                status=value,
                 reason=why,
                 message=text,
                 last_transition_time=before.last_transition_time if before and same else now,
