@@ -120,6 +120,7 @@ async def _with_nodes(arguments: argparse.Namespace, record: Record) -> None:
         nodes=sizes.nodes,
         nodes_per_leaf=sizes.nodes_per_leaf,
         profile=arguments.profile,
+        server_profiles=arguments.profile_server,
     )
     async with lab, Crew(lab) as crew:
         await lab.start_leader()
@@ -164,6 +165,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/sched-cluster")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/sched.json")
     parser.add_argument("--profile", type=Path, help="cProfile of the operators into FILE.N")
+    parser.add_argument(
+        "--profile-server", type=Path, help="pprof of the API server into this folder, for starts"
+    )
     arguments = parser.parse_args()
     arguments.only = arguments.only.split(",")
     if unknown := set(arguments.only) - set(NAMES):

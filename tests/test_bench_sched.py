@@ -6,6 +6,7 @@ from flyer.api import FlyerJob
 
 from bench.sched import cold
 from bench.sched.audit import AuditLog, by_kind
+from bench.sched.costs import account, parse
 from bench.sched.figures import Figure, document, table
 from bench.sched.loads import flyer_job, peer_gang
 from bench.scheduler import Record
@@ -66,6 +67,24 @@ def test_the_audit_log_is_read_as_it_grows(tmp_path) -> None:
     writes = log.read()
     assert [one.stored for one in writes] == [True, False, False]
     assert by_kind(writes)["flyer-operator: create pods/binding"] == 1
+
+
+def test_the_servers_account_is_what_grew_between_two_looks() -> None:
+    page = """# HELP apiserver_request_duration_seconds of calls
+apiserver_request_duration_seconds_bucket{resource="pods",verb="POST",le="1"} 9
+apiserver_request_duration_seconds_sum{resource="pods",subresource="",verb="POST"} %s
+apiserver_request_duration_seconds_count{resource="pods",subresource="",verb="POST"} %s
+apiserver_request_duration_seconds_sum{resource="pods",subresource="",verb="WATCH"} %s
+apiserver_request_duration_seconds_count{resource="pods",subresource="",verb="WATCH"} 7
+apiserver_request_body_size_bytes_sum{resource="pods",verb="create"} %s
+apiserver_request_body_size_bytes_count{resource="pods",verb="create"} %s
+apiserver_watch_events_sizes_sum{resource="pods",version="v1"} 4000
+apiserver_watch_events_sizes_count{resource="pods",version="v1"} 2
+"""
+    told = account(parse(page % (1.5, 100, 10, 1000, 10)), parse(page % (2.0, 150, 99, 6000, 20)))
+    assert told["calls"] == {"POST pods": {"count": 50, "milliseconds": 10.0}}
+    assert told["bytes of requests"] == {"create pods": 500}
+    assert told["events sent to watches"] == {}  # as many as before
 
 
 def test_both_sides_get_the_same_gang() -> None:

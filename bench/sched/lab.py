@@ -25,6 +25,7 @@ from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Resource
 
 from bench.sched.audit import POLICY, AuditLog
+from bench.sched.costs import Costs
 from bench.sched.loads import NAMESPACE
 from e2e.cluster import binaries, control_plane, kwok
 from e2e.cluster.down import down, remove
@@ -119,7 +120,13 @@ class Lab:
     """One cluster; `async with` starts and removes it."""
 
     def __init__(
-        self, folder: Path, *, nodes: int, nodes_per_leaf: int, profile: Path | None
+        self,
+        folder: Path,
+        *,
+        nodes: int,
+        nodes_per_leaf: int,
+        profile: Path | None = None,
+        server_profiles: Path | None = None,
     ) -> None:
         self.folder = folder.resolve()
         self.nodes = nodes
@@ -128,6 +135,7 @@ class Lab:
         self.state: State
         self.api: Api
         self.audit = AuditLog(self.folder / "audit.log")
+        self.costs = Costs(self, server_profiles)
         self._profile = profile
         self._flags = control_plane.Flags()
         self._peer: Process | None = None
@@ -166,6 +174,7 @@ class Lab:
                     f"--audit-policy-file={policy}",
                     f"--audit-log-path={self.folder / 'audit.log'}",
                     "--delete-collection-workers=8",
+                    "--profiling=true",
                 ),
                 # kwok renews its nodes' leases rarely; nodes fail here when we say so.
                 controllers=(

@@ -104,7 +104,7 @@ class Starts:
         """One gang over nearly all nodes: ours, then the peer's."""
         n = self.sizes.gang
         await self.crew.say("hold")
-        writes, begun_at = await self._ours([flyer_job("gang", n)], n)
+        writes, begun_at = await self._ours("gang", [flyer_job("gang", n)], n)
         self.gang.ours.append(since(writes, begun_at))
         # A pod's containers take seconds to start; only then its sidecar comes to the gateway.
         await self.crew.say("deaf", "go")
@@ -133,7 +133,7 @@ class Starts:
         count, of = self.sizes.gangs, self.sizes.gang_of
         await self.crew.say("hold")
         jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
-        writes, begun_at = await self._ours(jobs, count * of)
+        writes, begun_at = await self._ours("gangs", jobs, count * of)
         self.gangs.ours.append(since(writes, begun_at))
         await self.crew.say("deaf", "go")
         await self.crew.until_running(count * of)
@@ -174,7 +174,7 @@ class Starts:
         count = self.sizes.small
         await self.crew.say("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
-        writes, begun_at = await self._ours(jobs, count)
+        writes, begun_at = await self._ours("small jobs", jobs, count)
         self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))
         self.small.ours.append(count / since(writes, begun_at))
         own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
@@ -191,13 +191,13 @@ class Starts:
 
     # -- both ----------------------------------------------------------------------------------
 
-    async def _ours(self, jobs: list[dict[str, Any]], pods: int) -> tuple[list[Write], float]:
+    async def _ours(
+        self, name: str, jobs: list[dict[str, Any]], pods: int
+    ) -> tuple[list[Write], float]:
         self.lab.audit.skip()
-        before = self.lab.operators[-1].cpu_seconds()
-        await self.lab.create_all(FLYERJOBS, jobs)
-        writes = await collect(self.lab, pods)
-        spent = self.lab.operators[-1].cpu_seconds() - before
-        self.details.setdefault("operator's CPU seconds until bound", []).append(round(spent, 2))
+        async with self.lab.costs.of(f"{name}, ours: costs", self.details):
+            await self.lab.create_all(FLYERJOBS, jobs)
+            writes = await collect(self.lab, pods)
         return writes, min(one.received_at for one in writes if _creates(one, "flyerjobs"))
 
     async def _peers(

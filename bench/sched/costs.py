@@ -1,0 +1,190 @@
+"""What a load cost: each process's processor time, and the API server's own account of its calls.
+
+Two looks at the API server's metrics, one before and one after; what lies between is told as calls
+by verb and resource, admission, the store and events of watches. With a folder to write to, it
+is profiled meanwhile (`go tool pprof -top FILE`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import ssl
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from e2e.cluster.control_plane import API_SERVER, CONTROLLER_MANAGER, ETCD
+from e2e.cluster.kwok import KWOK
+from e2e.cluster.processes import Process
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from bench.sched.lab import Lab
+
+__all__ = ["Costs", "account", "parse"]
+
+PROCESSES: Final = (API_SERVER, ETCD, CONTROLLER_MANAGER, KWOK)
+PROFILE_SECONDS: Final = 5
+_LINE: Final = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ([0-9.e+-]+)$")
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# What is told, and by which labels. Reads are left out: who waits for a load reads, too.
+_CALLS: Final = "apiserver_request_duration_seconds"
+_BODIES: Final = "apiserver_request_body_size_bytes"
+_POLICIES: Final = (
+    "apiserver_validating_admission_policy_check_duration_seconds",
+    "apiserver_mutating_admission_policy_check_duration_seconds",
+)
+_PLUGINS: Final = "apiserver_admission_controller_admission_duration_seconds"
+_STORE: Final = "etcd_request_duration_seconds"
+_EVENTS: Final = "apiserver_watch_events_sizes"
+_WRITES: Final = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
+_SHOWN_SECONDS: Final = 0.005
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def parse(text: str) -> Samples:
+    """Sums and counts of a page of metrics; buckets are left out."""
+    found: Samples = {}
+    for line in text.splitlines():
+        if line.startswith("#") or "_bucket" in line:
+            continue
+        if match := _LINE.match(line):
+            name, labels, value = match.groups()
+            found[name, frozenset(_LABEL.findall(labels or ""))] = float(value)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    count: float = 0.0
+    total: float = 0.0
+
+
+def _grown(before: Samples, after: Samples, metric: str, *keys: str) -> dict[tuple[str, ...], _Sum]:
+    """What a histogram grew by, for each value of these labels."""
+    counts: dict[tuple[str, ...], list[float]] = {}
+    for (name, labels), value in after.items():
+        part = name.removeprefix(f"{metric}_")
+        if name == part or part not in ("count", "sum"):
+            continue
+        known: Mapping[str, str] = dict(labels)
+        place = counts.setdefault(tuple(known.get(key, "") for key in keys), [0.0, 0.0])
+        place[part == "sum"] += value - before.get((name, labels), 0.0)
+    return {key: _Sum(*one) for key, one in counts.items() if one[0] > 0}
+
+
+def account(before: Samples, after: Samples) -> dict[str, Any]:
+    """Calls with their mean milliseconds and bytes, and what else took the server's time."""
+    bodies = _grown(before, after, _BODIES, "verb", "resource")
+    calls = {}
+    for (verb, resource, part), one in _most(
+        _grown(before, after, _CALLS, "verb", "resource", "subresource")
+    ):
+        if verb not in _WRITES:
+            continue
+        kind = f"{resource}/{part}" if part else resource
+        calls[f"{verb} {kind}"] = {
+            "count": int(one.count),
+            "milliseconds": round(1e3 * one.total / one.count, 2),
+        }
+    sizes = {
+        f"{verb} {resource}": round(one.total / one.count)
+        for (verb, resource), one in bodies.items()
+    }
+    admission = {
+        f"policy {name}": _told(one)
+        for metric in _POLICIES
+        for (name,), one in _most(_grown(before, after, metric, "policy"))
+    } | {
+        f"plugin {name}, {phase}, of {operation}": _told(one)
+        for (name, phase, operation), one in _most(
+            _grown(before, after, _PLUGINS, "name", "type", "operation")
+        )
+        if one.total > _SHOWN_SECONDS
+    }
+    events = {
+        resource: {"count": int(one.count), "bytes": round(one.total / one.count)}
+        for (resource,), one in _most(_grown(before, after, _EVENTS, "resource"))
+        if one.count > 1
+    }
+    store = {
+        f"{operation} {kind}": _told(one)
+        for (operation, kind), one in _most(_grown(before, after, _STORE, "operation", "type"))
+        if one.total > _SHOWN_SECONDS
+    }
+    return {
+        "calls": calls,
+        "bytes of requests": sizes,
+        "admission": admission,
+        "events sent to watches": events,
+        "store": store,
+    }
+
+
+def _told(one: _Sum) -> dict[str, float]:
+    return {"count": int(one.count), "milliseconds": round(1e3 * one.total / one.count, 3)}
+
+
+def _most(sums: dict[tuple[str, ...], _Sum]) -> list[tuple[tuple[str, ...], _Sum]]:
+    return sorted(sums.items(), key=lambda item: -item[1].total)
+
+
+class Costs:
+    """Of one lab."""
+
+    def __init__(self, lab: Lab, profiles: Path | None = None) -> None:
+        self._lab = lab
+        self._profiles = profiles
+        self._context: ssl.SSLContext | None = None
+
+    @contextlib.asynccontextmanager
+    async def of(self, name: str, details: dict[str, Any]) -> AsyncIterator[None]:
+        """What the body costs goes into `details` under this name."""
+        before = await asyncio.to_thread(self._get, "/metrics")
+        profile = None
+        if self._profiles is not None:
+            path = f"/debug/pprof/profile?seconds={PROFILE_SECONDS}"
+            profile = asyncio.create_task(asyncio.to_thread(self._get, path))
+        spent, begun = self._spent(), time.monotonic()
+        yield
+        seconds, now = time.monotonic() - begun, self._spent()
+        after = await asyncio.to_thread(self._get, "/metrics")
+        if profile is not None and self._profiles is not None:
+            self._profiles.mkdir(parents=True, exist_ok=True)
+            path_out = self._profiles / f"{name.replace(' ', '-').replace(',', '')}.pprof"
+            path_out.write_bytes(await profile)
+        details[name] = {
+            "seconds": round(seconds, 2),
+            "processor seconds": {one: round(now[one] - spent[one], 2) for one in now},
+            **account(parse(before.decode()), parse(after.decode())),
+        }
+
+    def _spent(self) -> dict[str, float]:
+        found = {}
+        for name in PROCESSES:
+            pids = Process.load(self._lab.state, name).pids()
+            found[name] = sum(map(_cpu_seconds, pids))
+        if self._lab.operators:
+            found["flyer-operator"] = self._lab.operators[-1].cpu_seconds()
+        return found
+
+    def _get(self, path: str) -> bytes:
+        if self._context is None:
+            pki = self._lab.state.folder / "pki"
+            self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+            self._context.load_cert_chain(str(pki / "admin.crt"), str(pki / "admin.key"))
+        url = self._lab.state.server + path
+        with urllib.request.urlopen(url, timeout=60, context=self._context) as response:
+            return bytes(response.read())
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
