@@ -132,6 +132,18 @@ async def test_replicas_share_their_certificates(api_server, connect):
     assert len(api_server.faults.writes()) == before
 
 
+async def test_a_secret_that_was_emptied_gets_back_what_sidecars_trust(api_server, connect):
+    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",))
+    await keeper.refresh()
+    before = await keeper.refresh()
+    api_server.store.patch(
+        "secrets", "flyer-certificates", {"data": None}, namespace="fireflyer-system"
+    )
+    assert await keeper.refresh() == before
+    stored = api_server.store.get("secrets", "flyer-certificates", "fireflyer-system")
+    assert base64.b64decode(stored["data"]["ca.crt"]).decode() in before.bundle
+
+
 async def test_the_webhooks_configuration_is_told_whom_to_trust(api_server, connect):
     hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]
     value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}

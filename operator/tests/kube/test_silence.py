@@ -6,7 +6,7 @@ import socket
 import pytest
 from flyer.api import Phase
 from flyer.kube.gateway import Heard
-from flyer.kube.services import probes
+from flyer.kube.services import doubts, probes
 from flyer.kube.services.probes import answers
 from flyer.kube.services.silence import LOOK_SECONDS, Silence
 from hypothesis import given
@@ -69,24 +69,10 @@ def test_of_what_would_go_on_alone_only_its_talking_counts():
     watch.pass_time(20)
     assert list(watch.found) == ["n2"], "and the one alone is none of those that are too many"
     assert "n1" not in watch.asked[4:]
-    assert not watch.silence.talks("n1")
+    assert watch.silence.now - watch.silence.heard()["n1"] == 20
     watch.talks.add("n1")
     watch.look()
-    assert watch.silence.talks("n1")
-
-
-def test_whoever_is_still_to_be_heard_has_time_to_come():
-    watch = Watch()
-    watch.talks, watch.said, watch.alone = {"n2"}, {"n1": 0.0, "n2": 0.0}, {"n1"}
-    watch.pass_time(0.5)
-    assert watch.silence.talks("n9"), "a new leader does not know yet where something runs"
-    watch.pass_time(9)
-    assert watch.silence.talks("n1")
-    assert not watch.silence.talks("n9")
-    watch.pass_time(2)
-    assert not watch.silence.talks("n1")
-    assert watch.silence.talks("n2")
-    assert not watch.asked[2:]
+    assert watch.silence.heard()["n1"] == watch.silence.now
 
 
 def test_one_unanswered_probe_is_not_enough():
@@ -233,7 +219,9 @@ async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(clust
 
 
 @pytest.mark.parametrize("then", ["it is ready again", "it falls silent"])
-async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(cluster, until, then):
+async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
+    cluster, until, monkeypatch, then
+):
     """After a minute without an API server Kubernetes calls all nodes lost."""
     cluster.nodes("AAA")
     leader = cluster.operator()
@@ -244,22 +232,23 @@ async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(cluster, unt
     talking = {"said_at": 1.0}
 
     def heard():
-        talking["said_at"] += talking.get("step", 1.0)
+        talking["said_at"] += 1.0
         return {node: Heard(talking["said_at"], replaceable=False)}
 
     gateway.heard = heard
-    await until(lambda: nodes.silence.talks(node) and node in nodes.silence._machines)
+    await until(lambda: node in nodes.silence.heard())
     cluster.kubelets.set_ready(node, ready=False)
     await until(lambda: not leader.leader.term.state.nodes[node].node.ready)
-    await until(lambda: node in nodes._doubted)
+    await until(lambda: node in nodes._doubts)
     assert (cluster.phase("a"), cluster.status("a").chain.attempt) == (Phase.RUNNING, 1)
     if then == "it is ready again":
         cluster.kubelets.set_ready(node, ready=True)
         await until(lambda: leader.leader.term.state.nodes[node].node.ready)
-        assert not nodes._doubted
+        assert node not in nodes._doubts
         assert cluster.status("a").chain.attempt == 1
         return
-    talking["step"] = 0.0
+    gateway.heard = dict
+    monkeypatch.setattr(doubts, "SILENT_SECONDS", 0.5)
     cluster.kubelets.stopped_nodes.add(node)
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2

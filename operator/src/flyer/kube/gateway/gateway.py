@@ -21,7 +21,7 @@ from flyer.kube.gateway.listener import Listener
 from flyer.kube.gateway.metrics import GatewayMetrics
 from flyer.kube.gateway.stream import RefusedError, Stream
 from flyer.kube.gateway.tls import load_certificates, server_context
-from flyer.sidecar.wire import VERSION
+from flyer.sidecar.wire import VERSION, LauncherState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -49,6 +49,8 @@ class Heard(NamedTuple):
     """When its sidecar said something last, by the loop's clock; 0 = it is still to come."""
     replaceable: bool
     """Whether its silence may be judged: what runs there gets no further alone."""
+    runs: bool = True
+    """Whether ranks may be running there: the launcher has come, or nothing is known yet."""
 
 
 class Gateway:
@@ -216,7 +218,10 @@ class Gateway:
         for uid, (gang, node_rank) in running:
             stream = self._streams.get(uid)
             said_at = stream.heard_at if stream else self._said_at.get(uid, 0.0)
-            heard = Heard(said_at, replaceable=said_at > 0 and nodes[gang] > 1)
+            launched = gang.members[node_rank].launcher is not LauncherState.ABSENT
+            heard = Heard(
+                said_at, replaceable=said_at > 0 and nodes[gang] > 1, runs=launched or not said_at
+            )
             name = gang.start.assignment.names[node_rank]
             found[name] = max(heard, found.get(name, heard))
         return found

@@ -2,8 +2,7 @@
 
 A node is as its objects say (Node, NodeHealth), but for what is known here alone: pods of deleted
 jobs that still live on it, and machines that have fallen silent (`silence`). One that Kubernetes
-calls lost gets no work, but is lost to what runs there only when that says nothing any more: a
-kubelet that starves or dies, or that cannot reach the API server, stops no gang.
+calls lost gets no work, but what runs there goes on for a while if it is heard (`doubts`).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from flyer.engine import NodeLost, NodeObserved
+from flyer.kube.services.doubts import Doubts
 from flyer.kube.services.silence import Silence
 from flyer.kube.services.strays import Strays, unready
 
@@ -38,14 +38,15 @@ class Nodes:
         self._tell = tell
         self._known: dict[str, Node] = {}  # as last told
         self._lost: set[str] = set()  # told
-        self._doubted: set[str] = set()  # called lost by Kubernetes, and talks
+        self._doubts = Doubts()
         self._strays = Strays()
 
     def begin(self) -> list[Node]:
         """Everything is told anew: the nodes by this, losses by `tell_losses`."""
         found = [self._observed(view) for view in self._world.nodes.values() if view.ours]
         self._known = {node.name: node for node in found}
-        self._lost, self._doubted = set(), set()
+        self._lost = set()
+        self._doubts.clear()
         return found
 
     def tell_losses(self) -> None:
@@ -58,7 +59,7 @@ class Nodes:
         view = self._world.nodes.get("", name)
         if view is None or not view.ours:
             self.silence.forget(name)
-            self._doubted.discard(name)
+            self._doubts.drop(name)
             known = self._known.pop(name, None)
             if known is not None:
                 why = "the node was deleted" if view is None else "the node's labels were taken"
@@ -78,8 +79,9 @@ class Nodes:
 
     def judge(self) -> None:
         """Tell who has fallen silent, and who answers again."""
-        for name in list(self._doubted):
-            self._see_loss(name)
+        for name in self._doubts.judge(self.silence.heard(), self.silence.now):
+            log.warning("node %s is lost: Kubernetes says so, and nothing is heard", name)
+            self._lose(name, self._world.nodes.get("", name))
         lost, back = self.silence.judge()
         for name, evidence in lost.items():
             log.warning("node %s is lost: %s", name, evidence)
@@ -104,12 +106,18 @@ class Nodes:
     def _see_loss(self, name: str) -> None:
         view = self._world.nodes.get("", name)
         if view is None or name in self._lost or not self._is_lost(view):
-            self._doubted.discard(name)
+            self._doubts.drop(name)
             return
-        if view.lost and name not in self.silence.lost and self.silence.talks(name):
-            self._doubted.add(name)
+        if name not in self.silence.lost:
+            heard_at = self.silence.heard().get(name)
+            if self._doubts.of(name, heard_at, self.silence.now):
+                return
+        self._lose(name, view)
+
+    def _lose(self, name: str, view: NodeView | None) -> None:
+        self._doubts.drop(name)
+        if view is None:
             return
-        self._doubted.discard(name)
         self._lost.add(name)
         evidence = "" if view.lost else self.silence.lost[name]
         self._tell(NodeLost(name, view.lost or NODE_SILENT, evidence))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
+    from flyer.kube.gateway import Heard
     from flyer.kube.gateway.identities import PodIdentity
     from flyer.kube.pods import PlacedNode
 
@@ -49,8 +50,8 @@ class Gateway(Protocol):
         """The attempt is over."""
         ...
 
-    def heard(self) -> dict[str, float]:
-        """When each node said something last."""
+    def heard(self) -> dict[str, Heard]:
+        """What is heard of each node where something runs."""
         ...
 
 

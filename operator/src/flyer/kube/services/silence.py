@@ -10,9 +10,6 @@ Whoever hears nothing may be the one who is cut off, busy or just begun. So ther
 - what is silent while others talk: every fourth of those that are listened to, or one, at most;
 - machines that this process has heard itself, and that have answered it;
 - time in which this process looked on: while it stood still nobody was silent.
-
-The other way round, who talks is alive, whatever Kubernetes says: after a minute without an API
-server it calls all nodes lost.
 """
 
 from __future__ import annotations
@@ -37,10 +34,6 @@ PROBES: Final = 2
 """Unanswered in a row: a link that is back within two seconds has cost nothing."""
 PAUSE_SECONDS: Final = 3.0
 """From one probe of a machine to the next while it is silent."""
-BEGIN_SECONDS: Final = 1.0
-"""After so long a new leader knows where something runs."""
-HEARING_SECONDS: Final = 10.0
-"""And after so long whoever can talk to it does."""
 UNANSWERED_SECONDS: Final = 60.0
 """And while it talks, but has never answered: there may be a wall between."""
 SHARE: Final = 4
@@ -52,6 +45,7 @@ class _Machine:
     said_at: float  # what it said last, by whatever clock says so; 0 = nothing yet
     heard_at: float  # when that was noticed, or first expected
     replaceable: bool  # what runs there gets no further alone: its silence may be judged
+    runs: bool  # ranks may be running there
     answers: bool = False  # it has ever answered a probe
     probing: bool = False
     probed_at: float | None = None  # when the latest probe began
@@ -83,9 +77,9 @@ class Silence:
         for name in self._machines.keys() - said.keys() - self.lost.keys():
             del self._machines[name]
         for name, heard in said.items():
-            at, replaceable = heard.said_at, heard.replaceable
-            machine = self._machines.setdefault(name, _Machine(at, self._now, replaceable))
-            machine.replaceable = replaceable
+            at, fresh = heard.said_at, _Machine(0.0, self._now, heard.replaceable, heard.runs)
+            machine = self._machines.setdefault(name, fresh)
+            machine.replaceable, machine.runs = heard.replaceable, heard.runs
             if at > machine.said_at:
                 machine.said_at, machine.heard_at = at, self._now
                 machine.unanswered, machine.lives = 0, False
@@ -125,14 +119,14 @@ class Silence:
         self.lost |= found
         return found, back
 
-    def talks(self, node: str) -> bool:
-        """Whether it says something, or may: a leader that has just begun has not heard all."""
-        machine = self._machines.get(node)
-        if machine is None:
-            return self._now < BEGIN_SECONDS
-        if not machine.said_at:
-            return self._now - machine.heard_at < HEARING_SECONDS
-        return not self._is_late(machine)
+    @property
+    def now(self) -> float:
+        """The time spent looking, in seconds."""
+        return self._now
+
+    def heard(self) -> dict[str, float]:
+        """When what runs on each node was heard last, or was first expected."""
+        return {name: one.heard_at for name, one in self._machines.items() if one.runs}
 
     def forget(self, node: str) -> None:
         """Others judge it from here on."""

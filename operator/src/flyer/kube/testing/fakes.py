@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
+    from flyer.kube.gateway import Heard
     from flyer.kube.gateway.identities import PodIdentity
 
 __all__ = ["FakeGateway", "Gang", "PodRunner", "outcome_of"]
@@ -91,7 +92,7 @@ class FakeGateway:
         self.gangs: dict[str, Gang] = {}
         self.signals: list[Signal] = []
         self.deaf = False
-        self.said_at: dict[str, float] = {}  # what `heard` tells
+        self.heard_of: dict[str, Heard] = {}  # what `heard` tells
         self._tell = tell
         self._kubelets = kubelets
 
@@ -175,6 +176,6 @@ class FakeGateway:
         if gang is not None and gang.start.attempt == attempt:
             del self.gangs[job]
 
-    def heard(self) -> dict[str, float]:
-        """When each node said something last."""
-        return dict(self.said_at)
+    def heard(self) -> dict[str, Heard]:
+        """What is heard of each node."""
+        return dict(self.heard_of)
