@@ -28,7 +28,8 @@ BXOR: Final[int]
 
 class CollectiveError(RuntimeError):
     kind: str
-    """peer_died, peer_stalled, peer_left, timed_out, mismatch, protocol, aborted, io or invalid."""
+    """peer_died, peer_stalled, peer_left, timed_out, mismatch, protocol, aborted, io, invalid or
+    device (a rank's GPU or the driver of it)."""
     job: str
     rank: int
     """The rank that reports."""
@@ -48,9 +49,19 @@ class CollectiveError(RuntimeError):
     flight_record: str | None
     """The file with what this rank did last, where one was written."""
 
+class GpuError(RuntimeError):
+    call: str | None
+    """The driver's function that failed."""
+    device: int
+    """The GPU's number, -1 before one was chosen."""
+    code: int | None
+    """CUresult."""
+
 class Work:
     def wait(self, timeout_seconds: float | None = None) -> None: ...
     def done(self) -> bool: ...
+    # No copy from or to a GPU touches its memory any more, however it ended.
+    def drained(self) -> bool: ...
     def error(self) -> CollectiveError | None: ...
     @property
     def sequence(self) -> int: ...
@@ -63,6 +74,7 @@ class Communicator:
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    def on(self, gpu: Gpu, stream: int) -> OnGpu: ...
     def allreduce(
         self,
         pointer: int,
@@ -172,6 +184,102 @@ class Communicator:
     # By rank: the epoch that a member left for this one, and what it had completed there.
     def flight(self) -> dict[str, Any]: ...
     def plan(self) -> dict[str, object]: ...
+
+class Gpu:
+    def __init__(
+        self, ordinal: int, *, library: str | None = None, pinned_bytes: int | None = None
+    ) -> None: ...
+    @staticmethod
+    def owner_of(pointer: int, *, library: str | None = None) -> int | None: ...
+    @property
+    def ordinal(self) -> int: ...
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+
+class OnGpu:
+    def allreduce(
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        op: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def broadcast(
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def reduce(
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        op: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def allgather(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def reduce_scatter(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        op: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def gather(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def scatter(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        numel: int,
+        dtype: int,
+        root: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def alltoall(
+        self,
+        input_pointer: int,
+        output_pointer: int,
+        input_counts: Sequence[int],
+        output_counts: Sequence[int],
+        dtype: int,
+        timeout_seconds: float,
+        lazy: bool = False,
+    ) -> Work: ...
+    def send(
+        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+    ) -> Work: ...
+    def recv(
+        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+    ) -> Work: ...
 
 class Newcomer:
     def __init__(

@@ -6,8 +6,9 @@ as numpy for bfloat16), through DLPack. Nothing is copied and torch is not neede
     hfreduce.allreduce(gradients, communicator)  # in place
     hfreduce.allreduce(gradients, communicator, op="max", timeout_seconds=5.0)
 
-An array that cannot be written to, is not contiguous or is not in the CPU's memory is refused
-before anything is sent.
+Arrays of a GPU are found through ``__cuda_array_interface__`` (CuPy, numba, torch, JAX).
+
+An array that cannot be written to or is not contiguous is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hfreduce import _native
+from hfreduce import _native, gpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,8 +118,12 @@ def allreduce(
     *,
     op: str = "sum",
     timeout_seconds: float = 60.0,
+    stream: int | None = None,
 ) -> None:
     """Everybody's combination to everybody, in place; returns when it is there.
+
+    An array in the memory of a GPU (one with `__cuda_array_interface__`) is read once what `stream`
+    has queued is done; without one, the array says where it is made ready.
 
     Raises `TypeError` for a type that cannot be reduced, `ValueError` for memory that cannot be
     used as it is, `CollectiveError` if a peer fails.
@@ -126,6 +131,14 @@ def allreduce(
     code = OPERATIONS.get(op)
     if code is None:
         raise ValueError(f"op `{op}`: must be one of {', '.join(OPERATIONS)}")
+    if hasattr(array, "__cuda_array_interface__"):
+        name = type(array).__name__
+        ordinal, ready, pointer, numel, dtype = gpu.described(array, name, stream)
+        operations = gpu.view(communicator, ordinal, ready)
+        work = operations.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
+        gpu.hold(work, array)
+        work.wait()
+        return
     found = memory(array)
     pointer, numel, dtype, _ = found
     work = communicator.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
@@ -188,7 +201,8 @@ def _from_dlpack(array: Any, name: str) -> Memory:
     tensor = whole.tensor if versioned else _Tensor.from_address(address)
     if tensor.device_type not in _DLPACK_CPU:
         raise ValueError(
-            f"{name}: in the memory of device type {tensor.device_type}, not the CPU's"
+            f"{name}: in the memory of device type {tensor.device_type}, not the CPU's; an array "
+            "of a GPU needs __cuda_array_interface__"
         )
     dtype = _TYPES.get((_DLPACK_KINDS.get(tensor.dtype.code, ""), tensor.dtype.bits))
     if dtype is None or tensor.dtype.lanes != 1:

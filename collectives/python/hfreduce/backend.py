@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._C._distributed_c10d import Backend
 
-from hfreduce import _native, tensors
+from hfreduce import _native, gpu, tensors
 from hfreduce.work import CollectiveWork, Completer
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class HFReduceBackend(Backend):
         self._in_flight: deque[CollectiveWork] = deque()
         self._started = 0
         self._closed = False
+        self._uses_gpus = False
         OPEN.add(self)
 
     # Life cycle
@@ -131,7 +132,7 @@ class HFReduceBackend(Backend):
         tensor = tensors.single(tensor_list, "allreduce")
         buffer = tensors.for_reduction(tensor, "allreduce", op)
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.allreduce(
+        operation = self._on(tensor).allreduce(
             buffer.pointer, buffer.numel, buffer.dtype, buffer.op, seconds, lazy
         )
         return self._work([operation], tensor_list, lazy=lazy)
@@ -141,6 +142,9 @@ class HFReduceBackend(Backend):
         op = tensors.operation_code(opts.reduceOp)
         seconds, lazy = self._terms(opts)
         by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        if any(not tensor.is_cpu for tensor in tensor_list):
+            # A GPU's are copied one by one anyway.
+            return self._join([self.allreduce([each], opts) for each in tensor_list], tensor_list)
         for tensor in tensor_list:
             buffer = tensors.for_reduction(tensor, "allreduce_coalesced", op)
             buffers = by_type.setdefault((buffer.dtype, buffer.op), [])
@@ -154,9 +158,10 @@ class HFReduceBackend(Backend):
     def reduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """Into the root's tensor."""
         op = tensors.operation_code(opts.reduceOp)
-        buffer = tensors.for_reduction(tensors.single(tensor_list, "reduce"), "reduce", op)
+        tensor = tensors.single(tensor_list, "reduce")
+        buffer = tensors.for_reduction(tensor, "reduce", op)
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.reduce(
+        operation = self._on(tensor).reduce(
             buffer.pointer, buffer.numel, buffer.dtype, buffer.op, opts.rootRank, seconds, lazy
         )
         return self._work([operation], tensor_list, lazy=lazy)
@@ -174,7 +179,7 @@ class HFReduceBackend(Backend):
         source = tensors.for_reduction(input, name, op)
         self._whole_shares(name, input, output)
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.reduce_scatter(
+        operation = self._on(output, input).reduce_scatter(
             source.pointer, target.pointer, target.numel, target.dtype, target.op, seconds, lazy
         )
         return self._work([operation], [output], keep=[input], lazy=lazy)
@@ -206,9 +211,10 @@ class HFReduceBackend(Backend):
 
     def broadcast(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """From the root's tensor into everybody's."""
-        buffer = tensors.for_transport(tensors.single(tensor_list, "broadcast"), "broadcast")
+        tensor = tensors.single(tensor_list, "broadcast")
+        buffer = tensors.for_transport(tensor, "broadcast")
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.broadcast(
+        operation = self._on(tensor).broadcast(
             buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
         )
         return self._work([operation], tensor_list, lazy=lazy)
@@ -275,7 +281,7 @@ class HFReduceBackend(Backend):
             target = whole.data_ptr()
             keep.append(whole)
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.gather(
+        operation = self._on(*keep).gather(
             buffer.pointer, target, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
         )
         return self._work([operation], result, keep=keep, finish=finish, lazy=lazy)
@@ -295,7 +301,7 @@ class HFReduceBackend(Backend):
             keep = [tensors.flatten(inputs[0], "scatter")]
             source = keep[0].data_ptr()
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.scatter(
+        operation = self._on(output, *keep).scatter(
             source, buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
         )
         return self._work([operation], outputs, keep=keep, lazy=lazy)
@@ -334,18 +340,20 @@ class HFReduceBackend(Backend):
 
     def send(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
         """To one rank."""
-        buffer = tensors.for_transport(tensors.single(tensor_list, "send"), "send")
+        tensor = tensors.single(tensor_list, "send")
+        buffer = tensors.for_transport(tensor, "send")
         seconds = self._timeout.total_seconds()
-        operation = self.communicator.send(
+        operation = self._on(tensor).send(
             buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
         )
         return self._work([operation], tensor_list, lazy=False)
 
     def recv(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
         """From one rank."""
-        buffer = tensors.for_transport(tensors.single(tensor_list, "recv"), "recv")
+        tensor = tensors.single(tensor_list, "recv")
+        buffer = tensors.for_transport(tensor, "recv")
         seconds = self._timeout.total_seconds()
-        operation = self.communicator.recv(
+        operation = self._on(tensor).recv(
             buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
         )
         return self._work([operation], tensor_list, lazy=False)
@@ -366,6 +374,22 @@ class HFReduceBackend(Backend):
 
     # What they share
 
+    def _on(self, *memory: torch.Tensor) -> _native.Communicator | _native.OnGpu:
+        """The engine's operations where these tensors are."""
+        for tensor in memory:
+            if not tensor.is_cpu:
+                break
+        else:
+            return self.communicator
+        places = {str(tensor.device) for tensor in memory}
+        if len(places) > 1:
+            names = ", ".join(sorted(places))
+            raise ValueError(f"tensors of one operation are on {names}: one device is needed")
+        self._uses_gpus = True
+        ordinal = memory[0].get_device()
+        stream = torch.cuda.current_stream(ordinal).cuda_stream
+        return gpu.view(self.communicator, ordinal, stream)
+
     def _terms(self, opts: _Options) -> tuple[float, bool]:
         """The operation's deadline in seconds, and whether the caller waits at once."""
         timeout = opts.timeout if opts.timeout > timedelta(0) else self._timeout
@@ -381,6 +405,10 @@ class HFReduceBackend(Backend):
         finish: Callable[[], object] | None = None,
     ) -> CollectiveWork:
         self._started += len(operations)
+        if self._uses_gpus:
+            for operation in operations:
+                # Its copies may outlive the caller's wait.
+                gpu.hold(operation, (result, keep))
         work = CollectiveWork(operations, result, self._completer, keep=keep, finish=finish)
         # A caller may drop the work, but not the memory that the engine still uses.
         while self._in_flight and self._in_flight[0].is_completed():
@@ -416,7 +444,7 @@ class HFReduceBackend(Backend):
         buffer = tensors.for_transport(source, "all_gather")
         self._whole_shares("all_gather", output, source)
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.allgather(
+        operation = self._on(output, source).allgather(
             buffer.pointer, target.pointer, buffer.numel, buffer.dtype, seconds, lazy
         )
         return self._work([operation], result, keep=[output, source], finish=finish, lazy=lazy)
@@ -438,7 +466,7 @@ class HFReduceBackend(Backend):
         scale = buffer.numel // max(source.numel(), 1) or target.numel // max(output.numel(), 1)
         sent, received = ([count * max(scale, 1) for count in side] for side in counts)
         seconds, lazy = self._terms(opts)
-        operation = self.communicator.alltoall(
+        operation = self._on(output, source).alltoall(
             buffer.pointer, target.pointer, sent, received, buffer.dtype, seconds, lazy
         )
         return self._work([operation], result, keep=[output, source], finish=finish, lazy=lazy)
@@ -450,12 +478,15 @@ class HFReduceBackend(Backend):
         sizes = [tensor.numel() for tensor in outputs]
         if tensors.consecutive(outputs):
             return outputs[0].as_strided((sum(sizes),), (1,)), None
-        whole = torch.empty(sum(sizes), dtype=outputs[0].dtype)
+        whole = torch.empty(sum(sizes), dtype=outputs[0].dtype, device=outputs[0].device)
 
         def spread() -> None:
             with torch.no_grad():
                 for tensor, piece in zip(outputs, torch.split(whole, sizes), strict=True):
                     tensor.copy_(piece.view(tensor.shape))
+            if whole.is_cuda:
+                # The waiting thread's stream need not be the reader's.
+                torch.cuda.current_stream(whole.device).synchronize()
 
         return whole, spread
 

@@ -25,11 +25,14 @@ NAMES = {
     "HFREDUCE_CHUNK_BYTES": "bytes of one reduce chunk, 4096 to 16777216 (default: the engine's)",
     "HFREDUCE_CONNECT_SECONDS": "how long ranks wait for each other at the start (default: 120, "
     "or the group's timeout where that is shorter)",
+    "HFREDUCE_CUDA_LIBRARY": "the CUDA driver's library, for tensors of GPUs (default: "
+    "libcuda.so.1)",
     "HFREDUCE_DUMP_DIR": "folder for what the flight recorder holds when an error ends a group "
     "(default: hfreduce-UID/dumps in the temporary folder)",
     "HFREDUCE_ISA": "scalar, avx2 or avx512: the widest instructions to use (default: the best)",
     "HFREDUCE_KEY_FILE": "file with the key that proves who belongs to the job (default: rank 0 "
     "makes one and hands it out through torch's store)",
+    "HFREDUCE_PINNED_BYTES": "pinned memory of one GPU at most, from 1048576 on (default: 1 GiB)",
     "HFREDUCE_RENDEZVOUS": "HOST:PORT at which rank 0 listens for programs without torch (default: "
     "MASTER_ADDR and MASTER_PORT)",
     "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
@@ -41,6 +44,7 @@ NAMES = {
 
 TRANSPORTS = ("auto", "tcp")
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20
+PINNED_BYTES_MIN, PINNED_BYTES_MAX = 1 << 20, 1 << 40
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
 
 
@@ -57,6 +61,8 @@ class Settings:
     liveness_seconds: float = 10.0
     key_file: str | None = None
     transport: str = "auto"
+    cuda_library: str | None = None
+    pinned_bytes: int | None = None
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
@@ -80,6 +86,8 @@ class Settings:
             liveness_seconds=_seconds(environment, "HFREDUCE_LIVENESS_SECONDS", 10.0),
             key_file=text("HFREDUCE_KEY_FILE"),
             transport=_transport(text("HFREDUCE_TRANSPORT")),
+            cuda_library=text("HFREDUCE_CUDA_LIBRARY"),
+            pinned_bytes=_pinned_bytes(text("HFREDUCE_PINNED_BYTES")),
         )
 
     def key(self) -> bytes | None:
@@ -117,10 +125,17 @@ def _transport(value: str | None) -> str:
 
 
 def _chunk_bytes(value: str | None) -> int | None:
+    return _whole("HFREDUCE_CHUNK_BYTES", value, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
+
+
+def _pinned_bytes(value: str | None) -> int | None:
+    return _whole("HFREDUCE_PINNED_BYTES", value, PINNED_BYTES_MIN, PINNED_BYTES_MAX)
+
+
+def _whole(name: str, value: str | None, least: int, most: int) -> int | None:
     if value is None:
         return None
     number = int(value) if value.isascii() and value.isdigit() else 0
-    if not CHUNK_BYTES_MIN <= number <= CHUNK_BYTES_MAX:
-        expected = f"a whole number from {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
-        raise SettingError("HFREDUCE_CHUNK_BYTES", value, expected)
+    if not least <= number <= most:
+        raise SettingError(name, value, f"a whole number from {least} to {most}")
     return number

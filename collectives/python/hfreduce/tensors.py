@@ -163,12 +163,16 @@ def flatten(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
 
 
 def _check(tensor: torch.Tensor, operation: str, *, strided: bool = False) -> None:
-    dense = tensor.is_cpu and tensor.layout is torch.strided
+    known = tensor.is_cpu or tensor.is_cuda
+    dense = known and tensor.layout is torch.strided
     if dense and (strided or tensor.is_contiguous()):
         return
     what = f"{operation}: tensor of shape {tuple(tensor.shape)}, {tensor.dtype}"
-    if not tensor.is_cpu:
-        raise ValueError(f"{what} is on {tensor.device}: hfreduce takes CPU tensors, call .cpu()")
+    if not known:
+        raise ValueError(
+            f"{what} is on {tensor.device}: hfreduce takes tensors of the CPU and of CUDA GPUs, "
+            "call .cpu()"
+        )
     if not dense:
         raise ValueError(
             f"{what} is {tensor.layout}: hfreduce takes dense tensors, call .to_dense()"

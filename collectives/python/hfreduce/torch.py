@@ -28,7 +28,7 @@ __all__ = ["NAME", "HFReduceBackend", "communicator", "plan", "register", "stats
 
 def register() -> None:
     """Tells torch about the backend; called by torch when a script names it."""
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     atexit.register(_close_all)
 
 
@@ -37,7 +37,8 @@ def communicator(group: dist.ProcessGroup | None = None) -> _native.Communicator
     process_group = group if group is not None else dist.group.WORLD
     backend = None
     if process_group is not None:
-        backend = process_group._get_backend(torch.device("cpu"))
+        kind = next((d.type for d in process_group._device_types if d.type == "cpu"), "cuda")
+        backend = process_group._get_backend(torch.device(kind))
     if not isinstance(backend, HFReduceBackend):
         raise TypeError(f"the group's backend is {backend!r}, not {NAME}")
     return backend.communicator

@@ -44,7 +44,8 @@ enum {
     HFR_IO = 9,            /* the system refused something */
     HFR_RENDEZVOUS = 10,   /* the ranks did not find each other */
     HFR_STILL_RUNNING = 11,/* the time given to hfr_work_wait() passed; the operation goes on */
-    HFR_INTERNAL = 12      /* a fault of the library */
+    HFR_INTERNAL = 12,     /* a fault of the library */
+    HFR_DEVICE = 13        /* a rank's GPU or the driver of it failed */
 };
 
 typedef int32_t hfr_dtype;

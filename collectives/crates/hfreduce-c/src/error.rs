@@ -12,7 +12,7 @@ use hfreduce_engine::{CauseKind, CollectiveError};
 pub type Status = i32;
 
 /// The statuses in the order of their numbers, with their words.
-pub const STATUSES: [(&str, Status); 13] = [
+pub const STATUSES: [(&str, Status); 14] = [
     ("ok", 0),
     ("invalid", 1),
     ("peer_died", 2),
@@ -26,6 +26,7 @@ pub const STATUSES: [(&str, Status); 13] = [
     ("rendezvous", 10),
     ("still_running", 11),
     ("internal", 12),
+    ("device", 13),
 ];
 
 pub(crate) const OK: Status = 0;
@@ -244,6 +245,7 @@ pub extern "C" fn hfr_status_name(status: Status) -> *const c_char {
         10 => c"rendezvous",
         11 => c"still_running",
         12 => c"internal",
+        13 => c"device",
         _ => c"unknown",
     };
     name.as_ptr()

@@ -24,6 +24,8 @@ pub enum CauseKind {
     Io,
     /// The caller's arguments.
     Invalid,
+    /// A rank's GPU, or the driver of it.
+    Device,
 }
 
 impl CauseKind {
@@ -39,6 +41,7 @@ impl CauseKind {
             Self::Aborted => "aborted",
             Self::Io => "io",
             Self::Invalid => "invalid",
+            Self::Device => "device",
         }
     }
 }

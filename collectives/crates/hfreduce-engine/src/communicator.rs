@@ -149,6 +149,14 @@ impl Inner {
     fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
+
+    /// Breaks the communicator on every rank, blaming this one; the first reason stays.
+    fn abort(&self, kind: CauseKind, reason: &str) {
+        lock(&self.shared.abort_asked).get_or_insert_with(|| (kind, reason.to_owned()));
+        self.shared.ring();
+        self.try_driver(Driver::glance);
+        self.wake_background();
+    }
 }
 
 impl Communicator {
@@ -226,10 +234,14 @@ impl Communicator {
 
     /// Breaks the communicator on every rank. Waits for nobody.
     pub fn abort(&self, reason: &str) {
-        *lock(&self.inner.shared.abort_asked) = Some(reason.to_owned());
-        self.inner.shared.ring();
-        self.inner.try_driver(Driver::glance);
-        self.inner.wake_background();
+        self.inner.abort(CauseKind::Aborted, reason);
+    }
+
+    /// The same for what befell this rank outside the engine before it could call `operation`; the
+    /// error to report.
+    pub fn fail(&self, kind: CauseKind, operation: &str, detail: String) -> CollectiveError {
+        self.inner.abort(kind, &detail);
+        self.refused(kind, operation, detail)
     }
 
     /// Finishes what is under way (for at most `timeout`), takes leave and ends the threads. What
@@ -246,7 +258,7 @@ impl Communicator {
             driver.drive(until, |driver| !driver.is_busy());
             if driver.is_busy() && self.inner.shared.broken.get().is_none() {
                 *lock(&self.inner.shared.abort_asked) =
-                    Some("closed while operations were under way".to_owned());
+                    Some((CauseKind::Aborted, "closed while operations were under way".to_owned()));
                 self.inner.shared.leave_word();
                 driver.glance();
             }
@@ -279,6 +291,10 @@ impl Communicator {
                 "process {} connected and this is a child of it: connect after forking",
                 self.inner.process
             );
+            return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
+        }
+        if !transfers.is_empty() && (input.is_paced() || output.is_paced()) {
+            let detail = "its memory must be there when it is called".to_owned();
             return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
         }
         let shared = &self.inner.shared;

@@ -17,6 +17,7 @@ mod drivers;
 pub mod endpoint;
 pub mod flight;
 pub mod operation;
+pub mod pace;
 pub mod placement;
 mod work;
 
@@ -25,4 +26,5 @@ pub use communicator::{Communicator, WaitError, Work};
 pub use drivers::wire;
 pub use endpoint::{Endpoint, Member, Newcomer, Options};
 pub use operation::{Buffer, DType, Kind, Operation, ReduceOp};
+pub use pace::Pace;
 pub use placement::Placement;

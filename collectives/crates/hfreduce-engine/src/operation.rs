@@ -1,9 +1,12 @@
 //! An operation as its caller describes it: what it is, on which memory, until when.
 
+use std::sync::Arc;
+
 pub use hfreduce_kernels::Dtype as DType;
 
 use crate::core::Fingerprint;
 pub use crate::core::Kind;
+use crate::pace::Pace;
 
 /// How values become one. An average is a sum that the root divides by the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,7 @@ impl ReduceOp {
 pub struct Buffer {
     pieces: Vec<Piece>,
     bytes: usize,
+    pace: Option<Arc<Pace>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +109,28 @@ impl Buffer {
             }
         }
         buffer
+    }
+
+    /// The same memory, which fills and empties while an operation along the trees runs on it.
+    /// Operations between pairs take no such memory: they read their input when they are called.
+    pub fn paced(self, pace: Arc<Pace>) -> Self {
+        Self { pace: Some(pace), ..self }
+    }
+
+    /// True if the bytes before `end` are there.
+    pub(crate) fn has_arrived(&self, end: usize) -> bool {
+        self.pace.as_ref().is_none_or(|pace| pace.arrived() >= end)
+    }
+
+    /// The bytes before `end` are final.
+    pub(crate) fn deliver(&self, end: usize) {
+        if let Some(pace) = &self.pace {
+            pace.deliver(end);
+        }
+    }
+
+    pub(crate) fn is_paced(&self) -> bool {
+        self.pace.is_some()
     }
 
     /// Its length.

@@ -1,38 +1,32 @@
 //! `Communicator` and `Work`.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{
-    Buffer, Communicator as Engine, DType, Member, WaitError, Work as EngineWork,
-};
-use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
+use hfreduce_engine::{Buffer, Communicator as Engine, DType, Member, Work as EngineWork};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::{buffer, buffers, dtype as as_dtype, op as as_op, seconds};
 use crate::errors::{raise, to_exception};
+use crate::gpu::{Gpu, OnGpu};
+use crate::work::Work;
 
 /// A connected group of ranks.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Communicator {
-    engine: Engine,
-}
-
-/// One operation under way.
-#[pyclass(module = "hfreduce._native", frozen)]
-pub struct Work {
-    engine: EngineWork,
+    engine: Arc<Engine>,
 }
 
 type Made = Result<EngineWork, hfreduce_engine::CollectiveError>;
 
 impl Communicator {
     pub(crate) fn new(engine: Engine) -> Self {
-        Self { engine }
+        Self { engine: Arc::new(engine) }
     }
 
     fn made(py: Python<'_>, made: Made) -> PyResult<Work> {
-        made.map(|engine| Work { engine }).map_err(|error| raise(py, &error))
+        made.map(Work::from).map_err(|error| raise(py, &error))
     }
 }
 
@@ -47,6 +41,11 @@ impl Communicator {
     #[getter]
     fn world_size(&self) -> usize {
         self.engine.world_size()
+    }
+
+    /// The same operations on memory of a GPU that is made ready in a stream.
+    fn on(&self, gpu: &Gpu, stream: usize) -> OnGpu {
+        OnGpu { engine: self.engine.clone(), device: gpu.device.clone(), stream }
     }
 
     #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false))]
@@ -342,54 +341,6 @@ impl Communicator {
     fn times_world(&self, numel: usize) -> usize {
         // Too many are refused where they become bytes.
         numel.saturating_mul(self.engine.world_size())
-    }
-}
-
-#[pymethods]
-impl Work {
-    #[pyo3(signature = (timeout_seconds = None))]
-    fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<()> {
-        let timeout = timeout_seconds.map(seconds).transpose()?;
-        // Short waits end before a signal matters; long ones look for Ctrl-C now and then.
-        let slice = std::time::Duration::from_millis(200);
-        let started = std::time::Instant::now();
-        loop {
-            let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-            let turn = left.map_or(slice, |left| left.min(slice));
-            match py.detach(|| self.engine.wait(Some(turn))) {
-                Ok(()) => return Ok(()),
-                Err(WaitError::Failed(error)) => return Err(raise(py, &error)),
-                Err(WaitError::StillRunning { operation, sequence, .. }) => {
-                    py.check_signals()?;
-                    if timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
-                        let waited = started.elapsed().as_secs_f64();
-                        return Err(PyTimeoutError::new_err(format!(
-                            "{operation} #{sequence} is not done after {waited:.3} s; it goes on \
-                             until its own deadline"
-                        )));
-                    }
-                    if self.engine.is_overdue() {
-                        return Err(PyRuntimeError::new_err(format!(
-                            "{operation} #{sequence} is long past its deadline and the engine \
-                             does not move: this is a bug"
-                        )));
-                    }
-                }
-            }
-        }
-    }
-
-    fn done(&self) -> bool {
-        self.engine.is_done()
-    }
-
-    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.engine.error().map(|error| to_exception(py, &error).into_value(py).into_any())
-    }
-
-    #[getter]
-    fn sequence(&self) -> u64 {
-        self.engine.sequence()
     }
 }
 

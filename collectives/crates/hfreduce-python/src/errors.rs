@@ -1,5 +1,6 @@
 //! `CollectiveError` in Python: the engine's error with its fields as attributes.
 
+use hfreduce_device::DeviceError;
 use hfreduce_engine::{CauseKind, CollectiveError as EngineError};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -10,6 +11,36 @@ pyo3::create_exception!(
     PyRuntimeError,
     "An operation failed, or the communicator broke before it."
 );
+
+pyo3::create_exception!(
+    hfreduce._native,
+    GpuError,
+    PyRuntimeError,
+    "There is no such GPU here, or its driver refuses to work."
+);
+
+/// A `GpuError` with its fields.
+pub fn gpu_error(py: Python<'_>, error: &DeviceError) -> PyErr {
+    let raised = GpuError::new_err(error.to_string());
+    let (call, device, code) = match error {
+        DeviceError::Call { call, device, code, .. } => (Some(*call), *device, Some(*code)),
+        DeviceError::Late { device, .. }
+        | DeviceError::Full { device, .. }
+        | DeviceError::Host { device, .. }
+        | DeviceError::Closed { device, .. } => (None, *device, None),
+        DeviceError::Library { .. } | DeviceError::Symbol { .. } => (None, -1, None),
+    };
+    let value = raised.value(py);
+    let set = || -> PyResult<()> {
+        value.setattr("call", call)?;
+        value.setattr("device", device)?;
+        value.setattr("code", code)
+    };
+    match set() {
+        Ok(()) => raised,
+        Err(broken) => broken,
+    }
+}
 
 /// The exception for an engine's error; arguments that make no sense are a ValueError.
 pub fn raise(py: Python<'_>, error: &EngineError) -> PyErr {

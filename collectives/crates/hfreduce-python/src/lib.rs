@@ -8,8 +8,10 @@ mod communicator;
 mod endpoint;
 mod errors;
 mod flight;
+mod gpu;
 mod probe;
 mod rendezvous;
+mod work;
 
 use hfreduce_engine::{DType, ReduceOp};
 use pyo3::prelude::*;
@@ -26,7 +28,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<endpoint::Endpoint>()?;
     module.add_class::<endpoint::Newcomer>()?;
     module.add_class::<communicator::Communicator>()?;
-    module.add_class::<communicator::Work>()?;
+    module.add_class::<work::Work>()?;
+    module.add("GpuError", module.py().get_type::<errors::GpuError>())?;
+    module.add_class::<gpu::Gpu>()?;
+    module.add_class::<gpu::OnGpu>()?;
     module.add_function(pyo3::wrap_pyfunction!(flight::read_flight, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(flight::flight_folders, module)?)?;
     module.add_class::<rendezvous::Rendezvous>()?;

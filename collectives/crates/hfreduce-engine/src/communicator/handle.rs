@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Inner, TIMEOUT_MAX};
-use crate::cause::CollectiveError;
+use crate::cause::{Cause, CauseKind, CollectiveError};
+use crate::pace::Pace;
 use crate::work::WorkState;
 
 /// A handle of one operation.
@@ -71,6 +72,47 @@ impl Work {
     /// Why it failed, if it did.
     pub fn error(&self) -> Option<CollectiveError> {
         self.state.result()?.err()
+    }
+
+    /// Says that the bytes before `end` of its paced input are there.
+    pub fn arrived(&self, pace: &Pace, end: usize) {
+        pace.arrive(end);
+        self.inner.shared.ring();
+    }
+
+    /// Breaks the communicator on every rank: the memory of this operation cannot be brought or
+    /// taken away, and this rank is to blame. Waits for nobody.
+    pub fn abort(&self, kind: CauseKind, detail: &str) {
+        self.inner.abort(kind, detail);
+    }
+
+    /// The error of this operation on this rank for what befell it outside the engine.
+    pub fn failure(&self, kind: CauseKind, phase: &str, detail: &str) -> CollectiveError {
+        let identity = &self.inner.shared.identity;
+        let node = identity.placement.node_name(identity.rank);
+        let operation = self.state.print.describe();
+        let cause = Cause::new(kind, identity.rank, detail).blaming(identity.rank, node);
+        let cause = cause.during(&operation, self.state.sequence as i64, phase);
+        CollectiveError {
+            job: identity.job.as_str().into(),
+            rank: identity.rank,
+            node: node.into(),
+            operation,
+            sequence: self.state.sequence as i64,
+            phase: phase.to_owned(),
+            cause: Box::new(cause),
+            flight_record: None,
+        }
+    }
+
+    /// What it is, as errors say it.
+    pub fn describe(&self) -> String {
+        self.state.print.describe()
+    }
+
+    /// When it gives up.
+    pub fn deadline(&self) -> Instant {
+        self.state.deadline
     }
 
     /// Its number in the communicator.

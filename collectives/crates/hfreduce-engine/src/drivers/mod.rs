@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use rustix::fd::OwnedFd;
 
 use crate::board::{Board, FOR_ABORT, FOR_INPUT, FOR_RESULT, FOR_SLOT};
-use crate::cause::{Cause, CauseKind};
+use crate::cause::Cause;
 use crate::core::Geometry;
 use crate::core::liveness::Liveness;
 use crate::operation::Operation;
@@ -233,8 +233,8 @@ impl Driver {
 
     fn take_news(&mut self) -> bool {
         let asked = lock(&self.shared.abort_asked).take();
-        if let Some(reason) = asked {
-            let cause = Cause::new(CauseKind::Aborted, self.shared.identity.rank, reason)
+        if let Some((kind, reason)) = asked {
+            let cause = Cause::new(kind, self.shared.identity.rank, reason)
                 .blaming(self.shared.identity.rank, self.own_node_name());
             self.fail(cause, None);
         }

@@ -61,6 +61,10 @@ impl Driver {
             let Some((at, chunk)) = self.find(number) else { break };
             let owner = self.shared.identity.owner_of(chunk.index);
             if chunk.source.includes(self.shared.identity.rank) {
+                let input = &self.active[at].operation.input;
+                if !input.has_arrived(chunk.input_offset + chunk.bytes) {
+                    break; // Whoever brings it rings.
+                }
                 self.contribute(at, number, &chunk, owner == identity_local);
             }
             self.next_stage += 1;
@@ -330,6 +334,7 @@ impl Driver {
         // SAFETY: the result is published and its slot not yet released by us; the caller's memory
         // is ours until the operation has ended.
         unsafe { scatter(place, &operation.output, chunk.output_offset, chunk.bytes) };
+        operation.output.deliver(chunk.output_offset + chunk.bytes);
     }
 
     fn complete(&mut self) {

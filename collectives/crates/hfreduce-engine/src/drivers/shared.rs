@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::fd::OwnedFd;
 
 use super::poller;
-use crate::cause::{Cause, CollectiveError};
+use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::core::Kind;
 use crate::flight::Recorder;
 use crate::operation::Operation;
@@ -95,8 +95,8 @@ pub struct Shared {
     pub admitted: Mutex<Vec<(u32, TcpStream)>>,
     /// Connections that this rank dialled, or why it could not.
     pub dialled: Mutex<Vec<(u32, Result<TcpStream, Cause>)>>,
-    /// An abort asked for by the caller.
-    pub abort_asked: Mutex<Option<String>>,
+    /// An abort asked for by the caller, or by whoever moves the memory of an operation.
+    pub abort_asked: Mutex<Option<(CauseKind, String)>>,
     /// Something is in one of the four above.
     pub news: AtomicBool,
     /// Our bell.

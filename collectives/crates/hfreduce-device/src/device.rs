@@ -1,0 +1,415 @@
+//! A GPU as callers see it: operations of the engine on its memory.
+
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use hfreduce_engine::{Buffer, CollectiveError, Communicator, Pace, WaitError, Work};
+
+use crate::arena::{Arena, Block};
+use crate::context::{Context, Event, Stream};
+use crate::cuda::{Cuda, Pointer};
+use crate::error::DeviceError;
+use crate::job::{Failure, Job, Lane, Parts, Settled};
+use crate::numa;
+use crate::worker::{self, Inbox};
+
+/// How long an operation that failed waits for copies that are queued before its error is raised.
+const DRAINING: Duration = Duration::from_secs(1);
+const ALIGNMENT_BYTES: usize = 4096;
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// What may be chosen.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Bytes of one copy. Small ones overlap better, large ones cost fewer calls (about 6 µs each).
+    pub chunk_bytes: usize,
+    /// Pinned memory that is used at most.
+    pub pinned_bytes_max: usize,
+    /// How long the driver may keep silent beyond a deadline, and closing wait for copies that are
+    /// queued; what they use stays theirs after that.
+    pub patience: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { chunk_bytes: 512 << 10, pinned_bytes_max: 1 << 30, patience: Duration::from_secs(5) }
+    }
+}
+
+/// Memory of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Range {
+    /// Its address.
+    pub pointer: Pointer,
+    /// Its length.
+    pub bytes: usize,
+}
+
+/// What an operation reads and writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What is copied to the host first.
+    pub input: Range,
+    /// What is copied from the host afterwards.
+    pub output: Range,
+    /// Length of the engine's one buffer, where input and output are one; otherwise 0.
+    pub shared_bytes: usize,
+}
+
+impl Memory {
+    /// One range; `brings` and `takes`: this rank contributes to the operation, gets its result.
+    pub fn in_place(range: Range, brings: bool, takes: bool) -> Self {
+        let kept = |wanted: bool| if wanted { range } else { Range::default() };
+        Self { input: kept(brings), output: kept(takes), shared_bytes: range.bytes }
+    }
+
+    /// Two ranges.
+    pub fn apart(input: Range, output: Range) -> Self {
+        Self { input, output, shared_bytes: 0 }
+    }
+}
+
+/// What a device did, for people and tests.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Bytes copied from the GPU.
+    pub down_bytes: AtomicU64,
+    /// Bytes copied to the GPU.
+    pub up_bytes: AtomicU64,
+    /// Times that the worker paused for a copy.
+    pub pauses: AtomicU64,
+}
+
+/// One GPU, opened. Closed when dropped, after at most a few seconds.
+pub struct Device {
+    context: Arc<Context>,
+    arena: Arc<Arena>,
+    inbox: Arc<Inbox>,
+    counters: Arc<Counters>,
+    settings: Settings,
+    worker: Thread,
+    join: Mutex<Option<JoinHandle<()>>>,
+    /// Only this process has the worker.
+    process: u32,
+}
+
+impl Device {
+    /// Opens a GPU: retains the context that the whole process shares, and starts its thread.
+    ///
+    /// # Errors
+    /// What the driver or the system says.
+    pub fn open(cuda: &Arc<Cuda>, ordinal: i32, settings: Settings) -> Result<Self, DeviceError> {
+        let context = Context::new(cuda.clone(), ordinal)?;
+        let node = numa::node_of(&context.pci()?, Path::new("/sys"));
+        let counters = Arc::new(Counters::default());
+        let lane = {
+            let _current = context.enter()?;
+            let (down, up) = (Stream::new(&context)?, Stream::new(&context)?);
+            Lane { context: context.clone(), down, up, counters: counters.clone() }
+        };
+        let inbox = Arc::new(Inbox::default());
+        let (jobs, patience) = (inbox.clone(), settings.patience);
+        let thread = std::thread::Builder::new().name(format!("hfreduce-gpu{ordinal}"));
+        let thread = thread.spawn(move || {
+            worker::run(&jobs, &lane, patience);
+            drop(lane);
+            jobs.ended();
+        });
+        let thread = thread.map_err(|error| DeviceError::Host {
+            what: "starting a thread",
+            device: ordinal,
+            why: error.to_string(),
+        })?;
+        Ok(Self {
+            arena: Arena::new(context.clone(), node, settings.pinned_bytes_max),
+            context,
+            inbox,
+            counters,
+            settings,
+            worker: thread.thread().clone(),
+            join: Mutex::new(Some(thread)),
+            process: std::process::id(),
+        })
+    }
+
+    /// Its number in this process.
+    pub fn ordinal(&self) -> i32 {
+        self.context.ordinal
+    }
+
+    /// What it did.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Pinned bytes, used or kept for the next operation.
+    pub fn pinned_bytes(&self) -> usize {
+        self.arena.pinned_bytes()
+    }
+
+    /// Starts an operation along the trees on memory of this device: the sum of its first chunks
+    /// runs while the last ones are still being copied. `stream`: where the memory is made ready
+    /// (`CUstream`, or the driver's numbers 0, 1, 2). `call` gives the operation to the engine.
+    ///
+    /// # Errors
+    /// What `call` says; a failure of the device, of which all ranks hear.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, and be left alone, until the work is drained.
+    pub unsafe fn start(
+        &self,
+        communicator: &Communicator,
+        operation: &str,
+        memory: Memory,
+        stream: usize,
+        timeout: Duration,
+        call: impl FnOnce(Buffer, Buffer, Duration) -> Result<Work, CollectiveError>,
+    ) -> Result<DeviceWork, CollectiveError> {
+        let pace = Arc::new(Pace::watched_by(self.worker.clone()));
+        let (mut parts, buffers) = self
+            .prepare(memory, stream, timeout, Some(&pace))
+            .map_err(|error| communicator.fail(error.kind(), operation, error.to_string()))?;
+        let left = parts.deadline.saturating_duration_since(Instant::now());
+        let work = call(buffers.0, buffers.1, left)?;
+        parts.pace = Some(pace);
+        let _ = parts.work.set(work.clone());
+        let settled = parts.settled.clone();
+        self.hand_over(parts);
+        Ok(self.handle(work, settled))
+    }
+
+    /// Starts an operation between pairs. The engine reads its input when it is called, so this
+    /// waits until the input has been copied from the GPU.
+    ///
+    /// # Errors
+    /// As for [`Device::start`].
+    ///
+    /// # Safety
+    /// As for [`Device::start`].
+    pub unsafe fn start_after_copy(
+        &self,
+        communicator: &Communicator,
+        operation: &str,
+        memory: Memory,
+        stream: usize,
+        timeout: Duration,
+        call: impl FnOnce(Buffer, Buffer, Duration) -> Result<Work, CollectiveError>,
+    ) -> Result<DeviceWork, CollectiveError> {
+        let broken =
+            |error: DeviceError| communicator.fail(error.kind(), operation, error.to_string());
+        let (parts, buffers) = self.prepare(memory, stream, timeout, None).map_err(broken)?;
+        let (settled, later) = (parts.settled.clone(), parts.work.clone());
+        let deadline = parts.deadline;
+        self.hand_over(parts);
+        let end = settled
+            .wait(deadline + self.settings.patience, |state| state.arrived || state.end.is_some());
+        match end {
+            Some(Err(Failure::Collective(error))) => return Err(error),
+            Some(Err(Failure::Device(error))) => return Err(broken(error)),
+            _ if settled.state().arrived && settled.claim() => {}
+            _ => {
+                let what = "a copy from the GPU";
+                let late = DeviceError::Late { what, device: self.ordinal() };
+                settled.end(Err(Failure::Device(late.clone())));
+                return Err(broken(late));
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        match call(buffers.0, buffers.1, left) {
+            Ok(work) => {
+                let _ = later.set(work.clone());
+                self.worker.unpark();
+                Ok(self.handle(work, settled))
+            }
+            Err(error) => {
+                settled.end(Err(Failure::Collective(error.clone())));
+                settled.disclaim();
+                self.worker.unpark();
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare(
+        &self,
+        memory: Memory,
+        stream: usize,
+        timeout: Duration,
+        pace: Option<&Arc<Pace>>,
+    ) -> Result<(Parts, (Buffer, Buffer)), DeviceError> {
+        if self.process != std::process::id() {
+            let why = "was opened before this process was forked";
+            return Err(DeviceError::Closed { device: self.ordinal(), why });
+        }
+        let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
+        let (output_at, input_bytes, output_bytes) = match memory.shared_bytes {
+            0 => {
+                let at = memory.input.bytes.next_multiple_of(ALIGNMENT_BYTES);
+                (at, memory.input.bytes, memory.output.bytes)
+            }
+            bytes => (0, bytes, bytes),
+        };
+        let bytes = input_bytes.max(output_at + output_bytes);
+        let block = (bytes > 0).then(|| self.arena.take(bytes, deadline)).transpose()?;
+        let ready = {
+            let _current = self.context.enter()?;
+            let ready = Event::new(&self.context)?;
+            ready.mark(stream)?;
+            ready
+        };
+        let buffer = |at: usize, bytes: usize| {
+            let place = block.as_ref().map(|block: &Block| (block.at(at), bytes));
+            // SAFETY: the job holds the block until the engine and the copies are through with it.
+            let buffer = unsafe { Buffer::new(place) };
+            match pace {
+                Some(pace) => buffer.paced(pace.clone()),
+                None => buffer,
+            }
+        };
+        let buffers = (buffer(0, input_bytes), buffer(output_at, output_bytes));
+        let parts = Parts {
+            ready,
+            memory,
+            block,
+            output_at,
+            chunk_bytes: self.settings.chunk_bytes,
+            pace: None,
+            settled: Arc::default(),
+            work: Arc::new(OnceLock::new()),
+            deadline,
+        };
+        Ok((parts, buffers))
+    }
+
+    fn handle(&self, work: Work, settled: Arc<Settled>) -> DeviceWork {
+        let (worker, patience) = (self.worker.clone(), self.settings.patience);
+        DeviceWork { work, settled, worker, device: self.ordinal(), patience }
+    }
+
+    fn hand_over(&self, parts: Parts) {
+        if let Err(mut late) = self.inbox.put(Job::new(parts)) {
+            let why = "was closed";
+            late.fail(&DeviceError::Closed { device: self.ordinal(), why });
+        }
+        self.worker.unpark();
+    }
+
+    /// Ends its thread and gives its memory back; operations under way fail.
+    pub fn close(&self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        self.inbox.stop();
+        self.worker.unpark();
+        let join = self.join.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(join) = join else { return };
+        // It waits for copies that long, and then gives back what it has.
+        if self.inbox.wait_for_end(self.settings.patience * 2) {
+            let _ = join.join();
+            self.arena.purge();
+        } else {
+            // A call of the driver does not come back, and the next one would not either.
+            std::mem::forget(self.arena.clone());
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A handle of one operation on a device's memory.
+#[derive(Clone)]
+pub struct DeviceWork {
+    work: Work,
+    settled: Arc<Settled>,
+    worker: Thread,
+    device: i32,
+    patience: Duration,
+}
+
+impl DeviceWork {
+    /// Waits until the result is in the device's memory, at most `timeout` (the operation's own
+    /// deadline ends it anyway): whatever the caller queues after that, in any stream, finds it.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), WaitError> {
+        let started = Instant::now();
+        match self.work.wait(timeout) {
+            Err(WaitError::Failed(error)) => return Err(self.failed(error).into()),
+            waited => waited?,
+        }
+        self.worker.unpark();
+        let last = self.work.deadline() + self.patience;
+        let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
+        match self.settled.wait(until, |state| state.end.is_some()) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(Failure::Collective(error))) => Err(self.failed(error).into()),
+            Some(Err(Failure::Device(error))) => Err(self.failed(self.told(&error)).into()),
+            None if until < last => Err(WaitError::StillRunning {
+                operation: self.work.describe(),
+                sequence: self.work.sequence(),
+                waited: started.elapsed(),
+            }),
+            None => {
+                // The worker itself hangs, in a call of the driver that does not come back.
+                let late = DeviceError::Late { what: "a call of the driver", device: self.device };
+                let error = self.told(&late);
+                self.work.abort(late.kind(), &late.to_string());
+                Err(self.failed(error).into())
+            }
+        }
+    }
+
+    fn told(&self, error: &DeviceError) -> CollectiveError {
+        self.work.failure(error.kind(), "copying to the GPU", &error.to_string())
+    }
+
+    /// No copy begins any more; those that are queued get a moment to end.
+    fn failed(&self, error: CollectiveError) -> CollectiveError {
+        self.settled.end(Err(Failure::Collective(error.clone())));
+        self.worker.unpark();
+        self.settled.wait(Instant::now() + DRAINING, |state| state.drained);
+        error
+    }
+
+    /// True once it has ended.
+    pub fn is_done(&self) -> bool {
+        self.settled.is_ended()
+    }
+
+    /// True once no copy touches its memory any more, however it ended.
+    pub fn is_drained(&self) -> bool {
+        self.settled.state().drained
+    }
+
+    /// Waits for that.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.settled.wait(Instant::now() + timeout.min(TIMEOUT_MAX), |state| state.drained);
+        self.is_drained()
+    }
+
+    /// True if it should have ended long ago.
+    pub fn is_overdue(&self) -> bool {
+        !self.is_done() && self.work.is_overdue()
+    }
+
+    /// Why it failed, if it did.
+    pub fn error(&self) -> Option<CollectiveError> {
+        match self.settled.state().end.as_ref()?.as_ref().err()? {
+            Failure::Collective(error) => Some(error.clone()),
+            Failure::Device(error) => Some(self.told(error)),
+        }
+    }
+
+    /// Its number in the communicator.
+    pub fn sequence(&self) -> u64 {
+        self.work.sequence()
+    }
+}

@@ -1,0 +1,55 @@
+//! Where pinned memory lies: beside the GPU, so that copies do not cross the processors' link.
+
+use std::path::Path;
+
+/// `MPOL_PREFERRED` of `linux/mempolicy.h`: that node while it has room, then the nearest.
+const PREFERRED: libc::c_ulong = 1;
+const NODES_MAX: usize = 1024;
+
+/// The memory node of a PCI device, where the machine has several and says so.
+pub fn node_of(pci: &str, sysfs: &Path) -> Option<usize> {
+    let path = sysfs.join("bus/pci/devices").join(pci).join("numa_node");
+    let text = std::fs::read_to_string(path).ok()?;
+    // -1: the firmware does not know.
+    text.trim().parse::<usize>().ok().filter(|node| *node < NODES_MAX)
+}
+
+/// Asks for pages of this node from an address on; they must not have been touched yet.
+///
+/// # Errors
+/// What the kernel says: containers may forbid it, and the memory then lies anywhere.
+pub fn prefer(address: usize, bytes: usize, node: usize) -> std::io::Result<()> {
+    const WORD: usize = libc::c_ulong::BITS as usize;
+    let mut mask = [0 as libc::c_ulong; NODES_MAX / WORD];
+    let Some(word) = mask.get_mut(node / WORD) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    *word |= 1 << (node % WORD);
+    // SAFETY: the kernel reads the mask and changes nothing but the policy of these addresses.
+    let done = unsafe {
+        libc::syscall(libc::SYS_mbind, address, bytes, PREFERRED, mask.as_ptr(), NODES_MAX, 0)
+    };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_is_what_sysfs_says() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let device = sysfs.path().join("bus/pci/devices/0000:c1:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        assert_eq!(node_of("0000:c1:00.0", sysfs.path()), None);
+        for (said, node) in [("3\n", Some(3)), ("-1\n", None), ("x", None), ("99999", None)] {
+            std::fs::write(device.join("numa_node"), said).unwrap();
+            assert_eq!(node_of("0000:c1:00.0", sysfs.path()), node, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_is_refused() {
+        assert!(prefer(0, 4096, NODES_MAX).is_err());
+    }
+}

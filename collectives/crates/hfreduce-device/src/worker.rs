@@ -1,0 +1,132 @@
+//! The thread of one device: it queues copies, asks which have ended, and tells engine and callers.
+//!
+//! A copy's end has no descriptor to sleep on, and the driver's blocking wait has no deadline. So the
+//! worker asks: at once while things move, then after growing pauses of at most [`PAUSE_MAX`]. While
+//! only the engine works it sleeps, and what the engine delivers wakes it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::context::Context;
+use crate::error::DeviceError;
+use crate::job::{Job, Lane};
+
+/// A copy of 64 KiB takes about this long.
+const PAUSE_MIN: Duration = Duration::from_micros(5);
+const PAUSE_MAX: Duration = Duration::from_micros(200);
+/// How often an operation that only waits for other ranks is looked at without being called.
+const GLANCE: Duration = Duration::from_millis(10);
+
+/// Jobs on their way to the worker.
+#[derive(Default)]
+pub struct Inbox {
+    state: Mutex<State>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    new: Vec<Job>,
+    stopped: bool,
+    ended: bool,
+}
+
+impl Inbox {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands a job over; gives it back if the worker has been stopped.
+    pub fn put(&self, job: Job) -> Result<(), Box<Job>> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(Box::new(job));
+        }
+        state.new.push(job);
+        Ok(())
+    }
+
+    /// The worker takes no more jobs and ends those that it has.
+    pub fn stop(&self) {
+        self.state().stopped = true;
+    }
+
+    /// The worker has given everything back that it could.
+    pub fn ended(&self) {
+        self.state().ended = true;
+        self.bell.notify_all();
+    }
+
+    /// Waits for that, for at most `patience`.
+    pub fn wait_for_end(&self, patience: Duration) -> bool {
+        let waited = self.bell.wait_timeout_while(self.state(), patience, |state| !state.ended);
+        waited.is_ok_and(|(state, _)| state.ended)
+    }
+
+    fn take(&self) -> (Vec<Job>, bool) {
+        let mut state = self.state();
+        (std::mem::take(&mut state.new), state.stopped)
+    }
+}
+
+/// Runs until it is stopped and has nothing left, or for `patience` after it was stopped.
+pub fn run(inbox: &Inbox, lane: &Lane, patience: Duration) {
+    let mut jobs: VecDeque<Job> = VecDeque::new();
+    let mut pause = PAUSE_MIN;
+    let mut closing: Option<Instant> = None;
+    loop {
+        let (new, stopped) = inbox.take();
+        jobs.extend(new);
+        if stopped && closing.is_none() {
+            closing = Some(Instant::now() + patience);
+            let ordinal = lane.context.ordinal;
+            let closed = DeviceError::Closed { device: ordinal, why: "was closed" };
+            for job in jobs.iter_mut().filter(|job| !job.is_over()) {
+                job.fail(&closed);
+            }
+        }
+        let moved = advance(&mut jobs, lane);
+        let before = jobs.len();
+        jobs.retain(|job| !job.is_over());
+        if closing.is_some_and(|end| jobs.is_empty() || Instant::now() >= end) {
+            return;
+        }
+        if moved || jobs.len() < before {
+            pause = PAUSE_MIN;
+        } else if jobs.iter().any(Job::is_flying) || closing.is_some() {
+            lane.counters.pauses.fetch_add(1, Ordering::Relaxed);
+            std::thread::park_timeout(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        } else if jobs.is_empty() {
+            std::thread::park();
+        } else {
+            std::thread::park_timeout(GLANCE);
+        }
+    }
+}
+
+fn advance(jobs: &mut VecDeque<Job>, lane: &Lane) -> bool {
+    if jobs.is_empty() {
+        return false;
+    }
+    let context: &Arc<Context> = &lane.context;
+    let current = match context.enter() {
+        Ok(current) => current,
+        Err(error) => {
+            for job in jobs.iter_mut() {
+                job.fail(&error);
+                job.trouble();
+            }
+            return true;
+        }
+    };
+    let (mut moved, mut free) = (false, true);
+    for job in jobs.iter_mut() {
+        moved |= job.advance(lane, free);
+        free &= !job.holds_the_way_down();
+    }
+    drop(current);
+    moved
+}

@@ -1,0 +1,271 @@
+//! A driver of our own making, and groups of ranks as threads whose memory is on its GPUs.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::ffi::{CString, c_char, c_int, c_long};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Range, Settings};
+use hfreduce_engine::flight::Folders;
+use hfreduce_engine::{CollectiveError, Communicator, DType, Endpoint, Options, ReduceOp};
+use libloading::Library;
+
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub const CHUNK_BYTES: usize = 64 << 10;
+pub const DOWN: c_int = 0;
+pub const UP: c_int = 1;
+pub const ALL: c_long = -1;
+
+/// The stub, compiled once for all tests of this program.
+fn compiled() -> &'static Path {
+    static COMPILED: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let made = COMPILED.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("libcuda.so.1");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub/cuda.c");
+        let flags = "-std=gnu11 -Wall -Wextra -Werror -O1 -shared -fPIC -pthread";
+        let mut compiler = Command::new("cc");
+        compiler.args(flags.split(' ')).arg(source).arg("-o").arg(&library);
+        let done = compiler.output().expect("a C compiler");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        (folder, library)
+    });
+    &made.1
+}
+
+/// A driver that nobody else in this process has: its counters and faults are its own.
+pub struct Stub {
+    pub cuda: Arc<Cuda>,
+    library: Library,
+    _folder: tempfile::TempDir,
+}
+
+impl Stub {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libcuda.so.1");
+        std::fs::copy(compiled(), &path).unwrap();
+        // SAFETY: our own library.
+        let library = unsafe { Library::new(&path) }.unwrap();
+        let cuda = Cuda::load(path.to_str().unwrap()).unwrap();
+        Self { cuda, library, _folder: folder }
+    }
+
+    fn function<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: the callers below give the types of the stub's source.
+        *unsafe { self.library.get::<T>(name) }.unwrap()
+    }
+
+    pub fn fail(&self, call: &str, after: c_long, code: c_int, sticky: bool) {
+        let call = CString::new(call).unwrap();
+        let fail: unsafe extern "C" fn(*const c_char, c_long, c_int, c_int) =
+            self.function("stub_fail");
+        // SAFETY: a string that outlives the call.
+        unsafe { fail(call.as_ptr(), after, code, c_int::from(sticky)) }
+    }
+
+    pub fn allow(&self, direction: c_int, count: c_long) {
+        let allow: unsafe extern "C" fn(c_int, c_long) = self.function("stub_allow");
+        // SAFETY: plain numbers.
+        unsafe { allow(direction, count) }
+    }
+
+    /// The next call of this function does not come back before [`Stub::open`].
+    pub fn stall(&self, call: &str) {
+        let call = CString::new(call).unwrap();
+        let stall: unsafe extern "C" fn(*const c_char) = self.function("stub_stall");
+        // SAFETY: a string that outlives the call.
+        unsafe { stall(call.as_ptr()) }
+    }
+
+    pub fn delay(&self, delay: Duration) {
+        let set: unsafe extern "C" fn(c_long) = self.function("stub_delay");
+        // SAFETY: a plain number.
+        unsafe { set(delay.as_micros() as c_long) }
+    }
+
+    pub fn count(&self, what: &str) -> i64 {
+        let name = CString::new(what).unwrap();
+        let count: unsafe extern "C" fn(*const c_char) -> c_long = self.function("stub_count");
+        // SAFETY: a string that outlives the call.
+        let found = unsafe { count(name.as_ptr()) };
+        assert!(found >= 0, "{what}: {found}");
+        found
+    }
+
+    /// What was queued (`D`, `U`) and done (`d`, `u`), in this order.
+    pub fn journal(&self) -> String {
+        let read: unsafe extern "C" fn(c_long, *mut u64, *mut usize) -> c_int =
+            self.function("stub_journal");
+        let (mut place, mut bytes) = (0, 0);
+        (0..self.count("journal"))
+            // SAFETY: both places outlive the call.
+            .map(|at| unsafe { read(at, &mut place, &mut bytes) } as u8 as char)
+            .collect()
+    }
+
+    /// A stream of the program under training.
+    pub fn stream(&self) -> usize {
+        let create: unsafe extern "C" fn(*mut usize, u32) -> c_int =
+            self.function("cuStreamCreate");
+        let mut stream = 0;
+        // SAFETY: a place for the handle.
+        assert_eq!(unsafe { create(&mut stream, 0) }, 0);
+        stream
+    }
+
+    /// What comes behind this in the stream waits for [`Stub::open`].
+    pub fn gate(&self, stream: usize) {
+        let gate: unsafe extern "C" fn(usize) = self.function("stub_gate");
+        // SAFETY: a handle of this stub.
+        unsafe { gate(stream) }
+    }
+
+    pub fn open(&self) {
+        let open: unsafe extern "C" fn() = self.function("stub_open");
+        // SAFETY: no arguments.
+        unsafe { open() }
+    }
+
+    /// Nothing of ours is left, nothing was touched that is not ours, and no kernel ran.
+    pub fn assert_clean(&self, what: &str) {
+        self.assert_sound(what);
+        for kind in ["registrations", "streams", "events", "contexts", "depth"] {
+            assert_eq!(self.count(kind), 0, "{kind} are left: {what}");
+        }
+    }
+
+    pub fn assert_sound(&self, what: &str) {
+        assert_eq!(self.count("violations"), 0, "late copies: {what}");
+        assert_eq!(self.count("launches"), 0, "kernels: {what}");
+    }
+
+    pub fn device(&self, ordinal: i32) -> Result<Device, DeviceError> {
+        Device::open(&self.cuda, ordinal, settings())
+    }
+
+    /// Memory of a GPU that holds these values.
+    pub fn tensor(&self, values: &[f32]) -> Tensor<'_> {
+        let allocate: unsafe extern "C" fn(usize) -> u64 = self.function("stub_device_alloc");
+        // SAFETY: a plain number.
+        let pointer = unsafe { allocate(size_of_val(values)) };
+        let tensor = Tensor { stub: self, pointer, numel: values.len() };
+        tensor.write(values);
+        tensor
+    }
+}
+
+pub fn settings() -> Settings {
+    let patience = Duration::from_secs(60);
+    Settings { chunk_bytes: CHUNK_BYTES, pinned_bytes_max: 64 << 20, patience }
+}
+
+/// Memory of a stub's GPU, which is memory of this process.
+pub struct Tensor<'a> {
+    stub: &'a Stub,
+    pointer: u64,
+    numel: usize,
+}
+
+impl Tensor<'_> {
+    pub fn range(&self) -> Range {
+        Range { pointer: self.pointer, bytes: self.numel * 4 }
+    }
+
+    pub fn write(&self, values: &[f32]) {
+        assert_eq!(values.len(), self.numel);
+        // SAFETY: the stub's memory of this size; tests write only while no copy runs.
+        unsafe { std::ptr::copy(values.as_ptr(), self.pointer as usize as *mut f32, self.numel) };
+    }
+
+    pub fn read(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.numel];
+        // SAFETY: as above.
+        unsafe {
+            std::ptr::copy(self.pointer as usize as *const f32, values.as_mut_ptr(), self.numel)
+        };
+        values
+    }
+}
+
+impl Drop for Tensor<'_> {
+    fn drop(&mut self) {
+        let free: unsafe extern "C" fn(u64) = self.stub.function("stub_device_free");
+        // SAFETY: what the stub gave.
+        unsafe { free(self.pointer) }
+    }
+}
+
+/// `nodes` nodes with `locals` ranks each.
+pub fn placement(nodes: usize, locals: usize) -> Vec<(String, String)> {
+    (0..nodes * locals).map(|rank| (format!("n{}", rank / locals), "A".to_owned())).collect()
+}
+
+/// Runs `body` as every rank at once and returns what each returned.
+pub fn run<T: Send>(
+    placement: &[(String, String)],
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    let key = [7; 32];
+    let endpoints: Vec<Endpoint> = (0..placement.len())
+        .map(|rank| {
+            let mut options = Options::new(rank as u32, placement.to_vec());
+            options.folders = Folders::default();
+            // Several chunks for small tensors.
+            options.slot_bytes = CHUNK_BYTES;
+            Endpoint::new(options, &key).unwrap()
+        })
+        .collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = endpoints
+            .into_iter()
+            .map(|endpoint| {
+                let (infos, body) = (&infos, &body);
+                scope.spawn(move || body(&endpoint.connect(infos, TIMEOUT).unwrap()))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Values that no other rank has; their sums are exact.
+pub fn values(rank: u32, numel: usize) -> Vec<f32> {
+    (0..numel).map(|at| ((at * 31 + rank as usize * 7) % 1021) as f32).collect()
+}
+
+/// What an allreduce of [`values`] gives.
+pub fn sum(world: u32, numel: usize) -> Vec<f32> {
+    let mut total = vec![0.0; numel];
+    for rank in 0..world {
+        total.iter_mut().zip(values(rank, numel)).for_each(|(total, value)| *total += value);
+    }
+    total
+}
+
+pub fn allreduce(
+    device: &Device,
+    comm: &Communicator,
+    tensor: &Tensor<'_>,
+    stream: usize,
+    timeout: Duration,
+) -> Result<DeviceWork, CollectiveError> {
+    let memory = Memory::in_place(tensor.range(), true, true);
+    // SAFETY: the tests keep the tensor until the work is drained.
+    unsafe {
+        device.start(comm, "allreduce", memory, stream, timeout, |buffer, _, timeout| {
+            comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, timeout, false)
+        })
+    }
+}
+
+/// Waits for something that comes by itself.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

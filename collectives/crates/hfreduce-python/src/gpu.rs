@@ -1,0 +1,348 @@
+//! `Gpu`: a device, opened; `OnGpu`: a communicator's operations on its memory.
+//!
+//! Pointers are the device's and arrive as integers; the Python side keeps the arrays alive until the
+//! work is drained.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hfreduce_device::{Cuda, Device, Memory, Range, Settings};
+use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, Work as EngineWork};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arguments::{dtype as as_dtype, op as as_op, seconds};
+use crate::errors::{gpu_error, raise};
+use crate::work::Work;
+
+/// A device, opened.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct Gpu {
+    pub(crate) device: Arc<Device>,
+}
+
+#[pymethods]
+impl Gpu {
+    #[new]
+    #[pyo3(signature = (ordinal, *, library = None, pinned_bytes = None))]
+    fn new(
+        py: Python<'_>,
+        ordinal: i32,
+        library: Option<String>,
+        pinned_bytes: Option<usize>,
+    ) -> PyResult<Self> {
+        let mut settings = Settings::default();
+        settings.pinned_bytes_max = pinned_bytes.unwrap_or(settings.pinned_bytes_max);
+        let opened = py.detach(|| {
+            let cuda = Cuda::load(library.as_deref().unwrap_or(hfreduce_device::cuda::LIBRARY))?;
+            Device::open(&cuda, ordinal, settings)
+        });
+        Ok(Self { device: Arc::new(opened.map_err(|error| gpu_error(py, &error))?) })
+    }
+
+    /// The device that owns this address; None for the host's memory.
+    #[staticmethod]
+    #[pyo3(signature = (pointer, *, library = None))]
+    fn owner_of(py: Python<'_>, pointer: u64, library: Option<String>) -> PyResult<Option<i32>> {
+        let library = library.as_deref().unwrap_or(hfreduce_device::cuda::LIBRARY);
+        let cuda = py.detach(|| Cuda::load(library)).map_err(|error| gpu_error(py, &error))?;
+        Ok(cuda.owner_of(pointer))
+    }
+
+    #[getter]
+    fn ordinal(&self) -> i32 {
+        self.device.ordinal()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.device.close());
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = self.device.counters();
+        let stats = PyDict::new(py);
+        for (name, counter) in [
+            ("from_gpu_bytes", &counters.down_bytes),
+            ("to_gpu_bytes", &counters.up_bytes),
+            ("pauses", &counters.pauses),
+        ] {
+            stats.set_item(name, counter.load(Ordering::Relaxed))?;
+        }
+        stats.set_item("pinned_bytes", self.device.pinned_bytes())?;
+        Ok(stats)
+    }
+}
+
+/// The operations of a communicator on memory that is made ready in one stream of a GPU.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct OnGpu {
+    pub(crate) engine: Arc<Communicator>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) stream: usize,
+}
+
+type Made = Result<EngineWork, CollectiveError>;
+
+#[pymethods]
+#[allow(clippy::too_many_arguments)] // They mirror the collectives' own signatures.
+impl OnGpu {
+    #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    fn allreduce(
+        &self,
+        py: Python<'_>,
+        pointer: u64,
+        numel: usize,
+        dtype: u8,
+        op: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
+        let memory = Memory::in_place(range(pointer, numel, dtype)?, true, true);
+        self.along_trees(py, "allreduce", memory, timeout, |buffer, _, timeout| {
+            self.engine.allreduce(buffer, dtype, op, 0, timeout, lazy)
+        })
+    }
+
+    #[pyo3(signature = (pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        pointer: u64,
+        numel: usize,
+        dtype: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let is_root = self.engine.rank() == root;
+        let memory = Memory::in_place(range(pointer, numel, dtype)?, is_root, !is_root);
+        self.along_trees(py, "broadcast", memory, timeout, |buffer, _, timeout| {
+            self.engine.broadcast(buffer, dtype, root, timeout, lazy)
+        })
+    }
+
+    #[pyo3(signature = (pointer, numel, dtype, op, root, timeout_seconds, lazy = false))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        pointer: u64,
+        numel: usize,
+        dtype: u8,
+        op: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
+        let is_root = self.engine.rank() == root;
+        let memory = Memory::in_place(range(pointer, numel, dtype)?, true, is_root);
+        self.along_trees(py, "reduce", memory, timeout, |buffer, _, timeout| {
+            self.engine.reduce(buffer, dtype, op, root, timeout, lazy)
+        })
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, timeout_seconds, lazy = false))]
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        input_pointer: u64,
+        output_pointer: u64,
+        numel: usize,
+        dtype: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let memory = Memory::apart(
+            range(input_pointer, numel, dtype)?,
+            range(output_pointer, self.times_world(numel), dtype)?,
+        );
+        self.along_trees(py, "allgather", memory, timeout, |input, output, timeout| {
+            self.engine.allgather(input, output, dtype, timeout, lazy)
+        })
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        input_pointer: u64,
+        output_pointer: u64,
+        numel: usize,
+        dtype: u8,
+        op: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
+        let memory = Memory::apart(
+            range(input_pointer, self.times_world(numel), dtype)?,
+            range(output_pointer, numel, dtype)?,
+        );
+        self.along_trees(py, "reduce_scatter", memory, timeout, |input, output, timeout| {
+            self.engine.reduce_scatter(input, output, dtype, op, timeout, lazy)
+        })
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        input_pointer: u64,
+        output_pointer: u64,
+        numel: usize,
+        dtype: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let output = self.on_root(root, output_pointer, numel, dtype)?;
+        let memory = Memory::apart(range(input_pointer, numel, dtype)?, output);
+        self.between_pairs(py, "gather", memory, timeout, |input, output, timeout| {
+            self.engine.gather(input, output, dtype, root, timeout, lazy)
+        })
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        input_pointer: u64,
+        output_pointer: u64,
+        numel: usize,
+        dtype: u8,
+        root: u32,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let input = self.on_root(root, input_pointer, numel, dtype)?;
+        let memory = Memory::apart(input, range(output_pointer, numel, dtype)?);
+        self.between_pairs(py, "scatter", memory, timeout, |input, output, timeout| {
+            self.engine.scatter(input, output, dtype, root, timeout, lazy)
+        })
+    }
+
+    #[pyo3(signature = (input_pointer, output_pointer, input_counts, output_counts, dtype, timeout_seconds, lazy = false))]
+    fn alltoall(
+        &self,
+        py: Python<'_>,
+        input_pointer: u64,
+        output_pointer: u64,
+        input_counts: Vec<usize>,
+        output_counts: Vec<usize>,
+        dtype: u8,
+        timeout_seconds: f64,
+        lazy: bool,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let total = |counts: &[usize]| counts.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
+        let memory = Memory::apart(
+            range(input_pointer, total(&input_counts), dtype)?,
+            range(output_pointer, total(&output_counts), dtype)?,
+        );
+        self.between_pairs(py, "alltoall", memory, timeout, |input, output, timeout| {
+            let (sent, received) = (&input_counts, &output_counts);
+            self.engine.alltoall(input, output, sent, received, dtype, timeout, lazy)
+        })
+    }
+
+    fn send(
+        &self,
+        py: Python<'_>,
+        pointer: u64,
+        numel: usize,
+        dtype: u8,
+        peer: u32,
+        tag: u64,
+        timeout_seconds: f64,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let memory = Memory::in_place(range(pointer, numel, dtype)?, true, false);
+        self.between_pairs(py, "send", memory, timeout, |buffer, _, timeout| {
+            self.engine.send(buffer, dtype, peer, tag, timeout)
+        })
+    }
+
+    fn recv(
+        &self,
+        py: Python<'_>,
+        pointer: u64,
+        numel: usize,
+        dtype: u8,
+        peer: u32,
+        tag: u64,
+        timeout_seconds: f64,
+    ) -> PyResult<Work> {
+        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
+        let memory = Memory::in_place(range(pointer, numel, dtype)?, false, true);
+        self.between_pairs(py, "recv", memory, timeout, |buffer, _, timeout| {
+            self.engine.recv(buffer, dtype, peer, tag, timeout)
+        })
+    }
+}
+
+impl OnGpu {
+    fn along_trees(
+        &self,
+        py: Python<'_>,
+        operation: &str,
+        memory: Memory,
+        timeout: Duration,
+        call: impl FnOnce(Buffer, Buffer, Duration) -> Made + Send,
+    ) -> PyResult<Work> {
+        let (engine, device) = (&self.engine, &self.device);
+        let made = py.detach(|| {
+            // SAFETY: the Python interface demands it of its callers: every array stays alive and
+            // untouched until its work is drained.
+            unsafe { device.start(engine, operation, memory, self.stream, timeout, call) }
+        });
+        made.map(Work::from).map_err(|error| raise(py, &error))
+    }
+
+    fn between_pairs(
+        &self,
+        py: Python<'_>,
+        operation: &str,
+        memory: Memory,
+        timeout: Duration,
+        call: impl FnOnce(Buffer, Buffer, Duration) -> Made + Send,
+    ) -> PyResult<Work> {
+        let (engine, device) = (&self.engine, &self.device);
+        let made = py.detach(|| {
+            // SAFETY: as above.
+            unsafe {
+                device.start_after_copy(engine, operation, memory, self.stream, timeout, call)
+            }
+        });
+        made.map(Work::from).map_err(|error| raise(py, &error))
+    }
+
+    /// The memory of all blocks, which counts on the root alone.
+    fn on_root(&self, root: u32, pointer: u64, numel: usize, dtype: DType) -> PyResult<Range> {
+        match self.engine.rank() == root {
+            true => range(pointer, self.times_world(numel), dtype),
+            false => Ok(Range::default()),
+        }
+    }
+
+    fn times_world(&self, numel: usize) -> usize {
+        // Too many are refused where they become bytes.
+        numel.saturating_mul(self.engine.world_size())
+    }
+}
+
+fn range(pointer: u64, numel: usize, dtype: DType) -> PyResult<Range> {
+    let bytes = numel.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
+    let bytes =
+        bytes.ok_or_else(|| PyValueError::new_err(format!("{numel} elements are too many")))?;
+    if pointer == 0 && bytes > 0 {
+        return Err(PyValueError::new_err(format!("a null pointer for {numel} elements")));
+    }
+    Ok(Range { pointer, bytes })
+}

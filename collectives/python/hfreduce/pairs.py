@@ -1,0 +1,81 @@
+"""Allreduce of GPUs that are joined in pairs by NVLink.
+
+The paper's second variant: a pair adds first, so that each GPU brings half a vector to the CPU::
+
+    whole ──reduce-scatter in the pair──▶ half ──HFReduce over all pairs──▶ half
+    half ──all-gather in the pair──▶ whole
+
+A copy engine cannot add, so the pair's part is somebody's kernel: NCCL's, over NVLink. HFReduce
+itself runs none. Half the bytes cross PCIe, and half as many cross the host's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+__all__ = ["Pairs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The groups of one rank: its pair, and all ranks that bring the same half."""
+
+    pair: dist.ProcessGroup
+    halves: dist.ProcessGroup
+
+    @classmethod
+    def join(
+        cls,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        pair_backend: str = "nccl",
+        half_backend: str = "hfreduce",
+        timeout: timedelta | None = None,
+    ) -> Pairs:
+        """Makes the groups; every rank calls it with the same list, which has every rank once."""
+        ranks = sorted(rank for pair in pairs for rank in pair)
+        if ranks != list(range(dist.get_world_size())):
+            raise ValueError(
+                f"pairs {list(pairs)} do not name each of {dist.get_world_size()} ranks once"
+            )
+        own = dist.get_rank()
+        mine = None
+        # Everybody makes every group, in one order: torch's rule.
+        for pair in pairs:
+            group = dist.new_group(list(pair), timeout=timeout, backend=pair_backend)
+            mine = group if own in pair else mine
+        columns = [
+            dist.new_group([pair[half] for pair in pairs], timeout=timeout, backend=half_backend)
+            for half in range(2)
+        ]
+        half = next(pair.index(own) for pair in pairs if own in pair)
+        if mine is None or not isinstance(columns[half], dist.ProcessGroup):
+            raise RuntimeError(f"rank {own} got no group of its pair")
+        return cls(mine, columns[half])
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> None:
+        """Everybody's combination to everybody, in place; sums, minima, maxima and products."""
+        if op == dist.ReduceOp.AVG:
+            raise ValueError("AVG of halves of pairs: sum, and divide by the number of ranks")
+        if not tensor.is_contiguous():
+            raise ValueError("not contiguous: reduce tensor.contiguous() and copy the result back")
+        flat = tensor.detach().view(-1)
+        odd = flat.numel() % 2
+        whole = functional.pad(flat, (0, odd)) if odd else flat
+        half = whole.new_empty(whole.numel() // 2)
+        dist.reduce_scatter_tensor(half, whole, op=op, group=self.pair)
+        dist.all_reduce(half, op=op, group=self.halves)
+        dist.all_gather_into_tensor(whole, half, group=self.pair)
+        if odd:
+            flat.copy_(whole[:-1])

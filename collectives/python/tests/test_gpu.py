@@ -1,0 +1,294 @@
+"""Memory of GPUs, over a driver of the tests' own: arrays, the torch backend, and what fails.
+
+The stub's "device memory" is memory of the process, so a tensor over it is a tensor of the CPU that
+says otherwise.
+"""
+
+import ctypes
+import os
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import hfreduce.torch
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hfreduce import CollectiveError, _native, gpu
+from hfreduce.pairs import Pairs
+from hfreduce.testing import Layout, run
+
+pytestmark = pytest.mark.torch
+
+SOURCE = Path(__file__).parents[2] / "crates/hfreduce-device/tests/stub/cuda.c"
+NUMEL = 300_001
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """The environment in which the stub is the CUDA driver."""
+    library = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
+    flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread"]
+    subprocess.run(["cc", *flags, SOURCE, "-o", library], check=True)
+    return {"HFREDUCE_CUDA_LIBRARY": str(library)}
+
+
+def stub():
+    """The driver of this rank's process."""
+    library = ctypes.CDLL(os.environ["HFREDUCE_CUDA_LIBRARY"])
+    library.stub_device_alloc.restype = ctypes.c_uint64
+    library.stub_device_alloc.argtypes = [ctypes.c_size_t]
+    library.stub_count.restype = ctypes.c_long
+    library.stub_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+    return library
+
+
+class Array:
+    """What CuPy and numba have: `__cuda_array_interface__`."""
+
+    def __init__(self, library, values, **told):
+        size = values.nbytes
+        pointer = library.stub_device_alloc(size)
+        buffer = (ctypes.c_char * max(size, 1)).from_address(pointer)
+        self.host = np.frombuffer(buffer, values.dtype, values.size).reshape(values.shape)
+        self.host[...] = values
+        self.told = {
+            "shape": values.shape,
+            "typestr": values.dtype.str,
+            "data": (pointer, False),
+            "version": 3,
+            **told,
+        }
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.told
+
+
+class OnStub(torch.Tensor):
+    """A tensor that is on the stub's GPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cpu, is_cuda = False, True
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+    def get_device(self):
+        return 0
+
+
+def on_stub(library, values):
+    tensor = torch.from_numpy(Array(library, values.numpy()).host)
+    return torch.Tensor._make_subclass(OnStub, tensor)
+
+
+def plain(tensor):
+    return tensor.as_subclass(torch.Tensor).clone()
+
+
+def values(outcomes):
+    for outcome in outcomes:
+        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
+    return [outcome.value for outcome in outcomes]
+
+
+def clean(library):
+    """Nothing was copied late, and no kernel ran."""
+    counts = [library.stub_count(what) for what in (b"violations", b"launches", b"depth")]
+    assert counts == [0, 0, 0], counts
+    assert gpu.held() == 0
+    return True
+
+
+def reduce_arrays(rank, size):
+    library, group = stub(), hfreduce.torch.communicator()
+    for dtype in (np.float32, np.float64, np.float16, np.int32, np.uint8):
+        array = Array(library, np.full((5, 7), rank + 1, dtype), stream=1)
+        hfreduce.allreduce(array, group)
+        assert (array.host == sum(range(1, size + 1))).all(), dtype
+    large = Array(library, np.arange(NUMEL, dtype=np.float32))
+    hfreduce.allreduce(large, group, op="max", stream=2)
+    assert (large.host == np.arange(NUMEL)).all()
+    hfreduce.allreduce(Array(library, np.zeros((0, 3), np.float32)), group)
+    told = gpu.opened(0).stats()
+    assert told["from_gpu_bytes"] == told["to_gpu_bytes"] > NUMEL * 4
+    return clean(library)
+
+
+def test_arrays_of_gpus_are_reduced_in_place(driver):
+    assert values(run(reduce_arrays, Layout.two_zones(1, 2), environment=driver)) == [True] * 4
+
+
+def refuse_arrays(rank, size):
+    library, group = stub(), hfreduce.torch.communicator()
+    ones = np.ones((4, 4), np.float32)
+    pointer = Array(library, ones).told["data"][0]
+    for error, told in (
+        (ValueError, {"data": (pointer, True)}),
+        (ValueError, {"strides": (4, 16)}),
+        (ValueError, {"data": (ones.ctypes.data, False)}),
+        (TypeError, {"typestr": "<c8"}),
+        (TypeError, {"typestr": ">f4"}),
+    ):
+        with pytest.raises(error, match="Array"):
+            hfreduce.allreduce(Array(library, ones, **told), group)
+    return clean(library)
+
+
+def test_arrays_that_cannot_be_used_are_refused(driver):
+    assert values(run(refuse_arrays, Layout.one_node(1), environment=driver)) == [True]
+
+
+def test_without_a_driver_the_error_says_what_is_missing():
+    with pytest.raises(_native.GpuError, match="HFREDUCE_CUDA_LIBRARY") as raised:
+        _native.Gpu(0, library="libcuda-that-nobody-has.so.1")
+    assert (raised.value.call, raised.value.device, raised.value.code) == (None, -1, None)
+
+
+def content(rank, numel=NUMEL):
+    return ((torch.arange(numel) * 7 + rank * 3) % 5).float()
+
+
+def backend_operations(rank, size):
+    """Every collective of the backend, on tensors that say they are on a GPU."""
+    torch.cuda.current_stream = lambda _device: SimpleNamespace(cuda_stream=0)
+    library, everybody = stub(), range(size)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert dist.group.WORLD._get_backend(torch.device("cuda")) is backend
+
+    def put(tensor):
+        return on_stub(library, tensor)
+
+    total = sum(content(r) for r in everybody)
+    tensor = put(content(rank))
+    backend.allreduce([tensor], dist.AllreduceOptions()).wait()
+    assert torch.equal(plain(tensor), total)
+    # The future is what DDP waits for.
+    tensor = put(content(rank))
+    future = backend.allreduce([tensor], dist.AllreduceOptions()).get_future()
+    assert torch.equal(plain(future.wait()[0]), total)
+    several = [put(content(rank, numel)) for numel in (3, 5, 70_001)]
+    backend.allreduce_coalesced(several, dist.AllreduceCoalescedOptions()).wait()
+    assert torch.equal(plain(several[2]), sum(content(r, 70_001) for r in everybody))
+    # On the CPU in between: one order of operations for all devices.
+    host = content(rank)
+    dist.all_reduce(host)
+    assert torch.equal(host, total)
+    tensor, options = put(content(rank)), dist.BroadcastOptions()
+    options.rootRank = size - 1
+    backend.broadcast([tensor], options).wait()
+    assert torch.equal(plain(tensor), content(size - 1))
+    tensor, options = put(content(rank)), dist.ReduceOptions()
+    options.rootRank = 0
+    backend.reduce([tensor], options).wait()
+    assert torch.equal(plain(tensor), total if rank == 0 else content(rank))
+    output = put(torch.zeros(size * NUMEL))
+    backend.all_gather_single(output, put(content(rank)), dist.AllgatherOptions()).wait()
+    assert torch.equal(plain(output), torch.cat([content(r) for r in everybody]))
+    output = put(torch.zeros(11))
+    backend.reduce_scatter_single(
+        output, put(content(rank, 11 * size)), dist.ReduceScatterOptions()
+    ).wait()
+    whole = sum(content(r, 11 * size) for r in everybody)
+    assert torch.equal(plain(output), whole[rank * 11 : rank * 11 + 11])
+    output = put(torch.zeros(3 * size))
+    backend.all_to_all_single(
+        output, put(content(rank, 3 * size)), [], [], dist.AllToAllOptions()
+    ).wait()
+    rows = [content(r, 3 * size)[rank * 3 : rank * 3 + 3] for r in everybody]
+    assert torch.equal(plain(output), torch.cat(rows))
+    message, peer = put(content(rank, 100)), (rank + 1) % size
+    sent = backend.send([message], peer, 0)
+    backend.recv([got := put(torch.zeros(100))], (rank - 1) % size, 0).wait()
+    sent.wait()
+    assert torch.equal(plain(got), content((rank - 1) % size, 100))
+    with pytest.raises(ValueError, match="cpu, cuda:0"):
+        backend.all_gather_single(torch.zeros(size), put(torch.ones(1)), dist.AllgatherOptions())
+    return clean(library)
+
+
+def test_the_backend_takes_tensors_of_gpus(driver):
+    outcomes = run(
+        backend_operations,
+        Layout.two_zones(1, 2),
+        backend="cpu:hfreduce,cuda:hfreduce",
+        environment=driver,
+        deadline_seconds=100.0,
+    )
+    assert values(outcomes) == [True] * 4
+
+
+def a_failing_gpu(rank, size):
+    library, group = stub(), hfreduce.torch.communicator()
+    array = Array(library, np.ones(NUMEL, np.float32))
+    hfreduce.allreduce(array, group)
+    if rank == 1:
+        library.stub_fail(b"cuMemcpyDtoHAsync_v2", 1, 700, 0)
+    with pytest.raises(CollectiveError) as raised:
+        hfreduce.allreduce(array, group)
+    error = raised.value
+    assert (error.kind, error.peer) == ("device", 1), error
+    assert "cuMemcpyDtoHAsync_v2 on device 0" in error.detail, error
+    assert "ILLEGAL_ADDRESS (700)" in error.detail, error
+    return clean(library)
+
+
+def test_a_gpu_that_fails_is_named_on_every_rank(driver):
+    outcomes = run(a_failing_gpu, Layout.one_node(3), environment=driver)
+    assert values(outcomes) == [True] * 3
+
+
+def a_hung_gpu(rank, size):
+    library, group = stub(), hfreduce.torch.communicator()
+    array = Array(library, np.ones(NUMEL, np.float32))
+    if rank == 0:
+        library.stub_allow(0, 1)
+    with pytest.raises(CollectiveError) as raised:
+        hfreduce.allreduce(array, group, timeout_seconds=0.5)
+    assert (raised.value.kind, raised.value.peer) == ("timed_out", 0), raised.value
+    if rank == 0:
+        # Nobody else gets the array's memory while the GPU may write to it.
+        del array
+        assert gpu.held() == 1
+        library.stub_allow(0, -1)
+        wait_until(lambda: gpu.held() == 0)
+    return clean(library)
+
+
+def wait_until(holds):
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, "a copy does not end"
+        time.sleep(0.001)
+
+
+def test_a_gpu_that_hangs_is_told_in_time_and_keeps_the_memory(driver):
+    outcomes = run(a_hung_gpu, Layout.one_node(2), environment=driver)
+    assert values(outcomes) == [True] * 2
+
+
+def reduce_in_pairs(rank, size):
+    """On the CPU, where the pairs' part is HFReduce's too; NVLink changes who adds, not what."""
+    pairs = Pairs.join([(0, 2), (1, 3)], pair_backend="hfreduce")
+    assert (pairs.pair.size(), pairs.halves.size()) == (2, 2)
+    for numel in (1, 2, 7, 70_001):
+        tensor = content(rank, numel)
+        pairs.all_reduce(tensor)
+        assert torch.equal(tensor, sum(content(r, numel) for r in range(size))), numel
+        pairs.all_reduce(most := content(rank, numel), dist.ReduceOp.MAX)
+        assert torch.equal(most, torch.stack([content(r, numel) for r in range(size)]).amax(0))
+    with pytest.raises(ValueError, match="contiguous"):
+        pairs.all_reduce(torch.zeros(4, 4).t())
+    with pytest.raises(ValueError, match="AVG"):
+        pairs.all_reduce(torch.zeros(4), dist.ReduceOp.AVG)
+    with pytest.raises(ValueError, match="each of 4 ranks once"):
+        Pairs.join([(0, 1)])
+    return True
+
+
+def test_pairs_add_first():
+    assert values(run(reduce_in_pairs, Layout.two_zones(1, 2))) == [True] * 4
