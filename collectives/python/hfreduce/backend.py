@@ -177,7 +177,7 @@ class HFReduceBackend(Backend):
         op = tensors.operation_code(opts.reduceOp)
         target = tensors.for_reduction(output, name, op)
         source = tensors.for_reduction(input, name, op)
-        self._whole_shares(name, input, output)
+        tensors.whole_shares(name, input, output, self.size())
         seconds, lazy = self._terms(opts)
         operation = self._on(output, input).reduce_scatter(
             source.pointer, target.pointer, target.numel, target.dtype, target.op, seconds, lazy
@@ -316,7 +316,7 @@ class HFReduceBackend(Backend):
     ) -> CollectiveWork:
         """Rows of the input to everybody, rows from everybody into the output."""
         counts = [
-            self._counts(tensor, splits)
+            tensors.counts(tensor, splits, self.size())
             for tensor, splits in ((input, input_splits), (output, output_splits))
         ]
         return self._all_to_all(output, input, counts, opts, [output], None)
@@ -442,7 +442,7 @@ class HFReduceBackend(Backend):
     ) -> CollectiveWork:
         target = tensors.for_transport(output, "all_gather")
         buffer = tensors.for_transport(source, "all_gather")
-        self._whole_shares("all_gather", output, source)
+        tensors.whole_shares("all_gather", output, source, self.size())
         seconds, lazy = self._terms(opts)
         operation = self._on(output, source).allgather(
             buffer.pointer, target.pointer, buffer.numel, buffer.dtype, seconds, lazy
@@ -489,26 +489,3 @@ class HFReduceBackend(Backend):
                 torch.cuda.current_stream(whole.device).synchronize()
 
         return whole, spread
-
-    def _whole_shares(self, operation: str, whole: torch.Tensor, share: torch.Tensor) -> None:
-        if whole.dtype != share.dtype or whole.numel() != share.numel() * self.size():
-            raise ValueError(
-                f"{operation}: {whole.numel()} x {whole.dtype} is not {self.size()} times "
-                f"{share.numel()} x {share.dtype}"
-            )
-
-    def _counts(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
-        rows = tensor.size(0) if tensor.dim() else tensor.numel()
-        row = tensor.numel() // rows if rows else 0
-        if not splits:
-            if rows % self.size():
-                raise ValueError(
-                    f"all_to_all_single: {rows} rows do not split evenly over {self.size()} ranks"
-                )
-            return [rows // self.size() * row] * self.size()
-        if len(splits) != self.size() or sum(splits) != rows or min(splits) < 0:
-            raise ValueError(
-                f"all_to_all_single: splits {list(splits)} do not add up to {rows} rows "
-                f"for {self.size()} ranks"
-            )
-        return [split * row for split in splits]

@@ -53,8 +53,15 @@ def opened(ordinal: int) -> _native.Gpu:
 
 
 def view(communicator: _native.Communicator, ordinal: int, stream: int) -> _native.OnGpu:
-    """The communicator's operations on memory that this stream of a GPU makes ready."""
-    return communicator.on(opened(ordinal), stream)
+    """The communicator's operations on memory that this stream of a GPU makes ready.
+
+    A rank whose GPU cannot be used breaks the group: the others wait for it already.
+    """
+    try:
+        return communicator.on(opened(ordinal), stream)
+    except _native.GpuError as error:
+        communicator.abort(str(error))
+        raise
 
 
 def described(array: Any, name: str, stream: int | None) -> tuple[int, int, int, int, int]:

@@ -48,19 +48,19 @@ class Pairs:
                 f"pairs {list(pairs)} do not name each of {dist.get_world_size()} ranks once"
             )
         own = dist.get_rank()
-        mine = None
         # Everybody makes every group, in one order: torch's rule.
-        for pair in pairs:
-            group = dist.new_group(list(pair), timeout=timeout, backend=pair_backend)
-            mine = group if own in pair else mine
+        mine = [dist.new_group(list(pair), timeout=timeout, backend=pair_backend) for pair in pairs]
         columns = [
             dist.new_group([pair[half] for pair in pairs], timeout=timeout, backend=half_backend)
             for half in range(2)
         ]
-        half = next(pair.index(own) for pair in pairs if own in pair)
-        if mine is None or not isinstance(columns[half], dist.ProcessGroup):
-            raise RuntimeError(f"rank {own} got no group of its pair")
-        return cls(mine, columns[half])
+        at = next(index for index, pair in enumerate(pairs) if own in pair)
+        pair, halves = mine[at], columns[pairs[at].index(own)]
+        if not (isinstance(pair, dist.ProcessGroup) and isinstance(halves, dist.ProcessGroup)):
+            raise TypeError(
+                f"rank {own} is no member of the groups of its own pair"
+            )  # torch's -100
+        return cls(pair, halves)
 
     def all_reduce(
         self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM

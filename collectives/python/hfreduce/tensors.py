@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Buffer",
     "consecutive",
+    "counts",
     "flatten",
     "for_reduction",
     "for_transport",
     "operation_code",
     "same_shape",
     "single",
+    "whole_shares",
 ]
 
 _DTYPES: dict[torch.dtype, int] = {
@@ -140,6 +142,33 @@ def same_shape(
                 f"{operation}: tensor {index} has {tensor.numel()} x {tensor.dtype}, expected "
                 f"{like.numel()} x {like.dtype}: all must be of one size and type"
             )
+
+
+def whole_shares(operation: str, whole: torch.Tensor, share: torch.Tensor, ranks: int) -> None:
+    """Checks that `whole` has one `share` for each rank."""
+    if whole.dtype != share.dtype or whole.numel() != share.numel() * ranks:
+        raise ValueError(
+            f"{operation}: {whole.numel()} x {whole.dtype} is not {ranks} times "
+            f"{share.numel()} x {share.dtype}"
+        )
+
+
+def counts(tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[int]:
+    """Elements for each rank: of the given rows, or of equal shares of all."""
+    rows = tensor.size(0) if tensor.dim() else tensor.numel()
+    row = tensor.numel() // rows if rows else 0
+    if not splits:
+        if rows % ranks:
+            raise ValueError(
+                f"all_to_all_single: {rows} rows do not split evenly over {ranks} ranks"
+            )
+        return [rows // ranks * row] * ranks
+    if len(splits) != ranks or sum(splits) != rows or min(splits) < 0:
+        raise ValueError(
+            f"all_to_all_single: splits {list(splits)} do not add up to {rows} rows "
+            f"for {ranks} ranks"
+        )
+    return [split * row for split in splits]
 
 
 def consecutive(tensors: Sequence[torch.Tensor]) -> bool:

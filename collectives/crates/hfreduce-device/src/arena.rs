@@ -110,7 +110,8 @@ impl Arena {
         bytes: usize,
         until: Instant,
     ) -> Result<Block, DeviceError> {
-        let wanted = size_class(bytes);
+        // Larger ones are refused below, whatever their class.
+        let wanted = size_class(bytes.min(self.limit_bytes + 1)).max(bytes);
         let mut pool = self.pool();
         loop {
             let full = DeviceError::Full {

@@ -6,20 +6,21 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::{Buffer, CollectiveError, Communicator, Pace, WaitError, Work};
+use hfreduce_engine::{Buffer, CollectiveError, Communicator, Pace, Work};
 
 use crate::arena::{Arena, Block};
 use crate::context::{Context, Event, Stream};
 use crate::cuda::{Cuda, Pointer};
 use crate::error::DeviceError;
-use crate::job::{Failure, Job, Lane, Parts, Settled};
+use crate::handle::DeviceWork;
+use crate::job::{Job, Lane, Parts};
 use crate::numa;
+use crate::settled::{Failure, Settled};
 use crate::worker::{self, Inbox};
 
-/// How long an operation that failed waits for copies that are queued before its error is raised.
-const DRAINING: Duration = Duration::from_secs(1);
 const ALIGNMENT_BYTES: usize = 4096;
-const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// There is no "never".
+pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// What may be chosen.
 #[derive(Clone, Debug)]
@@ -247,12 +248,12 @@ impl Device {
         let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
         let (output_at, input_bytes, output_bytes) = match memory.shared_bytes {
             0 => {
-                let at = memory.input.bytes.next_multiple_of(ALIGNMENT_BYTES);
-                (at, memory.input.bytes, memory.output.bytes)
+                let at = memory.input.bytes.checked_next_multiple_of(ALIGNMENT_BYTES);
+                (at.unwrap_or(usize::MAX), memory.input.bytes, memory.output.bytes)
             }
             bytes => (0, bytes, bytes),
         };
-        let bytes = input_bytes.max(output_at + output_bytes);
+        let bytes = input_bytes.max(output_at.saturating_add(output_bytes));
         let block = (bytes > 0).then(|| self.arena.take(bytes, deadline)).transpose()?;
         let ready = {
             let _current = self.context.enter()?;
@@ -319,97 +320,10 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The driver works in the parent alone; nothing of it may be called here.
+            std::mem::forget((self.arena.clone(), self.context.clone()));
+        }
         self.close();
-    }
-}
-
-/// A handle of one operation on a device's memory.
-#[derive(Clone)]
-pub struct DeviceWork {
-    work: Work,
-    settled: Arc<Settled>,
-    worker: Thread,
-    device: i32,
-    patience: Duration,
-}
-
-impl DeviceWork {
-    /// Waits until the result is in the device's memory, at most `timeout` (the operation's own
-    /// deadline ends it anyway): whatever the caller queues after that, in any stream, finds it.
-    ///
-    /// # Errors
-    /// [`WaitError`].
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), WaitError> {
-        let started = Instant::now();
-        match self.work.wait(timeout) {
-            Err(WaitError::Failed(error)) => return Err(self.failed(error).into()),
-            waited => waited?,
-        }
-        self.worker.unpark();
-        let last = self.work.deadline() + self.patience;
-        let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
-        match self.settled.wait(until, |state| state.end.is_some()) {
-            Some(Ok(())) => Ok(()),
-            Some(Err(Failure::Collective(error))) => Err(self.failed(error).into()),
-            Some(Err(Failure::Device(error))) => Err(self.failed(self.told(&error)).into()),
-            None if until < last => Err(WaitError::StillRunning {
-                operation: self.work.describe(),
-                sequence: self.work.sequence(),
-                waited: started.elapsed(),
-            }),
-            None => {
-                // The worker itself hangs, in a call of the driver that does not come back.
-                let late = DeviceError::Late { what: "a call of the driver", device: self.device };
-                let error = self.told(&late);
-                self.work.abort(late.kind(), &late.to_string());
-                Err(self.failed(error).into())
-            }
-        }
-    }
-
-    fn told(&self, error: &DeviceError) -> CollectiveError {
-        self.work.failure(error.kind(), "copying to the GPU", &error.to_string())
-    }
-
-    /// No copy begins any more; those that are queued get a moment to end.
-    fn failed(&self, error: CollectiveError) -> CollectiveError {
-        self.settled.end(Err(Failure::Collective(error.clone())));
-        self.worker.unpark();
-        self.settled.wait(Instant::now() + DRAINING, |state| state.drained);
-        error
-    }
-
-    /// True once it has ended.
-    pub fn is_done(&self) -> bool {
-        self.settled.is_ended()
-    }
-
-    /// True once no copy touches its memory any more, however it ended.
-    pub fn is_drained(&self) -> bool {
-        self.settled.state().drained
-    }
-
-    /// Waits for that.
-    pub fn drain(&self, timeout: Duration) -> bool {
-        self.settled.wait(Instant::now() + timeout.min(TIMEOUT_MAX), |state| state.drained);
-        self.is_drained()
-    }
-
-    /// True if it should have ended long ago.
-    pub fn is_overdue(&self) -> bool {
-        !self.is_done() && self.work.is_overdue()
-    }
-
-    /// Why it failed, if it did.
-    pub fn error(&self) -> Option<CollectiveError> {
-        match self.settled.state().end.as_ref()?.as_ref().err()? {
-            Failure::Collective(error) => Some(error.clone()),
-            Failure::Device(error) => Some(self.told(error)),
-        }
-    }
-
-    /// Its number in the communicator.
-    pub fn sequence(&self) -> u64 {
-        self.work.sequence()
     }
 }

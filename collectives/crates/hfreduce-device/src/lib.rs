@@ -20,10 +20,13 @@ pub mod cuda;
 mod cursor;
 pub mod device;
 mod error;
+mod handle;
 mod job;
 pub mod numa;
+mod settled;
 mod worker;
 
 pub use cuda::Cuda;
-pub use device::{Counters, Device, DeviceWork, Memory, Range, Settings};
+pub use device::{Counters, Device, Memory, Range, Settings};
 pub use error::DeviceError;
+pub use handle::DeviceWork;

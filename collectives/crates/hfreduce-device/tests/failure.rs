@@ -13,7 +13,8 @@ use support::{allreduce, eventually, placement, run, settings, sum, values};
 
 const NUMEL: usize = 10 * CHUNK_BYTES / 4;
 const ILLEGAL_ADDRESS: i32 = 700;
-const SHORT: Duration = Duration::from_millis(300);
+/// A deadline that passes, after all that comes before it on a busy machine.
+const SHORT: Duration = Duration::from_secs(4);
 
 /// What gives something back: where that fails, it is still there.
 const RELEASES: [&str; 5] = [
@@ -102,41 +103,46 @@ fn a_context_that_is_lost_is_named_and_its_memory_is_nobodys() {
 
 #[test]
 fn a_copy_that_does_not_end_is_told_by_the_deadline_and_keeps_its_memory() {
-    for direction in [DOWN, UP] {
-        let stubs = [Stub::new(), Stub::new()];
-        run(&placement(2, 1), |comm| {
-            let stub = &stubs[comm.rank() as usize];
-            let device = stub.device(0).unwrap();
-            let tensor = stub.tensor(&values(comm.rank(), NUMEL));
-            if comm.rank() == 0 {
-                stub.allow(direction, 2);
-            }
-            let work = allreduce(&device, comm, &tensor, 0, SHORT).unwrap();
-            let waited = work.wait(None);
-            if comm.rank() == 0 {
-                let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
-                assert_eq!(error.cause.kind, CauseKind::TimedOut, "{error}");
-                assert_eq!(error.cause.peer, Some(0), "{error}");
-                // Raised in time, though the GPU still has our addresses.
-                assert!(!work.is_drained());
-                let queued = stub.journal().matches(['D', 'U']).count();
-                stub.allow(direction, ALL);
-                assert!(work.drain(TIMEOUT));
-                assert_eq!(stub.journal().matches(['D', 'U']).count(), queued, "a copy began late");
-            } else if direction == DOWN {
-                let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
-                assert_eq!(error.cause.peer, Some(0), "{error}");
-            } else {
-                // It has the sum; the other's trouble comes after that.
-                let _ = waited;
-                eventually("the news", || comm.error().is_some());
-                assert_eq!(comm.error().unwrap().cause.peer, Some(0));
-            }
-            drop((work, device, tensor));
-            comm.close(TIMEOUT);
-        });
-        stubs.iter().for_each(|stub| stub.assert_clean("after a hung copy"));
-    }
+    std::thread::scope(|scope| {
+        for direction in [DOWN, UP] {
+            scope.spawn(move || hung_copy(direction));
+        }
+    });
+}
+
+fn hung_copy(direction: i32) {
+    let stubs = [Stub::new(), Stub::new()];
+    run(&placement(2, 1), |comm| {
+        let stub = &stubs[comm.rank() as usize];
+        let device = stub.device(0).unwrap();
+        let tensor = stub.tensor(&values(comm.rank(), NUMEL));
+        if comm.rank() == 0 {
+            stub.allow(direction, 2);
+        }
+        let work = allreduce(&device, comm, &tensor, 0, SHORT).unwrap();
+        let waited = work.wait(None);
+        if comm.rank() == 0 {
+            let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
+            assert_eq!(error.cause.kind, CauseKind::TimedOut, "{error}");
+            assert_eq!(error.cause.peer, Some(0), "{error}");
+            // Raised in time, though the GPU still has our addresses.
+            assert!(!work.is_drained());
+            let queued = stub.journal().matches(['D', 'U']).count();
+            stub.allow(direction, ALL);
+            assert!(work.drain(TIMEOUT));
+            assert_eq!(stub.journal().matches(['D', 'U']).count(), queued, "a copy began late");
+        } else if direction == DOWN {
+            let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
+            assert_eq!(error.cause.peer, Some(0), "{error}");
+        } else {
+            // It has the sum; the other's trouble comes after that.
+            eventually("the news", || comm.error().is_some());
+            assert_eq!(comm.error().unwrap().cause.peer, Some(0));
+        }
+        drop((work, device, tensor));
+        comm.close(TIMEOUT);
+    });
+    stubs.iter().for_each(|stub| stub.assert_clean("after a hung copy"));
 }
 
 #[test]
@@ -168,35 +174,42 @@ fn what_a_hung_gpu_knows_is_never_given_to_anybody_else() {
 
 #[test]
 fn a_driver_that_does_not_come_back_holds_nobody() {
-    for call in ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuEventQuery"] {
-        let stubs = [Stub::new(), Stub::new()];
-        run(&placement(2, 1), |comm| {
-            let stub = &stubs[comm.rank() as usize];
-            let patience = Duration::from_millis(200);
-            let device = Device::open(&stub.cuda, 0, Settings { patience, ..settings() }).unwrap();
-            let tensor = stub.tensor(&values(comm.rank(), NUMEL));
-            if comm.rank() == 0 {
-                stub.stall(call);
-            }
-            let work = allreduce(&device, comm, &tensor, 0, SHORT).unwrap();
-            let waited = work.wait(None);
-            if comm.rank() == 0 {
-                let WaitError::Failed(error) = waited.unwrap_err() else { panic!("{call}") };
-                assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(0)));
-                assert!(!work.is_drained(), "{call}");
-            }
-            drop(device);
-            stub.open();
-            // What was closed over is kept for ever, whatever comes back later.
-            assert!(comm.rank() == 1 || stub.count("registrations") > 0 || work.drain(TIMEOUT));
-            eventually("the end of all copies", || {
-                let journal = stub.journal();
-                journal.matches(['D', 'U']).count() == journal.matches(['d', 'u']).count()
-            });
-            comm.close(TIMEOUT);
+    let calls = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuEventQuery"];
+    std::thread::scope(|scope| {
+        for call in calls {
+            scope.spawn(move || stalled(call));
+        }
+    });
+}
+
+fn stalled(call: &str) {
+    let stubs = [Stub::new(), Stub::new()];
+    run(&placement(2, 1), |comm| {
+        let stub = &stubs[comm.rank() as usize];
+        let patience = Duration::from_millis(200);
+        let device = Device::open(&stub.cuda, 0, Settings { patience, ..settings() }).unwrap();
+        let tensor = stub.tensor(&values(comm.rank(), NUMEL));
+        if comm.rank() == 0 {
+            stub.stall(call);
+        }
+        let work = allreduce(&device, comm, &tensor, 0, SHORT).unwrap();
+        let waited = work.wait(None);
+        if comm.rank() == 0 {
+            let WaitError::Failed(error) = waited.unwrap_err() else { panic!("{call}") };
+            assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(0)));
+            assert!(!work.is_drained(), "{call}");
+        }
+        drop(device);
+        stub.open();
+        // What was closed over is kept for ever, whatever comes back later.
+        assert!(comm.rank() == 1 || stub.count("registrations") > 0 || work.drain(TIMEOUT));
+        eventually("the end of all copies", || {
+            let journal = stub.journal();
+            journal.matches(['D', 'U']).count() == journal.matches(['d', 'u']).count()
         });
-        stubs.iter().for_each(|stub| stub.assert_sound(call));
-    }
+        comm.close(TIMEOUT);
+    });
+    stubs.iter().for_each(|stub| stub.assert_sound(call));
 }
 
 #[test]

@@ -338,6 +338,9 @@ impl Driver {
             let rank = identity.locals()[absent];
             return (format!("waiting for rank {rank} to call it"), Some(rank));
         }
+        if self.lacks_its_input() {
+            return ("waiting for its own input to arrive".to_owned(), Some(identity.rank));
+        }
         let Some(waiting) = self.trunk.as_ref().and_then(|trunk| trunk.core.waiting()) else {
             let chunk = (self.next_deliver - active.first.min(self.next_deliver)) as u32;
             let rank = identity.locals()[identity.owner_of(chunk)];
@@ -351,6 +354,16 @@ impl Driver {
             }
             Waiting::Peer(_, link) => self.waiting_for_link(sequence, link, "sending to"),
         }
+    }
+
+    /// True if the oldest operation waits for memory of this very rank.
+    fn lacks_its_input(&self) -> bool {
+        self.find(self.next_stage).is_some_and(|(at, chunk)| {
+            let input = &self.active[at].operation.input;
+            at == 0
+                && chunk.source.includes(self.shared.identity.rank)
+                && !input.has_arrived(chunk.input_offset + chunk.bytes)
+        })
     }
 
     fn waiting_for_local(&self, key: (u64, u32)) -> (String, Option<u32>) {

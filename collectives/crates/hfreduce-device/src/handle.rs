@@ -1,0 +1,105 @@
+//! What a call gives back.
+
+use std::sync::Arc;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use hfreduce_engine::{CollectiveError, WaitError, Work};
+
+use crate::device::TIMEOUT_MAX;
+use crate::error::DeviceError;
+use crate::settled::{Failure, Settled};
+
+/// How long an operation that failed waits for copies that are queued before its error is raised.
+const DRAINING: Duration = Duration::from_secs(1);
+
+/// A handle of one operation on a device's memory.
+#[derive(Clone)]
+pub struct DeviceWork {
+    pub(crate) work: Work,
+    pub(crate) settled: Arc<Settled>,
+    pub(crate) worker: Thread,
+    pub(crate) device: i32,
+    pub(crate) patience: Duration,
+}
+
+impl DeviceWork {
+    /// Waits until the result is in the device's memory, at most `timeout` (the operation's own
+    /// deadline ends it anyway): whatever the caller queues after that, in any stream, finds it.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), WaitError> {
+        let started = Instant::now();
+        match self.work.wait(timeout) {
+            Err(WaitError::Failed(error)) => return Err(self.failed(error).into()),
+            waited => waited?,
+        }
+        self.worker.unpark();
+        let last = self.work.deadline() + self.patience;
+        let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
+        match self.settled.wait(until, |state| state.end.is_some()) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(Failure::Collective(error))) => Err(self.failed(error).into()),
+            Some(Err(Failure::Device(error))) => Err(self.failed(self.told(&error)).into()),
+            None if until < last => Err(WaitError::StillRunning {
+                operation: self.work.describe(),
+                sequence: self.work.sequence(),
+                waited: started.elapsed(),
+            }),
+            None => {
+                // The worker itself hangs, in a call of the driver that does not come back.
+                let late = DeviceError::Late { what: "a call of the driver", device: self.device };
+                let error = self.told(&late);
+                self.work.abort(late.kind(), &late.to_string());
+                Err(self.failed(error).into())
+            }
+        }
+    }
+
+    fn told(&self, error: &DeviceError) -> CollectiveError {
+        self.work.failure(error.kind(), "copying to the GPU", &error.to_string())
+    }
+
+    /// No copy begins any more; those that are queued get a moment to end.
+    fn failed(&self, error: CollectiveError) -> CollectiveError {
+        self.settled.end(Err(Failure::Collective(error.clone())));
+        self.worker.unpark();
+        self.settled.wait(Instant::now() + DRAINING, |state| state.drained);
+        error
+    }
+
+    /// True once it has ended.
+    pub fn is_done(&self) -> bool {
+        self.settled.is_ended()
+    }
+
+    /// True once no copy touches its memory any more, however it ended.
+    pub fn is_drained(&self) -> bool {
+        self.settled.state().drained
+    }
+
+    /// Waits for that.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.settled.wait(Instant::now() + timeout.min(TIMEOUT_MAX), |state| state.drained);
+        self.is_drained()
+    }
+
+    /// True if it should have ended long ago.
+    pub fn is_overdue(&self) -> bool {
+        !self.is_done() && self.work.is_overdue()
+    }
+
+    /// Why it failed, if it did.
+    pub fn error(&self) -> Option<CollectiveError> {
+        match self.settled.state().end.as_ref()?.as_ref().err()? {
+            Failure::Collective(error) => Some(error.clone()),
+            Failure::Device(error) => Some(self.told(error)),
+        }
+    }
+
+    /// Its number in the communicator.
+    pub fn sequence(&self) -> u64 {
+        self.work.sequence()
+    }
+}
