@@ -118,6 +118,13 @@ def wait_until(holds):
         time.sleep(0.001)
 
 
+def meet(rank, size, where):
+    """All ranks are here, and nobody learns it through the group: who fails next fails no other."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{where}/{rank}", "here")
+    store.wait([f"{where}/{other}" for other in range(size)])
+
+
 def ranks(function, layout, driver, **options):
     """The values of all ranks; the deadline is for a machine that loads torch from a slow disk."""
     return values(run(function, layout, environment=driver, deadline_seconds=100.0, **options))
@@ -164,6 +171,7 @@ def test_arrays_that_cannot_be_used_are_refused(driver):
 
 def one_without_a_gpu(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
+    meet(rank, size, "connected")
     if rank == 0:
         library.stub_fail(b"cuStreamCreate", 1, 2, 0)
     expected = (_native.GpuError, CollectiveError)[rank]
@@ -258,6 +266,7 @@ def a_failing_gpu(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
     array = Array(library, np.ones(NUMEL, np.float32))
     hfreduce.allreduce(array, group)
+    meet(rank, size, "first")
     if rank == 1:
         library.stub_fail(b"cuMemcpyDtoHAsync_v2", 1, 700, 0)
     with pytest.raises(CollectiveError) as raised:

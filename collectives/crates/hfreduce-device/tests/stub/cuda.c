@@ -33,7 +33,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static range_t registered[4096], device[4096];
 static entry_t journal[65536];
-static long journal_length, violations, launches, calls, streams, events, contexts, depth;
+static long journal_length, violations, launches, stalls, streams, events, contexts, depth;
 static long allowed[2] = {-1, -1}, gate_open = 1, delay_us;
 static char failing[64], stalling[64];
 static long fail_after;
@@ -47,8 +47,8 @@ static void note(int kind, uint64_t at, size_t bytes) {
 
 /* With the mutex: the code with which this call fails, or 0. */
 static int enter(const char *name) {
-    calls++;
     if (strcmp(name, stalling) == 0) {
+        stalls++;
         for (stalling[0] = 0, gate_open = 0; !gate_open;) {
             pthread_cond_wait(&changed, &mutex);
         }
@@ -293,7 +293,7 @@ long stub_count(const char *what) {
         if (!strcmp(what, "depth")) count = depth;
         if (!strcmp(what, "violations")) count = violations;
         if (!strcmp(what, "launches")) count = launches;
-        if (!strcmp(what, "calls")) count = calls;
+        if (!strcmp(what, "stalls")) count = stalls;
         if (!strcmp(what, "journal")) count = journal_length)
     return count;
 }

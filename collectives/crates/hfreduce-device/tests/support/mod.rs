@@ -4,7 +4,7 @@
 use std::ffi::{CString, c_char, c_int, c_long};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Range, Settings};
@@ -219,12 +219,18 @@ pub fn run<T: Send>(
         })
         .collect();
     let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    // Who fails at once fails nobody who still connects.
+    let connected = Barrier::new(placement.len());
     std::thread::scope(|scope| {
         let ranks: Vec<_> = endpoints
             .into_iter()
             .map(|endpoint| {
-                let (infos, body) = (&infos, &body);
-                scope.spawn(move || body(&endpoint.connect(infos, TIMEOUT).unwrap()))
+                let (infos, body, connected) = (&infos, &body, &connected);
+                scope.spawn(move || {
+                    let comm = endpoint.connect(infos, TIMEOUT);
+                    connected.wait();
+                    body(&comm.unwrap())
+                })
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
