@@ -25,6 +25,7 @@ use std::time::Duration;
 use fabric::auth::nonce;
 use fabric::deadline::Deadline;
 use fabric::shm::{self, View};
+use hfreduce_kernels::Store;
 use rustix::fd::{AsFd, OwnedFd};
 
 use super::Driver;
@@ -212,7 +213,7 @@ impl Driver {
         // SAFETY: the view holds them and the lender leaves them alone until we say that they are
         // copied; a lender that does not keeps us from nothing but the right bytes. The place is
         // apart from it: our board or a pool of ours.
-        unsafe { std::ptr::copy_nonoverlapping(source, place, bytes) };
+        unsafe { hfreduce_kernels::copy_raw(Store::Cached, source, place, bytes) };
         link.connection.copied(bytes);
         true
     }

@@ -403,9 +403,11 @@ enum Contributions {
 unsafe fn gather(from: &Buffer, offset: usize, bytes: usize, place: *mut u8) {
     let mut at = place;
     for (memory, count) in from.ranges(offset, bytes) {
-        if memory != at {
-            // SAFETY: `count` bytes lie in the range and still fit the place. Memmove: an output
-            // may overlap the input it is made from.
+        if memory.addr().abs_diff(at.addr()) >= count {
+            // SAFETY: `count` bytes lie in the range and still fit the place, and do not overlap.
+            unsafe { hfreduce_kernels::copy_raw(Store::Cached, memory, at, count) };
+        } else if memory != at {
+            // SAFETY: the same; memmove, as an output may overlap the input it is made from.
             unsafe { std::ptr::copy(memory, at, count) };
         }
         at = at.wrapping_add(count);

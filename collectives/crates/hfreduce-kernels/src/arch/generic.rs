@@ -1,6 +1,7 @@
 //! The algorithm, once, over [`Lanes`] and [`Format`]. Everything here is inlined into a function of the
 //! instruction-set files that has the processor's features switched on.
 
+use super::pages::Blocks;
 use super::{integers, scalar};
 use crate::{Dtype, Op, Pass, Store, Width};
 
@@ -206,8 +207,8 @@ unsafe fn blocks<V: Lanes, F: Format<V>, O: Combine<V>, const STREAM: bool>(
     // SAFETY: the caller has the instruction set.
     let divisor = unsafe { V::splat(pass.divisor) };
     let block_bytes = elements::<V, F>() * F::ELEMENT_BYTES;
-    let (mut offset, end) = (from * F::ELEMENT_BYTES, to * F::ELEMENT_BYTES);
-    while offset < end {
+    let (from, to) = (from * F::ELEMENT_BYTES, to * F::ELEMENT_BYTES);
+    for offset in Blocks::new(from, to, block_bytes, pass.inputs.len()) {
         // SAFETY: a block lies within `from..to`. All of its inputs are read before its output is written, so
         // the output may be an input.
         unsafe {
@@ -222,7 +223,6 @@ unsafe fn blocks<V: Lanes, F: Format<V>, O: Combine<V>, const STREAM: bool>(
                 F::store(pass.output.add(offset), block);
             }
         }
-        offset += block_bytes;
     }
 }
 

@@ -12,6 +12,7 @@
 pub(crate) mod fp8;
 mod generic;
 mod integers;
+mod pages;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -90,6 +91,10 @@ pub(crate) unsafe fn reduce(isa: Isa, store: Store, pass: &Pass<'_>) {
     }
 }
 
+/// Copies from here on go through several pages side by side; below it the standard one is as fast.
+#[cfg(target_arch = "x86_64")]
+const BESIDE_FROM_BYTES: usize = 32 << 10;
+
 /// # Safety
 /// As for [`crate::copy_raw`]; `isa` is available.
 pub(crate) unsafe fn copy(
@@ -104,7 +109,11 @@ pub(crate) unsafe fn copy(
         match (isa, store) {
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512 | Isa::Avx2, Store::Streaming) => {
-                x86_64::avx2::copy_streaming(source, destination, bytes);
+                x86_64::avx2::copy::<true>(source, destination, bytes);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx2, Store::Cached) if bytes >= BESIDE_FROM_BYTES => {
+                x86_64::avx2::copy::<false>(source, destination, bytes);
             }
             _ => std::ptr::copy_nonoverlapping(source, destination, bytes),
         }

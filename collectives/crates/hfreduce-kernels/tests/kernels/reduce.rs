@@ -32,6 +32,15 @@ fn every_target_equals_scalar_for_every_length_and_1_to_16_inputs() {
 }
 
 #[test]
+fn every_target_equals_scalar_where_pages_go_side_by_side() {
+    for (dtype, count) in Dtype::ALL.into_iter().zip([1, 2, 3, 4, 5, 8, 9, 16].into_iter().cycle())
+    {
+        let inputs = (0..count).map(|n| special(dtype, 70_003 / dtype.size_bytes(), n)).collect();
+        Case::new(dtype, Op::Sum, inputs).check(count * 4);
+    }
+}
+
+#[test]
 fn every_target_equals_scalar_at_every_misalignment() {
     for (dtype, op) in pairs() {
         let inputs: Vec<_> = (0..3).map(|n| special(dtype, 301, n)).collect();
@@ -134,17 +143,19 @@ fn what_makes_no_sense_is_refused_and_nothing_written() {
 }
 
 #[test]
-fn a_streaming_copy_copies() {
-    let source: Vec<u8> = (0..5000_u32).map(|i| (i * 31 % 251) as u8).collect();
-    for (from, bytes) in [(0, 0), (1, 1), (3, 127), (7, 4096), (64, 4936)] {
-        let mut destination = vec![0; 5000];
+fn a_copy_copies() {
+    const LENGTH: usize = 100_000;
+    let source: Vec<u8> = (0..LENGTH as u32).map(|i| (i * 31 % 251) as u8).collect();
+    let ranges = [(0, 0), (1, 1), (3, 127), (7, 4096), (64, 4936), (0, 65_536), (13, 90_001)];
+    for (store, (from, bytes)) in
+        [Store::Cached, Store::Streaming].into_iter().flat_map(|s| ranges.map(|range| (s, range)))
+    {
+        let mut destination = vec![0; LENGTH];
         let target = destination[from..].as_mut_ptr();
         // SAFETY: both hold `from + bytes` bytes.
-        unsafe {
-            hfreduce_kernels::copy_raw(Store::Streaming, source[from..].as_ptr(), target, bytes)
-        };
-        assert_eq!(destination[from..from + bytes], source[from..from + bytes]);
-        assert!(destination[from + bytes..].iter().all(|&b| b == 0));
+        unsafe { hfreduce_kernels::copy_raw(store, source[from..].as_ptr(), target, bytes) };
+        assert!(destination[from..from + bytes] == source[from..from + bytes], "{store:?} {bytes}");
+        assert!(destination[..from].iter().chain(&destination[from + bytes..]).all(|&b| b == 0));
     }
 }
 

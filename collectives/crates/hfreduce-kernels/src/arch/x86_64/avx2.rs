@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::avx2_formats::{Bf16, F8E4M3, F8E5M2, F16, F32, F64};
 use crate::arch::generic::{self, Combine, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
+use crate::arch::pages::Blocks;
 use crate::{Pass, Store};
 
 struct Avx2;
@@ -19,21 +20,32 @@ pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
 /// # Safety
 /// As for [`crate::copy_raw`]; the processor has AVX2.
 #[target_feature(enable = "avx2")]
-pub(crate) unsafe fn copy_streaming(source: *const u8, destination: *mut u8, bytes: usize) {
+pub(crate) unsafe fn copy<const STREAM: bool>(
+    source: *const u8,
+    destination: *mut u8,
+    bytes: usize,
+) {
     const BLOCK: usize = 128;
     let head = destination.align_offset(STREAM_ALIGNMENT_BYTES).min(bytes);
     let end = head + (bytes - head) / BLOCK * BLOCK;
     // SAFETY: three adjoining ranges of what the caller promises; the middle one is aligned at its destination.
     unsafe {
         std::ptr::copy_nonoverlapping(source, destination, head);
-        for at in (head..end).step_by(BLOCK) {
+        for at in Blocks::new(head, end, BLOCK, 1) {
             let from = |i: usize| _mm256_loadu_si256(source.add(at + 32 * i).cast());
             let lines = [from(0), from(1), from(2), from(3)];
             for (i, line) in lines.into_iter().enumerate() {
-                _mm256_stream_si256(destination.add(at + 32 * i).cast(), line);
+                let place = destination.add(at + 32 * i).cast();
+                if STREAM {
+                    _mm256_stream_si256(place, line);
+                } else {
+                    _mm256_store_si256(place, line);
+                }
             }
         }
-        _mm_sfence();
+        if STREAM {
+            _mm_sfence();
+        }
         std::ptr::copy_nonoverlapping(source.add(end), destination.add(end), bytes - end);
     }
 }
