@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 from flyer.api import (
     AssignedNode,
     Assignment,
@@ -15,6 +18,7 @@ from flyer.api import (
     SuspendCode,
     Suspension,
 )
+from flyer.cli import screens
 from flyer.local.history import History
 from flyer.local.narration import narrate
 from flyer.local.present import job_exit_status
@@ -48,6 +52,23 @@ def test_a_start_tells_the_nodes_and_the_checkpoint_it_begins_with():
     assert told[1].fields["restoredStep"] == 40
     assert "from step 40, same zone split" in told[1].message
     assert told[1].fields["nodes"][1] == {"name": "b0", "zone": "B", "firstRank": 2}
+
+
+@pytest.mark.parametrize(
+    ("same", "words", "column"),
+    [(True, "same zone split", "same"), (False, "another zone split", "other"), (None, "", "-")],
+)
+def test_whether_a_start_sums_in_the_same_order_is_told_and_shown(same, words, column):
+    starting = RUNNING.replace(phase=Phase.STARTING, assignment=ASSIGNMENT.replace(same_split=same))
+    (_, told) = narrate(FlyerJobStatus(), starting)
+    assert told.message.endswith(words)
+    assert ("split" in told.message) == bool(words)
+    past = History([event(1, "Submitted"), event(2, "Starting", 1, **told.fields)])
+    (attempt,) = past.of("default/j").attempts
+    assert attempt.same_split is same
+    (_, _, row) = screens._attempts(SimpleNamespace(attempts=[attempt]))
+    columns = row.split()
+    assert columns[columns.index("beginning") + 1] == column
 
 
 def test_a_suspension_is_told_step_by_step_and_its_deaths_are_not():

@@ -52,6 +52,16 @@ def test_a_hung_job_is_restarted_by_the_watchdog(bench):
     assert "rank 0 attempt 2 starts at step 5" in run.stdout
 
 
+def test_a_job_that_always_hangs_fails_and_says_so(bench):
+    manifest = bench.manifest(
+        steps=7, silent_at=2, silent_attempts=9, spec__watchdog="1s", spec__maxRestarts=1
+    )
+    run = bench.flyer("run", manifest, "--cluster", bench.cluster())
+    assert run.returncode == 100, run.stderr
+    assert "WatchdogExpired" in run.stderr
+    assert "MaxRestartsExceeded" in run.stderr
+
+
 def test_log_lines_alone_keep_the_watchdog_quiet(bench):
     # 60 lines over 3 s, no progress report, and a watchdog that is shorter than the job
     manifest = bench.manifest(script="talk.py", lines=60, spec__watchdog="2500ms")

@@ -24,6 +24,7 @@ parser.add_argument("--fail-rank", type=int, default=0)
 parser.add_argument("--exit-with", type=int)
 parser.add_argument("--kill-self-at", type=int, help="SIGKILL to itself, in the first attempt")
 parser.add_argument("--silent-at", type=int, help="neither progress nor a line from this step on")
+parser.add_argument("--silent-attempts", type=int, default=1, help="in so many first attempts")
 args = parser.parse_args()
 
 job = flyer.job.current()
@@ -67,7 +68,7 @@ while step < args.steps:
         raise ValueError(f"bad batch at step {step}")
     if args.kill_self_at == step and job.rank == args.fail_rank and job.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if args.silent_at == step and job.attempt == 1:
+    if args.silent_at == step and job.attempt <= args.silent_attempts:
         signal.pause()
     time.sleep(args.pause)
     step += 1
