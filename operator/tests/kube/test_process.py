@@ -134,7 +134,6 @@ async def test_replicas_share_their_certificates(api_server, connect):
 
 async def test_a_secret_that_was_emptied_gets_back_what_sidecars_trust(api_server, connect):
     keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",))
-    await keeper.refresh()
     before = await keeper.refresh()
     api_server.store.patch(
         "secrets", "flyer-certificates", {"data": None}, namespace="fireflyer-system"

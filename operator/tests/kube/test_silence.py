@@ -255,3 +255,23 @@ async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
     )
     assert node not in cluster.status("a").assignment.names
     assert "NodeStatusUnknown" in cluster.status("a").eviction.message
+
+
+async def test_a_doubted_machine_that_dies_is_lost_as_soon_as_its_silence_is_sure(cluster, until):
+    cluster.nodes("AAA")
+    leader = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    node = cluster.status("a").assignment.names[1]
+    nodes = leader.leader.term._nodes
+    leader.gateway.heard_of = {
+        node: Heard(1.0, replaceable=True),
+        "b": Heard(1.0, replaceable=True),
+    }
+    await until(lambda: node in nodes.silence.heard())
+    cluster.kubelets.set_ready(node, ready=False)
+    await until(lambda: node in nodes._doubts)
+    nodes.silence.lost[node] = "nothing heard"
+    nodes.changed(node)
+    assert node in nodes._lost
+    assert node not in nodes._doubts

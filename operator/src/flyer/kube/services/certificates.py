@@ -51,7 +51,7 @@ class CertificateKeeper:
         self._names = tuple(names)
         self._webhook = webhook
         self._told = False
-        self._held: dict[str, bytes] | None = None  # as last read
+        self._held: dict[str, bytes] | None = None  # as last read or stored
         self._users: list[Callable[[Certificates], None]] = []
 
     def serve_with(self, use: Callable[[Certificates], None]) -> None:
@@ -104,6 +104,7 @@ class CertificateKeeper:
                 await self._store(secret, data)
             except ConflictError:
                 continue  # another replica was faster: use what it stored
+            self._held = data
             return data
         raise ConflictError(f"update secrets {SECRET_NAME}", "it changes all the time")
 

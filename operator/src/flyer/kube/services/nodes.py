@@ -67,7 +67,7 @@ class Nodes:
                     self._tell(NodeLost(name, "NodeDeleted"))
                 self._tell(NodeObserved(unready(known, why)))
             return
-        if view.lost and name in self.silence.lost:
+        if view.lost and name in self._lost:
             self.silence.forget(name)  # Kubernetes has noticed, and says when it is back
         node = self._observed(view)
         back = name in self._lost and not self._is_lost(view)
@@ -80,8 +80,10 @@ class Nodes:
     def judge(self) -> None:
         """Tell who has fallen silent, and who answers again."""
         for name in self._doubts.judge(self.silence.heard(), self.silence.now):
-            log.warning("node %s is lost: Kubernetes says so, and nothing is heard", name)
-            self._lose(name, self._world.nodes.get("", name))
+            view = self._world.nodes.get("", name)
+            if view is not None and view.lost:
+                log.warning("node %s is lost: Kubernetes says so, and is doubted no longer", name)
+                self._lose(name, view)
         lost, back = self.silence.judge()
         for name, evidence in lost.items():
             log.warning("node %s is lost: %s", name, evidence)
@@ -109,15 +111,13 @@ class Nodes:
             self._doubts.drop(name)
             return
         if name not in self.silence.lost:
-            heard_at = self.silence.heard().get(name)
+            heard_at = self.silence.heard_at(name)
             if self._doubts.of(name, heard_at, self.silence.now):
                 return
+        self._doubts.drop(name)
         self._lose(name, view)
 
-    def _lose(self, name: str, view: NodeView | None) -> None:
-        self._doubts.drop(name)
-        if view is None:
-            return
+    def _lose(self, name: str, view: NodeView) -> None:
         self._lost.add(name)
         evidence = "" if view.lost else self.silence.lost[name]
         self._tell(NodeLost(name, view.lost or NODE_SILENT, evidence))

@@ -124,8 +124,13 @@ class Silence:
         """The time spent looking, in seconds."""
         return self._now
 
+    def heard_at(self, node: str) -> float | None:
+        """When what runs there was heard last, or was first expected; None = nothing runs there."""
+        machine = self._machines.get(node)
+        return machine.heard_at if machine is not None and machine.runs else None
+
     def heard(self) -> dict[str, float]:
-        """When what runs on each node was heard last, or was first expected."""
+        """The same of all nodes where something runs."""
         return {name: one.heard_at for name, one in self._machines.items() if one.runs}
 
     def forget(self, node: str) -> None:
