@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -22,7 +23,7 @@ OURS = [image for image in IMAGES if image.packages]
 def test_containerfile_has_the_same_packages_and_user(image: Image) -> None:
     text = (FOLDER / f"{image.name}.Containerfile").read_text()
     stages = [line for line in text.splitlines() if line.startswith("FROM ")]
-    assert len(stages) == 2  # the build's tools stay behind
+    assert len(stages) == 3  # uv and the build's tools stay behind
     assert f"USER {image.user}:{image.user}" in text
     sources = {"flyer": "operator", "flyer-node": "deviceplugin"}
     sources |= {"hfreduce": "collectives/python", "threefs": "csi-3fs/python"}
@@ -35,13 +36,20 @@ def test_containerfile_has_the_same_packages_and_user(image: Image) -> None:
 
 
 def test_bases_are_pinned() -> None:
+    pinned = re.compile(r"docker\.io/library/[a-z]+:[0-9.]+[a-z-]*@sha256:[0-9a-f]{64}")
     for path in FOLDER.glob("*.Containerfile"):
-        for line in path.read_text().splitlines():
-            if "docker.io/" in line or "ghcr.io/" in line:
-                if "docker build" in line:
-                    continue
-                assert ":latest" not in line
-                assert ":" in line.rpartition("/")[2] or "/uv" in line, f"{path.name}: {line}"
+        bases = re.findall(r"^ARG [A-Z]+=(.*)$", path.read_text(), re.MULTILINE)
+        assert bases
+        assert all(pinned.fullmatch(base) for base in bases), f"{path.name}: {bases}"
+        stages = re.findall(r"^FROM (\S+)", path.read_text(), re.MULTILINE)
+        assert set(stages) <= {"${BASE}", "${RUST}"}, f"{path.name}: {stages}"
+
+
+def test_everybody_installs_with_the_same_uv() -> None:
+    pinned = re.search(r"^uv==(\S+)", (FOLDER / "uv.txt").read_text(), re.MULTILINE)
+    bootstrap = (FOLDER.parent / "scripts/bootstrap").read_text()
+    assert pinned
+    assert f"UV_VERSION={pinned[1]}\n" in bootstrap
 
 
 def test_an_archive_names_its_blobs_by_their_digest(tmp_path: Path) -> None:
