@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,11 @@ def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
 
 @pytest.fixture
 def dead_kubelet(cluster: Cluster) -> Iterator[str]:
-    """A node whose kubelet has just died, which nobody knows yet; alive again at the end."""
+    """An empty node whose kubelet has just died, which nobody knows; alive again at the end."""
+    # Pods of jobs before this one would live for ever on it.
+    words = ("get", "pods", "--all-namespaces", "--selector=fireflyer.dev/job", "--output=name")
+    left = partial(cluster.kubectl, *words, "--field-selector=spec.nodeName=node-b2")
+    wait_for("node-b2 to be empty", lambda: not left().strip(), END_SECONDS)
     kubelet = cluster.process("node-b2-kubelet")
     kubelet.kill()
     yield "node-b2"

@@ -52,7 +52,13 @@ def test_of_many_each_has_time_to_find_us_again():
     for name in names:
         doubts.of(name, 60.0, 100.0)
     found = lost_at(doubts, talking(*names[2:], silent=names[:2], since=60.0))
-    assert found == {name: 30.0 if name in names[:2] else 300.0 for name in names}
+    assert found == {name: 60.0 if name in names[:2] else 300.0 for name in names}
+
+
+def test_where_we_hear_nobody_one_that_is_doubted_has_time_too():
+    doubts = Doubts()
+    assert doubts.of("a", 100.0, 100.0)
+    assert lost_at(doubts, talking(silent=["a", "b"])) == {"a": 60.0}
 
 
 def test_a_new_leader_asks_first_where_something_runs():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "AlreadyExistsError",
     "ApiError",
@@ -16,6 +18,10 @@ __all__ = [
 ]
 
 _MESSAGE_CHARS_MAX = 500
+# Of k8s.io/apiserver's admission plug-ins, which tell it by these words alone.
+_NOT_JUDGED = re.compile(
+    r"failed to configure (?:policy|binding): |not yet ready to handle request"
+)
 
 
 class ApiError(Exception):
@@ -70,7 +76,11 @@ class ForbiddenError(ApiError):
 
 
 class OverloadedError(ApiError):
-    """429, 500, 503, 504: the server had no time or no luck; waits `retry_after_seconds`."""
+    """429, 500, 503, 504: the server had no time or no luck; waits `retry_after_seconds`.
+
+    Also what admission refuses (403, 422) because it knows too little yet: for half a minute after
+    its start a server may not know the kinds that its policies' parameters have.
+    """
 
     retryable = True
 
@@ -87,6 +97,8 @@ def error_of(
     """The error for an HTTP status; `reason` is the API's word, such as AlreadyExists."""
     kind: type[ApiError]
     match code:
+        case 403 | 422 if _NOT_JUDGED.search(message):
+            kind = OverloadedError
         case 404:
             kind = NotFoundError
         case 409:

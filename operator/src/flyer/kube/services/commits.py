@@ -173,7 +173,7 @@ class Commits:
         return shape_job(value)
 
     def _refuse(self, job: str, error: InvalidError) -> None:
-        if "epoch" in str(error):
+        if "a newer leader exists" in str(error):
             raise LeadershipLostError(f"a newer leader exists: {error}") from error
         log.error("%s: the API server refuses its status, so it is left as it is: %s", job, error)
         self.refused[job] = str(error)

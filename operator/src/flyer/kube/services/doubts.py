@@ -18,8 +18,9 @@ BEGIN_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 10.0
 """A node that has said nothing for so long is lost. Longer than an exit of its rank takes to be
 told and judged: that is no node's fault."""
-MANY_SILENT_SECONDS: Final = 30.0
-"""Many at a time: it is rather we who hear nobody, and sidecars need so long to find us again."""
+MANY_SILENT_SECONDS: Final = 60.0
+"""Many at a time: it is rather we who hear nobody. Sidecars need so long to find a new leader where
+whatever keeps the Service's endpoints was without an API server too."""
 DOUBT_SECONDS: Final = 300.0
 """`node.kubernetes.io/unreachable` is tolerated for so long by default."""
 SHARE: Final = 4
@@ -62,7 +63,8 @@ class Doubts:
 
     def judge(self, heard: dict[str, float], now: float) -> list[str]:
         """Which are lost now. `heard`: when each of those that are listened to was heard last."""
-        many = len(self._doubts) > max(1, len(heard) // SHARE)
+        silent_nodes = sum(now - heard_at >= SILENT_SECONDS for heard_at in heard.values())
+        many = max(len(self._doubts), silent_nodes) > max(1, len(heard) // SHARE)
         found = []
         for name, doubt in self._doubts.items():
             doubt.runs = doubt.runs or name in heard
