@@ -6,6 +6,7 @@
 
 use std::pin::Pin;
 
+pub mod arena;
 pub mod auth;
 pub mod class;
 pub mod deadline;

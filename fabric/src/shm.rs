@@ -74,6 +74,11 @@ impl Segment {
         self.bytes
     }
 
+    /// Where these bytes lie; `None` if they are not all inside.
+    pub fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
+        inside(self.base, self.bytes, offset, bytes)
+    }
+
     /// The descriptor, to hand to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -119,10 +124,7 @@ impl View {
 
     /// Where these bytes lie; `None` if they are not all inside.
     pub fn at(&self, offset: u64, bytes: usize) -> Option<*const u8> {
-        let offset = usize::try_from(offset).ok()?;
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
-        // SAFETY: the offset lies inside the mapping.
-        inside.then(|| unsafe { self.base.as_ptr().add(offset).cast_const() })
+        inside(self.base, self.bytes, offset, bytes).map(<*mut u8>::cast_const)
     }
 }
 
@@ -131,6 +133,13 @@ impl Drop for View {
         // SAFETY: as for a segment.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
+}
+
+fn inside(base: NonNull<u8>, size: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
+    let offset = usize::try_from(offset).ok()?;
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= size);
+    // SAFETY: the offset lies inside the mapping.
+    inside.then(|| unsafe { base.as_ptr().add(offset) })
 }
 
 fn check_sealed(fd: &OwnedFd, bytes: usize) -> io::Result<()> {

@@ -1,0 +1,107 @@
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+fn arena(bytes: usize) -> Arc<Arena> {
+    Arc::new(Arena::create("arena-test", bytes).unwrap())
+}
+
+fn peer_of(arena: &Arena) -> Segment {
+    let fd = arena.segment().fd().try_clone_to_owned().unwrap();
+    Segment::open(fd, arena.segment().bytes()).unwrap()
+}
+
+#[test]
+fn a_peer_finds_the_same_bytes_at_the_offset() {
+    let arena = arena(8 * MIB);
+    let peer = peer_of(&arena);
+    let _other = arena.allocate(100).unwrap();
+    let block = arena.allocate(5000).unwrap();
+    // SAFETY: inside the block.
+    unsafe { block.base().add(4999).write(9) };
+    let found = arena.find(block.base(), 5000).unwrap();
+    assert!(found.whole_pages);
+    let there = peer.at(found.offset, 5000).unwrap();
+    // SAFETY: inside the peer's map.
+    assert_eq!(unsafe { there.add(4999).read() }, 9);
+    assert!(peer.at(found.offset, 8 * MIB).is_none() && peer.at(u64::MAX, 2).is_none());
+}
+
+#[test]
+fn only_what_lies_in_one_block_is_found() {
+    let arena = arena(MIB);
+    let block = arena.allocate(3 * PAGE_BYTES + 10).unwrap();
+    let next = arena.allocate(10).unwrap();
+    let base = block.base().cast_const();
+    assert!(arena.find(base, 3 * PAGE_BYTES + 11).is_none());
+    assert!(arena.find(base, usize::MAX).is_none());
+    let mine = [0_u8; 8];
+    assert!(arena.find(mine.as_ptr(), 8).is_none());
+    assert!(arena.find(next.base().wrapping_add(PAGE_BYTES), 1).is_none());
+    let whole = |offset: usize, bytes| arena.find(base.wrapping_add(offset), bytes).unwrap();
+    assert!(whole(PAGE_BYTES, PAGE_BYTES).whole_pages);
+    assert!(whole(PAGE_BYTES, 2 * PAGE_BYTES + 10).whole_pages);
+    assert!(!whole(64, PAGE_BYTES).whole_pages && !whole(0, 100).whole_pages);
+}
+
+#[test]
+fn a_thousand_blocks_come_and_go_zeroed_and_leave_one_gap() {
+    let arena = arena(16 * MIB);
+    let mut held = Vec::new();
+    for round in 0..1000_usize {
+        let bytes = 1 + (round * 7919) % (MIB / 4);
+        let block = arena.allocate(bytes).unwrap();
+        // SAFETY: inside the block.
+        unsafe {
+            assert_eq!((block.base().read(), block.base().add(bytes - 1).read()), (0, 0));
+            block.base().write_bytes(255, bytes);
+        }
+        held.push(block);
+        if held.len() > 20 {
+            held.remove((round * 31) % 20);
+        }
+    }
+    held.clear();
+    assert_eq!(arena.used(), 0);
+    assert_eq!(arena.blocks().free, [(0, 16 * MIB)].into());
+    let pages = rustix::fs::fstat(arena.segment().fd()).unwrap().st_blocks;
+    assert_eq!(pages, 0);
+}
+
+#[test]
+fn a_full_arena_says_how_full_it_is() {
+    let arena = arena(4 * MIB);
+    let _block = arena.allocate(3 * MIB).unwrap();
+    let error = arena.allocate(2 * MIB).unwrap_err();
+    assert_eq!(error, ArenaError::Full { wanted: 2 * MIB, used: 3 * MIB, limit: 4 * MIB });
+    assert!(arena.allocate(usize::MAX).is_err());
+    assert!(Arena::create("arena-test", usize::MAX).is_err());
+}
+
+#[test]
+fn what_is_taken_back_is_out_of_the_peers_reach() {
+    let arena = arena(4 * MIB);
+    let peer = peer_of(&arena);
+    let block = arena.allocate(2 * PAGE_BYTES + 100).unwrap();
+    let other = arena.allocate(100).unwrap();
+    let found = arena.find(block.base(), block.bytes()).unwrap();
+    let beside = arena.find(other.base(), 100).unwrap();
+    // SAFETY: inside the block, and the peer's map of it.
+    unsafe {
+        block.base().write(1);
+        peer.at(found.offset, 1).unwrap().write(2);
+        arena.take_back(found.offset, block.bytes()).unwrap();
+        assert_eq!(block.base().read(), 2);
+        peer.at(found.offset, 1).unwrap().write(3);
+        peer.at(found.offset + 2 * PAGE_BYTES as u64, 100).unwrap().write_bytes(3, 100);
+        assert_eq!(block.base().read(), 2);
+        assert_eq!(block.base().add(2 * PAGE_BYTES).read(), 0);
+        peer.at(beside.offset, 1).unwrap().write(4);
+        assert_eq!(other.base().read(), 4);
+    }
+    assert!(arena.is_retired() && arena.find(other.base(), 1).is_none());
+    assert_eq!(arena.allocate(1).unwrap_err(), ArenaError::Retired);
+    drop((block, other));
+    assert_eq!(arena.used(), 0);
+    assert!(arena.take_back(1, 1).is_err() && arena.take_back(4 * MIB as u64, 1).is_err());
+}
