@@ -17,14 +17,20 @@
 //!
 //! Waking: whoever sleeps says first for what (`sleeping`, then a full fence, then a last look);
 //! whoever changes something fences and looks at `sleeping`. So one of the two sees the other.
+//!
+//! The protocols themselves are in `blocks`, which knows nothing of memory that is shared: a model
+//! checker runs the same code. Here is where each block lies.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+mod blocks;
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric::shm::Segment;
 
 use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::Fingerprint;
 use crate::core::fingerprint::FINGERPRINT_BYTES;
+use blocks::{Counter, Record, Recorded, Sleeper, SlotBlock, Stamped};
 
 /// Fingerprints that are kept for each rank.
 const PRINTS: usize = 64;
@@ -46,35 +52,20 @@ pub const FOR_ABORT: u32 = 8;
 #[repr(C)]
 struct Header {
     magic: AtomicU64,
-    /// 0 nothing, 1 being written, 2 there.
-    abort_state: AtomicU32,
-    abort_length: AtomicU32,
-    abort: [AtomicU64; CAUSE_BYTES_MAX / 8],
+    abort: Record<{ CAUSE_BYTES_MAX / 8 }>,
 }
 
 #[repr(C, align(128))]
 struct RankBlock {
     beat: AtomicU64,
-    left: AtomicU64,
-    entered: AtomicU64,
-    sleeping: AtomicU32,
+    left: Counter,
+    entered: Counter,
+    sleeping: Sleeper,
     _gap: [u8; 36],
-    staged: AtomicU64,
+    staged: Counter,
     _gap2: [u8; 56],
-    prints: [PrintBlock; PRINTS],
-}
-
-#[repr(C)]
-struct PrintBlock {
-    /// Sequence number + 1 of what is in `words`; 0 while it is being written.
-    stamp: AtomicU64,
-    words: [AtomicU64; FINGERPRINT_BYTES / 8],
-}
-
-#[repr(C, align(64))]
-struct SlotBlock {
-    published: AtomicU64,
-    released: AtomicU64,
+    /// Stamped with the operation's number + 1.
+    prints: [Stamped<{ FINGERPRINT_BYTES / 8 }>; PRINTS],
 }
 
 /// The sizes that both sides of a board must agree on.
@@ -186,70 +177,54 @@ impl Board {
     /// True if chunk `chunk` may use its slot: every rank is through with the chunk before.
     pub fn slot_is_free(&self, chunk: u64) -> bool {
         let uses = chunk / self.shape.slots as u64;
-        // More than that: others are through with this very chunk already, which takes them nowhere.
-        self.slot(chunk).released.load(Ordering::Acquire) >= uses * self.shape.locals as u64
+        self.slot(chunk).is_free(uses * self.shape.locals as u64)
     }
 
     /// Says that a rank is through with a chunk's slot; true if it was the last one.
     pub fn release(&self, chunk: u64) -> bool {
-        let before = self.slot(chunk).released.fetch_add(1, Ordering::AcqRel);
-        (before + 1).is_multiple_of(self.shape.locals as u64)
+        self.slot(chunk).release().is_multiple_of(self.shape.locals as u64)
     }
 
     /// Says that `local` has contributed to every chunk below `chunks`.
     pub fn stage(&self, local: usize, chunks: u64) {
-        self.rank(local).staged.store(chunks, Ordering::Release);
+        self.rank(local).staged.tell(chunks);
     }
 
     /// How many chunks `local` has contributed to.
     pub fn staged(&self, local: usize) -> u64 {
-        self.rank(local).staged.load(Ordering::Acquire)
+        self.rank(local).staged.told()
     }
 
     /// Says that the result of a chunk is in its place.
     pub fn publish(&self, chunk: u64) {
-        self.slot(chunk).published.store(chunk + 1, Ordering::Release);
+        self.slot(chunk).publish(chunk);
     }
 
     /// True if the result of a chunk is in its place.
     pub fn is_published(&self, chunk: u64) -> bool {
-        self.slot(chunk).published.load(Ordering::Acquire) == chunk + 1
+        self.slot(chunk).is_published(chunk)
     }
 
     /// Says that `local` begins operation `sequence`.
     pub fn enter(&self, local: usize, sequence: u64, print: &Fingerprint) {
         let rank = self.rank(local);
-        let block = &rank.prints[sequence as usize % PRINTS];
-        block.stamp.store(0, Ordering::Relaxed);
-        fence(Ordering::Release);
-        let bytes = print.encode();
-        for (word, bytes) in block.words.iter().zip(bytes.chunks_exact(8)) {
-            let mut value = [0; 8];
-            value.copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(value), Ordering::Relaxed);
-        }
-        block.stamp.store(sequence + 1, Ordering::Release);
-        rank.entered.store(sequence + 1, Ordering::Release);
+        rank.prints[sequence as usize % PRINTS].write(sequence + 1, print.words());
+        rank.entered.tell(sequence + 1);
     }
 
     /// How many operations `local` has begun.
     pub fn entered(&self, local: usize) -> u64 {
-        self.rank(local).entered.load(Ordering::Acquire)
+        self.rank(local).entered.told()
     }
 
     /// What `local` said it runs as operation `sequence`, while that is remembered.
     pub fn print(&self, local: usize, sequence: u64) -> Option<Fingerprint> {
         let block = &self.rank(local).prints[sequence as usize % PRINTS];
-        if block.stamp.load(Ordering::Acquire) != sequence + 1 {
-            return None;
-        }
+        let words = block.read(sequence + 1)?;
         let mut bytes = [0; FINGERPRINT_BYTES];
-        for (word, bytes) in block.words.iter().zip(bytes.chunks_exact_mut(8)) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        for (word, bytes) in words.iter().zip(bytes.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.to_le_bytes());
         }
-        fence(Ordering::Acquire);
-        // Overwritten while we read: forget it.
-        (block.stamp.load(Ordering::Relaxed) == sequence + 1).then_some(())?;
         Fingerprint::decode(&bytes)
     }
 
@@ -265,86 +240,51 @@ impl Board {
 
     /// Says that `local` takes leave and will not begin operation `next` or any later one.
     pub fn leave(&self, local: usize, next: u64) {
-        self.rank(local).left.store(next + 1, Ordering::Release);
+        self.rank(local).left.tell(next + 1);
     }
 
     /// The first operation that `local` will not begin, if it took leave.
     pub fn left(&self, local: usize) -> Option<u64> {
-        self.rank(local).left.load(Ordering::Acquire).checked_sub(1)
+        self.rank(local).left.told().checked_sub(1)
     }
 
     /// Says that `local` is about to sleep for `reasons`; the caller looks once more and then does.
     pub fn fall_asleep(&self, local: usize, reasons: u32) {
-        self.rank(local).sleeping.store(reasons | FOR_ABORT, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.rank(local).sleeping.fall_asleep(reasons | FOR_ABORT);
     }
 
     /// Says that `local` is awake.
     pub fn wake_up(&self, local: usize) {
-        self.rank(local).sleeping.store(0, Ordering::Relaxed);
+        self.rank(local).sleeping.wake_up();
     }
 
     /// After a change: true if `local` sleeps for such a thing and must be woken by the caller.
     pub fn must_wake(&self, local: usize, reasons: u32) -> bool {
-        fence(Ordering::SeqCst);
-        let sleeping = &self.rank(local).sleeping;
-        sleeping.load(Ordering::Relaxed) & reasons != 0
-            && sleeping.swap(0, Ordering::Relaxed) & reasons != 0
+        self.rank(local).sleeping.must_wake(reasons)
     }
 
     /// Records why everything ends; false if somebody else did before.
     pub fn abort(&self, cause: &[u8]) -> bool {
-        let header = self.header();
-        let won = header.abort_state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire);
-        if won.is_err() {
-            return false;
-        }
-        let length = cause.len().min(CAUSE_BYTES_MAX);
-        for (word, bytes) in header.abort.iter().zip(cause[..length].chunks(8)) {
-            let mut value = [0; 8];
-            value[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(value), Ordering::Relaxed);
-        }
-        header.abort_length.store(length as u32, Ordering::Relaxed);
-        header.abort_state.store(2, Ordering::Release);
-        true
+        self.header().abort.write(cause)
     }
 
     /// Why everything ended, if it did. An empty record: somebody died while writing it.
     pub fn aborted(&self) -> Option<Vec<u8>> {
-        let header = self.header();
-        match header.abort_state.load(Ordering::Acquire) {
-            0 => None,
-            // The writer needs a microsecond, unless it lost its processor in it; if it was killed
-            // in it, the fact must do.
-            1 => {
-                for _ in 0..ABORT_LOOKS {
-                    std::thread::sleep(ABORT_LOOK_EVERY);
-                    if header.abort_state.load(Ordering::Acquire) == 2 {
-                        return Some(self.abort_record());
-                    }
-                }
-                Some(Vec::new())
+        // The writer needs a microsecond, unless it lost its processor in it; if it was killed in
+        // it, the fact must do.
+        for _ in 0..ABORT_LOOKS {
+            match self.header().abort.read() {
+                Recorded::Nothing => return None,
+                Recorded::There(cause) => return Some(cause),
+                Recorded::InPart => std::thread::sleep(ABORT_LOOK_EVERY),
             }
-            _ => Some(self.abort_record()),
         }
-    }
-
-    fn abort_record(&self) -> Vec<u8> {
-        let header = self.header();
-        let length = header.abort_length.load(Ordering::Relaxed) as usize;
-        let mut bytes: Vec<u8> = header
-            .abort
-            .iter()
-            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
-            .collect();
-        bytes.truncate(length);
-        bytes
+        Some(Vec::new())
     }
 
     /// True if an abort is recorded; cheap enough for every look.
     pub fn is_aborted(&self) -> bool {
-        self.header().abort_state.load(Ordering::Relaxed) != 0
+        self.header().abort.is_begun()
     }
 }
 

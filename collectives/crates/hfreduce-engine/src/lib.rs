@@ -9,6 +9,7 @@
 //! knows no clock, socket, thread or byte of payload. The drivers move bytes and ask it.
 //! Absent on purpose: anything that depends on the order of arrival, and any wait without an end.
 
+mod atomics;
 pub mod board;
 pub mod cause;
 pub mod communicator;

@@ -6,14 +6,37 @@
 //! has ended moves neither, and touches its memory no more.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::Thread;
+
+use crate::atomics::{Atomic, Atomics, Native};
+
+/// A count of bytes that only grows; what was done to the bytes before it is seen by whoever reads
+/// it.
+#[derive(Debug)]
+struct Prefix<A: Atomics = Native>(A::U64);
+
+impl<A: Atomics> Prefix<A> {
+    fn grow(&self, end: usize) {
+        self.0.fetch_max(end as u64, Release);
+    }
+
+    fn end(&self) -> usize {
+        self.0.load(Acquire) as usize
+    }
+}
+
+impl<A: Atomics> Default for Prefix<A> {
+    fn default() -> Self {
+        Self(A::U64::default())
+    }
+}
 
 /// How far the memory of one operation is, in bytes from its beginning.
 #[derive(Debug, Default)]
 pub struct Pace {
-    arrived: AtomicUsize,
-    delivered: AtomicUsize,
+    arrived: Prefix,
+    delivered: Prefix,
     watcher: OnceLock<Thread>,
 }
 
@@ -25,17 +48,17 @@ impl Pace {
 
     /// The bytes before `end` of the input are there and are not written any more.
     pub(crate) fn arrive(&self, end: usize) {
-        self.arrived.fetch_max(end, Ordering::Release);
+        self.arrived.grow(end);
     }
 
     /// How many bytes of the input are there.
     pub fn arrived(&self) -> usize {
-        self.arrived.load(Ordering::Acquire)
+        self.arrived.end()
     }
 
     /// The bytes before `end` of the output are final.
     pub(crate) fn deliver(&self, end: usize) {
-        self.delivered.fetch_max(end, Ordering::Release);
+        self.delivered.grow(end);
         if let Some(watcher) = self.watcher.get() {
             watcher.unpark();
         }
@@ -43,6 +66,39 @@ impl Pace {
 
     /// How many bytes of the output are final.
     pub fn delivered(&self) -> usize {
-        self.delivered.load(Ordering::Acquire)
+        self.delivered.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atomics::model::*;
+    use loom::cell::UnsafeCell;
+    use std::sync::Arc;
+
+    /// One brings bytes and says so, out of order too; another takes what is there.
+    fn what_has_arrived_is_there<A: Atomics>() {
+        let shared = Arc::new((Prefix::<A>::default(), UnsafeCell::new(0)));
+        let bringing = shared.clone();
+        let bringer = loom::thread::spawn(move || {
+            // SAFETY: loom reports whoever touches it at the same time.
+            bringing.1.with_mut(|value| unsafe { *value = 1 });
+            bringing.0.grow(8);
+            bringing.0.grow(4);
+        });
+        if shared.0.end() >= 8 {
+            // SAFETY: as above.
+            assert_eq!(shared.1.with(|value| unsafe { *value }), 1);
+        }
+        bringer.join().unwrap();
+        assert_eq!(shared.0.end(), 8);
+    }
+
+    #[test]
+    fn bytes_are_touched_only_after_they_arrived() {
+        every_order(what_has_arrived_is_there::<Modelled>);
+        assert!(breaks(what_has_arrived_is_there::<Weak<NO_RELEASE>>));
+        assert!(breaks(what_has_arrived_is_there::<Weak<NO_ACQUIRE>>));
     }
 }

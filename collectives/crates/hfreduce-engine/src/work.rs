@@ -1,9 +1,10 @@
 //! The handle of one operation, and the room where threads wait for them.
 
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::atomics::{Atomic, Atomics, Native};
 use crate::cause::CollectiveError;
 use crate::core::Fingerprint;
 
@@ -77,10 +78,38 @@ impl WorkState {
     }
 }
 
+/// How many wait. Whoever changes something and finds nobody here is seen by whoever comes.
+#[derive(Debug)]
+struct Attendance<A: Atomics = Native>(A::U32);
+
+impl<A: Atomics> Attendance<A> {
+    /// The thread looks once more at everything after this, and then waits.
+    fn come(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        A::fence(Ordering::SeqCst);
+    }
+
+    fn go(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// After a change: true if somebody may have to be told.
+    fn is_anybody_there(&self) -> bool {
+        A::fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl<A: Atomics> Default for Attendance<A> {
+    fn default() -> Self {
+        Self(A::U32::default())
+    }
+}
+
 /// Where threads wait while another one moves the data. Cheap while nobody waits.
 #[derive(Debug, Default)]
 pub struct WaitingRoom {
-    waiting: AtomicUsize,
+    waiting: Attendance,
     mutex: Mutex<()>,
     bell: Condvar,
 }
@@ -88,20 +117,19 @@ pub struct WaitingRoom {
 impl WaitingRoom {
     /// Waits until `until` or a call of [`WaitingRoom::call`]; not at all if `ready` holds already.
     pub fn wait(&self, until: Instant, ready: impl Fn() -> bool) {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.waiting.come();
         let guard = self.lock();
         // Looked at under the lock: whoever changes it and calls after that finds us waiting.
         if !ready() {
             let left = until.saturating_duration_since(Instant::now());
             drop(self.bell.wait_timeout(guard, left));
         }
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.waiting.go();
     }
 
     /// Everybody in the room looks again.
     pub fn call(&self) {
-        std::sync::atomic::fence(Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) > 0 {
+        if self.waiting.is_anybody_there() {
             drop(self.lock());
             self.bell.notify_all();
         }
@@ -109,5 +137,32 @@ impl WaitingRoom {
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atomics::model::*;
+    use std::sync::Arc;
+
+    /// The lock that the room's bell goes with is not in the model: it only delays.
+    fn one_sees_the_other<A: Atomics>() {
+        let shared = Arc::new((Attendance::<A>::default(), A::U32::default()));
+        let waiting = shared.clone();
+        let waiter = loom::thread::spawn(move || {
+            waiting.0.come();
+            waiting.1.load(Ordering::Acquire) == 1
+        });
+        shared.1.store(1, Ordering::Release);
+        let told = shared.0.is_anybody_there();
+        assert!(waiter.join().unwrap() || told, "waits for ever");
+    }
+
+    #[test]
+    fn nobody_waits_for_what_has_happened() {
+        every_order(one_sees_the_other::<Modelled>);
+        assert!(breaks(one_sees_the_other::<Weak<NO_FENCE>>));
+        assert!(breaks(one_sees_the_other::<Weak<NO_TOTAL_ORDER>>));
     }
 }

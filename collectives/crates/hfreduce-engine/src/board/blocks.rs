@@ -1,0 +1,162 @@
+//! The board's protocols, one block each: plain memory of atomics, written over [`Atomics`] so that
+//! a model checker runs the very code that ranks run (`blocks_test.rs`).
+//!
+//! All of them are valid as zeroed bytes, and none of their methods waits.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+use crate::atomics::{Atomic, Atomics, Native};
+
+/// A number that one rank tells the others: what it did before telling is seen by whoever is told.
+#[repr(transparent)]
+pub struct Counter<A: Atomics = Native>(A::U64);
+
+impl<A: Atomics> Counter<A> {
+    pub fn tell(&self, value: u64) {
+        self.0.store(value, Release);
+    }
+
+    pub fn told(&self) -> u64 {
+        self.0.load(Acquire)
+    }
+}
+
+/// Whose turn it is to use a slot.
+#[repr(C, align(64))]
+pub struct SlotBlock<A: Atomics = Native> {
+    published: A::U64,
+    released: A::U64,
+}
+
+impl<A: Atomics> SlotBlock<A> {
+    /// True if ranks have let go of the slot so often: nobody reads or writes what was there.
+    pub fn is_free(&self, releases: u64) -> bool {
+        // More than that: others are through with this very chunk already, which takes them nowhere.
+        self.released.load(Acquire) >= releases
+    }
+
+    /// A rank lets go of it; how often ranks have by now. Both halves of the ordering are needed:
+    /// whoever takes the slot next must come after all of us, not after the last one alone.
+    pub fn release(&self) -> u64 {
+        self.released.fetch_add(1, AcqRel) + 1
+    }
+
+    pub fn publish(&self, chunk: u64) {
+        self.published.store(chunk + 1, Release);
+    }
+
+    pub fn is_published(&self, chunk: u64) -> bool {
+        self.published.load(Acquire) == chunk + 1
+    }
+}
+
+/// Words that one rank writes again and again and others read whole or not at all.
+#[repr(C)]
+pub struct Stamped<const WORDS: usize, A: Atomics = Native> {
+    /// What is in `words`; 0 while it is being written.
+    stamp: A::U64,
+    words: [A::U64; WORDS],
+}
+
+impl<const WORDS: usize, A: Atomics> Stamped<WORDS, A> {
+    /// No stamp is used twice, and none is 0.
+    pub fn write(&self, stamp: u64, words: [u64; WORDS]) {
+        self.stamp.store(0, Relaxed);
+        A::fence(Release);
+        for (place, word) in self.words.iter().zip(words) {
+            place.store(word, Relaxed);
+        }
+        self.stamp.store(stamp, Release);
+    }
+
+    /// The words of this stamp, if they are there.
+    pub fn read(&self, stamp: u64) -> Option<[u64; WORDS]> {
+        if self.stamp.load(Acquire) != stamp {
+            return None;
+        }
+        let words = std::array::from_fn(|at| self.words[at].load(Relaxed));
+        A::fence(Acquire);
+        // Overwritten while we read: forget it.
+        (self.stamp.load(Relaxed) == stamp).then_some(words)
+    }
+}
+
+/// For what a rank sleeps.
+#[repr(transparent)]
+pub struct Sleeper<A: Atomics = Native>(A::U32);
+
+impl<A: Atomics> Sleeper<A> {
+    /// The rank looks once more at everything after this, and then sleeps.
+    pub fn fall_asleep(&self, reasons: u32) {
+        self.0.store(reasons, Relaxed);
+        A::fence(SeqCst);
+    }
+
+    pub fn wake_up(&self) {
+        self.0.store(0, Relaxed);
+    }
+
+    /// After a change: true if the rank must be woken by the caller, and by nobody else.
+    pub fn must_wake(&self, reasons: u32) -> bool {
+        A::fence(SeqCst);
+        self.0.load(Relaxed) & reasons != 0 && self.0.swap(0, Relaxed) & reasons != 0
+    }
+}
+
+/// Bytes that are written once, by whoever is first.
+#[repr(C)]
+pub struct Record<const WORDS: usize, A: Atomics = Native> {
+    /// 0 nothing, 1 being written, 2 there.
+    state: A::U32,
+    length: A::U32,
+    words: [A::U64; WORDS],
+}
+
+/// What a record holds.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Recorded {
+    Nothing,
+    /// Somebody is writing it, or died while it did.
+    InPart,
+    There(Vec<u8>),
+}
+
+impl<const WORDS: usize, A: Atomics> Record<WORDS, A> {
+    /// False if somebody else was first. What does not fit is cut off.
+    pub fn write(&self, bytes: &[u8]) -> bool {
+        if self.state.compare_exchange(0, 1, AcqRel, Acquire).is_err() {
+            return false;
+        }
+        let length = bytes.len().min(WORDS * 8);
+        for (word, bytes) in self.words.iter().zip(bytes[..length].chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(value), Relaxed);
+        }
+        self.length.store(length as u32, Relaxed);
+        self.state.store(2, Release);
+        true
+    }
+
+    pub fn read(&self) -> Recorded {
+        match self.state.load(Acquire) {
+            0 => return Recorded::Nothing,
+            1 => return Recorded::InPart,
+            _ => {}
+        }
+        let length = self.length.load(Relaxed) as usize;
+        let words = self.words.iter().take(length.div_ceil(8));
+        let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
+        bytes.truncate(length);
+        Recorded::There(bytes)
+    }
+
+    /// True once somebody has begun to write it; cheap enough for every look.
+    pub fn is_begun(&self) -> bool {
+        self.state.load(Relaxed) != 0
+    }
+}
+
+#[cfg(test)]
+#[path = "blocks_test.rs"]
+mod tests;

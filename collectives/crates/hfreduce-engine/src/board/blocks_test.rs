@@ -1,0 +1,211 @@
+//! The protocols under a model checker: every order of two or three ranks, and everything that a
+//! load may see. Payload is a cell that may not be read while it is written.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+
+use super::*;
+use crate::atomics::model::*;
+
+impl<A: Atomics> Default for Counter<A> {
+    fn default() -> Self {
+        Self(A::U64::default())
+    }
+}
+
+impl<A: Atomics> Default for SlotBlock<A> {
+    fn default() -> Self {
+        Self { published: A::U64::default(), released: A::U64::default() }
+    }
+}
+
+impl<const WORDS: usize, A: Atomics> Default for Stamped<WORDS, A> {
+    fn default() -> Self {
+        Self { stamp: A::U64::default(), words: std::array::from_fn(|_| A::U64::default()) }
+    }
+}
+
+impl<A: Atomics> Default for Sleeper<A> {
+    fn default() -> Self {
+        Self(A::U32::default())
+    }
+}
+
+impl<const WORDS: usize, A: Atomics> Default for Record<WORDS, A> {
+    fn default() -> Self {
+        let words = std::array::from_fn(|_| A::U64::default());
+        Self { state: A::U32::default(), length: A::U32::default(), words }
+    }
+}
+
+/// A node of two ranks with one slot: both contribute to every chunk, rank 0 sums, both read.
+struct Node<A: Atomics> {
+    staged: [Counter<A>; 2],
+    slot: SlotBlock<A>,
+    input: UnsafeCell<u64>,
+    result: UnsafeCell<u64>,
+}
+
+impl<A: Atomics> Node<A> {
+    fn rank(&self, local: usize, chunks: u64) {
+        for chunk in 0..chunks {
+            until(|| self.slot.is_free(chunk * 2));
+            if local == 1 {
+                // SAFETY: loom reports whoever touches it at the same time.
+                self.input.with_mut(|input| unsafe { *input = 10 + chunk });
+            }
+            self.staged[local].tell(chunk + 1);
+            if local == 0 {
+                until(|| self.staged[1].told() > chunk);
+                // SAFETY: as above.
+                let input = self.input.with(|input| unsafe { *input });
+                // SAFETY: as above.
+                self.result.with_mut(|result| unsafe { *result = input * 2 });
+                self.slot.publish(chunk);
+            } else {
+                until(|| self.slot.is_published(chunk));
+            }
+            // SAFETY: as above.
+            assert_eq!(self.result.with(|result| unsafe { *result }), (10 + chunk) * 2);
+            self.slot.release();
+        }
+    }
+}
+
+fn until(ready: impl Fn() -> bool) {
+    while !ready() {
+        thread::yield_now();
+    }
+}
+
+fn slot_is_reused<A: Atomics>() {
+    let (input, result) = (UnsafeCell::new(0), UnsafeCell::new(0));
+    let node = Arc::new(Node::<A> {
+        staged: Default::default(),
+        slot: SlotBlock::default(),
+        input,
+        result,
+    });
+    let other = node.clone();
+    let owner = thread::spawn(move || other.rank(0, 2));
+    node.rank(1, 2);
+    owner.join().unwrap();
+}
+
+#[test]
+fn no_slot_is_written_while_it_is_read() {
+    every_order(slot_is_reused::<Modelled>);
+    assert!(breaks(slot_is_reused::<Weak<NO_RELEASE>>));
+    assert!(breaks(slot_is_reused::<Weak<NO_ACQUIRE>>));
+}
+
+/// Two readers let go of a slot; its owner writes it again when both have.
+fn slot_is_taken_after_both<A: Atomics>() {
+    let shared = Arc::new((SlotBlock::<A>::default(), UnsafeCell::new(7)));
+    let readers: Vec<_> = (0..2)
+        .map(|_| {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                // SAFETY: as in `Node::rank`.
+                assert_eq!(shared.1.with(|value| unsafe { *value }), 7);
+                shared.0.release();
+            })
+        })
+        .collect();
+    if shared.0.is_free(2) {
+        // SAFETY: as in `Node::rank`.
+        shared.1.with_mut(|value| unsafe { *value = 8 });
+    }
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+}
+
+#[test]
+fn who_takes_a_slot_comes_after_all_who_let_go() {
+    every_order(slot_is_taken_after_both::<Modelled>);
+    assert!(breaks(slot_is_taken_after_both::<Weak<NO_RELEASE>>));
+    assert!(breaks(slot_is_taken_after_both::<Weak<NO_ACQUIRE>>));
+}
+
+fn somebody_sees_the_other<A: Atomics>() {
+    let shared = Arc::new((Sleeper::<A>::default(), Counter::<A>::default()));
+    let sleeping = shared.clone();
+    let sleeper = thread::spawn(move || {
+        sleeping.0.fall_asleep(1);
+        let saw = sleeping.1.told() == 1;
+        if saw {
+            sleeping.0.wake_up();
+        }
+        saw
+    });
+    shared.1.tell(1);
+    let rang = shared.0.must_wake(1);
+    assert!(sleeper.join().unwrap() || rang, "asleep for ever");
+}
+
+#[test]
+fn nobody_sleeps_through_a_change() {
+    every_order(somebody_sees_the_other::<Modelled>);
+    assert!(breaks(somebody_sees_the_other::<Weak<NO_FENCE>>));
+    assert!(breaks(somebody_sees_the_other::<Weak<NO_TOTAL_ORDER>>));
+}
+
+fn one_of_two_rings<A: Atomics>() {
+    let sleeper = Arc::new(Sleeper::<A>::default());
+    sleeper.fall_asleep(1);
+    let other = sleeper.clone();
+    let waker = thread::spawn(move || u32::from(other.must_wake(1)));
+    let rings = u32::from(sleeper.must_wake(1)) + waker.join().unwrap();
+    assert_eq!(rings, 1);
+}
+
+#[test]
+fn a_sleeper_is_rung_for_once() {
+    every_order(one_of_two_rings::<Modelled>);
+}
+
+fn whole_or_not_at_all<A: Atomics>() {
+    let block = Arc::new(Stamped::<2, A>::default());
+    block.write(1, [1, 1]);
+    let other = block.clone();
+    let writer = thread::spawn(move || other.write(2, [2, 2]));
+    for stamp in [1, 2] {
+        if let Some(words) = block.read(stamp) {
+            assert_eq!(words, [stamp, stamp]);
+        }
+    }
+    writer.join().unwrap();
+    assert_eq!(block.read(2), Some([2, 2]));
+}
+
+#[test]
+fn a_fingerprint_is_read_whole_or_not_at_all() {
+    every_order(whole_or_not_at_all::<Modelled>);
+    assert!(breaks(whole_or_not_at_all::<Weak<NO_RELEASE>>));
+    assert!(breaks(whole_or_not_at_all::<Weak<NO_ACQUIRE>>));
+    assert!(breaks(whole_or_not_at_all::<Weak<NO_FENCE>>));
+}
+
+fn the_first_cause_stays<A: Atomics>() {
+    let record = Arc::new(Record::<2, A>::default());
+    let writers: Vec<_> = [[1; 9], [2; 9]]
+        .map(|cause| {
+            let record = record.clone();
+            thread::spawn(move || record.write(&cause))
+        })
+        .into();
+    if let Recorded::There(cause) = record.read() {
+        assert!(cause == [1; 9] || cause == [2; 9], "{cause:?}");
+    }
+    let won: Vec<bool> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+    assert_eq!(won.iter().filter(|won| **won).count(), 1);
+    assert_eq!(record.read(), Recorded::There(vec![if won[0] { 1 } else { 2 }; 9]));
+}
+
+#[test]
+fn one_cause_is_recorded_and_read_whole() {
+    every_order(the_first_cause_stays::<Modelled>);
+    assert!(breaks(the_first_cause_stays::<Weak<NO_RELEASE>>));
+    assert!(breaks(the_first_cause_stays::<Weak<NO_ACQUIRE>>));
+}
