@@ -99,7 +99,8 @@ images: cluster-tools ## the container images as archives, without a daemon
 	$(PYTHON) -m images.build
 
 e2e: images ## the stories on a real Kubernetes; JUnit files in build/e2e
-	FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -v --no-header e2e/tests --junitxml=build/e2e/junit.xml
+	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \
+		$(PYTHON) -m pytest -v --no-header e2e/tests --junitxml=build/e2e/junit.xml
 
 .PHONY: clean
 clean: ## remove all that was built

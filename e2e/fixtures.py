@@ -49,7 +49,7 @@ def cluster() -> Iterator[Cluster]:
     if running := os.environ.get("FLYER_E2E_CLUSTER"):
         yield Cluster(State.load(Path(running)))
     elif os.geteuid() != 0:
-        _unavailable("a cluster with nodes needs root (namespaces, mounts)")
+        unavailable("a cluster with nodes needs root (namespaces, mounts)")
     else:
         yield from _started(Options())
 
@@ -76,13 +76,14 @@ def _started(options: Options) -> Iterator[Cluster]:
         for name in programs(options):
             binaries.find(name)
     except ClusterError as error:
-        _unavailable(str(error))
+        unavailable(str(error))
     state = Path(tempfile.mkdtemp(prefix="flyer-e2e-")) / "cluster"
     with guarded(state):
         yield Cluster(up(state, options))
 
 
-def _unavailable(why: str) -> NoReturn:
+def unavailable(why: str) -> NoReturn:
+    """Skips the test, or fails it where it was promised to run."""
     if os.environ.get("FLYER_E2E_REQUIRED"):
         pytest.fail(why)
     pytest.skip(why)

@@ -14,6 +14,7 @@ from e2e import chart
 from e2e.cluster.handle import wait_for
 from e2e.figures import figure
 from e2e.pods import TRAIN_IMAGE
+from e2e.volumes import claim, pod_with, sh
 
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
@@ -36,6 +37,13 @@ for step in range({STEPS}):
         job.progress(step + 1, total_steps={STEPS})
 print("done", flush=True)
 """
+
+# Each line must be stored before the next; whatever fails leaves a gap.
+WRITES = """nohup sh -c 'n=0; while [ ! -e /volume/stop ]; do
+echo $n >> /volume/lines; sync /volume/lines; n=$((n+1)); sleep 0.1
+done; touch /volume/stopped' > /dev/null 2>&1 &"""
+
+ENDS = "touch /volume/stop; while [ ! -e /volume/stopped ]; do sleep 1; done"
 
 
 def pods(cluster: Cluster, selector: str, namespace: str = chart.NAMESPACE) -> list[Any]:
@@ -121,7 +129,12 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     release: chart.Release, namespace: str
 ) -> None:
     cluster = release.cluster
-    cluster.apply(job_manifest("steady"), namespace=namespace)
+    cluster.apply(
+        job_manifest("steady"),
+        claim("book", "64Mi"),
+        pod_with("writer", "node-a1", "book"),
+        namespace=namespace,
+    )
 
     def status() -> dict[str, Any]:
         found: dict[str, Any] = cluster.get("flyerjob", "steady", namespace=namespace)
@@ -130,7 +143,13 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     def step() -> int:
         return int((status().get("progress") or {}).get("step") or 0)
 
+    def lines() -> list[str]:
+        return sh(cluster, namespace, "writer", "cat /volume/lines").split()
+
     wait_for("the job's first steps", step, JOB_SECONDS)
+    cluster.wait_ready("writer", namespace=namespace, deadline_s=JOB_SECONDS)
+    sh(cluster, namespace, "writer", WRITES)
+    wait_for("the first lines", lines, JOB_SECONDS)
     selector = "fireflyer.dev/job=steady"
     before = {one["metadata"]["uid"] for one in pods(cluster, selector, namespace)}
     operators = {
@@ -152,6 +171,14 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     assert status()["chain"]["attempt"] == 1
     assert status()["chain"].get("restarts", 0) == 0
     assert step() == STEPS
+    # Meta, storage and the CSI driver were replaced under who wrote all the time.
+    written = len(lines())
+    wait_for("more lines", lambda: len(lines()) > written, JOB_SECONDS)
+    sh(cluster, namespace, "writer", ENDS)
+    found = lines()
+    assert found == [str(number) for number in range(len(found))]
+    writer = cluster.get("pod", "writer", namespace)
+    assert writer["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 def test_uninstalled_it_leaves_definitions_the_key_and_the_jobs(release: chart.Release) -> None:

@@ -14,6 +14,7 @@ import pytest
 from e2e.chart import NAMESPACE
 from e2e.cluster import handle
 from e2e.cluster.handle import Cluster, KubectlError
+from e2e.figures import figure
 from e2e.pods import sleeper
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def test_pods_get_whole_pairs_devices_and_their_classes_fields(
 
 
 def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
-    cluster: Cluster, hardware: FakeHardware, agent: str, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, hardware: FakeHardware, agent: str
 ) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
     lost = hardware.driver.node.gpus[5].uuid
@@ -140,8 +141,8 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     assert "Xid79" in codes, "the cause is kept"
     pod = cluster.get("pod", agent, NAMESPACE)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
-    with capsys.disabled():
-        print(f"\nXid 79: NodeHealth after {told:.2f} s, node's allocatable after {left:.2f} s")
+    figure("device_plugin", "xid_to_node_health_seconds", told)
+    figure("device_plugin", "xid_to_allocatable_seconds", left, most=2)
 
 
 MEMORY = """
@@ -161,16 +162,13 @@ print(total)
 """Proportional set size in KiB of the agent and its worker: shared pages count once."""
 
 
-def test_the_agent_is_small(
-    cluster: Cluster, hardware: FakeHardware, agent: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_agent_is_small(cluster: Cluster, hardware: FakeHardware, agent: str) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
     text = cluster.kubectl(
         *(f"--namespace={NAMESPACE}", "exec", agent, "--", "python3", "-c"), MEMORY
     )
     mebibytes = int(text) / 1024
-    with capsys.disabled():
-        print(f"\nagent and worker: {mebibytes:.1f} MiB resident")
+    figure("device_plugin", "agent_and_worker_mebibytes", mebibytes, most=80)
     assert 10 < mebibytes < 80
 
 
@@ -193,7 +191,6 @@ def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
     hardware: FakeHardware,
     agent: str,
     namespace: str,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
     cluster.apply(asking("keeper", gpu=2), namespace=namespace)
@@ -230,10 +227,7 @@ def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
     mine = set(environment(cluster, "later", namespace)["FLYER_GPUS"].split(","))
     assert not mine & set(before.split(",")), "nothing is given out twice"
     cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "keeper", "later", "--wait=true")
-    with capsys.disabled():
-        middle, worst = statistics.median(took), max(took)
-        print(
-            f"\n{RESTARTS} kubelet restarts: registered after {middle:.3f} s, at most {worst:.3f}"
-        )
+    figure("device_plugin", "registered_seconds_median", statistics.median(took))
+    figure("device_plugin", "registered_seconds_max", max(took), most=2)
     # The goal is 2 s; a loaded machine gets more before the test calls it broken.
     assert max(took) < 30

@@ -52,7 +52,7 @@ def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
     )
     cluster.wait_ready("writer", namespace=namespace, deadline_s=SECONDS)
     sh("writer", "echo first > /volume/byte")
-    figure("volumes", "claim_to_first_byte_seconds", time.monotonic() - began)
+    figure("volumes", "claim_to_first_byte_seconds", time.monotonic() - began, most=3)
     cluster.wait_ready("reader", namespace=namespace, deadline_s=SECONDS)
     assert sh("reader", "cat /volume/byte") == "first\n"
     sh("reader", "echo second >> /volume/byte && mkdir /volume/sub && mv /volume/byte /volume/sub/")

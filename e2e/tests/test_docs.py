@@ -1,0 +1,112 @@
+"""What the pages show for a cluster, typed in one block after the other.
+
+Capital words stand for the reader's own: a job that runs, its node, a claim.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e import counting
+from e2e.cluster import binaries
+from e2e.jobs import job, pods_of, wait_phase
+from e2e.pods import TRAIN_IMAGE
+from tests.doc_blocks import ROOT, Block, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e import chart
+    from e2e.cluster.handle import Cluster
+
+# The first test of a session starts the cluster, loads images and installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+NAMESPACE = "default"  # a reader's, who has said nothing
+ENDLESS = "1000000"
+SECONDS = 180.0
+TUTORIAL = ROOT / "docs/tutorial/kubernetes.md"
+PAGES = sorted({block.page for block in blocks("cluster")})
+OWN = re.compile(r"\b(JOB|NODE|NAMESPACE|CLAIM)\b")
+
+
+class Reader:
+    """Somebody with a folder, a shell and a cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        programs = folder / "bin"
+        programs.mkdir()
+        (programs / "kubectl").symlink_to(binaries.find("kubectl"))
+        flyer = programs / "flyer"
+        flyer.write_text(f'#!/bin/sh\nexec {sys.executable} -m flyer.cli "$@"\n')
+        flyer.chmod(0o755)
+        shutil.copy(cluster.kubeconfig, folder / "kubeconfig")
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name != "FLYER_STATE"},
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "KUBECONFIG": str(folder / "kubeconfig"),
+        }
+
+    def types(self, block: Block, names: dict[str, str]) -> None:
+        """A block; an AssertionError with what it said unless all of it succeeds."""
+        text = OWN.sub(lambda found: names[found[1]], block.text)
+        # Who watches looks for a moment.
+        text = re.sub(r"^(.* -w)$", r"timeout 5 \1 || test $? = 124", text, flags=re.MULTILINE)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{block.where}\n{text}\n{done.stdout}"
+
+
+@pytest.fixture(scope="module")
+def reader(
+    release: chart.Release, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Reader, dict[str, str]]]:
+    """Who has the tutorial's files, a job that runs and a claim."""
+    cluster = release.cluster
+    found = Reader(cluster, tmp_path_factory.mktemp("reader"))
+    texts = {block.how: block for block in blocks("file", "manifest") if block.page == TUTORIAL}
+    (found.folder / "count.py").write_text(texts["file"].text)
+    manifest = re.sub(r"image: \S+", f"image: {TRAIN_IMAGE}", texts["manifest"].text)
+    (found.folder / "count.yaml").write_text(manifest)
+    dataset = next(
+        block
+        for block in blocks("manifest")
+        if "kind: PersistentVolumeClaim" in block.text and "name: dataset" in block.text
+    )
+    cluster.kubectl("apply", f"--namespace={NAMESPACE}", "--filename=-", stdin=dataset.text)
+    cluster.apply(job("own", 1, Path(counting.__file__).read_text(), ENDLESS), namespace=NAMESPACE)
+    wait_phase(cluster, "own", NAMESPACE, "Running")
+    (pod,) = pods_of(cluster, "own", NAMESPACE)
+    names = {"JOB": "own", "NODE": pod["spec"]["nodeName"], "NAMESPACE": NAMESPACE}
+    yield found, {**names, "CLAIM": "dataset"}
+    for kind in ("flyerjobs", "pvc"):
+        cluster.kubectl("delete", kind, "--all", f"--namespace={NAMESPACE}", "--wait=false")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_the_commands_of_a_page_do_something(
+    page: Path, reader: tuple[Reader, dict[str, str]]
+) -> None:
+    person, names = reader
+    for block in blocks("cluster"):
+        if block.page == page:
+            person.types(block, names)
