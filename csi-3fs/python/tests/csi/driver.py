@@ -66,10 +66,12 @@ class Driver:
         stubs.add_IdentityServicer_to_server(
             Identity(self.name, is_ready=lambda: True), self.server
         )
-        stubs.add_ControllerServicer_to_server(Controller(clusters, GIBIBYTE), self.server)
+        stubs.add_ControllerServicer_to_server(
+            Controller(clusters, GIBIBYTE, self.metrics), self.server
+        )
+        claims = Claims("node-a", lambda: self.now)
         stubs.add_NodeServicer_to_server(
-            Node("node-a", clusters, self.holder, self.inline, Claims("node-a", lambda: self.now)),
-            self.server,
+            Node("node-a", clusters, self.holder, self.inline, self.metrics, claims), self.server
         )
         self.server.start()
         self.channel = grpc.insecure_channel(endpoint)

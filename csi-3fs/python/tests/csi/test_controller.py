@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import grpc
 import pytest
 import threefs
 from threefs.csi.proto import csi_pb2 as csi
 
-from .driver import GIBIBYTE, Driver, Mode, capability
+from .driver import GIBIBYTE, Driver, Mode, capability, stage_request
 
 BLOCK = csi.VolumeCapability(
     block=csi.VolumeCapability.BlockVolume(),
@@ -56,6 +57,31 @@ def test_a_name_that_is_taken_by_another_size_is_refused(
     code, words = driver.refused(create_request(capacity_range=wanted))
     assert code == "ALREADY_EXISTS"
     assert "`pvc-1` exists with 1073741824 bytes" in words
+
+
+@pytest.mark.parametrize("changed", [{"uid": "8"}, {"gid": "8"}, {"mode": "0700"}])
+def test_a_name_that_is_taken_by_another_classs_owner_is_refused(
+    driver: Driver, changed: dict[str, str]
+) -> None:
+    owner = {"uid": "7", "gid": "7", "mode": "0750"}
+    first = driver.create("pvc-1", parameters=owner)
+    code, words = driver.refused(create_request(parameters={**owner, **changed}))
+    assert code == "ALREADY_EXISTS"
+    (key,) = changed
+    assert f"`pvc-1` exists with {key} {owner[key]} and {changed[key]} was asked for" in words
+    assert driver.create("pvc-1", parameters=owner) == first
+
+
+def test_a_pods_inline_volume_is_no_claims_volume(driver: Driver) -> None:
+    driver.publish("csi-1", volume_context={"csi.storage.k8s.io/ephemeral": "true"})
+    volume_id = "v1:default:/volumes/csi-1"
+    code, words = driver.refused(create_request("csi-1"))
+    assert code == "ALREADY_EXISTS"
+    assert "inline volume" in words
+    assert driver.refused(csi.ControllerGetVolumeRequest(volume_id=volume_id))[0] == "NOT_FOUND"
+    assert driver.refused(stage_request(volume_id))[0] == "NOT_FOUND"
+    assert driver.refused(csi.DeleteVolumeRequest(volume_id=volume_id))[0] == "FAILED_PRECONDITION"
+    assert "/volumes/csi-1/data" in driver.files.paths()
 
 
 def test_without_a_size_it_is_the_default_within_the_limit(driver: Driver) -> None:
@@ -138,9 +164,10 @@ def test_a_directory_that_is_no_volume_is_not_taken_and_not_removed(driver: Driv
     assert "/volumes/home/thesis.tex" in driver.files.paths()
 
 
+@pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("broken_at", range(1, 14))
-def test_a_creation_that_broke_off_is_ended_by_the_next_attempt(
-    driver: Driver, broken_at: int
+def test_a_creation_that_broke_off_is_ended_by_the_next_attempt_or_removed(
+    driver: Driver, broken_at: int, removed: bool
 ) -> None:
     inner, calls = driver.files._enter, [0]
 
@@ -154,6 +181,9 @@ def test_a_creation_that_broke_off_is_ended_by_the_next_attempt(
     request = create_request(capacity_range=size(GIBIBYTE))
     assert driver.code(request) in ("OK", "UNAVAILABLE")
     driver.files._enter = inner  # type: ignore[method-assign]
+    if removed:
+        driver.call(csi.DeleteVolumeRequest(volume_id="v1:default:/volumes/pvc-1"))
+        assert not [path for path in driver.files.paths() if "pvc-1" in path]
     volume = driver.call(request).volume
     quota = driver.files.quota("/volumes/pvc-1")
     assert quota is not None
@@ -240,8 +270,14 @@ def test_capabilities_are_confirmed_or_explained(driver: Driver) -> None:
         wanted = {"volume_id": volume.volume_id, "volume_capabilities": [capability()], **changed}
         return csi.ValidateVolumeCapabilitiesRequest(**wanted)
 
+    not_kept = (Mode.MULTI_NODE_SINGLE_WRITER, Mode.SINGLE_NODE_READER_ONLY)
     for mode in range(1, 8):
-        assert driver.call(ask(volume_capabilities=[capability(mode)])).HasField("confirmed")
+        reply = driver.call(ask(volume_capabilities=[capability(mode)]))
+        assert reply.HasField("confirmed") is (mode not in not_kept)
+        assert ("is not offered: nothing would keep" in reply.message) is (mode in not_kept)
+        code = "INVALID_ARGUMENT" if mode in not_kept else "OK"
+        assert driver.code(create_request("b", volume_capabilities=[capability(mode)])) == code
+    driver.call(csi.DeleteVolumeRequest(volume_id="v1:default:/volumes/b"))
     refused = driver.call(ask(volume_capabilities=[BLOCK]))
     assert not refused.HasField("confirmed")
     assert "block" in refused.message
@@ -285,6 +321,41 @@ def test_the_condition_says_when_a_volume_is_full(driver: Driver) -> None:
     missing = csi.ControllerGetVolumeRequest(volume_id="v1:default:/volumes/b")
     assert driver.refused(missing)[0] == "NOT_FOUND"
     assert driver.refused(csi.ControllerGetVolumeRequest())[0] == "INVALID_ARGUMENT"
+
+
+def test_a_list_tells_the_same_condition_as_a_volume_alone(driver: Driver) -> None:
+    for name in ("full", "well"):
+        driver.create(name, capacity_range=size(1000))
+    driver.files.write("/volumes/full/data/big", 1000)
+
+    def told() -> dict[str, str]:
+        entries = driver.call(csi.ListVolumesRequest()).entries
+        for entry in entries:
+            ask = csi.ControllerGetVolumeRequest(volume_id=entry.volume.volume_id)
+            alone = driver.call(ask).status.volume_condition
+            assert entry.status.volume_condition == alone
+        return {e.volume.volume_id[-4:]: e.status.volume_condition.message for e in entries}
+
+    assert told() == {
+        "full": "full: 1000 of 1000 bytes are used; remove files or expand the claim",
+        "well": "serving",
+    }
+    driver.files.chains_down = 2
+    assert all("2 chains of cluster default" in words for words in told().values())
+
+
+def test_a_record_that_cannot_be_read_hides_one_volume_alone(
+    driver: Driver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        driver.create(name)
+    driver.files.setxattr("/volumes/b", "user.threefs.volume", b"{}")
+    listed = driver.call(csi.ListVolumesRequest()).entries
+    assert [entry.volume.volume_id[-1] for entry in listed] == ["a", "c"]
+    assert driver.metrics.registry.get_sample_value("threefs_csi_unreadable_records_total") == 1
+    said = "".join(capfd.readouterr())
+    assert "v1:default:/volumes/b" in said
+    assert "cannot be read" in said
 
 
 def test_capacity_is_the_clusters(driver: Driver) -> None:
@@ -345,8 +416,25 @@ def test_what_is_not_advertised_is_not_served(driver: Driver, request_: Any) -> 
 
 
 def test_an_enormous_request_is_refused_before_it_is_read(driver: Driver) -> None:
-    code, _ = driver.refused(create_request(parameters={"path": "/" + "a" * (2 << 20)}))
+    code, words = driver.refused(create_request(parameters={"path": "/" + "a" * (2 << 20)}))
     assert code == "RESOURCE_EXHAUSTED"
+    assert "at most 1048576 are read" in words
+    assert driver.counted("CreateVolume", code) == 1
+    # Beyond what is taken from the wire at all.
+    assert driver.code(create_request(parameters={"path": "a" * (5 << 20)})) == "RESOURCE_EXHAUSTED"
+    driver.create("still-there")
+
+
+@pytest.mark.parametrize("call", ["Controller/CreateVolume", "Node/NodeStageVolume"])
+def test_what_is_no_message_is_refused_and_counted(driver: Driver, call: str) -> None:
+    ask = driver.channel.unary_unary(f"/csi.v1.{call}")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(b"\xff" * 100, timeout=60)
+    error: Any = caught.value
+    name = call.partition("/")[2]
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == f"{name}: 100 bytes that are no {name}Request of CSI 1.12"
+    assert driver.counted(name, "INVALID_ARGUMENT") == 1
     driver.create("still-there")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import threefs
-from threefs.csi.errors import Unreachable
+from threefs.csi.errors import Unreachable, Unwritten
 from threefs.csi.proto import csi_pb2 as csi
 
 from .driver import GIBIBYTE, Driver, Mode, capability, publish_request, stage_request
@@ -275,6 +275,98 @@ def test_an_inline_volume_that_3fs_could_not_remove_is_swept(driver: Driver) -> 
     assert driver.inline.sweep() == 1
     assert "/volumes/csi-1" not in driver.files.paths()
     assert "/volumes/csi-2/data" in driver.files.paths()
+
+
+def test_one_bad_record_does_not_stop_the_sweep_and_other_nodes_volumes_are_not_read(
+    driver: Driver,
+) -> None:
+    for number in (1, 2, 3):
+        driver.publish(f"csi-{number}", f"/k/{number}", volume_context=EPHEMERAL)
+        driver.create(f"pvc-{number}")
+    driver.inline.sweep()
+    driver.files.setxattr("/volumes/csi-1", "user.threefs.volume", b"no record")
+    driver.files.setxattr("/volumes/pvc-1", "user.threefs.volume", b"no record")
+    for number in (1, 2):
+        driver.holder.unmount(f"/k/{number}")
+    driver.files.calls.clear()
+    assert driver.inline.sweep() == 1
+    assert "/volumes/csi-2" not in driver.files.paths()
+    assert "/volumes/csi-3/data" in driver.files.paths()
+    # One list, the records of the two that are not mounted (the removal looks again).
+    assert driver.files.calls.count("listdir") == 1
+    assert driver.files.calls.count("getxattr") == 4
+    assert driver.metrics.registry.get_sample_value("threefs_csi_unreadable_records_total") == 1
+    driver.files.calls.clear()
+    driver.call(unpublish("csi-3", "/k/3"))
+    assert driver.files.calls == ["getxattr", "getxattr", "remove_tree", "rmdir"]
+
+
+def test_inline_volumes_of_a_version_before_are_found_once_and_removed(driver: Driver) -> None:
+    for number in (1, 2):
+        driver.publish(f"csi-{number}", f"/k/{number}", volume_context=EPHEMERAL)
+    driver.files.remove_tree("/.csi/inline")
+    driver.holder.unmount("/k/1")
+    assert driver.inline.sweep() == 1
+    assert "/volumes/csi-1" not in driver.files.paths()
+    driver.holder.unmount("/k/2")
+    driver.call(unpublish("csi-2", "/k/2"))
+    assert "/volumes/csi-2" not in driver.files.paths()
+    assert driver.files.listdir("/.csi/inline/node-a") == []
+
+
+def test_a_sweep_leaves_a_volume_alone_that_is_about_to_be_mounted(driver: Driver) -> None:
+    real, swept = driver.holder.mount, []
+
+    def mount(*arguments: Any, **more: Any) -> None:
+        swept.append(driver.inline.sweep())
+        real(*arguments, **more)
+
+    driver.holder.mount = mount  # type: ignore[method-assign]
+    driver.publish("csi-1", volume_context=EPHEMERAL)
+    assert swept == [0]
+    assert "/volumes/csi-1/data" in driver.files.paths()
+
+
+@pytest.mark.parametrize("broken_at", range(1, 18))
+def test_an_inline_volume_whose_making_broke_off_leaves_nothing(
+    driver: Driver, broken_at: int
+) -> None:
+    inner, calls = driver.files._enter, [0]
+
+    def enter(call: str) -> Any:
+        calls[0] += 1
+        if calls[0] == broken_at:
+            raise threefs.Unavailable("the line was cut")
+        return inner(call)
+
+    driver.files._enter = enter  # type: ignore[method-assign]
+    driver.code(publish_request("csi-1", stage="", volume_context=EPHEMERAL))
+    driver.files._enter = inner  # type: ignore[method-assign]
+    driver.call(unpublish("csi-1"))
+    driver.inline.sweep()
+    assert not [path for path in driver.files.paths() if "csi-1" in path]
+
+
+def test_what_was_not_written_is_counted_and_told(
+    driver: Driver, volume: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    driver.stage(volume)
+    real = driver.holder.unmount
+
+    def not_yet(target: str) -> Any:
+        driver.holder.unmount = real  # type: ignore[method-assign]
+        raise Unwritten(f"`{target}` has data that is not in 3FS yet")
+
+    driver.holder.unmount = not_yet  # type: ignore[method-assign]
+    code, words = driver.refused(unstage(volume))
+    assert (code, "not in 3FS yet" in words) == ("UNAVAILABLE", True)
+    driver.holder.clean, driver.holder.unwritten = False, "its daemon is stopped"
+    driver.call(unstage(volume))
+    undone = "threefs_csi_mounts_undone_total"
+    assert driver.metrics.registry.get_sample_value(undone, {"how": "unwritten"}) == 1
+    said = "".join(capfd.readouterr())
+    assert "detached, data not written" in said
+    assert "its daemon is stopped" in said
 
 
 def test_without_a_holder_calls_fail_and_say_where_to_look(driver: Driver, volume: str) -> None:

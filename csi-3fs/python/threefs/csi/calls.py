@@ -1,4 +1,8 @@
-"""One wrapper round every call: a log line, metrics, and errors as gRPC codes."""
+"""One wrapper round every call: a log line, metrics, and errors as gRPC codes.
+
+What is no message, or too large a one, comes here as the error that it is: gRPC would answer it by
+itself, uncounted and with a code that means a bug of the driver.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from threefs.csi.errors import CsiError, from_storage
+from threefs.csi.errors import CsiError, InvalidArgument, TooLarge, from_storage
 from threefs.csi.logs import about, logger
 from threefs.errors import ThreeFSError
 
@@ -16,7 +21,10 @@ if TYPE_CHECKING:
 
     from threefs.csi.metrics import Metrics
 
-__all__ = ["Calls"]
+__all__ = ["REQUEST_BYTES_MAX", "Calls"]
+
+REQUEST_BYTES_MAX = 1 << 20
+"""A request is a few kilobytes; of a larger one nothing is read."""
 
 QUIET = ("Probe", "GetPluginInfo", "NodeGetCapabilities", "NodeGetVolumeStats")
 """Asked every few seconds or minutes: logged only when they fail."""
@@ -39,14 +47,14 @@ class Calls(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None or handler.unary_unary is None:
             return handler
         name = handler_call_details.method.rpartition("/")[2]
-        inner = handler.unary_unary
+        inner, parse = handler.unary_unary, handler.request_deserializer
 
         def wrapped(request: Any, context: grpc.ServicerContext) -> Any:
             return self._call(name, inner, request, context)
 
         return grpc.unary_unary_rpc_method_handler(
             wrapped,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=lambda raw: _read(name, parse, raw),
             response_serializer=handler.response_serializer,
         )
 
@@ -62,7 +70,7 @@ class Calls(grpc.ServerInterceptor):  # type: ignore[type-arg]
         reply = None
         self._metrics.in_flight.inc()
         try:
-            reply = inner(request, context)
+            reply = inner(_sound(request), context)
         except CsiError as error:
             refusal = error
         except ThreeFSError as error:
@@ -85,6 +93,24 @@ class Calls(grpc.ServerInterceptor):  # type: ignore[type-arg]
         told = {"seconds": round(seconds, 4), "code": code.name, "error": refusal.message}
         self._log.warning(name, **told, **about(request))
         return context.abort(refusal.code, refusal.message)
+
+
+def _read(name: str, parse: Callable[[bytes], Any] | None, raw: bytes) -> Any:
+    """The request, or the error that says why it is none."""
+    if len(raw) > REQUEST_BYTES_MAX:
+        return TooLarge(
+            f"{name}: a request of {len(raw)} bytes; at most {REQUEST_BYTES_MAX} are read"
+        )
+    try:
+        return parse(raw) if parse is not None else raw
+    except DecodeError:
+        return InvalidArgument(f"{name}: {len(raw)} bytes that are no {name}Request of CSI 1.12")
+
+
+def _sound(request: Any) -> Any:
+    if isinstance(request, CsiError):
+        raise request
+    return request
 
 
 class Unimplemented(CsiError):  # noqa: N818

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.wrappers_pb2 import Int64Value
 
-from threefs.csi.errors import InvalidArgument, Missing, OutOfRange
+from threefs.csi.errors import FailedPrecondition, InvalidArgument, Missing, OutOfRange
 from threefs.csi.locks import VolumeLocks
 from threefs.csi.parameters import INLINE, Parameters
 from threefs.csi.proto import csi_pb2 as csi
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import grpc
 
     from threefs.csi.directories import Clusters
+    from threefs.csi.metrics import Metrics
     from threefs.csi.volumes import Volume
 
 __all__ = ["Controller"]
@@ -41,8 +42,9 @@ CAPABILITIES = (
 class Controller(csi_pb2_grpc.ControllerServicer):
     """Calls for one volume are made one after the other; others go on beside them."""
 
-    def __init__(self, clusters: Clusters, default_size_bytes: int) -> None:
+    def __init__(self, clusters: Clusters, default_size_bytes: int, metrics: Metrics) -> None:
         self._clusters = clusters
+        self._metrics = metrics
         self._default_size_bytes = default_size_bytes
         self._locks = VolumeLocks()
 
@@ -79,7 +81,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             if volume is None:
                 volume = volumes.create(volume_id, name, size_bytes, parameters)
             else:
-                check_fits(name, request.capacity_range, volume.capacity_bytes)
+                check_fits(volume, request.capacity_range, parameters)
         return csi.CreateVolumeResponse(volume=_described(volume))
 
     def DeleteVolume(
@@ -91,7 +93,13 @@ class Controller(csi_pb2_grpc.ControllerServicer):
             return csi.DeleteVolumeResponse()
         volume_id = VolumeId.parse(request.volume_id)
         with self._locks.hold(request.volume_id, "DeleteVolume"):
-            self._volumes(volume_id.cluster).remove(volume_id)
+            volumes = self._volumes(volume_id.cluster)
+            volume = volumes.find(volume_id)
+            if volume is not None and INLINE in volume.parameters:
+                raise FailedPrecondition(
+                    f"`{volume_id}` is a pod's inline volume and goes with its pod; end the pod"
+                )
+            volumes.remove(volume_id)
         return csi.DeleteVolumeResponse()
 
     def ValidateVolumeCapabilities(
@@ -127,10 +135,14 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         )
         page, next_token = page_of(ids, request.starting_token, request.max_entries)
         entries = []
+        down: dict[str, int] = {}
         for volume_id in page:
-            volume = self._volumes(volume_id.cluster).find(volume_id)
+            volume = self._volumes(volume_id.cluster).find_readable(volume_id, self._metrics)
             if volume is not None and INLINE not in volume.parameters:
-                status = csi.ListVolumesResponse.VolumeStatus(volume_condition=HEALTHY)
+                if volume_id.cluster not in down:
+                    down[volume_id.cluster] = self._chains_down(volume_id.cluster)
+                condition = self._condition(volume, down[volume_id.cluster])
+                status = csi.ListVolumesResponse.VolumeStatus(volume_condition=condition)
                 entries.append(
                     csi.ListVolumesResponse.Entry(volume=_described(volume), status=status)
                 )
@@ -181,17 +193,19 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         _given("volume_id", request.volume_id)
         volume = self._find(request.volume_id)
         status = csi.ControllerGetVolumeResponse.VolumeStatus(
-            volume_condition=self._condition(volume)
+            volume_condition=self._condition(volume, self._chains_down(volume.id.cluster))
         )
         return csi.ControllerGetVolumeResponse(volume=_described(volume), status=status)
 
-    def _condition(self, volume: Volume) -> csi.VolumeCondition:
-        files = self._clusters.of(volume.id.cluster)
-        cluster: dict[str, Any] = json.loads(files.status())["cluster"]
-        if cluster.get("chains_down"):
+    def _chains_down(self, cluster: str) -> int:
+        told: dict[str, Any] = json.loads(self._clusters.of(cluster).status())["cluster"]
+        return int(told.get("chains_down", 0))
+
+    def _condition(self, volume: Volume, chains_down: int) -> csi.VolumeCondition:
+        if chains_down:
             return csi.VolumeCondition(
                 abnormal=True,
-                message=f"{cluster['chains_down']} chains of cluster {volume.id.cluster} have no "
+                message=f"{chains_down} chains of cluster {volume.id.cluster} have no "
                 "serving target; bring a storage node back (threefs status)",
             )
         usage = self._volumes(volume.id.cluster).usage(volume.id)

@@ -28,6 +28,9 @@ class Directories(Protocol):
     def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
         """Remove a directory with everything below it."""
 
+    def rmdir(self, path: str) -> None:
+        """Remove a directory that is empty."""
+
     def stat(self, path: str) -> Stat:
         """What is known of a path."""
 

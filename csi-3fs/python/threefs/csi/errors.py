@@ -22,7 +22,10 @@ __all__ = [
     "NoPermission",
     "OutOfRange",
     "StaleToken",
+    "TooLarge",
     "Unreachable",
+    "Unreadable",
+    "Unwritten",
     "from_storage",
 ]
 
@@ -55,6 +58,10 @@ class AlreadyExists(CsiError):
     code = grpc.StatusCode.ALREADY_EXISTS
 
 
+class Unreadable(AlreadyExists):
+    """The record of a volume says nothing that this driver understands."""
+
+
 class FailedPrecondition(CsiError):
     """The volume is in a state in which this cannot be done."""
 
@@ -83,6 +90,18 @@ class Unreachable(CsiError):
     """3FS or the holder does not answer; the same call may go well later."""
 
     code = grpc.StatusCode.UNAVAILABLE
+
+
+class Unwritten(CsiError):
+    """A mount has data that is not in 3FS yet: it stays, and the caller asks again."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class TooLarge(CsiError):
+    """A request larger than any that this driver answers."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class NoPermission(CsiError):

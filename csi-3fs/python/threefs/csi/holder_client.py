@@ -13,6 +13,7 @@ from threefs.csi.errors import (
     InFlight,
     InvalidArgument,
     Unreachable,
+    Unwritten,
 )
 from threefs.csi.holder.protocol import Refused, receive, send
 
@@ -58,6 +59,13 @@ class Undone:
     volume: str | None
     clean: bool
     """False if something was under way that was not waited for."""
+    unwritten: str = ""
+    """Why the holder believes that written data did not reach 3FS, and is lost."""
+
+    @property
+    def how(self) -> str:
+        """`clean`, `detached` or `unwritten`."""
+        return "unwritten" if self.unwritten else "clean" if self.clean else "detached"
 
 
 class Holder(Protocol):
@@ -113,7 +121,9 @@ class HolderClient:
     def unmount(self, target: str) -> Undone:
         """See `Holder`."""
         answer = self._ask(CALL_SECONDS, op="unmount", target=target)
-        return Undone(answer["was"], clean=answer["how"] != "detached")
+        # A holder of a version before says nothing of what was not written.
+        unwritten = str(answer.get("unwritten", ""))
+        return Undone(answer["was"], answer["how"] != "detached", unwritten)
 
     def state(self) -> tuple[list[MountedAt], list[Served]]:
         """See `Holder`."""
@@ -150,4 +160,5 @@ ERRORS: dict[str, type[CsiError]] = {
     "conflict": AlreadyExists,
     "busy": FailedPrecondition,
     "again": InFlight,
+    "unwritten": Unwritten,
 }

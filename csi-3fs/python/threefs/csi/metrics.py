@@ -49,6 +49,17 @@ class Metrics:
             "Inline volumes whose directory could not be removed at once; the sweep removes them.",
             registry=self.registry,
         )
+        self.unreadable = Counter(
+            "threefs_csi_unreadable_records_total",
+            "Times that a volume's record could not be read and the volume was left out.",
+            registry=self.registry,
+        )
+        self.undone = Counter(
+            "threefs_csi_mounts_undone_total",
+            "Mounts undone by how: clean, detached, or unwritten (detached, data not written).",
+            ["how"],
+            registry=self.registry,
+        )
 
 
 class NodeCollector(Collector):

@@ -18,9 +18,11 @@ from threefs.csi.errors import (
     FailedPrecondition,
     InvalidArgument,
     Missing,
+    Unwritten,
 )
 from threefs.csi.inline import is_inline
 from threefs.csi.locks import VolumeLocks
+from threefs.csi.logs import logger
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc
 from threefs.csi.requests import access_of, check_path
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from threefs.csi.directories import Clusters
     from threefs.csi.holder_client import Holder, MountedAt
     from threefs.csi.inline import InlineVolumes
+    from threefs.csi.metrics import Metrics
     from threefs.csi.requests import Access
 
 __all__ = ["Node"]
@@ -60,12 +63,14 @@ class Node(csi_pb2_grpc.NodeServicer):
         clusters: Clusters,
         holder: Holder,
         inline: InlineVolumes,
+        metrics: Metrics,
         claims: Claims | None = None,
     ) -> None:
         self._node_id = node_id
         self._clusters = clusters
         self._holder = holder
         self._inline = inline
+        self._metrics = metrics
         self._locks = VolumeLocks()
         self._claims = claims or Claims(node_id)
         self._briefly = clusters.within(GIVE_BACK_SECONDS)
@@ -131,14 +136,14 @@ class Node(csi_pb2_grpc.NodeServicer):
         access = access_of(request.volume_capability, present=request.HasField("volume_capability"))
         with self._locks.hold(request.volume_id, "NodePublishVolume"):
             if is_inline(request.volume_context):
-                volume = self._inline.make(request.volume_id, request.volume_context)
-                self._holder.mount(
-                    str(volume.id),
-                    volume.id.cluster,
-                    f"{volume.id.path}/{DATA}",
-                    target,
-                    read_only=access.read_only or request.readonly,
-                )
+                with self._inline.making(request.volume_id, request.volume_context) as volume:
+                    self._holder.mount(
+                        str(volume.id),
+                        volume.id.cluster,
+                        f"{volume.id.path}/{DATA}",
+                        target,
+                        read_only=access.read_only or request.readonly,
+                    )
             else:
                 self._publish(request, target, access)
         return csi.NodePublishVolumeResponse()
@@ -151,9 +156,9 @@ class Node(csi_pb2_grpc.NodeServicer):
         target = check_path("target_path", request.target_path)
         with self._locks.hold(request.volume_id, "NodeUnpublishVolume"):
             self._not_of_others(request.volume_id, target)
-            self._holder.unmount(target)
+            was = self._holder.unmount(target).volume
             if not VolumeId.looks_like(request.volume_id):
-                self._inline.remove(request.volume_id)
+                self._inline.remove(request.volume_id, was)
         return csi.NodeUnpublishVolumeResponse()
 
     def NodeGetVolumeStats(
@@ -219,13 +224,18 @@ class Node(csi_pb2_grpc.NodeServicer):
     def _undo(self, volume_id: str, target: str) -> None:
         """Undo a mount. What was not waited for may still be done: then the claim is left alone."""
         try:
-            clean = self._holder.unmount(target).clean
-        except FailedPrecondition:
+            undone = self._holder.unmount(target)
+        except (FailedPrecondition, Unwritten):
             raise  # Nothing was undone.
         except CsiError:
             self._claims.leave(volume_id)
             raise
-        if not clean:
+        if undone.volume is not None:
+            self._metrics.undone.labels(undone.how).inc()
+        if undone.unwritten:
+            told = {"volume_id": volume_id, "staging_target_path": target}
+            logger().error("detached, data not written", **told, error=undone.unwritten)
+        if not undone.clean:
             self._claims.leave(volume_id)
 
     def _give_back(self, volume_id: str) -> None:

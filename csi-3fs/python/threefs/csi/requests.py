@@ -9,11 +9,15 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from threefs.csi.errors import AlreadyExists, InvalidArgument, OutOfRange, StaleToken
+from threefs.csi.parameters import INLINE
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.volume_id import VolumeId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from threefs.csi.parameters import Parameters
+    from threefs.csi.volumes import Volume
 
 __all__ = [
     "Access",
@@ -39,8 +43,15 @@ WRITERS_ONE_NODE = (
     Mode.SINGLE_NODE_SINGLE_WRITER,
     Mode.SINGLE_NODE_MULTI_WRITER,
 )
-READERS = (Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY)
-WRITERS_MANY_NODES = (Mode.MULTI_NODE_SINGLE_WRITER, Mode.MULTI_NODE_MULTI_WRITER)
+READERS = (Mode.MULTI_NODE_READER_ONLY,)
+WRITERS_MANY_NODES = (Mode.MULTI_NODE_MULTI_WRITER,)
+NOT_KEPT = {
+    Mode.MULTI_NODE_SINGLE_WRITER: "nothing would keep a second node from writing: ask for "
+    "MULTI_NODE_MULTI_WRITER (ReadWriteMany) or SINGLE_NODE_WRITER (ReadWriteOnce)",
+    Mode.SINGLE_NODE_READER_ONLY: "nothing would keep a second node from reading: ask for "
+    "MULTI_NODE_READER_ONLY (ReadOnlyMany)",
+}
+"""Modes of the specification whose promise this driver does not keep; Kubernetes asks for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,8 @@ def first_unsupported(capabilities: Sequence[csi.VolumeCapability]) -> str:
         if kind == "block":
             return "access_type is block; 3FS volumes are file systems: set volumeMode Filesystem"
         mode = capability.access_mode.mode
+        if mode in NOT_KEPT:
+            return f"access_mode {Mode.Mode.Name(mode)} is not offered: {NOT_KEPT[mode]}"
         if mode not in (*WRITERS_ONE_NODE, *READERS, *WRITERS_MANY_NODES):
             return f"access_mode {mode} is missing or not known"
         if capability.mount.fs_type not in ("", "3fs", "threefs"):
@@ -105,14 +118,29 @@ def size_of(wanted: csi.CapacityRange, default_bytes: int) -> int:
     return min(default_bytes, limit) if limit else default_bytes
 
 
-def check_fits(name: str, wanted: csi.CapacityRange, existing_bytes: int) -> None:
+def check_fits(volume: Volume, wanted: csi.CapacityRange, parameters: Parameters) -> None:
     """A volume of that name that exists must be what is asked for."""
+    name, existing_bytes = volume.name, volume.capacity_bytes
+    if INLINE in volume.parameters:
+        raise AlreadyExists(
+            f"`{volume.id}` is a pod's inline volume, which goes with its pod; use another name"
+        )
+    for key, text in parameters.as_record().items():
+        if volume.parameters.get(key) != text:
+            raise AlreadyExists(
+                f"volume `{name}` exists with {key} {_shown(key, volume.parameters.get(key))} and "
+                f"{_shown(key, text)} was asked for; ask for what it has, or use another name"
+            )
     required, limit = wanted.required_bytes, wanted.limit_bytes
     if existing_bytes < required or (limit and existing_bytes > limit):
         raise AlreadyExists(
             f"volume `{name}` exists with {existing_bytes} bytes and {required} to "
             f"{limit or 'any number of'} were asked for; expand it, or use another name"
         )
+
+
+def _shown(key: str, value: object) -> str:
+    return f"{value:04o}" if key == "mode" and isinstance(value, int) else str(value)
 
 
 def check_path(name: str, path: str) -> str:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["make_server", "run_controller", "run_node", "socket_of"]
 
-MESSAGE_BYTES_MAX = 1 << 20
-"""A request is a few kilobytes; what is larger is refused before memory is taken for it."""
+WIRE_BYTES_MAX = 4 << 20
+"""gRPC refuses more before memory is taken for it, uncounted; `calls` draws the line far below."""
 WAITING_MAX = 64
 """Calls that may wait for a free worker; more are refused (RESOURCE_EXHAUSTED)."""
 STOP_SECONDS = 10.0
@@ -54,7 +54,7 @@ def make_server(endpoint: str, workers: int, metrics: Metrics) -> grpc.Server:
         interceptors=[Calls(metrics)],
         maximum_concurrent_rpcs=workers + WAITING_MAX,
         options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.max_receive_message_length", WIRE_BYTES_MAX),
             ("grpc.so_reuseport", 0),
         ],
     )
@@ -72,7 +72,7 @@ def run_controller(settings: ControllerSettings) -> None:
     server = make_server(settings.endpoint, settings.workers, metrics)
     identity = Identity(settings.driver_name, is_ready=lambda: bool(clusters.names()))
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    controller = Controller(clusters, settings.default_size_bytes)
+    controller = Controller(clusters, settings.default_size_bytes, metrics)
     csi_pb2_grpc.add_ControllerServicer_to_server(controller, server)
     serve(metrics, settings.metrics_port)
     _serve_until_told(server, settings.endpoint)
@@ -95,7 +95,7 @@ def run_node(settings: NodeSettings) -> None:
     server = make_server(settings.endpoint, settings.workers, metrics)
     identity = Identity(settings.driver_name, is_ready=is_ready)
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    node = Node(settings.node_id, clusters, holder, inline)
+    node = Node(settings.node_id, clusters, holder, inline, metrics)
     csi_pb2_grpc.add_NodeServicer_to_server(node, server)
     serve(metrics, settings.metrics_port)
     stop = threading.Event()

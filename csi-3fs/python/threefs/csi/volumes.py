@@ -18,15 +18,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from threefs.csi.errors import AlreadyExists, InvalidArgument, Missing
+from threefs.csi.errors import AlreadyExists, InvalidArgument, Missing, Unreadable
+from threefs.csi.logs import logger
+from threefs.csi.parameters import INLINE
 from threefs.csi.volume_id import VolumeId, check_parent
-from threefs.errors import NoAttribute, NotADirectory, NotFound
+from threefs.errors import DirectoryNotEmpty, NoAttribute, NotADirectory, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from threefs.client import Quota
     from threefs.csi.directories import Directories
+    from threefs.csi.metrics import Metrics
     from threefs.csi.parameters import Parameters
 
 __all__ = ["DATA", "Volume", "Volumes"]
@@ -106,11 +109,22 @@ class Volumes:
         return _parsed(volume, record)
 
     def get(self, volume: VolumeId) -> Volume:
-        """The volume, which must exist."""
+        """The volume, which must exist and be for claims."""
         found = self.find(volume)
         if found is None:
             raise Missing(f"volume `{volume}` does not exist: it was deleted, or never made")
+        if INLINE in found.parameters:
+            raise Missing(f"`{volume}` is a pod's inline volume, which only that pod may use")
         return found
+
+    def find_readable(self, volume: VolumeId, metrics: Metrics) -> Volume | None:
+        """The volume, for lists that one bad record must not end: that is counted and told."""
+        try:
+            return self.find(volume)
+        except Unreadable as error:
+            metrics.unreadable.inc()
+            logger().error("record", volume_id=str(volume), error=error.message)
+            return None
 
     def resize(self, volume: Volume, size_bytes: int) -> Volume:
         """Raise the hard limit; pods see it at once."""
@@ -123,6 +137,15 @@ class Volumes:
         """Remove a volume that exists, or the rest of a creation that did not end."""
         if self.find(volume) is not None:
             self.files.remove_tree(volume.path, missing_ok=True)
+            return
+        # Nothing else has a record, so what has none goes only if it is as empty as `create` left
+        # it: its quota goes with it, and the files of somebody else stay.
+        if volume.parent not in self._parents():
+            return
+        with suppress(NotFound, NotADirectory, DirectoryNotEmpty):
+            if self.files.listdir(volume.path) == [DATA]:
+                self.files.rmdir(f"{volume.path}/{DATA}")
+            self.files.rmdir(volume.path)
 
     def usage(self, volume: VolumeId) -> Quota | None:
         """Limits and use."""
@@ -178,7 +201,7 @@ def _parsed(volume: VolumeId, record: bytes) -> Volume:
             volume, str(data["name"]), int(data["capacity_bytes"]), dict(data["parameters"])
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise AlreadyExists(
+        raise Unreadable(
             f"the record of volume `{volume}` cannot be read ({error}); attribute {RECORD} of "
             f"`{volume.path}` was written by something else"
         ) from error

@@ -18,12 +18,14 @@ __all__ = ["MemoryHolder"]
 class MemoryHolder:
     """Stands in for the holder; thread-safe.
 
-    `fail` is raised by every call while it is set; without `clean` mounts are torn down.
+    `fail` is raised by every call while it is set; without `clean` mounts are torn down, and
+    `unwritten` says why what was written is lost.
     """
 
     def __init__(self) -> None:
         self.fail: CsiError | None = None
         self.clean = True
+        self.unwritten = ""
         self.states: dict[str, str] = {}
         self.claimed_for: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -69,7 +71,7 @@ class MemoryHolder:
             del self._mounts[target]
             if len(others) == 1:
                 self._held.pop(there.device, None)
-            return Undone(there.volume, clean=self.clean)
+            return Undone(there.volume, self.clean, self.unwritten)
 
     def state(self) -> tuple[list[MountedAt], list[Served]]:
         """See `Holder`."""

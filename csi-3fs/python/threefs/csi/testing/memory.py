@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from threefs.client import FileSystemSpace, Quota, Stat
 from threefs.errors import (
+    DirectoryNotEmpty,
     Exists,
     InvalidArgument,
     NoAttribute,
@@ -39,6 +40,7 @@ class MemoryDirectories:
 
     def __init__(self) -> None:
         self.fail: ThreeFSError | None = None
+        self.chains_down = 0
         self.free = threading.Event()
         self.free.set()
         self.calls: list[str] = []
@@ -71,6 +73,14 @@ class MemoryDirectories:
                 raise NotFound(f"`{path}` does not exist")
             for name in [name for name in self._entries if name == path or _below(name, path)]:
                 del self._entries[name]
+
+    def rmdir(self, path: str) -> None:
+        """See `Directories`."""
+        with self._enter("rmdir"):
+            self._directory(path)
+            if any(_below(name, path) for name in self._entries):
+                raise DirectoryNotEmpty(f"`{path}` is not empty")
+            del self._entries[path]
 
     def stat(self, path: str) -> Stat:
         """See `Directories`."""
@@ -156,7 +166,7 @@ class MemoryDirectories:
     def status(self) -> str:
         """See `Directories`."""
         with self._enter("status"):
-            return json.dumps({"cluster": {"chains": 1, "chains_whole": 1, "chains_down": 0}})
+            return json.dumps({"cluster": {"chains": 1, "chains_down": self.chains_down}})
 
     # What tests call
 
