@@ -61,14 +61,17 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m flyer.cli.completion
 	$(PYTHON) -m charts.generate
 
-.PHONY: bench bench-collectives bench-collectives-netns bench-storage bench-sched figure7
+.PHONY: bench bench-collectives bench-collectives-layouts bench-collectives-netns bench-storage bench-sched figure7
 bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
-bench-collectives: install ## HFReduce beside Gloo, its kernels beside the memory, how soon a failure is named
-	$(PYTHON) bench/collectives.py
-	cargo run --release --locked --quiet -p hfreduce-kernels --example throughput build/bench/kernels.json
-	$(PYTHON) -m bench.collectives_failures
+bench-collectives: install ## HFReduce beside Gloo, Open MPI, MPICH and the machine's limits (ONLY=pair,tcp ROUNDS=5 QUICK=1)
+	@scripts/bootstrap openmpi-bin=mpirun.openmpi libopenmpi-dev=mpicc.openmpi mpich=mpirun.mpich libmpich-dev=mpicc.mpich \
+	    || echo "bench-collectives: goes on without them" >&2
+	cargo build --release --locked --quiet -p hfreduce-c
+	$(PYTHON) -m bench.collectives $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+bench-collectives-layouts: install ## HFReduce beside Gloo through torch: gradients of the example, several layouts
+	$(PYTHON) -m bench.collectives.layouts
 bench-collectives-netns: install ## HFReduce beside Gloo over two zones of slow machines (namespaces: root)
-	$(PYTHON) bench/collectives_netns.py
+	$(PYTHON) -m bench.collectives.netns
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
 	@mkdir -p build/bench
 	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json

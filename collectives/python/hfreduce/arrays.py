@@ -14,6 +14,7 @@ An array that cannot be written to or is not contiguous is refused before anythi
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hfreduce import _native, gpu
@@ -21,7 +22,7 @@ from hfreduce import _native, gpu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OPERATIONS", "Memory", "allreduce", "memory"]
+__all__ = ["OPERATIONS", "GpuMemory", "Memory", "allreduce", "gpu_memory", "memory"]
 
 OPERATIONS: dict[str, int] = {
     "sum": _native.SUM,
@@ -61,6 +62,7 @@ _DLPACK_KINDS = {
 }
 _BUFFER_KINDS = dict.fromkeys("bhilqn", "int") | dict.fromkeys("BHILQN", "uint")
 _BUFFER_KINDS |= dict.fromkeys("efd", "float")
+_TYPESTR_KINDS = {"i": "int", "u": "uint", "f": "float"}
 
 _DLPACK_CPU = (1, 3)
 """Plain memory, and memory that CUDA has pinned."""
@@ -82,6 +84,16 @@ class Memory(NamedTuple):
     numel: int
     dtype: int
     owner: object
+
+
+class GpuMemory(NamedTuple):
+    """Memory of a GPU, and the stream that makes it ready."""
+
+    ordinal: int
+    stream: int
+    pointer: int
+    numel: int
+    dtype: int
 
 
 class _Type(ctypes.Structure):
@@ -132,8 +144,7 @@ def allreduce(
     if code is None:
         raise ValueError(f"op `{op}`: must be one of {', '.join(OPERATIONS)}")
     if hasattr(array, "__cuda_array_interface__"):
-        name = type(array).__name__
-        ordinal, ready, pointer, numel, dtype = gpu.described(array, name, stream)
+        ordinal, ready, pointer, numel, dtype = gpu_memory(array, stream)
         operations = gpu.view(communicator, ordinal, ready)
         work = operations.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
         gpu.hold(work, array)
@@ -160,6 +171,40 @@ def memory(array: object) -> Memory:
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, name)
     raise TypeError(f"{name}: has neither the buffer protocol nor DLPack; give a numpy array")
+
+
+def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
+    """The memory of an array with `__cuda_array_interface__`, if it may be computed with in place.
+
+    `stream` is where the caller has made it ready; None: where the array says.
+    """
+    name = type(array).__name__
+    told: dict[str, Any] = array.__cuda_array_interface__
+    pointer, read_only = told["data"]
+    if read_only:
+        raise ValueError(f"{name}: read-only memory cannot take the result; give a copy")
+    typestr, shape = told["typestr"], tuple(told["shape"])
+    kind = _TYPESTR_KINDS.get(typestr[1]) if typestr[0] in "<|" else None
+    item_bytes = int(typestr[2:]) if kind else 0
+    dtype = _TYPES.get((kind or "", 8 * item_bytes))
+    if dtype is None:
+        raise TypeError(f"{name}: cannot reduce elements of type {typestr}")
+    strides = told.get("strides")
+    # Bytes here, elements in DLPack; a stride between elements fits nowhere.
+    if strides is not None and not _contiguous(
+        shape, [stride // item_bytes if stride % item_bytes == 0 else -1 for stride in strides]
+    ):
+        raise ValueError(f"{name}: not contiguous (strides {strides}); give a copy")
+    numel = math.prod(shape)
+    if stream is None:
+        # None: ready already. The legacy default stream then costs nothing and is always there.
+        stream = told.get("stream") or 0
+    if not numel:
+        return GpuMemory(0, stream, 0, 0, dtype)
+    owner = gpu.owner_of(pointer)
+    if owner is None:
+        raise ValueError(f"{name}: {pointer:#x} is not the memory of a GPU")
+    return GpuMemory(owner, stream, pointer, numel, dtype)
 
 
 def _view(array: object) -> memoryview | None:
@@ -214,9 +259,7 @@ def _from_dlpack(array: Any, name: str) -> Memory:
     strides = tensor.strides[: tensor.ndim] if tensor.strides else None
     if not _contiguous(shape, strides):
         raise ValueError(f"{name}: not contiguous (strides {strides}); give a copy")
-    numel = 1
-    for extent in shape:
-        numel *= extent
+    numel = math.prod(shape)
     pointer = (tensor.data or 0) + tensor.byte_offset
     # The capsule was not consumed: it gives the memory back when it goes.
     return Memory(pointer if numel else 0, numel, dtype, (capsule, array))

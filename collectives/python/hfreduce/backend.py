@@ -1,4 +1,4 @@
-"""One group of ranks as a torch backend: torch's collectives in terms of the engine's.
+"""torch's collectives in terms of the engine's.
 
 The methods' names and arguments are torch's (`torch.distributed.Backend`). Each checks its tensors,
 starts one operation of the engine and hands out a `CollectiveWork`.
@@ -6,123 +6,24 @@ starts one operation of the engine and hands out a `CollectiveWork`.
 
 from __future__ import annotations
 
-from collections import deque
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._C._distributed_c10d import Backend
-
-from hfreduce import _native, gpu, tensors
-from hfreduce.work import CollectiveWork, Completer
+from hfreduce import tensors
+from hfreduce.group import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["NAME", "OPEN", "HFReduceBackend"]
+    import torch
 
-NAME = "hfreduce"
+    from hfreduce.group import Options
+    from hfreduce.work import CollectiveWork
 
-IN_FLIGHT_MAX = 1024
-"""Operations that nobody has waited for: one more waits for the oldest, which bounds memory."""
-
-CLOSE_SECONDS = 5.0
-"""How long taking leave of the peers may last."""
-
-OPEN: set[HFReduceBackend] = set()
-"""Groups that torch has not shut down.
-
-torch holds on to the C++ half of a backend alone (behind its debug wrapper, for one); without a
-reference here the Python half would be collected, and its methods with it.
-"""
+__all__ = ["HFReduceBackend"]
 
 
-class _Options(Protocol):
-    """What all option structures of torch have in common."""
-
-    timeout: timedelta
-    asyncOp: bool  # noqa: N815  (torch's name)
-
-
-class HFReduceBackend(Backend):
+class HFReduceBackend(Group):
     """One group of ranks. torch calls the methods; their names and arguments are torch's."""
-
-    def __init__(self, connected: _native.Communicator, timeout: timedelta) -> None:
-        super().__init__(connected.rank, connected.world_size)
-        self.communicator = connected
-        self._timeout = timeout
-        self._completer = Completer("hfreduce-futures")
-        self._in_flight: deque[CollectiveWork] = deque()
-        self._started = 0
-        self._closed = False
-        self._uses_gpus = False
-        OPEN.add(self)
-
-    # Life cycle
-
-    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
-        """The name that scripts use."""
-        return NAME
-
-    @property
-    def options(self) -> Backend.Options:
-        """What torch wants to know of any backend."""
-        return Backend.Options(NAME, self._timeout)
-
-    # torch's own answers to these ask the Python class, which asks torch, without end.
-
-    @property
-    def supports_coalescing(self) -> bool:
-        """Operations are not held back to be started together."""
-        return False
-
-    @property
-    def supports_splitting(self) -> bool:
-        """New groups are connected anew."""
-        return False
-
-    @property
-    def supports_shrinking(self) -> bool:
-        """A group that lost a rank is over."""
-        return False
-
-    @property
-    def supports_reconfigure(self) -> bool:
-        """Members do not change."""
-        return False
-
-    @property
-    def supports_window(self) -> bool:
-        """There is no one-sided access."""
-        return False
-
-    @property
-    def _supports_time_estimate(self) -> bool:
-        return False
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """The deadline of operations that are given none."""
-        self._timeout = timeout
-
-    def shutdown(self) -> None:
-        """Takes leave of the peers."""
-        OPEN.discard(self)
-        if not self._closed:
-            self._closed = True
-            self._completer.stop()
-            self.communicator.close(CLOSE_SECONDS)
-
-    def abort(self) -> None:
-        """Ends every wait of every rank, now."""
-        self.communicator.abort(f"rank {self.communicator.rank} aborted the group")
-        self._closed = True
-        self._completer.stop()
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._started
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Numbers start at 0 on every rank by themselves."""
 
     # Reductions
 
@@ -342,7 +243,7 @@ class HFReduceBackend(Backend):
         """To one rank."""
         tensor = tensors.single(tensor_list, "send")
         buffer = tensors.for_transport(tensor, "send")
-        seconds = self._timeout.total_seconds()
+        seconds = self._timeout_seconds
         operation = self._on(tensor).send(
             buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
         )
@@ -352,7 +253,7 @@ class HFReduceBackend(Backend):
         """From one rank."""
         tensor = tensors.single(tensor_list, "recv")
         buffer = tensors.for_transport(tensor, "recv")
-        seconds = self._timeout.total_seconds()
+        seconds = self._timeout_seconds
         operation = self._on(tensor).recv(
             buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
         )
@@ -372,71 +273,13 @@ class HFReduceBackend(Backend):
         seconds, _ = self._terms(opts)
         self.communicator.barrier(seconds, True).wait()
 
-    # What they share
-
-    def _on(self, *memory: torch.Tensor) -> _native.Communicator | _native.OnGpu:
-        """The engine's operations where these tensors are."""
-        for tensor in memory:
-            if not tensor.is_cpu:
-                break
-        else:
-            return self.communicator
-        places = {str(tensor.device) for tensor in memory}
-        if len(places) > 1:
-            names = ", ".join(sorted(places))
-            raise ValueError(f"tensors of one operation are on {names}: one device is needed")
-        self._uses_gpus = True
-        ordinal = memory[0].get_device()
-        stream = torch.cuda.current_stream(ordinal).cuda_stream
-        return gpu.view(self.communicator, ordinal, stream)
-
-    def _terms(self, opts: _Options) -> tuple[float, bool]:
-        """The operation's deadline in seconds, and whether the caller waits at once."""
-        timeout = opts.timeout if opts.timeout > timedelta(0) else self._timeout
-        return timeout.total_seconds(), not opts.asyncOp
-
-    def _work(
-        self,
-        operations: Sequence[_native.Work],
-        result: Sequence[torch.Tensor],
-        *,
-        lazy: bool,
-        keep: Sequence[torch.Tensor] = (),
-        finish: Callable[[], object] | None = None,
-    ) -> CollectiveWork:
-        self._started += len(operations)
-        if self._uses_gpus:
-            for operation in operations:
-                # Its copies may outlive the caller's wait.
-                gpu.hold(operation, (result, keep))
-        work = CollectiveWork(operations, result, self._completer, keep=keep, finish=finish)
-        # A caller may drop the work, but not the memory that the engine still uses.
-        while self._in_flight and self._in_flight[0].is_completed():
-            self._in_flight.popleft()
-        # A lazy one has a caller who waits for it now.
-        if not lazy:
-            self._in_flight.append(work)
-        if len(self._in_flight) > IN_FLIGHT_MAX:
-            self._in_flight.popleft().wait()
-        return work
-
-    def _join(
-        self, works: Sequence[CollectiveWork], result: Sequence[torch.Tensor]
-    ) -> CollectiveWork:
-        """Several works as one."""
-
-        def finish() -> None:
-            for work in works:
-                work.wait()
-
-        operations = [operation for work in works for operation in work.operations]
-        return CollectiveWork(operations, result, self._completer, finish=finish)
+    # What several share
 
     def _all_gather(
         self,
         output: torch.Tensor,
         source: torch.Tensor,
-        opts: _Options,
+        opts: Options,
         result: Sequence[torch.Tensor],
         finish: Callable[[], object] | None,
     ) -> CollectiveWork:
@@ -454,7 +297,7 @@ class HFReduceBackend(Backend):
         output: torch.Tensor,
         source: torch.Tensor,
         counts: Sequence[list[int]],
-        opts: _Options,
+        opts: Options,
         result: Sequence[torch.Tensor],
         finish: Callable[[], object] | None,
     ) -> CollectiveWork:
@@ -470,22 +313,3 @@ class HFReduceBackend(Backend):
             buffer.pointer, target.pointer, sent, received, buffer.dtype, seconds, lazy
         )
         return self._work([operation], result, keep=[output, source], finish=finish, lazy=lazy)
-
-    def _landing(
-        self, outputs: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, Callable[[], object] | None]:
-        """One buffer for all outputs, and how to get from it into them (None: it is they)."""
-        sizes = [tensor.numel() for tensor in outputs]
-        if tensors.consecutive(outputs):
-            return outputs[0].as_strided((sum(sizes),), (1,)), None
-        whole = torch.empty(sum(sizes), dtype=outputs[0].dtype, device=outputs[0].device)
-
-        def spread() -> None:
-            with torch.no_grad():
-                for tensor, piece in zip(outputs, torch.split(whole, sizes), strict=True):
-                    tensor.copy_(piece.view(tensor.shape))
-            if whole.is_cuda:
-                # The waiting thread's stream need not be the reader's.
-                torch.cuda.current_stream(whole.device).synchronize()
-
-        return whole, spread

@@ -9,26 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import Any
+from functools import cache
 
 from hfreduce import _native
 from hfreduce.settings import Settings
 
-__all__ = ["described", "held", "hold", "opened", "view"]
-
-_TYPES: dict[str, int] = {
-    "f2": _native.FLOAT16,
-    "f4": _native.FLOAT32,
-    "f8": _native.FLOAT64,
-    "i1": _native.INT8,
-    "i2": _native.INT16,
-    "i4": _native.INT32,
-    "i8": _native.INT64,
-    "u1": _native.UINT8,
-    "u2": _native.UINT16,
-    "u4": _native.UINT32,
-    "u8": _native.UINT64,
-}
+__all__ = ["held", "hold", "opened", "owner_of", "view"]
 
 _LOCK = threading.Lock()
 _OPEN: dict[tuple[int, int], _native.Gpu] = {}
@@ -44,7 +30,7 @@ def opened(ordinal: int) -> _native.Gpu:
     with _LOCK:
         gpu = _OPEN.get(key)
         if gpu is None:
-            settings = Settings.read(os.environ)
+            settings = _settings(key[0])
             gpu = _native.Gpu(
                 ordinal, library=settings.cuda_library, pinned_bytes=settings.pinned_bytes
             )
@@ -64,35 +50,9 @@ def view(communicator: _native.Communicator, ordinal: int, stream: int) -> _nati
         raise
 
 
-def described(array: Any, name: str, stream: int | None) -> tuple[int, int, int, int, int]:
-    """(GPU, stream, pointer, elements, type) of an array with `__cuda_array_interface__`.
-
-    `stream` is where the caller has made it ready; None: where the array says.
-    """
-    told: dict[str, Any] = array.__cuda_array_interface__
-    pointer, read_only = told["data"]
-    if read_only:
-        raise ValueError(f"{name}: read-only memory cannot take the result; give a copy")
-    typestr, shape = told["typestr"], tuple(told["shape"])
-    dtype = _TYPES.get(typestr[1:])
-    if dtype is None or typestr[0] not in "<|":
-        raise TypeError(f"{name}: cannot reduce elements of type {typestr}")
-    numel, step = 1, int(typestr[2:])
-    for extent in shape:
-        numel *= extent
-    if told.get("strides") is not None and numel:
-        for extent, stride in zip(reversed(shape), reversed(told["strides"]), strict=True):
-            if extent != 1 and stride != step:
-                raise ValueError(f"{name}: not contiguous (strides {told['strides']}); give a copy")
-            step *= extent
-    if stream is None:
-        # None: ready already. The legacy default stream then costs nothing and is always there.
-        stream = told.get("stream") or 0
-    library = Settings.read(os.environ).cuda_library
-    owner = _native.Gpu.owner_of(pointer, library=library) if numel else 0
-    if owner is None:
-        raise ValueError(f"{name}: {pointer:#x} is not the memory of a GPU")
-    return owner, stream, pointer if numel else 0, numel, dtype
+def owner_of(pointer: int) -> int | None:
+    """The number of the GPU that owns this address; None for the host's memory."""
+    return _native.Gpu.owner_of(pointer, library=_settings(os.getpid()).cuda_library)
 
 
 def hold(work: _native.Work, array: object) -> None:
@@ -107,6 +67,12 @@ def held() -> int:
     with _LOCK:
         _HELD[:] = [each for each in _HELD if not each[0].drained()]
         return len(_HELD)
+
+
+@cache
+def _settings(_process: int) -> Settings:
+    """Those of a process at its first array: reading them for every one costs more than a call."""
+    return Settings.read(os.environ)
 
 
 @atexit.register

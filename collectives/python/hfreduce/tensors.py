@@ -51,16 +51,17 @@ _COMPLEX: dict[torch.dtype, int] = {
     torch.complex128: _native.FLOAT64,
 }
 
-_OPERATIONS: dict[ReduceOp.RedOpType, int] = {
-    ReduceOp.SUM: _native.SUM,
-    ReduceOp.AVG: _native.AVG,
-    ReduceOp.PRODUCT: _native.PRODUCT,
-    ReduceOp.MIN: _native.MIN,
-    ReduceOp.MAX: _native.MAX,
-    ReduceOp.BAND: _native.BAND,
-    ReduceOp.BOR: _native.BOR,
-    ReduceOp.BXOR: _native.BXOR,
+_OPERATIONS: dict[int, int] = {
+    ReduceOp.SUM.value: _native.SUM,
+    ReduceOp.AVG.value: _native.AVG,
+    ReduceOp.PRODUCT.value: _native.PRODUCT,
+    ReduceOp.MIN.value: _native.MIN,
+    ReduceOp.MAX.value: _native.MAX,
+    ReduceOp.BAND.value: _native.BAND,
+    ReduceOp.BOR.value: _native.BOR,
+    ReduceOp.BXOR.value: _native.BXOR,
 }
+"""By torch's number: its enumeration is slow to hash and to compare."""
 
 # On 0 and 1 in a byte these are the same, and they keep a byte other than 0 or 1 from appearing.
 _BOOLEAN: dict[int, int] = {
@@ -87,7 +88,7 @@ class Buffer(NamedTuple):
 
 def operation_code(op: ReduceOp) -> int:
     """The engine's number of a reduction."""
-    code = _OPERATIONS.get(op.op)
+    code = _OPERATIONS.get(op.op.value)
     if code is None:
         raise ValueError(
             f"hfreduce has no {op.op}: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR"

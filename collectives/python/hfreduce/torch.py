@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from hfreduce import _native, bootstrap
-from hfreduce.backend import NAME, OPEN, HFReduceBackend
+from hfreduce.backend import HFReduceBackend
+from hfreduce.group import NAME, OPEN
 from hfreduce.settings import Settings
 
 __all__ = ["NAME", "HFReduceBackend", "communicator", "plan", "register", "stats"]

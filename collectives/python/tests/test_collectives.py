@@ -8,7 +8,7 @@ import hfreduce.torch
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.backend import OPEN
+from hfreduce.group import OPEN
 from hfreduce.testing import Layout, run
 
 pytestmark = pytest.mark.torch

@@ -16,6 +16,7 @@ import pytest
 from hfreduce import bootstrap, standalone
 from hfreduce.errors import RendezvousError, SettingError
 from hfreduce.perf import cli, formats, options, oracle
+from hfreduce.perf import ranks as local
 from hfreduce.settings import Settings
 
 LONG_SECONDS = 90
@@ -271,6 +272,29 @@ def test_a_killed_rank_ends_the_others_and_is_named():
     assert process.returncode == 3
     assert re.search(r"rank 1 on node .*peer_died", errors), errors
     assert "signal 9" in errors
+
+
+def faulty(environment, port):
+    if environment["RANK"] == "1":
+        raise LookupError("a fault that nobody has foreseen")
+    return 0
+
+
+def speechless(environment, port):
+    return local.FAILED
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (faulty, ["rank 1 ended by a fault", "LookupError: a fault that nobody has foreseen"]),
+        (speechless, ["ended with status 3 and no word"]),
+    ],
+)
+def test_no_rank_ends_without_a_word(body, words, capfd):
+    assert local.run(options.parse(["-g", "2"]), 2, {}, body) == local.FAILED
+    told = capfd.readouterr().err
+    assert all(word in told for word in words), told
 
 
 def test_an_interrupted_measurement_leaves_nobody_behind():

@@ -3,11 +3,12 @@
 //! Pointers are the device's and arrive as integers; the Python side keeps the arrays alive until the
 //! work is drained.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use hfreduce_device::{Cuda, Device, Memory, Range, Settings};
+use hfreduce_device::{Cuda, Device, DeviceError, Memory, Range, Settings};
 use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, Work as EngineWork};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,6 +17,24 @@ use pyo3::types::PyDict;
 use crate::arguments::{dtype as as_dtype, op as as_op, seconds};
 use crate::errors::{gpu_error, raise};
 use crate::work::Work;
+
+/// By process and library: a forked child initialises its own.
+type Drivers = HashMap<(u32, String), Arc<Cuda>>;
+
+static DRIVERS: LazyLock<Mutex<Drivers>> = LazyLock::new(Mutex::default);
+
+/// The driver, loaded when first asked for; one that cannot be loaded may be there the next time.
+fn driver(library: Option<String>) -> Result<Arc<Cuda>, DeviceError> {
+    let library = library.unwrap_or_else(|| hfreduce_device::cuda::LIBRARY.to_owned());
+    let key = (std::process::id(), library);
+    let known = || DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cuda) = known().get(&key) {
+        return Ok(cuda.clone());
+    }
+    // Not under the lock: a driver that hangs in its initialisation would take others with it.
+    let cuda = Cuda::load(&key.1)?;
+    Ok(known().entry(key).or_insert(cuda).clone())
+}
 
 /// A device, opened.
 #[pyclass(module = "hfreduce._native", frozen)]
@@ -36,7 +55,7 @@ impl Gpu {
         let mut settings = Settings::default();
         settings.pinned_bytes_max = pinned_bytes.unwrap_or(settings.pinned_bytes_max);
         let opened = py.detach(|| {
-            let cuda = Cuda::load(library.as_deref().unwrap_or(hfreduce_device::cuda::LIBRARY))?;
+            let cuda = driver(library)?;
             Device::open(&cuda, ordinal, settings)
         });
         Ok(Self { device: Arc::new(opened.map_err(|error| gpu_error(py, &error))?) })
@@ -46,8 +65,7 @@ impl Gpu {
     #[staticmethod]
     #[pyo3(signature = (pointer, *, library = None))]
     fn owner_of(py: Python<'_>, pointer: u64, library: Option<String>) -> PyResult<Option<i32>> {
-        let library = library.as_deref().unwrap_or(hfreduce_device::cuda::LIBRARY);
-        let cuda = py.detach(|| Cuda::load(library)).map_err(|error| gpu_error(py, &error))?;
+        let cuda = py.detach(|| driver(library)).map_err(|error| gpu_error(py, &error))?;
         Ok(cuda.owner_of(pointer))
     }
 

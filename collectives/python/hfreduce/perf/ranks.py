@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def run(
                 if child == 0:
                     _be(body, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, port)
                 children[os.pidfd_open(child)] = child
-            status = _wait(dict(children))
+            status = _wait(dict(children), port)
         finally:
             for descriptor, child in children.items():
                 with contextlib.suppress(ProcessLookupError):
@@ -133,6 +134,11 @@ def _be(
             status = body(environment, port)
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
+    except BaseException:  # noqa: BLE001  (os._exit below would swallow it)
+        # A fault of the program, which `body` knows nothing of: the others' words follow from it.
+        port.speaks()
+        print(f"hfreduce-perf: rank {environment['RANK']} ended by a fault:", file=sys.stderr)
+        traceback.print_exc()
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -140,25 +146,37 @@ def _be(
         os._exit(status)
 
 
-def _wait(children: dict[int, int]) -> int:
-    """Until all have ended; after a failure, until the grace is over. The first failure counts."""
+def _wait(children: dict[int, int], port: Port) -> int:
+    """Until all have ended; after a failure, until the grace is over. The first failure counts.
+
+    No failure ends without a word: what no rank has said is said here.
+    """
+    ranks = {descriptor: rank for rank, descriptor in enumerate(children)}
     poller = select.poll()
     for descriptor in children:
         poller.register(descriptor, select.POLLIN)
-    status = 0
+    status, first, ended = 0, 0, False
     deadline: float | None = None
     while children:
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
         ready = poller.poll(None if left is None else left * 1000)
         if not ready:
-            return status
+            break
         for descriptor, _ in ready:
             poller.unregister(descriptor)
             _, word = os.waitpid(children.pop(descriptor), 0)
             code = os.waitstatus_to_exitcode(word)
             if code < 0:
-                print(f"hfreduce-perf: a rank was ended by signal {-code}", file=sys.stderr)
-                code = FAILED
+                print(
+                    f"hfreduce-perf: rank {ranks[descriptor]} was ended by signal {-code}",
+                    file=sys.stderr,
+                )
+                code, ended = FAILED, True
             if code and not status:
                 status, deadline = code, time.monotonic() + _GRACE_SECONDS
+                first = ranks[descriptor]
+    if status == FAILED and not ended and port.speaks():
+        print(
+            f"hfreduce-perf: rank {first} ended with status {status} and no word", file=sys.stderr
+        )
     return status

@@ -26,7 +26,7 @@ import hfreduce
 from hfreduce import bootstrap
 from hfreduce.settings import Settings
 
-from bench.collectives_netns import Network, sh
+from bench.collectives.netns import Network, sh
 
 __all__ = ["LIVENESS_SECONDS", "OPERATION_SECONDS", "RANKS", "Machines", "Round"]
 

@@ -5,7 +5,7 @@ filters), and one cable between the switches. The rows say how near an allreduce
 card sends and receives every byte twice) and what crosses from zone to zone: S each way is the
 least. Needs root, `ip` and `tc`; what it makes has names of its own and is taken away again.
 
-    python bench/collectives_netns.py [--rounds 5] [--output build/bench/collectives-netns.json]
+    python -m bench.collectives.netns [--rounds 5] [--output build/bench/collectives-netns.json]
 """
 
 from __future__ import annotations

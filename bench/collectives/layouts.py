@@ -4,7 +4,7 @@ Both backends live in the same eight processes. A round runs every case once wit
 that a slow minute of the machine hits both; a figure is the median over the rounds of the slowest
 rank's time. The demo's gradient buckets are those of `examples/gpt` under DDP's defaults.
 
-    python bench/collectives.py [--rounds 7] [--output build/bench/collectives.json]
+    python -m bench.collectives.layouts [--rounds 7] [--output build/bench/collectives-layouts.json]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from hfreduce.testing import Layout, run
 from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 CONTEXT = 128
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
@@ -208,7 +208,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="gradient buckets and 4 KiB alone")
-    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/collectives.json")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "build/bench/collectives-layouts.json"
+    )
     args = parser.parse_args()
     entries: list[dict[str, Any]] = []
     for name, (layout, transport) in LAYOUTS.items():

@@ -6,7 +6,7 @@ What counts is the time from there to the error that each survivor raises in Pyt
 that it names. Machines are network namespaces where that is allowed (root); elsewhere all of them
 share the loopback interface and no cable can be pulled.
 
-    python -m bench.collectives_failures [--rounds 12] [--output build/bench/collectives.json]
+    python -m bench.collectives.failures [--rounds 12] [--output build/bench/collectives.json]
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.collectives_netns import Network
-from bench.collectives_ranks import LIVENESS_SECONDS, OPERATION_SECONDS, RANKS, Machines, Round
+from bench.collectives.fault_ranks import (
+    LIVENESS_SECONDS,
+    OPERATION_SECONDS,
+    RANKS,
+    Machines,
+    Round,
+)
+from bench.collectives.netns import Network
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GOAL_MS, LOCAL_KILL_GOAL_MS = 1000.0, 100.0
 FAULTS = ("killed", "stopped", "cut", "unplugged")
 LAYOUTS = {"4 machines x 8 ranks": 4, "1 machine x 32 ranks": 1}

@@ -1,0 +1,91 @@
+"""Every figure of HFReduce, with its peers in the same run: a table for people, JSON for machines.
+
+    python -m bench.collectives [--only pair,tcp] [--rounds 5] [--quick] [--output FILE]
+
+A part writes what it has measured as soon as it has: a run can be made of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.collectives import rows, speed
+from bench.collectives.crews import ROOT
+
+PARTS = speed.PARTS
+
+
+def main() -> int:
+    """Measures; 1 if a goal was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/collectives.json")
+    args = parser.parse_args()
+    names = args.only.split(",")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        parser.error(f"--only {unknown[0]}: must be of {', '.join(PARTS)}")
+    # What ends this program ends its ranks, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    found: list[rows.Row] = []
+    for name in names:
+        speed.say(f"{name} …")
+        begun = time.monotonic()
+        made, details = PARTS[name](2 if args.quick else args.rounds, quick=args.quick)
+        found += made
+        write(args.output, name, made, details, quick=args.quick)
+        speed.say(f"{name}: {time.monotonic() - begun:.0f} s")
+    print(rows.table(found))
+    missed = [one.name for one in found if one.reached is False]
+    if missed:
+        print(f"\nmissed: {'; '.join(missed)}")
+    # A quick run shows that everything works; its figures are nobody's.
+    return 1 if missed and not args.quick else 0
+
+
+def write(
+    path: Path, name: str, made: list[rows.Row], details: dict[str, Any], *, quick: bool
+) -> None:
+    """One part's figures into the file, beside those of the others."""
+    document: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+    document |= {"version": 2, "machine": machine()}
+    parts = document.setdefault("parts", {})
+    parts[name] = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "quick": quick,
+        "rows": [one.document() for one in made],
+        "details": details,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured."""
+    return {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": processor()}
+
+
+def processor() -> str:
+    """As the kernel names it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Figures beside their goals: what of the measurements the table is made of. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Row", "absent", "row", "table", "times"]
+
+_NAME_WIDTH, _FIGURE_WIDTH, _SPREAD_WIDTH, _GOAL_WIDTH = 53, 12, 17, 11
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure: the median of its rounds, the least and the largest, and what is asked of it."""
+
+    name: str
+    unit: str
+    """µs, ms, MiB, or a ratio: "x" (as often) or "of limit"."""
+    median: float | None
+    """None: not measured, for the reason in `note`."""
+    low: float | None
+    high: float | None
+    rounds: int
+    goal: float | None
+    more: bool
+    """The goal is the least that will do; otherwise the most."""
+    note: str = ""
+
+    @property
+    def reached(self) -> bool | None:
+        """None: there is nothing to judge."""
+        if self.median is None or self.goal is None:
+            return None
+        return self.median >= self.goal if self.more else self.median <= self.goal
+
+    def document(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self) | {"reached": self.reached}
+
+
+def row(
+    name: str, unit: str, values: Sequence[float], goal: float | None = None, *, more: bool = False
+) -> Row:
+    """What was measured."""
+    middle = statistics.median(values)
+    return Row(name, unit, middle, min(values), max(values), len(values), goal, more)
+
+
+def times(
+    name: str, ours: Sequence[float], theirs: Sequence[float], goal: float | None = None
+) -> Row:
+    """How many times as fast as a peer: round by round, so that a slow minute hits both."""
+    return row(name, "x", [t / o for o, t in zip(ours, theirs, strict=True)], goal, more=True)
+
+
+def absent(name: str, why: str, goal: float | None = None, *, more: bool = False) -> Row:
+    """What was not measured."""
+    return Row(name, "", None, None, None, 0, goal, more, why)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """For people, in a hundred columns."""
+    head = (
+        f"{'figure':{_NAME_WIDTH}}{'median':>{_FIGURE_WIDTH}}{'least … most':>{_SPREAD_WIDTH}}"
+        f"{'goal':>{_GOAL_WIDTH}}  ok"
+    )
+    return "\n".join([head, *(_line(one) for one in rows)])
+
+
+def _line(one: Row) -> str:
+    name = one.name[:_NAME_WIDTH]
+    goal = "" if one.goal is None else f"{'≥' if one.more else '≤'} {one.goal:g}"
+    if one.median is None or one.low is None or one.high is None:
+        room = _FIGURE_WIDTH + _SPREAD_WIDTH
+        return f"{name:{_NAME_WIDTH}}{one.note[:room]:>{room}}{goal:>{_GOAL_WIDTH}}   -"
+    word = {True: "yes", False: "NO", None: ""}[one.reached]
+    figure = f"{_digits(one.median)} {one.unit}"
+    spread = f"{_digits(one.low)} … {_digits(one.high)}"
+    return (
+        f"{name:{_NAME_WIDTH}}{figure:>{_FIGURE_WIDTH}}{spread:>{_SPREAD_WIDTH}}"
+        f"{goal:>{_GOAL_WIDTH}} {word:>3}"
+    )
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

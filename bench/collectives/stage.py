@@ -1,0 +1,156 @@
+"""Rounds in which crews of ranks take turns: whose turn it is not, sleeps in a read.
+
+Every rank of every crew connects to one UNIX socket, says `CREW RANK`, and then does what it is
+told, line by line (`native/rank.h` has the words). So a crew that spins while it waits, as MPI's
+do, spins in its own turn alone, and all of them see the same minutes of the machine.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["BenchError", "Case", "Crew", "Lane", "Stage", "play"]
+
+GATHER_SECONDS = 150.0
+"""Eight processes that import torch from a cold disk take a minute."""
+ORDER_SECONDS = 60.0
+
+ROUND_SECONDS = 0.15
+"""How long one lane gets for one case in one round, about."""
+CALLS_MAX = 50_000
+
+
+class BenchError(RuntimeError):
+    """A measurement that cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What every rank calls: an allreduce of so many bytes, in memory of this kind."""
+
+    type: str
+    size_bytes: int
+    memory: str = "private"
+
+
+@dataclass(slots=True)
+class Crew:
+    """Ranks of one implementation, in rank order, each behind a line of its own."""
+
+    name: str
+    lines: list[socket.socket]
+
+    def order(self, case: Case, count: int, *, check: bool) -> float | None:
+        """The slowest rank's seconds for `count` calls; None if the crew has no such case."""
+        text = f"{case.type} {case.size_bytes} {case.memory} {count} {int(check)}\n".encode()
+        for line in self.lines:
+            line.sendall(text)
+        until = time.monotonic() + ORDER_SECONDS
+        words = [self._answer(rank, line, until) for rank, line in enumerate(self.lines)]
+        refused = [word for word in words if word[:1] != ["ok"]]
+        if any("right" in word for word in refused):
+            raise BenchError(f"{self.name}: a wrong sum of {case}")
+        return None if refused else max(float(word[1]) for word in words)
+
+    def _answer(self, rank: int, line: socket.socket, until: float) -> list[str]:
+        text = b""
+        while not text.endswith(b"\n"):
+            if not select.select([line], [], [], max(until - time.monotonic(), 0))[0]:
+                raise BenchError(f"{self.name}: rank {rank} gave no answer in {ORDER_SECONDS} s")
+            more = line.recv(256)
+            if not more:
+                raise BenchError(f"{self.name}: rank {rank} has ended")
+            text += more
+        return text.decode().split()
+
+
+@dataclass(slots=True)
+class Lane:
+    """A crew, and the calls of one round that it makes of each case."""
+
+    crew: Crew
+    counts: dict[Case, int] = field(default_factory=dict)
+    seconds: dict[Case, list[float]] = field(default_factory=dict)
+    """Of one call, round by round."""
+
+    def warm(self, case: Case) -> None:
+        """One call that is checked, some that tell how many make up a round."""
+        if self.crew.order(case, 1, check=True) is None:
+            return
+        taken = self.crew.order(case, 1, check=False) or 0.0
+        if taken < ROUND_SECONDS / 10:
+            count = 10
+            taken = (self.crew.order(case, count, check=False) or 0.0) / count
+        self.counts[case] = max(1, min(CALLS_MAX, int(ROUND_SECONDS / max(taken, 1e-9))))
+        self.seconds[case] = []
+
+    def turn(self, case: Case) -> None:
+        """One round."""
+        count = self.counts.get(case)
+        if count is not None:
+            taken = self.crew.order(case, count, check=False)
+            assert taken is not None
+            self.seconds[case].append(taken / count)
+
+
+def play(
+    crews: Sequence[Crew], cases: Sequence[Case], rounds: int, between: Callable[[], None]
+) -> dict[str, Lane]:
+    """All rounds; `between` is called once in each."""
+    lanes = [Lane(crew) for crew in crews]
+    for case in cases:
+        for lane in lanes:
+            lane.warm(case)
+    for number in range(rounds):
+        between()
+        # Nobody always follows the same neighbour's traces in the caches.
+        at = number % max(len(lanes), 1)
+        for case in cases:
+            for lane in lanes[at:] + lanes[:at]:
+                lane.turn(case)
+    return {lane.crew.name: lane for lane in lanes}
+
+
+class Stage:
+    """Where the ranks come; a context, at whose end their lines are closed and they leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "orders"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.path))
+        self._listener.listen(256)
+        self._lines: dict[tuple[str, int], socket.socket] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for line in self._lines.values():
+            line.close()
+        self._listener.close()
+
+    def gather(self, name: str, ranks: int, ended: Callable[[], str | None]) -> Crew:
+        """The crew of this name, once all of it is there; `ended` says why it will not come."""
+        until = time.monotonic() + GATHER_SECONDS
+        wanted = [(name, rank) for rank in range(ranks)]
+        while not all(key in self._lines for key in wanted):
+            why = ended()
+            if why is not None:
+                raise BenchError(f"{name}: {why}")
+            if time.monotonic() > until:
+                missing = [rank for _, rank in wanted if (name, rank) not in self._lines]
+                raise BenchError(f"{name}: no rank {missing[0]} in {GATHER_SECONDS:.0f} s")
+            if select.select([self._listener], [], [], 0.2)[0]:
+                line, _ = self._listener.accept()
+                line.settimeout(ORDER_SECONDS)
+                word, rank = line.recv(256).decode().split()
+                self._lines[word, int(rank)] = line
+        return Crew(name, [self._lines[key] for key in wanted])
