@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.collectives import rows, speed
+from bench.collectives import alone, rows, speed
 from bench.collectives.crews import ROOT
 
-PARTS = speed.PARTS
+PARTS = speed.PARTS | alone.PARTS
 
 
 def main() -> int:

@@ -4,11 +4,18 @@ Training scripts need one line: ``torch.distributed.init_process_group("hfreduce
 the backend by itself; nothing has to be imported. See `hfreduce.torch` for what a script may ask
 of a group, `allreduce` for arrays of other libraries, and `hfreduce._native` for the engine without
 torch.
+
+What is named here is loaded when it is first used: the import itself costs a millisecond or two.
 """
 
-from hfreduce.arrays import allreduce
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from hfreduce.errors import CollectiveError, RendezvousError, SettingError, TopologyError
-from hfreduce.topology import Place, Topology, load_topology
+
+if TYPE_CHECKING:
+    from hfreduce.arrays import allreduce
+    from hfreduce.topology import Place, Topology, load_topology
 
 __all__ = [
     "CollectiveError",
@@ -20,3 +27,22 @@ __all__ = [
     "allreduce",
     "load_topology",
 ]
+
+_WHERE = {
+    "allreduce": "hfreduce.arrays",
+    "Place": "hfreduce.topology",
+    "Topology": "hfreduce.topology",
+    "load_topology": "hfreduce.topology",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'hfreduce' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,7 +17,7 @@ import ctypes
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hfreduce import _native, gpu
+from hfreduce import _native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,6 +144,8 @@ def allreduce(
     if code is None:
         raise ValueError(f"op `{op}`: must be one of {', '.join(OPERATIONS)}")
     if hasattr(array, "__cuda_array_interface__"):
+        from hfreduce import gpu
+
         ordinal, ready, pointer, numel, dtype = gpu_memory(array, stream)
         operations = gpu.view(communicator, ordinal, ready)
         work = operations.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
@@ -178,6 +180,8 @@ def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
 
     `stream` is where the caller has made it ready; None: where the array says.
     """
+    from hfreduce import gpu
+
     name = type(array).__name__
     told: dict[str, Any] = array.__cuda_array_interface__
     pointer, read_only = told["data"]

@@ -6,7 +6,6 @@ known name.
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from dataclasses import dataclass
@@ -69,6 +68,8 @@ class Settings:
         """Reads and checks `environment`; empty values count as absent."""
         for name in environment:
             if name.startswith("HFREDUCE_") and name not in NAMES:
+                import difflib
+
                 near = difflib.get_close_matches(name, NAMES, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(NAMES)}"
                 warnings.warn(f"{name} is not a setting of HFReduce; {hint}", stacklevel=2)

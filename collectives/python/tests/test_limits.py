@@ -1,6 +1,8 @@
 """Pods have little /dev/shm: it is not needed."""
 
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import hfreduce.settings
@@ -71,3 +73,11 @@ def test_groups_leave_nothing_behind():
         (files, threads), (files_after, threads_after) = outcome.value
         assert files_after <= files + 2
         assert threads_after <= threads + 1
+
+
+def test_the_import_loads_little_and_no_other_library():
+    program = "import hfreduce, sys; print(*sys.modules); hfreduce.allreduce; hfreduce.Place"
+    words = [sys.executable, "-I", "-c", program]
+    loaded = set(subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
+    assert "hfreduce._native" in loaded
+    assert not loaded & {"torch", "numpy", "ctypes", "dataclasses", "difflib", "inspect", "json"}

@@ -1,0 +1,122 @@
+"""Figures that need no peers: kernels beside the memory, the recorder, the wheel and its import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.collectives.crews import ROOT
+from bench.collectives.rows import Row, row
+from bench.collectives.stage import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PARTS"]
+
+PROGRAM_SECONDS = 600
+IMPORTS = 20
+MIB = 1 << 20
+KERNEL_GOALS = {"of_pairwise": ("x pairwise", 2.0), "of_scalar": ("x scalar", 6.0)}
+
+
+def kernels(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
+    """One pass over eight inputs with one thread, as hfreduce-kernels itself measures it."""
+    with tempfile.TemporaryDirectory(prefix="hfreduce-bench-") as folder:
+        path = Path(folder, "kernels.json")
+        program("cargo", "run", "--release", "--locked", "--quiet", "-p", "hfreduce-kernels",
+                "--example", "throughput", str(path))  # fmt: skip
+        told = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    best = f"{told['isa']} streaming"
+    for entry in told["rows"]:
+        if entry["threads"] != 1 or entry["way"] != best:
+            continue
+        what = f"8 inputs, one pass, {entry['type']}"
+        goal = float(entry["goal_of_triad"])
+        rows.append(row(f"{what}: of triad", "of limit", [entry["of_triad"]], goal, more=True))
+        rows += [
+            row(f"{what}: {words}", "x", [entry[key]], least, more=True)
+            for key, (words, least) in KERNEL_GOALS.items()
+        ]
+    return rows, told
+
+
+def recorder(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
+    """What one operation's records cost, beside a 4 KiB allreduce of two threads."""
+    text = program("cargo", "run", "--release", "--locked", "--quiet", "-p", "hfreduce-engine",
+                   "--example", "flight_cost")  # fmt: skip
+    found = [float(number) for number in re.findall(r": ([0-9.]+) (?:ns|%)", text)]
+    if len(found) != 3:
+        raise BenchError(f"flight_cost says: {text}")
+    record, reduce, share = found
+    rows = [
+        row("flight recorder: one operation", "ns", [record]),
+        row("flight recorder: of a 4 KiB call", "%", [share]),
+    ]
+    return rows, {"record_ns": record, "allreduce_ns": reduce}
+
+
+def wheel(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
+    """The package as users install it."""
+    with tempfile.TemporaryDirectory(prefix="hfreduce-bench-") as folder:
+        uv = ROOT / "build/tools/bin/uv"
+        program(str(uv), "build", "--quiet", "--wheel", "--package", "hfreduce", "-o", folder)
+        (made,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(made) as archive:
+            files = {one.filename: one.compress_size for one in archive.infolist()}
+        size = made.stat().st_size
+    largest = dict(sorted(files.items(), key=lambda item: -item[1])[:5])
+    return [row("wheel", "MiB", [size / MIB], 4.0)], {"bytes": size, "largest": largest}
+
+
+def imports(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
+    """What an interpreter takes longer with the package than without, by turns."""
+    programs = {
+        "import hfreduce": "import hfreduce",
+        "from hfreduce import allreduce": "from hfreduce import allreduce",
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ("nothing", *programs)}
+    for number in range(IMPORTS + 1):
+        for name, taken in seconds.items():
+            words = [sys.executable, "-I", "-c", programs.get(name, "pass")]
+            start = time.perf_counter()
+            subprocess.run(words, check=True, timeout=PROGRAM_SECONDS)
+            if number:  # the first one reads the disk
+                taken.append(time.perf_counter() - start)
+    rows = [
+        row(
+            name,
+            "ms",
+            [(with_it - without) * 1e3 for with_it, without in
+             zip(seconds[name], seconds["nothing"], strict=True)],
+            30.0,
+        )
+        for name in programs
+    ]  # fmt: skip
+    return rows, {"seconds": seconds}
+
+
+def program(*words: str) -> str:
+    """Runs a program of the workspace; what it prints."""
+    environment = os.environ | {"UV_PYTHON_DOWNLOADS": "never"}
+    done = subprocess.run(
+        words, check=False, capture_output=True, text=True, timeout=PROGRAM_SECONDS, cwd=ROOT,
+        env=environment,
+    )  # fmt: skip
+    if done.returncode:
+        raise BenchError(f"{' '.join(words)}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+PARTS: dict[str, Callable[..., tuple[list[Row], dict[str, Any]]]] = {
+    "kernels": kernels, "recorder": recorder, "imports": imports, "wheel": wheel,
+}  # fmt: skip

@@ -1,0 +1,213 @@
+"""What torch builds on collectives: FSDP2, functional collectives, meshes, coalescing, objects."""
+
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from hfreduce.testing import Layout, run
+from torch import nn
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120, func_only=True)]
+
+LAYOUT = Layout.two_zones(2, 1)
+RANKS = LAYOUT.world_size
+
+
+def values(outcomes):
+    for outcome in outcomes:
+        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
+        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
+    return [outcome.value for outcome in outcomes]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server():
+    """torch comes from a cold disk in a minute, which is no test's time."""
+    run(nothing, Layout.one_node(1), backend=None, deadline_seconds=110)
+
+
+def nothing(rank, size):
+    return rank
+
+
+def shard_and_train(rank, size, kind):
+    """Four steps of a small network, its parameters sharded as FSDP2 does it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    torch.manual_seed(0)
+    # Sizes that four ranks do not divide: shards are padded, and some are empty.
+    model = nn.Sequential(nn.Linear(33, 50), nn.Tanh(), nn.Linear(50, 3))
+    shape, names = ((2, 2), ("replicate", "shard")) if kind == "hybrid" else ((size,), ("shard",))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    policy = MixedPrecisionPolicy()
+    if kind == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.Generator().manual_seed(100 + rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(16, 33, generator=data)).float().square().mean().backward()
+        total = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    whole = [parameter.full_tensor().flatten() for parameter in model.parameters()]
+    return torch.cat(whole).tolist(), float(total.full_tensor())
+
+
+@pytest.mark.parametrize("kind", ["flat", "hybrid", "bf16"])
+def test_fsdp2_equals_gloo_within_rounding(kind):
+    ours = values(run(shard_and_train, LAYOUT, kind, deadline_seconds=100))
+    gloo = values(run(shard_and_train, LAYOUT, kind, backend="gloo", deadline_seconds=100))
+    assert all(told == ours[0] for told in ours), "ranks differ"
+    for mine, theirs in zip(ours[0], gloo[0], strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-4, atol=1e-5)
+
+
+def functional(rank, size):
+    """All of them, on the group and on a mesh, whole and coalesced; also through autograd."""
+    import torch.distributed._functional_collectives as fc
+
+    warnings.simplefilter("ignore", FutureWarning)
+    group = dist.group.WORLD
+    own = torch.arange(8.0) + rank
+    everybody = torch.stack([torch.arange(8.0) + r for r in range(size)])
+
+    def same(tensor, expected):
+        torch.testing.assert_close(fc.wait_tensor(tensor), expected, rtol=0, atol=0)
+
+    same(fc.all_reduce(own, "sum", group), everybody.sum(0))
+    same(fc.all_reduce(own, "max", group), everybody.amax(0))
+    same(fc.all_reduce(own, "avg", group), everybody.mean(0))
+    for told, factor in zip(
+        fc.all_reduce_coalesced([own, own * 2], "sum", group), (1, 2), strict=True
+    ):
+        same(told, everybody.sum(0) * factor)
+    same(fc.broadcast(own, 1, group), everybody[1])
+    same(fc.all_gather_tensor(own, 0, group), everybody.flatten())
+    # Along another dimension than the first: torch puts the pieces together.
+    same(fc.all_gather_tensor(own.view(4, 2), 1, group), torch.cat(
+        [each.view(4, 2) for each in everybody], dim=1))  # fmt: skip
+    first, second = fc.all_gather_into_tensor_coalesced([own, own + 1], group)
+    same(first, everybody.flatten())
+    same(second, everybody.flatten() + 1)
+    whole = everybody.sum(0)
+    same(fc.reduce_scatter_tensor(own, "sum", 0, group), whole.chunk(size)[rank])
+    first, second = fc.reduce_scatter_tensor_coalesced([own, own * 2], "sum", [0, 0], group)
+    same(first, whole.chunk(size)[rank])
+    same(second, whole.chunk(size)[rank] * 2)
+    same(
+        fc.all_to_all_single(own, None, None, group),
+        torch.cat([each.chunk(size)[rank] for each in everybody]),
+    )
+    # Uneven: rank r sends r + 1 elements to everybody. Gloo refuses this.
+    sent, expected = [rank + 1] * size, [r + 1 for r in range(size)]
+    told = fc.all_to_all_single(torch.full((sum(sent),), float(rank)), expected, sent, group)
+    same(told, torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]))
+    told = fc.permute_tensor(own, [(r + 1) % size for r in range(size)], group)
+    same(told, everybody[(rank - 1) % size])
+    leaf = own.clone().requires_grad_()
+    fc.all_gather_tensor_autograd(leaf, 0, group).sum().backward()
+    assert leaf.grad.eq(size).all(), leaf.grad
+    return True
+
+
+def coalesced(rank, size):
+    """torch's coalescing, after which the group goes on as before."""
+    ones = [torch.full((n,), float(rank)) for n in (3, 70_001, 0)]
+    with dist._coalescing_manager():
+        for tensor in ones:
+            dist.all_reduce(tensor)
+    assert all(tensor.eq(sum(range(size))).all() for tensor in ones)
+    outputs = [torch.empty(size * n) for n in (2, 5)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for output, n in zip(outputs, (2, 5), strict=True):
+            dist.all_gather_into_tensor(output, torch.full((n,), float(rank)))
+    manager.wait()
+    for output, n in zip(outputs, (2, 5), strict=True):
+        assert output.tolist() == [float(r) for r in range(size) for _ in range(n)]
+    shares = [torch.empty(n) for n in (2, 5)]
+    with dist._coalescing_manager():
+        for share, n in zip(shares, (2, 5), strict=True):
+            dist.reduce_scatter_tensor(share, torch.ones(size * n))
+    assert all(share.eq(size).all() for share in shares)
+    after = torch.ones(2)
+    dist.all_reduce(after)
+    assert after.eq(size).all()
+    return True
+
+
+def objects(rank, size):
+    """Python objects of unequal size, in all directions."""
+    gathered = [None] * size if rank == 1 else None
+    dist.gather_object({"rank": rank, "text": "x" * rank * 1000}, gathered, dst=1)
+    if rank == 1:
+        assert [len(each["text"]) for each in gathered] == [1000 * r for r in range(size)]
+    told = [f"of {rank}", None] if rank == 2 else [None, None]
+    dist.broadcast_object_list(told, src=2)
+    assert told == ["of 2", None]
+    mine = [None]
+    dist.scatter_object_list(mine, list(range(size)) if rank == 0 else None, src=0)
+    assert mine == [rank]
+    if rank in (0, 1):
+        box = [("from", 0)] if rank == 0 else [None]
+        dist.send_object_list(box, 1) if rank == 0 else dist.recv_object_list(box, 0)
+        assert box == [("from", 0)]
+    return True
+
+
+def groups(rank, size):
+    """Groups of groups: by list, by mesh, nested, and split from one another."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    for name, expected in (("inner", rank // 2 * 4 + 1), ("outer", rank % 2 * 2 + 2)):
+        tensor = torch.tensor(rank)
+        dist.all_reduce(tensor, group=mesh.get_group(name))
+        assert tensor.item() == expected, (name, tensor)
+    halves, _ = dist.new_subgroups(2)
+    tensor = torch.tensor(float(rank))
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=halves)
+    assert tensor.item() == rank // 2 * 2 + 1
+    # In another order than the world's, with operations between two of it.
+    turned = dist.new_group([3, 1], use_local_synchronization=True) if rank in (1, 3) else None
+    if turned is not None:
+        other = 4 - rank
+        landing = torch.empty(3)
+        calls = [
+            dist.P2POp(dist.isend, torch.full((3,), float(rank)), other, turned),
+            dist.P2POp(dist.irecv, landing, other, turned),
+        ]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        assert landing.eq(other).all()
+        dist.destroy_process_group(turned)
+    with pytest.raises(RuntimeError, match="split"):
+        dist.split_group(split_ranks=[[0, 1], [2, 3]])
+    dist.barrier()
+    return True
+
+
+@pytest.mark.parametrize("function", [functional, coalesced, objects, groups])
+def test_it_works_with_what_torch_builds_on_it(function):
+    assert values(run(function, LAYOUT, deadline_seconds=100)) == [True] * RANKS
+
+
+def watched(rank, size):
+    dist.all_reduce(torch.ones(3))
+    if rank == 2:
+        return "stays away"
+    dist.monitored_barrier(timeout=timedelta(seconds=5), wait_all_ranks=True)
+    return "passed"
+
+
+def test_a_monitored_barrier_names_who_did_not_come():
+    outcomes = run(watched, LAYOUT, lost=[2], deadline_seconds=100)
+    for outcome in outcomes:
+        if outcome.rank != 2:
+            assert outcome.failure is not None, outcome
+            assert "rank 2" in outcome.failure.text, outcome
