@@ -70,6 +70,8 @@ def _started(options: Options) -> Iterator[Cluster]:
     from e2e.cluster.errors import ClusterError
     from e2e.cluster.guard import guarded
     from e2e.cluster.handle import Cluster
+    from e2e.cluster.processes import pids_of_cluster
+    from e2e.cluster.state import State
     from e2e.cluster.up import programs, up
 
     try:
@@ -80,6 +82,10 @@ def _started(options: Options) -> Iterator[Cluster]:
     state = Path(tempfile.mkdtemp(prefix="flyer-e2e-")) / "cluster"
     with guarded(state):
         yield Cluster(up(state, options))
+    # Whatever ran on it: pods, mounts of 3FS, machines that lost power.
+    assert not pids_of_cluster(State(state))
+    assert str(state) not in Path("/proc/self/mountinfo").read_text()
+    assert not state.parent.exists()
 
 
 def unavailable(why: str) -> NoReturn:

@@ -11,9 +11,10 @@ from e2e.cluster.handle import wait_for
 from e2e.figures import figure, table
 from e2e.fixtures import unavailable
 from e2e.hardware import FakeHardware, fake_hardware
+from e2e.operators import Stage, staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from e2e.cluster.handle import Cluster
 
@@ -65,3 +66,10 @@ def no_operator(cluster: Cluster) -> Iterator[None]:
     cluster.kubectl(*scale, f"--replicas={found}")
     cluster.kubectl("rollout", "status", "deployment/flyer-operator", space, "--timeout=120s",
                     deadline_s=130)  # fmt: skip
+
+
+@pytest.fixture
+async def stage(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]:
+    """Operators of this process on a real API server, behind a proxy."""
+    async with staged(control_plane, namespace) as made:
+        yield made

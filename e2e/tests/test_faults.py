@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from e2e import counting
+from e2e.chart import NAMESPACE
 from e2e.cluster.control_plane import API_SERVER, wait_ready
 from e2e.cluster.handle import wait_for
 from e2e.figures import figure
@@ -69,6 +70,33 @@ def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace:
     words = ("patch", "flyerjob", "steady", f"--namespace={namespace}", "--type=merge")
     cluster.kubectl(*words, f"--patch={patch}")
     found = wait_phase(cluster, "steady", namespace, "Suspended")
+    assert found["eviction"]["lostSteps"] == 0
+
+
+def test_leaders_forced_beside_each_other_are_not_noticed(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(counter("ruled", 2), namespace=namespace)
+    seen = wait_step(cluster, "ruled", namespace, 10)
+    before = uids(cluster, "ruled", namespace)
+
+    def transitions() -> int:
+        return int(cluster.get("lease", "flyer-operator", NAMESPACE)["spec"]["leaseTransitions"])
+
+    def rises(epoch: int) -> bool:
+        return transitions() > epoch
+
+    for _ in range(3):
+        epoch = transitions()
+        # Who leads believes so until it renews; the other replica leads at once.
+        nobody = '--patch={"spec": {"holderIdentity": ""}}'
+        words = ("patch", "lease", "flyer-operator", f"--namespace={NAMESPACE}", "--type=merge")
+        cluster.kubectl(*words, nobody)
+        wait_for("a leader", partial(rises, epoch), END_SECONDS)
+        seen = wait_step(cluster, "ruled", namespace, seen + 10)
+    assert uids(cluster, "ruled", namespace) == before
+    assert attempts(cluster, "ruled", namespace) == (1, 0)
+    words = ("patch", "flyerjob", "ruled", f"--namespace={namespace}", "--type=merge")
+    cluster.kubectl(*words, '--patch={"spec": {"suspend": true}}')
+    found = wait_phase(cluster, "ruled", namespace, "Suspended")
     assert found["eviction"]["lostSteps"] == 0
 
 

@@ -115,6 +115,17 @@ async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, cand
         await hold
 
 
+async def test_a_count_that_was_raised_unheard_is_known(api_server, candidate):
+    one = candidate("a")
+    await one.acquire()
+    api_server.faults.add(Fault("lose", verb="update", agent="a"))
+    assert await one.raise_epoch(7) == 7
+    patch = {"spec": {"holderIdentity": "b"}}
+    api_server.store.patch("leases", "flyer-operator", patch, "fireflyer-system")
+    with pytest.raises(LeadershipLostError):
+        await one.raise_epoch(9)
+
+
 async def test_a_fenced_client_writes_no_more(api_server, connect, candidate):
     one = candidate("a")
     await one.acquire()

@@ -128,8 +128,14 @@ class Election:
 
     async def raise_epoch(self, least: int) -> int:
         """Count up to at least this epoch: whoever deletes the Lease deletes the count too."""
-        if self.epoch < least:
-            await self._write(time.monotonic(), least - 1)
+        while self.epoch < least:
+            self.fence()
+            try:
+                await self._write(time.monotonic(), least - 1)
+            except ConflictError as error:  # our renewal, or this write, whose answer was lost
+                if not await self._still_ours() or self._lease is None:
+                    raise LeadershipLostError(f"{self.holder or 'nobody'} leads") from error
+                self.epoch = self._lease["spec"]["leaseTransitions"] + 1
         return self.epoch
 
     async def release(self) -> None:
@@ -185,10 +191,7 @@ class Election:
             async with asyncio.timeout(max(0.0, self._valid_until - time.monotonic())):
                 lease = await self._api.get(LEASES, settings.name, settings.namespace)
                 spec = lease.get("spec") or {}
-                if (spec.get("holderIdentity"), spec.get("leaseTransitions")) == (
-                    self.identity,
-                    self.epoch - 1,
-                ):
+                if spec.get("holderIdentity") == self.identity:
                     self._lease = lease
                     return True
                 self.holder = spec.get("holderIdentity") or ""

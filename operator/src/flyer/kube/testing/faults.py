@@ -92,6 +92,7 @@ class WatchFaults:
     delay_seconds: float = 0.0
     frozen: bool = False  # connected, silent, no bookmarks
     bookmarks: bool = True
+    cut_after: int = 0  # events of each stream; 0: never. The proxy does it.
 
 
 @dataclass(slots=True)

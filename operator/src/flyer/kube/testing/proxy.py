@@ -1,26 +1,33 @@
 """Between clients and a real API server: every call is counted, and any can be an agent's last.
 
-Clients speak plain HTTP to it; it adds the credentials of whoever made it. Watches pass through.
+Clients speak plain HTTP to it; it adds the credentials of whoever made it. It commits `faults`, to
+watches those of `faults.watches`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Self
 
 import aiohttp
 from aiohttp import web
 
+from flyer.kube.client.answers import lines_of
 from flyer.kube.testing import paths
 from flyer.kube.testing.errors import ApiRefusal
 from flyer.kube.testing.faults import Call, Faults
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from flyer.kube.client import Access
+    from flyer.kube.testing.faults import Fault
 
 __all__ = ["Proxy"]
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+HANG_SECONDS = 3600.0
 _HOP_BY_HOP = frozenset({"connection", "content-length", "host", "transfer-encoding"})
 
 
@@ -60,15 +67,34 @@ class Proxy:
         call = _call_of(request)
         if call.agent in self.faults.dead:
             return _cut(request)
-        death = None if "watch" in request.query else self.faults.dies(call)
+        if "watch" in request.query:
+            return await self._forward(request, call, cut=False)
+        fault, death = self.faults.take(call), self.faults.dies(call)
         if death is not None and not death.performed:
             death.then()
             return _cut(request)
+        if fault is not None and fault.do != "lose":
+            refused = await _committed(fault, request)
+            if refused is not None:
+                return refused
+        lost = fault is not None and fault.do == "lose"
         try:
-            return await self._forward(request, call, cut=death is not None)
+            return await self._forward(request, call, cut=lost or death is not None)
         finally:
             if death is not None:
                 death.then()
+
+    async def _watched(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        faults, sent = self.faults.watches, 0
+        async for line in lines_of(answer.content):
+            if faults.delay_seconds:
+                await asyncio.sleep(faults.delay_seconds)
+            yield line + b"\n"
+            if faults.double:
+                yield line + b"\n"
+            sent += 1
+            if sent == faults.cut_after:
+                return
 
     async def _forward(self, request: web.Request, call: Call, *, cut: bool) -> web.StreamResponse:
         assert self._session is not None, "not entered"
@@ -87,12 +113,35 @@ class Proxy:
             response = web.StreamResponse(status=answer.status, headers=headers)
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
                 await response.prepare(request)
-                async for chunk in answer.content.iter_any():
+                watches = answer.ok and "watch" in request.query
+                chunks = self._watched(answer) if watches else answer.content.iter_any()
+                async for chunk in chunks:
                     if call.agent in self.faults.dead:
                         return _cut(request)
                     await response.write(chunk)
+                if watches and self.faults.watches.cut_after:
+                    return _cut(request)
                 await response.write_eof()
             return response
+
+
+async def _committed(fault: Fault, request: web.Request) -> web.Response | None:
+    """What the caller is answered instead; None: as if nothing were wrong, perhaps later."""
+    match fault.do:
+        case "delay":
+            await asyncio.sleep(fault.seconds)
+            return None
+        case "hang":
+            await asyncio.sleep(HANG_SECONDS)
+        case "refuse":
+            status = {
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": fault.code,
+                "reason": fault.reason, "message": "a fault of the proxy",
+            }  # fmt: skip
+            wait = fault.retry_after_seconds
+            headers = {} if wait is None else {"Retry-After": str(wait)}
+            return web.json_response(status, status=fault.code, headers=headers)
+    return _cut(request)
 
 
 def _call_of(request: web.Request) -> Call:

@@ -1,0 +1,95 @@
+"""Two jobs' lives on a real API server that fails, is slow, and has several leaders.
+
+Faults come from a proxy between it and the operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.kube.client.resources import LEASES
+from flyer.kube.testing.faults import Fault, WatchFaults
+
+if TYPE_CHECKING:
+    from e2e.operators import Stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+OFTEN = 1_000_000
+FORCED = 8
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (409, "Conflict"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (504, "Timeout"),
+    ],
+)
+async def test_refusals_change_nothing(stage: Stage, code: int, reason: str) -> None:
+    every = Fault("refuse", times=OFTEN, every=4, code=code, reason=reason)
+    every.retry_after_seconds = 1 if code == 429 else None
+    # A conflict is an answer to a compare-and-swap.
+    every.verb = "patch" if code == 409 else ""
+    stage.proxy.faults.add(every)
+    stage.operators.start()
+    await stage.live("low", "high")
+    assert every.seen > FORCED
+
+
+@pytest.mark.parametrize("do", ["hang", "lose", "drop"])
+async def test_calls_without_an_answer_change_nothing(stage: Stage, do: str) -> None:
+    fault = Fault("hang", times=3, every=7)
+    if do != "hang":
+        fault = Fault("lose" if do == "lose" else "drop", times=OFTEN, every=3)
+    stage.proxy.faults.add(fault)
+    stage.operators.start()
+    await stage.live("low", "high")
+    assert fault.seen > FORCED
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        WatchFaults(cut_after=2),
+        WatchFaults(delay_seconds=0.3),
+        WatchFaults(double=True),
+        WatchFaults(cut_after=5, delay_seconds=0.1, double=True),
+    ],
+    ids=["broken", "delayed", "doubled", "all"],
+)
+async def test_watches_that_are_broken_late_or_doubled_change_nothing(
+    stage: Stage, faults: WatchFaults
+) -> None:
+    stage.proxy.faults.watches = faults
+    stage.operators.start()
+    await stage.live("low", "high")
+
+
+async def test_leaders_forced_beside_each_other_change_nothing(stage: Stage) -> None:
+    for _ in range(2):
+        stage.operators.start()
+    epochs: set[int] = set()
+
+    async def force() -> None:
+        """Whoever leads believes so until it renews; meanwhile another one leads."""
+        while len(epochs) < FORCED:
+            await asyncio.sleep(0.3)
+            leases = await stage.api.list(LEASES, stage.namespace)
+            for lease in leases:
+                if lease["spec"].get("holderIdentity"):
+                    epochs.add(lease["spec"]["leaseTransitions"])
+                    name, nobody = lease["metadata"]["name"], {"spec": {"holderIdentity": ""}}
+                    await stage.api.merge(LEASES, name, nobody, stage.namespace)
+
+    forcing = asyncio.create_task(force())
+    lives = 0
+    while not forcing.done():
+        lives += 1
+        await stage.live(f"low-{lives}", f"high-{lives}")
+    await forcing
+    assert len(epochs) >= FORCED
