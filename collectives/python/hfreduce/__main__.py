@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hfreduce import flight, status
+from hfreduce import exposition, flight, status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     while True:
         try:
-            found = _look(asked)
+            found, recorders = _look(asked)
         except (PermissionError, ProcessLookupError) as error:
             sys.stderr.write(f"hfreduce status: {error}\n")
             return USAGE
-        _show(found, asked.output, clear=asked.watch is not None)
+        _show(found, recorders, asked.output, clear=asked.watch is not None)
         if asked.watch is None:
             break
         try:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return BAD if any(group.verdict in status.BAD for group in found) else FINE
 
 
-def _look(asked: argparse.Namespace) -> list[status.Group]:
+def _look(asked: argparse.Namespace) -> tuple[list[status.Group], list[flight.Recorder]]:
     if asked.pid:
         recorders = [found for pid in asked.pid for found in flight.of_process(pid)]
         # Its peers are in the same groups: they are shown with it.
@@ -58,12 +58,18 @@ def _look(asked: argparse.Namespace) -> list[status.Group]:
     else:
         recorders = list(flight.find(asked.run_dir or flight.folders()))
     found = status.groups(recorders, asked.stuck_after, ended=asked.ended)
-    return [group for group in found if asked.job in (None, group.job)]
+    return [group for group in found if asked.job in (None, group.job)], recorders
 
 
-def _show(found: list[status.Group], output: str, *, clear: bool) -> None:
+def _show(
+    found: list[status.Group], recorders: list[flight.Recorder], output: str, *, clear: bool
+) -> None:
     if output == "json":
         text = json.dumps({"groups": [group.as_json() for group in found]})
+    elif output == "prometheus":
+        text = exposition.prometheus(found, recorders)
+    elif output == "trace":
+        text = exposition.trace(found, recorders)
     elif found:
         text = "\n\n".join(status.table(group) for group in found)
     else:
@@ -93,7 +99,10 @@ def _parser() -> argparse.ArgumentParser:
         help="how long one operation may take (default: 5)",
     )  # fmt: skip
     show.add_argument("--ended", action="store_true", help="groups whose ranks have all ended too")
-    show.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    show.add_argument(
+        "-o", "--output", choices=("table", "json", "prometheus", "trace"), default="table",
+        help="trace: the last operations of every rank here, for chrome://tracing or Perfetto",
+    )  # fmt: skip
     show.add_argument(
         "--watch", type=float, nargs="?", const=1.0, metavar="SECONDS", help="look again and again"
     )

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch.distributed as dist
-from hfreduce import flight, status
+from hfreduce import exposition, flight, status
 from hfreduce.__main__ import main
 from hfreduce.testing import Layout, run
 
@@ -242,3 +242,39 @@ def test_what_moves_is_left_alone_and_the_dead_are_not_shown():
 def test_ranks_that_wait_for_each_other_do_not_keep_the_view_waiting():
     group = one([recorder(0, [entry(3)], waits=1), recorder(1, [entry(3)], waits=0)])
     assert group.verdict == "stuck"
+
+
+def test_what_prometheus_reads_and_what_the_trace_viewer_shows():
+    done = entry(1, state="completed", called=2_000_000_000) | {"finished_ns": 5_000_000_000}
+    held = entry(2, called=6_000_000_000)
+    made = [recorder(rank, [done, held], world=3, waits=1, operations=3) for rank in (0, 2)]
+    made.append(recorder(1, [done], world=3, operations=2))
+    [group] = status.groups(made, 5.0)
+    lines = exposition.prometheus([group], made).splitlines()
+    assert all(
+        line.startswith(("# HELP hfreduce_", "# TYPE hfreduce_", "hfreduce_")) for line in lines
+    )
+    assert 'hfreduce_groups{verdict="stuck"} 1' in lines
+    assert 'hfreduce_groups{verdict="idle"} 0' in lines
+    assert 'hfreduce_ranks{life="running"} 3' in lines
+    assert 'hfreduce_operations_total{group="g",rank="1"} 2' in lines
+    assert 'hfreduce_operation_seconds{group="g",rank="2"} 25' in lines
+    assert 'hfreduce_operation_seconds{group="g",rank="1"} 0' in lines
+    assert [line for line in lines if line.startswith("hfreduce_culprit{")] == [
+        'hfreduce_culprit{group="g",rank="1"} 1'
+    ]
+    events = json.loads(exposition.trace([group], made))["traceEvents"]
+    shown = [event for event in events if event["ph"] == "X"]
+    assert [(event["tid"], event["args"]["number"]) for event in shown] == [
+        (0, 1), (0, 2), (2, 1), (2, 2), (1, 1),
+    ]  # fmt: skip
+    assert (shown[0]["ts"], shown[0]["dur"]) == (2e6, 3e6)
+    assert (shown[1]["ts"], shown[1]["dur"]) == (6e6, 25e6), "until it was looked at"
+
+
+def test_the_command_writes_them_where_nothing_runs_too(tmp_path, capsys):
+    where = ["--run-dir", str(tmp_path)]
+    assert main(["status", *where, "-o", "prometheus"]) == 3
+    assert 'hfreduce_ranks{life="running"} 0' in capsys.readouterr().out
+    assert main(["status", *where, "-o", "trace"]) == 3
+    assert json.loads(capsys.readouterr().out)["traceEvents"] == []
