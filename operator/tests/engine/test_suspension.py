@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.api import Phase, SuspendCode
+from flyer.api import FlyerJobStatus, Phase, SuspendCode
 from flyer.engine import (
     CheckpointReported,
     Failed,
@@ -152,6 +152,18 @@ def test_a_removed_job_is_forgotten_when_its_nodes_are_empty(desk: Callable) -> 
     assert A in d.state.jobs
     d.empty("a")
     assert A not in d.state.jobs
+
+
+@pytest.mark.parametrize("ask", [SuspendRequested, StopRequested])
+def test_who_asked_may_have_any_name(desk: Callable, ask: Any) -> None:
+    """Kubernetes bounds no user's name, and a service account's has up to 339 characters."""
+    d = desk()
+    d.run("a", 1)
+    d.tell(ask(A, "x" * 400 + "\ud800", "y" * 40_000))
+    assert d.status("a").suspension.by == "x" * 252 + "…"
+    d.tell(StopRequested(A, "z" * 400, kill=True))
+    assert d.status("a").suspension.by == "z" * 252 + "…"
+    FlyerJobStatus.model_validate(d.status("a").to_object())
 
 
 def test_a_job_may_yield_unasked(desk: Callable, pick: Callable) -> None:

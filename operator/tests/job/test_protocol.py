@@ -83,6 +83,17 @@ def test_a_reply_survives_the_wire(reply):
         (b'{"op": "checkpoint", "step": 1, "path": "/x"}', "bad_field", "durable"),
         (b'{"op": "checkpoint", "step": 1, "path": 5, "durable": true}', "bad_field", "path"),
         (b'{"op": "life_state", "state": 4294967296}', "bad_field", "state"),
+        (
+            b'{"op": "checkpoint", "step": 1, "path": "' + b"x" * 5000 + b'", "durable": true}',
+            "bad_field",
+            "4096",
+        ),
+        (
+            b'{"op": "checkpoint", "step": 1, "path": "\\ud800", "durable": true}',
+            "bad_field",
+            "no character",
+        ),
+        (b'{"op": "progress", "step": 1, "metrics": {"\\udc80": 1}}', "bad_field", "no character"),
         (b'{"op": "fail", "reason": "' + b"x" * 9000 + b'"}', "bad_field", "reason"),
     ],
 )
@@ -90,6 +101,10 @@ def test_what_is_no_request_is_refused_by_name(line, code, named):
     with pytest.raises(ProtocolError, match=named) as caught:
         parse_request(line)
     assert caught.value.code == code
+
+
+def test_who_gives_up_is_heard_whatever_the_words_are():
+    assert parse_request(b'{"op": "fail", "reason": "a\\ud800b"}') == Fail("a\ufffdb")
 
 
 def test_an_oversized_line_is_refused_before_it_is_parsed():

@@ -141,3 +141,17 @@ def test_an_address_of_ipv6_is_taken() -> None:
         {"FLYER_GATEWAY": "[fd00::1]:7443", "FLYER_GATEWAY_CA": "-----BEGIN CERTIFICATE-----"}
     )
     assert (settings.host, settings.port, settings.server_name) == ("fd00::1", 7443, "fd00::1")
+
+
+def test_words_for_people_are_read_whatever_they_are_and_paths_only_as_text() -> None:
+    odd = json.loads(encode(Report(revision=1, ranks_seen=1, output=0)))
+    odd |= {"end": {"code": 1, "rank": 0, "error_type": "\ud800", "traceback": "a\ud800b"}}
+    odd |= {"given_up": {"rank": 0, "reason": "\udc80"}}
+    report = parse_from_sidecar(json.dumps(odd).encode())
+    assert isinstance(report, Report)
+    assert report.end is not None
+    assert (report.end.error_type, report.end.traceback) == ("\ufffd", "a\ufffdb")
+    assert report.given_up == GivenUp(0, "\ufffd")
+    for path in ("\ud800", "x" * 4097):
+        with pytest.raises(ProtocolError, match="path"):
+            parse_from_sidecar(json.dumps({**odd, "durable": {"step": 1, "path": path}}).encode())

@@ -25,9 +25,12 @@ from flyer.api.podtemplate import PodTemplate
 from flyer.api.priorities import Priority
 from flyer.api.rules import Rule, rules, says
 from flyer.api.status import NODES_MAX, FlyerJobStatus
+from flyer.job.limits import PATH_CHARS_MAX
 
 # Pods are named NAME-ATTEMPT-RANK and a host name has 63 characters: room for a million attempts.
 NAME_CHARS_MAX = 51
+# Kubernetes bounds no name of a user; the longest of a service account has 339.
+USER_CHARS_MAX = 512
 _GROUP = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(#[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 
 
@@ -86,7 +89,9 @@ class Preemption(StrictModel):
 class CheckpointPolicy(StrictModel):
     """Where the job saves and how often it means to."""
 
-    path: str = Field(min_length=1, max_length=4096, description="A folder that all nodes see")
+    path: str = Field(
+        min_length=1, max_length=PATH_CHARS_MAX, description="A folder that all nodes see"
+    )
     interval: Duration = Field(default=Duration("5m"), description="How often the job means to")
 
 
@@ -261,12 +266,13 @@ class FlyerJob(StrictModel):
     @property
     def user(self) -> str:
         """Who submitted it."""
-        return self.metadata.annotations.get(USER_ANNOTATION) or self.metadata.namespace
+        user = self.metadata.annotations.get(USER_ANNOTATION) or self.metadata.namespace
+        return user[:USER_CHARS_MAX]
 
     @property
     def changed_by(self) -> str:
         """Who asked last for what it is to do now."""
-        return self.metadata.annotations.get(CHANGED_BY_ANNOTATION) or "user"
+        return self.metadata.annotations.get(CHANGED_BY_ANNOTATION, "")[:USER_CHARS_MAX] or "user"
 
     @property
     def change_reason(self) -> str:

@@ -27,14 +27,15 @@ from flyer.api.phases import Phase, SuspendCode
 from flyer.api.priorities import Priority
 from flyer.api.rules import Rule, rules, says
 from flyer.api.timestamps import Timestamp
+from flyer.job.limits import PATH_CHARS_MAX, REASON_CHARS_MAX, TRACEBACK_CHARS_MAX
 
 # Kubernetes supports so many nodes in a cluster; with all of them one gang's status stays within
 # what the store takes for an object.
 NODES_MAX = 5_000
 _NAME_CHARS_MAX = 253
 _ZONE_CHARS_MAX = 63
-REASON_CHARS_MAX = 1_024
-TRACEBACK_CHARS_MAX = 4_096
+# Who asked: a user or a job. Longer names, as of service accounts, are cut.
+BY_CHARS_MAX = 253
 
 
 class AssignedNode(Model):
@@ -109,7 +110,7 @@ class Suspension(Model):
         max_length=128,
         description="Preempted, Suspended, Requeued, Yielded, Stopped or DeadlineExceeded",
     )
-    by: str = Field(max_length=_NAME_CHARS_MAX, description="The user or the job that asked")
+    by: str = Field(max_length=BY_CHARS_MAX, description="The user or the job that asked")
     message: str = Field(default="", max_length=MESSAGE_CHARS_MAX, description="For people")
     since: Timestamp = Field(description="When the job was asked")
     deadline: Timestamp = Field(description="Killed then; progress moves it")
@@ -191,7 +192,7 @@ class Eviction(Model):
 
     reason: str = Field(max_length=128, description="Why, as one CamelCase word")
     by: str = Field(
-        default="", max_length=_NAME_CHARS_MAX, description="The user or the job that asked"
+        default="", max_length=BY_CHARS_MAX, description="The user or the job that asked"
     )
     message: str = Field(default="", max_length=MESSAGE_CHARS_MAX, description="For people")
     time: Timestamp = Field(description="When it had left")
@@ -209,7 +210,7 @@ class Checkpoint(Model):
 
     step: int = Field(description="The training step that it holds")
     time: Timestamp = Field(description="When it was durable")
-    path: str = Field(max_length=4096, description="Where it is")
+    path: str = Field(max_length=PATH_CHARS_MAX, description="Where it is")
     durable: bool = Field(default=True, description="Only such ones are written here")
 
 

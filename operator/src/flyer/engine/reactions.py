@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flyer.api import Checkpoint, Exit, Phase, SuspendCode
-from flyer.api.status import REASON_CHARS_MAX, TRACEBACK_CHARS_MAX
 from flyer.engine import events as happened
 from flyer.engine import transitions
 from flyer.engine.draft import ACTIVE
 from flyer.engine.state import NodeState
+from flyer.job.limits import REASON_CHARS_MAX, TRACEBACK_CHARS_MAX, readable
 
 if TYPE_CHECKING:
     from flyer.engine.draft import Draft
@@ -263,14 +263,14 @@ def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -
     exits = draft.jobs[key].status.exits
     # One is enough for people, and a gang's would not fit into its object.
     told = any(one.traceback for one in exits)
-    words = getattr(outcome, "traceback", "")
+    words = readable(getattr(outcome, "traceback", ""))
     reason = getattr(outcome, "reason", "") if len(exits) < EXITS_WITH_REASON_MAX else ""
     recorded = Exit(
         node=node,
         outcome=_OUTCOMES[type(outcome)],  # type: ignore[arg-type]
         exit_status=getattr(outcome, "exit_status", None),
         signal=getattr(outcome, "signal", None),
-        reason=reason[:REASON_CHARS_MAX],
+        reason=readable(reason)[:REASON_CHARS_MAX],
         rank=getattr(outcome, "rank", None),
         traceback=None if told else words[-TRACEBACK_CHARS_MAX:] or None,
         time=draft.now,

@@ -26,7 +26,9 @@ from flyer.api import (
     Suspension,
     quantize,
 )
+from flyer.api.status import BY_CHARS_MAX
 from flyer.engine.state import JobState, Seen, Sent
+from flyer.job.limits import readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,7 +169,7 @@ def begin_suspension(
         suspend_code=SuspendCode.SENT,
         suspension=Suspension(
             reason=reason,
-            by=by,
+            by=clipped(by, BY_CHARS_MAX),
             message=clipped(message),
             since=draft.now,
             deadline=quantize(draft.now + grace),
@@ -187,7 +189,7 @@ def stop(draft: Draft, key: str, *, by: str, reason: str, kill: bool) -> None:
     if job.status.phase is Phase.SUSPENDING and told is not None:
         if told.reason == "Stopped" and (told.expired or not kill):
             return
-        asked = told.replace(reason="Stopped", by=by, message=message)
+        asked = told.replace(reason="Stopped", by=clipped(by, BY_CHARS_MAX), message=message)
         if kill:
             asked = asked.replace(deadline=draft.now, expired=True)
         draft.update(key, suspension=asked)
@@ -267,9 +269,10 @@ def end(draft: Draft, key: str, phase: Phase, reason: str, message: str) -> None
     )
 
 
-def clipped(message: str) -> str:
+def clipped(words: str, chars_max: int = _MESSAGE_CHARS_MAX) -> str:
     """What fits into a status; words from outside may be of any length."""
-    return message if len(message) <= _MESSAGE_CHARS_MAX else f"{message[:_MESSAGE_CHARS_MAX]}…"
+    words = readable(words)
+    return words if len(words) <= chars_max else f"{words[: chars_max - 1]}…"
 
 
 def flush_progress(draft: Draft, key: str) -> JobState:
@@ -298,7 +301,7 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
         pending=None,
         eviction=Eviction(
             reason=reason,
-            by=by,
+            by=clipped(by, BY_CHARS_MAX),
             message=clipped(message),
             time=draft.now,
             attempt=status.chain.attempt,

@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from flyer.job.limits import is_text, readable
+
 __all__ = ["LINE_BYTES_MAX", "Fields", "ProtocolError", "parse_object"]
 
 LINE_BYTES_MAX = 64 * 1024
@@ -70,16 +72,26 @@ class Fields:
         value = self.number_or_none(name)
         return default if value is None else value
 
-    def text(self, name: str, default: str | None = None) -> str:
-        """A string of bounded length."""
-        value = self._body.get(name, default)
-        if not isinstance(value, str) or len(value) > TEXT_CHARACTERS_MAX:
-            raise self._bad(name, f"a string of at most {TEXT_CHARACTERS_MAX} characters")
+    def text(
+        self, name: str, default: str | None = None, characters_max: int = TEXT_CHARACTERS_MAX
+    ) -> str:
+        """A string of bounded length, as it is."""
+        value = self._string(name, default, characters_max)
+        if not is_text(value):
+            raise self._bad(name, "text: it holds what is no character in UTF-8")
         return value
 
-    def text_or_none(self, name: str) -> str | None:
+    def text_or_none(self, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str | None:
         """The same, or null, or absent."""
-        return None if self._body.get(name) is None else self.text(name)
+        return None if self._body.get(name) is None else self.text(name, None, characters_max)
+
+    def words(self, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
+        """A string for people: what is no character in it is replaced, for it is to be heard."""
+        return readable(self._string(name, None, characters_max))
+
+    def words_or_none(self, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str | None:
+        """The same, or null, or absent."""
+        return None if self._body.get(name) is None else self.words(name, characters_max)
 
     def boolean(self, name: str, *, default: bool | None = None) -> bool:
         """True or false."""
@@ -97,8 +109,16 @@ class Fields:
         for key, number in value.items():
             if isinstance(number, bool) or not isinstance(number, int | float) or len(key) > 64:
                 raise self._bad(f"{name}.{key[:64]}", "a number under a name of at most 64 letters")
+            if not is_text(key):
+                raise self._bad(name, "named in text: a name holds what is no character in UTF-8")
             metrics[key] = self._finite(f"{name}.{key}", number)
         return metrics
+
+    def _string(self, name: str, default: str | None, characters_max: int) -> str:
+        value = self._body.get(name, default)
+        if not isinstance(value, str) or len(value) > characters_max:
+            raise self._bad(name, f"a string of at most {characters_max} characters")
+        return value
 
     def _finite(self, name: str, value: float) -> float:
         try:

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from flyer.job.fields import LINE_BYTES_MAX, Fields, ProtocolError, parse_object
+from flyer.job.limits import PATH_CHARS_MAX
 
 __all__ = [
     "LINE_BYTES_MAX",
@@ -120,7 +121,11 @@ class Checkpoint:
     @classmethod
     def read(cls, fields: Fields) -> Checkpoint:
         """From the fields of a line."""
-        return cls(fields.integer("step"), fields.text("path"), fields.boolean("durable"))
+        return cls(
+            fields.integer("step"),
+            fields.text("path", characters_max=PATH_CHARS_MAX),
+            fields.boolean("durable"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class Fail:
     @classmethod
     def read(cls, fields: Fields) -> Fail:
         """From the fields of a line."""
-        return cls(fields.text("reason"))
+        return cls(fields.words("reason"))
 
 
 @dataclass(frozen=True, slots=True)

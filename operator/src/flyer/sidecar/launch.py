@@ -13,8 +13,10 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.job.container import LAUNCHER_SOCKET
+from flyer.job.failure import TRACEBACK_CHARACTERS_MAX
 from flyer.job.fields import LINE_BYTES_MAX, Fields, ProtocolError, parse_object
-from flyer.sidecar.wire import TRACEBACK_CHARACTERS_MAX, End, LauncherState
+from flyer.job.limits import TRACEBACK_CHARS_MAX
+from flyer.sidecar.wire import End, LauncherState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,7 +143,7 @@ def _end(fields: Fields) -> End:
     failure = fields.object_or_none("failure")
     if failure is None:
         return End(code)
-    traceback = failure.text_or_none("traceback")
+    traceback = failure.words_or_none("traceback", TRACEBACK_CHARACTERS_MAX)
     return End(
         code=code,
         rank=failure.integer("rank"),
@@ -149,6 +151,6 @@ def _end(fields: Fields) -> End:
         peer_lost=failure.boolean("peer_lost", default=False),
         rank_status=failure.integer_or_none("exit_status"),
         rank_signal=failure.integer_or_none("signal"),
-        error_type=failure.text_or_none("error_type"),
-        traceback=traceback[-TRACEBACK_CHARACTERS_MAX:] if traceback else None,
+        error_type=failure.words_or_none("error_type"),
+        traceback=traceback[-TRACEBACK_CHARS_MAX:] if traceback else None,
     )

@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 from flyer.job.fields import Fields, ProtocolError, parse_object
+from flyer.job.limits import PATH_CHARS_MAX
 
 __all__ = [
     "ORDER_BYTES_MAX",
@@ -51,7 +52,6 @@ _T = TypeVar("_T")
 VERSION = 1
 REPORT_BYTES_MAX = 64 * 1024  # of a line that a sidecar says
 ORDER_BYTES_MAX = 16 * 1024 * 1024  # of a line that it is told: a topology of the largest gangs
-TRACEBACK_CHARACTERS_MAX = 4 * 1024  # escaped six-fold it still fits a report
 
 
 class LauncherState(StrEnum):
@@ -87,7 +87,7 @@ class Saved:
     @classmethod
     def read(cls, fields: Fields) -> Saved:
         """From the fields of an object."""
-        return cls(fields.integer("step"), fields.text("path"))
+        return cls(fields.integer("step"), fields.text("path", characters_max=PATH_CHARS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class GivenUp:
     @classmethod
     def read(cls, fields: Fields) -> GivenUp:
         """From the fields of an object."""
-        return cls(fields.integer("rank"), fields.text("reason"))
+        return cls(fields.integer("rank"), fields.words("reason"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class End:
             fields.boolean("peer_lost", default=False),
             fields.integer_or_none("rank_status"),
             fields.integer_or_none("rank_signal"),
-            fields.text_or_none("error_type"),
-            fields.text_or_none("traceback"),
+            fields.words_or_none("error_type"),
+            fields.words_or_none("traceback"),
         )
 
 

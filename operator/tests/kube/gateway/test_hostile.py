@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.engine import GangStarted, PodExited, Released, SuspendReceived
+from flyer.engine import GangStarted, Killed, PodExited, Released, SuspendReceived
 from flyer.sidecar.wire import LauncherState, Report
 
 if TYPE_CHECKING:
@@ -319,3 +319,16 @@ async def test_a_pod_of_the_attempt_before_is_in_no_gang(world: Any) -> None:
     world.expect(world.gang(attempt=2, nodes=1))
     assert await old.refused() == "forgotten"
     await world.greeted("gpt-2-0")
+
+
+async def test_of_a_forgotten_gang_no_end_is_told(world: Any) -> None:
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    await world.greeted("gpt-1-0")
+    waiting = asyncio.create_task(world.gateway.conclude("uid-gpt-1-0", Killed(9)))
+    await asyncio.sleep(0)  # it waits for the sidecar's account
+    world.gateway.forget(gang.key, 1)
+    world.expect(world.gang(attempt=2, nodes=1))
+    assert await waiting == Killed(9)
+    assert world.events == []
+    assert {one.start.attempt for one in world.gateway._woken} == {2}

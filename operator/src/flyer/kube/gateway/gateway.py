@@ -174,6 +174,8 @@ class Gateway:
             if loop.time() > deadline:
                 break
             await asyncio.sleep(ACCOUNT_POLL_SECONDS)
+        if self._members.get(uid) != member:
+            return status  # forgotten meanwhile
         self._after(gang, gang.conclude(node_rank, status, None, self._clock()))
         while node_rank not in gang.exits.told:
             if self._members.get(uid) != member:
