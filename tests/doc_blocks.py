@@ -10,7 +10,7 @@ A marker is a comment on the line before a block: `<!-- test: HOW -->`.
 | `run [STATUS …]` | holds commands of our programs, which are run and end with 0 or one of these |
 | `compile` | is Python that compiles; names that stand for the reader's own may be undefined |
 | `diff` | shows a change |
-| `cluster` | is run on an installed cluster by `e2e/tests/test_docs.py`; JOB, NODE, NAMESPACE and CLAIM are filled in |
+| `cluster` | is run on an installed cluster by `e2e/tests/test_docs.py` |
 | `skip WHY` | cannot run in a test, and why |
 """
 
