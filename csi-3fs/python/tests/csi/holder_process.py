@@ -32,6 +32,7 @@ class HolderProcess:
     daemon: list[str] = field(default_factory=lambda: SMALL_DAEMON)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     keeper: Path | None = None
+    arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.kubelet.mkdir(parents=True)
@@ -72,6 +73,7 @@ class HolderProcess:
         command = holder_command(
             [
                 *(("--keeper", str(self.keeper)) if self.keeper else ()),
+                *self.arguments,
                 *("--socket", str(self.socket)),
                 *("--clusters", str(self.folder / "clusters")),
                 *("--kubelet-dir", str(self.kubelet)),
@@ -85,13 +87,14 @@ class HolderProcess:
         self.processes.append(process)
         return process
 
-    def mount(self, name: str, *, read_only: bool = False) -> str:
+    def mount(self, name: str, *, read_only: bool = False, node: str = "") -> str:
         self.client.mount(
             f"v1:default:/volumes/{name}",
             "default",
             f"/volumes/{name}/data",
             self.place(name),
             read_only=read_only,
+            node=node,
         )
         return self.place(name)
 

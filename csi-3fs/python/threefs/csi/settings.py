@@ -7,6 +7,7 @@
 | `--holder` | `THREEFS_HOLDER` | | yes | yes | `/run/threefs-holder/holder.sock` |
 | `--node-id` | `NODE_NAME` | | yes | | the host's name |
 | `--keeper` | `THREEFS_KEEPER` | | | yes | none; the keeper itself listens there (`--socket`) |
+| `--write-patience` | `THREEFS_WRITE_PATIENCE` | | | yes | 120 seconds for data written behind |
 | `--kubelet-dir` | `THREEFS_KUBELET_DIR` | | | yes | `/var/lib/kubelet` |
 | `--metrics-port` | `THREEFS_METRICS_PORT` | yes | yes | | 9180, node 9181; 0: none |
 | `--workers` | `THREEFS_WORKERS` | yes | yes | | 16 calls at a time |

@@ -12,7 +12,9 @@ runs as a package of its own, without loading the rest of `threefs`.
 |---|---|
 | `protocol` | the socket's messages: one JSON line each way, descriptors by SCM_RIGHTS |
 | `mountinfo` | the kernel's mount table, read without touching a mount |
-| `syscalls` | one mount call in a child of its own, which can be killed |
+| `syscalls` | one call about a mount in a child of its own, which can be killed |
+| `connections` | the kernel's side of a mount, through /sys |
+| `writing` | written-behind data, written out before a mount is undone |
 | `daemon` | one daemon: started, watched, replaced |
 | `held` | the mounts: make, bind, undo, list, hand over |
 | `keeper` | a second process with copies of the descriptors, for when the holder is killed |

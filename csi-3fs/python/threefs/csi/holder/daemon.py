@@ -94,7 +94,7 @@ class Daemon:
             self._changed.notify_all()
         patience = 0.0 if at_once else STOP_SECONDS
         # With the mount it ends by itself, once it has told 3FS what it has to tell.
-        gently = process is not None and _end(process, patience, ask=not self._is_unmounted())
+        gently = process is not None and _end(process, patience, ask=not self.is_unmounted())
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
         return gently
@@ -110,7 +110,7 @@ class Daemon:
                 self._restarts += 1
             began = time.monotonic()
             self._one_life(resume)
-            if self._is_unmounted():
+            if self.is_unmounted():
                 self._set("ended")
                 return
             resume = True
@@ -184,7 +184,7 @@ class Daemon:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{self._volume}: {text}\n")
 
-    def _is_unmounted(self) -> bool:
+    def is_unmounted(self) -> bool:
         """Whether the kernel has ended the connection: no daemon can serve it any more."""
         poll = select.poll()
         poll.register(self._descriptor, 0)

@@ -10,23 +10,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import mountinfo, syscalls
+from . import connections, mountinfo, syscalls
 from .daemon import Daemon
 from .protocol import Refused
+from .writing import Writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .keeper import KeeperClient
     from .mountinfo import Mount
 
-__all__ = ["Held", "Mounts"]
+__all__ = ["PATIENCE_SECONDS", "Held", "Mounts"]
 
 READY_SECONDS = 15.0
 """How long `mount` waits for the daemon; shorter than the callers' own deadlines."""
@@ -36,8 +38,10 @@ UNMOUNT_SECONDS = 2.0
 undoing may take in all."""
 DETACH_SECONDS = 1.5
 LOCK_SECONDS = 1.0
-READ_AHEAD_KIBIBYTES = 4096
-CONNECTIONS = Path("/sys/fs/fuse/connections")
+SYNC_SECONDS = 1.5
+"""How long one call waits for written-behind data; then its caller asks again."""
+PATIENCE_SECONDS = 120.0
+"""For so long callers are told to ask again, before a mount is undone without its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,24 @@ class Held:
     node: str = ""
     """The node that claims the volume, if only one node may use it at a time."""
 
+    @property
+    def is_written_behind(self) -> bool:
+        """Whether the kernel may have data that is not in 3FS yet: nobody else has the files."""
+        return bool(self.node) and not self.read_only
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a mount ended: `none` was there, `clean`, or `detached`; why data may be lost."""
+
+    how: str
+    unwritten: str = ""
+
+    def and_then(self, other: Ended) -> Ended:
+        """How several mounts at one place were undone: as well as the worst of them."""
+        how = "detached" if "detached" in (self.how, other.how) else other.how
+        return Ended(how, self.unwritten or other.unwritten)
+
 
 class Mounts:
     """All mounts of one holder; thread-safe."""
@@ -65,7 +87,10 @@ class Mounts:
         states: Path,
         daemon_command: list[str],
         keeper: KeeperClient,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
+        self._patience_seconds = patience_seconds
+        self._writings: dict[str, Writing] = {}
         self._kubelet_dir = str(kubelet_dir)
         self._states = states
         self._clusters = clusters
@@ -95,7 +120,7 @@ class Mounts:
             held = replace(held, node=node)
             # The kernel gives the numbers of ended mounts again.
             self._state_file(held).unlink(missing_ok=True)
-            _read_further_ahead(held.device)
+            connections.read_further_ahead(held.device)
             daemon = Daemon(self._command(held, cluster_file), held.descriptor, volume)
             with self._changed:
                 self._held[target] = (held, daemon)
@@ -134,6 +159,8 @@ class Mounts:
                     raise Refused("conflict", f"`{target}` is mounted already, and {how}")
                 return {"already": True}
             options = ",".join([*flags, *(["ro"] * read_only)])
+            # In use again: its end may be asked for as patiently as the first time.
+            self._stop_writing(source)
             _call("bind", source, options, target, timeout=MOUNT_SECONDS)
             return {"already": False}
 
@@ -141,19 +168,19 @@ class Mounts:
         """Undo whatever of 3FS is mounted at a place, and remove the place. Bounded in time."""
         self._check_target("target", target)
         with self._only(target):
-            was, how = None, "none"
+            was, ended = None, Ended("none")
             while there := [mount for mount in mountinfo.read() if mount.target == target]:
                 was = there[-1].volume
                 if was is None:
                     raise Refused(
                         "conflict", f"{_named(there[-1])} is mounted at `{target}`: not of 3FS"
                     )
-                how = _worse(how, self._undo(there[-1]))
-            if self._forget(target):
-                how = "detached"
+                ended = ended.and_then(self._undo(there[-1]))
+            if (forgotten := self._forget(target)) is not None:
+                ended = ended.and_then(forgotten)
             with contextlib.suppress(syscalls.TimedOut, OSError):
                 syscalls.call("remove", target, timeout=DETACH_SECONDS)
-            return {"was": was, "how": how}
+            return {"was": was, **asdict(ended)}
 
     def state(self) -> dict[str, Any]:
         """The mount table as far as it is 3FS's, and how each daemon is."""
@@ -215,6 +242,7 @@ class Mounts:
         with self._changed:
             known, self._held = list(self._held.values()), {}
         for held, _ in known:
+            self._stop_writing(held.target)
             os.close(held.descriptor)
 
     def take_back(self) -> None:
@@ -280,6 +308,7 @@ class Mounts:
         if (held.volume, held.root, held.read_only) != (volume, root, read_only):
             how = "read-only" if held.read_only else "writable"
             raise Refused("conflict", f"`{held.target}` is mounted already: `{held.volume}`, {how}")
+        self._stop_writing(held.target)
         if not daemon.wait_ready(READY_SECONDS):
             raise Refused("failed", f"the FUSE daemon of `{volume}` is down; it is being replaced")
         return {"already": True}
@@ -314,7 +343,7 @@ class Mounts:
             raise Refused("failed", f"`{target}` is not in the mount table after mounting")
         return Held(volume, cluster, root, target, read_only, there[-1].device, descriptor)
 
-    def _undo(self, mount: Mount) -> str:
+    def _undo(self, mount: Mount) -> Ended:
         known = self._held.get(mount.target)
         if known is None or known[0].device != mount.device:
             return _undo_other(mount, orphan=not self._is_held(mount.device))
@@ -329,9 +358,46 @@ class Mounts:
                 "busy",
                 f"`{held.volume}` is still mounted at {', '.join(elsewhere[:3])}; unpublish first",
             )
-        return self._undo_held(held, daemon, at_once=daemon.report().state != "serving")
+        state = daemon.report().state
+        if held.is_written_behind and state != "ended":
+            return self._undo_written_behind(held, daemon, state)
+        unwritten = "its connection had ended" if held.is_written_behind else ""
+        return self._undo_held(held, daemon, at_once=state != "serving", unwritten=unwritten)
 
-    def _undo_held(self, held: Held, daemon: Daemon, *, at_once: bool) -> str:
+    def _undo_written_behind(self, held: Held, daemon: Daemon, state: str) -> Ended:
+        """Undo what may have data that is not in 3FS yet; refused while there is hope for it.
+
+        Also without a daemon that serves: one that starts, or is continued, goes on with the data.
+        """
+        writing = self._writings.setdefault(held.target, Writing(held.target, held.device))
+        reason = writing.out(SYNC_SECONDS)
+        if not reason:
+            try:
+                syscalls.call("unmount", held.target, timeout=UNMOUNT_SECONDS)
+            except syscalls.TimedOut:
+                reason = f"unmounting takes over {UNMOUNT_SECONDS:g} s"
+            except OSError as error:
+                reason = f"unmounting: {error.strerror}"
+            else:
+                gently = self._end(held, daemon, at_once=False)
+                _tell_lost(held, writing.lost)
+                return Ended("clean" if gently else "detached", writing.lost)
+        self._ask_again(held, writing, f"{reason}; its daemon is {state}")
+        told = f"{reason}; its daemon is {state}"
+        return self._undo_held(held, daemon, at_once=True, unwritten=writing.lost or told)
+
+    def _ask_again(self, held: Held, writing: Writing, reason: str) -> None:
+        """Refuse, until the patience is over."""
+        if not writing.is_over(self._patience_seconds):
+            raise Refused(
+                "unwritten",
+                f"`{held.volume}` at `{held.target}` may have data that is not in 3FS yet "
+                f"({reason}); asked for {self._patience_seconds:g} s, it is undone without",
+            )
+
+    def _undo_held(
+        self, held: Held, daemon: Daemon, *, at_once: bool, unwritten: str = ""
+    ) -> Ended:
         how = "detached"
         if not at_once:
             with contextlib.suppress(syscalls.TimedOut, OSError):
@@ -340,16 +406,18 @@ class Mounts:
         if how == "detached":
             # Without a daemon and a descriptor the kernel ends the connection: nothing on it waits
             # any longer, so taking it out of the tree cannot wait either.
-            _abort(held.device)
+            connections.abort(held.device)
             self._end(held, daemon, at_once=True)
             with contextlib.suppress(syscalls.TimedOut, OSError):
                 syscalls.call("detach", held.target, timeout=DETACH_SECONDS)
         elif not self._end(held, daemon, at_once=False):
             how = "detached"  # What it had still to tell is lost, or somebody may still write.
-        return how
+        _tell_lost(held, unwritten)
+        return Ended(how, unwritten)
 
     def _end(self, held: Held, daemon: Daemon, *, at_once: bool) -> bool:
         """End a mount's daemon; true if it ended by itself and left nothing open."""
+        self._stop_writing(held.target)
         gently = daemon.stop(at_once=at_once)
         with self._changed:
             self._held.pop(held.target, None)
@@ -359,12 +427,28 @@ class Mounts:
         self._state_file(held).unlink(missing_ok=True)
         return gently
 
-    def _forget(self, target: str) -> bool:
-        """Something else has undone the mount: end its daemon; false if there was none."""
+    def _forget(self, target: str) -> Ended | None:
+        """Its mount is not there any more: end its daemon; none if there was none."""
         known = self._held.get(target)
-        if known is not None:
-            self._end(*known, at_once=True)
-        return known is not None
+        if known is None:
+            return None
+        held, daemon = known
+        reason = ""
+        if held.is_written_behind and not daemon.is_unmounted():
+            # An unmount that was given up may still write, or others may have it in a place of
+            # their own, out of reach here.
+            writing = self._writings.setdefault(target, Writing(target, held.device))
+            reason = writing.answered(SYNC_SECONDS)
+            if reason:
+                self._ask_again(held, writing, reason)
+        self._end(held, daemon, at_once=True)
+        _tell_lost(held, reason)
+        return Ended("detached", reason)
+
+    def _stop_writing(self, target: str) -> None:
+        writing = self._writings.pop(target, None)
+        if writing is not None:
+            writing.end()
 
     def _is_held(self, device: str) -> bool:
         with self._changed:
@@ -415,35 +499,24 @@ class Mounts:
                 self._changed.notify_all()
 
 
-def _worse(one: str, other: str) -> str:
-    """How several mounts at one place were undone: as well as the worst of them."""
-    return "detached" if "detached" in (one, other) else other
+def _tell_lost(held: Held, unwritten: str) -> None:
+    if unwritten:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{held.volume}: detached, data not written: {unwritten}\n")
 
 
-def _undo_other(mount: Mount, *, orphan: bool) -> str:
+def _undo_other(mount: Mount, *, orphan: bool) -> Ended:
     """A second place of a mount, or a mount whose holder has died, which never ends clean.
 
     What that had taken and not yet written is lost.
     """
     if orphan:
-        _abort(mount.device)
+        connections.abort(mount.device)
     with contextlib.suppress(syscalls.TimedOut, OSError):
         syscalls.call("unmount", mount.target, timeout=UNMOUNT_SECONDS)
-        return "detached" if orphan else "clean"
+        return Ended("detached" if orphan else "clean")
     _call("detach", mount.target, timeout=DETACH_SECONDS)
-    return "detached"
-
-
-def _read_further_ahead(device: str) -> None:
-    """For sequential readers. Best effort: /sys may be read-only, and all works without."""
-    with contextlib.suppress(OSError):
-        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KIBIBYTES))
-
-
-def _abort(device: str) -> None:
-    """End a FUSE connection: whatever waits for its daemon gets an error."""
-    with contextlib.suppress(OSError):
-        (CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
+    return Ended("detached")
 
 
 def _call(operation: str, *arguments: str, timeout: float, keep: tuple[int, ...] = ()) -> None:

@@ -5,7 +5,7 @@ Requests, with the fields that each takes::
     hello                                           -> protocol, pid, held, leaving
     mount    volume cluster root target read_only [node] -> already
     bind     source target read_only flags          -> already
-    unmount  target                                 -> was (volume or null), how
+    unmount  target                                 -> was (volume or null), how, unwritten
     list                                            -> mounts, held
     handover                                        -> held
     give     (after that)                           -> a descriptor for each
@@ -38,9 +38,10 @@ PROTOCOL = 1
 LINE_BYTES_MAX = 1 << 20
 """An answer lists every mount of a node; a request is far smaller."""
 
-KINDS = ("invalid", "conflict", "busy", "failed", "again")
+KINDS = ("invalid", "conflict", "busy", "failed", "again", "unwritten")
 """invalid: the request is wrong. conflict: something else is there. busy: still in use. failed: it
-was tried. again: another call is under way, or another holder takes over."""
+was tried. again: another call is under way, or another holder takes over.
+unwritten: data of the mount is not in 3FS yet, so it stays; asked again it may be."""
 
 DESCRIPTORS_A_MESSAGE = 128
 """The kernel takes 253 in one message."""

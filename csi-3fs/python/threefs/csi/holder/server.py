@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import mountinfo
-from .held import Held, Mounts
+from .held import PATIENCE_SECONDS, Held, Mounts
 from .keeper import KeeperClient
 from .protocol import (
     PROTOCOL,
@@ -221,7 +221,14 @@ def main(arguments: list[str] | None = None) -> int:
     command = options.daemon or [sys.executable, "-P", "-m", "threefs", "fuse"]
     options.socket.parent.mkdir(parents=True, exist_ok=True)
     keeper = KeeperClient(options.keeper)
-    mounts = Mounts(options.kubelet_dir, options.clusters, options.socket.parent, command, keeper)
+    mounts = Mounts(
+        options.kubelet_dir,
+        options.clusters,
+        options.socket.parent,
+        command,
+        keeper,
+        options.write_patience,
+    )
     server = Server(options.socket, mounts)
     taken = take_over(options.socket)
     if taken is None:
@@ -267,6 +274,12 @@ def _parser() -> argparse.ArgumentParser:
         "--kubelet-dir", type=Path, default=setting("THREEFS_KUBELET_DIR", "/var/lib/kubelet")
     )
     parser.add_argument("--keeper", type=Path, default=os.environ.get("THREEFS_KEEPER"))
+    parser.add_argument(
+        "--write-patience",
+        type=float,
+        default=os.environ.get("THREEFS_WRITE_PATIENCE", PATIENCE_SECONDS),
+        help="seconds after which a mount is undone whose data cannot be written; %(default)s",
+    )
     parser.add_argument(
         "--daemon", nargs=argparse.REMAINDER, help="the daemon's command; threefs fuse by default"
     )

@@ -1,4 +1,4 @@
-"""One mount call in a process of its own: ``python syscalls.py OPERATION ARGUMENT…``.
+"""One call about a mount in a process of its own: ``python syscalls.py OPERATION ARGUMENT…``.
 
 mount(2) and umount2(2) may wait for a daemon that does not answer. A child can be given up and
 killed; the holder cannot. Exit status: 0 done, otherwise the errno.
@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TimedOut", "call"]
+__all__ = ["NOT_OPENED", "TimedOut", "call", "start"]
+
+NOT_OPENED = 255
+"""Status of `sync` when nothing was tried; no errno is so high."""
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_BIND, MS_RELATIME = 32, 1024, 4096, 1 << 21
@@ -41,11 +44,7 @@ class TimedOut(Exception):  # noqa: N818
 
 def call(operation: str, *arguments: str, timeout: float, keep: tuple[int, ...] = ()) -> None:
     """Run one operation in a child; an OSError with its errno when it failed."""
-    child = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, operation, *arguments],
-        stdin=subprocess.DEVNULL,
-        pass_fds=keep,
-    )
+    child = start(operation, *arguments, keep=keep)
     try:
         status = child.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -56,6 +55,15 @@ def call(operation: str, *arguments: str, timeout: float, keep: tuple[int, ...] 
         raise OSError(status, os.strerror(status), arguments[-1])
     if status < 0:
         raise TimedOut(f"{operation} was killed by signal {-status}")
+
+
+def start(operation: str, *arguments: str, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """Begin one operation in a child; its status is the errno."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, operation, *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=keep,
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -99,6 +107,16 @@ def unmount(target: str) -> None:
     _unmount(target, UMOUNT_NOFOLLOW)
 
 
+def sync(target: str) -> None:
+    """Write out what the kernel keeps of a mount."""
+    try:
+        descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        sys.exit(NOT_OPENED)
+    if libc().syncfs(descriptor):
+        raise OSError(ctypes.get_errno(), "syncfs", target)
+
+
 def detach(target: str) -> None:
     """Take the topmost mount out of the tree at once; it ends when its last user does."""
     _unmount(target, MNT_DETACH | UMOUNT_NOFOLLOW)
@@ -131,6 +149,7 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     "bind": bind,
     "unmount": unmount,
     "detach": detach,
+    "sync": sync,
     "remove": remove,
 }
 

@@ -1,5 +1,8 @@
 """A small FUSE daemon with the options of `threefs fuse`: shows one file, `hello`.
 
+With `--write-back` the kernel keeps what is written to it, and what it sends later is put into the
+file `STATE.written`.
+
 What it says in the file changes with each life of it, so that tests see who answers. It speaks the
 kernel's protocol itself (linux/fuse.h, version 7.31) and knows what reading one file takes.
 """
@@ -21,6 +24,11 @@ OUT_HEADER = struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<QQQQQQIIIIIIIIII")
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH = 1, 2, 3, 14, 15, 17, 18, 25
 INIT, OPENDIR, READDIR, RELEASEDIR, DESTROY, BATCH_FORGET, INTERRUPT = 26, 27, 28, 29, 38, 42, 36
+SETATTR, WRITE, FSYNC = 4, 16, 20
+WRITE_IN = struct.Struct("<QQIIQII")
+WRITEBACK_CACHE = 1 << 16
+KNOWN_SECONDS = 3600
+DIRECT_IO = 1
 ROOT, FILE = 1, 2
 WRITE_BYTES_MAX = 128 << 10
 UNIQUE_RESEND = 1 << 63
@@ -52,10 +60,11 @@ def main() -> int:
     sys.stdout.write('{"serving": true}\n')
     sys.stdout.flush()
     text = f"{os.getpid()} {options.root}\n".encode()
-    return _serve(options.fd, text)
+    written = f"{options.state}.written" if options.write_back else ""
+    return _serve(options.fd, text, written)
 
 
-def _serve(descriptor: int, text: bytes) -> int:
+def _serve(descriptor: int, text: bytes, written: str) -> int:
     while True:
         try:
             request = os.read(descriptor, WRITE_BYTES_MAX + 4096)
@@ -70,7 +79,7 @@ def _serve(descriptor: int, text: bytes) -> int:
         body = request[IN_HEADER.size :]
         if operation in (FORGET, BATCH_FORGET, INTERRUPT):
             continue
-        status, reply = _answer(operation, node, body, text)
+        status, reply = _answer(operation, node, body, text, written)
         header = OUT_HEADER.pack(OUT_HEADER.size + len(reply), -status, unique)
         try:
             os.write(descriptor, header + reply)
@@ -81,21 +90,23 @@ def _serve(descriptor: int, text: bytes) -> int:
             return 0
 
 
-def _answer(operation: int, node: int, body: bytes, text: bytes) -> tuple[int, bytes]:
+def _answer(operation: int, node: int, body: bytes, text: bytes, written: str) -> tuple[int, bytes]:
+    # What the kernel knows for so long it need not ask, so it can take data while nobody serves.
+    known = KNOWN_SECONDS if written else 0
     if operation == INIT:
-        flags = 0
+        flags = WRITEBACK_CACHE if written else 0
         answer = struct.pack(
             "<IIIIHHIIHHI", 7, 31, 65536, flags, 8, 8, WRITE_BYTES_MAX, 1, 32, 0, 0
         )
         return 0, answer.ljust(64, b"\0")
-    if operation == GETATTR:
-        return 0, struct.pack("<QII", 0, 0, 0) + _attributes(node, text)
+    if operation in (GETATTR, SETATTR):
+        return 0, struct.pack("<QII", known, 0, 0) + _attributes(node, text)
     if operation == LOOKUP:
         if node == ROOT and body.rstrip(b"\0") == b"hello":
-            return 0, struct.pack("<QQQQII", FILE, 0, 0, 0, 0, 0) + _attributes(FILE, text)
+            return 0, struct.pack("<QQQQII", FILE, 0, 0, known, 0, 0) + _attributes(FILE, text)
         return errno.ENOENT, b""
     if operation in (OPEN, OPENDIR):
-        return 0, struct.pack("<QII", 1, 1, 0)
+        return 0, struct.pack("<QII", 1, 0 if written else DIRECT_IO, 0)
     if operation == READ:
         _, offset, size = struct.unpack_from("<QQI", body)
         return 0, text[offset : offset + size]
@@ -104,7 +115,13 @@ def _answer(operation: int, node: int, body: bytes, text: bytes) -> tuple[int, b
         return 0, b"" if offset else _entries()
     if operation == STATFS:
         return 0, struct.pack("<QQQQQIIII", 1, 1, 1, 1, 1, 4096, 255, 4096, 0).ljust(80, b"\0")
-    if operation in (RELEASE, RELEASEDIR, FLUSH, DESTROY):
+    if operation == WRITE and written:
+        _, offset, size, *_ = WRITE_IN.unpack_from(body)
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(descriptor, body[WRITE_IN.size :][:size], offset)
+        os.close(descriptor)
+        return 0, struct.pack("<II", size, 0)
+    if operation in (RELEASE, RELEASEDIR, FLUSH, FSYNC, DESTROY):
         return 0, b""
     return errno.ENOSYS, b""
 
