@@ -251,7 +251,7 @@ def test_while_mounts_are_taken_back_calls_are_refused(tmp_path: Path) -> None:
     mounts.take_back()
     assert refused == ["again"]
     assert not mounts.leaving
-    assert mounts.unmount(str(tmp_path / "volume")) == {"was": None, "how": "none"}
+    assert mounts.unmount(str(tmp_path / "volume")) == {"was": None, "how": "none", "unwritten": ""}
 
 
 def test_after_a_killed_holder_the_mounts_are_told_as_lost_and_made_anew(
