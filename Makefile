@@ -46,6 +46,10 @@ test: install ## all tests: units, properties, simulators, real processes, the d
 	$(PYTHON) -m pytest -q -n 3 --dist loadgroup -m 'not alone and not soak'
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'alone and not soak'
 
+.PHONY: sanitize
+sanitize: ## the native tests of the collectives under the thread and the address sanitizer: half an hour
+	scripts/sanitize
+
 .PHONY: soak
 soak: install ## the tests with random events again, longer and with more seeds, and twenty kills
 	$(PYTHON) -m pytest -q -m soak

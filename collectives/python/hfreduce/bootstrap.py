@@ -108,6 +108,7 @@ def join(
         chunk_bytes=settings.chunk_bytes,
         liveness_timeout_seconds=settings.liveness_seconds,
         lend=settings.transport == "auto",
+        determinism=settings.determinism,
     )
     infos = meeting.exchange("endpoint", endpoint.info().hex(), deadline)
     remaining = max(deadline - time.monotonic(), 0.1)

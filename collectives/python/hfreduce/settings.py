@@ -26,6 +26,8 @@ NAMES = {
     "or the group's timeout where that is shorter)",
     "HFREDUCE_CUDA_LIBRARY": "the CUDA driver's library, for tensors of GPUs (default: "
     "libcuda.so.1)",
+    "HFREDUCE_DETERMINISM": "stable (bits do not depend on buckets), wide (partial sums of 16- and "
+    "8-bit types are not rounded), both with a comma between them, or default",
     "HFREDUCE_DUMP_DIR": "folder for what the flight recorder holds when an error ends a group "
     "(default: hfreduce-UID/dumps in the temporary folder)",
     "HFREDUCE_ISA": "scalar, avx2 or avx512: the widest instructions to use (default: the best)",
@@ -42,6 +44,7 @@ NAMES = {
 }
 
 TRANSPORTS = ("auto", "tcp")
+MODES = ("default", "stable", "wide", "stable,wide")
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20
 PINNED_BYTES_MIN, PINNED_BYTES_MAX = 1 << 20, 1 << 40
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
@@ -60,6 +63,7 @@ class Settings:
     liveness_seconds: float = 10.0
     key_file: str | None = None
     transport: str = "auto"
+    determinism: str = "default"
     cuda_library: str | None = None
     pinned_bytes: int | None = None
 
@@ -87,6 +91,7 @@ class Settings:
             liveness_seconds=_seconds(environment, "HFREDUCE_LIVENESS_SECONDS", 10.0),
             key_file=text("HFREDUCE_KEY_FILE"),
             transport=_transport(text("HFREDUCE_TRANSPORT")),
+            determinism=_determinism(text("HFREDUCE_DETERMINISM")),
             cuda_library=text("HFREDUCE_CUDA_LIBRARY"),
             pinned_bytes=_pinned_bytes(text("HFREDUCE_PINNED_BYTES")),
         )
@@ -123,6 +128,13 @@ def _transport(value: str | None) -> str:
     if value is not None and value not in TRANSPORTS:
         raise SettingError("HFREDUCE_TRANSPORT", value, " or ".join(TRANSPORTS))
     return value or "auto"
+
+
+def _determinism(value: str | None) -> str:
+    words = "default" if value is None else ",".join(sorted(map(str.strip, value.split(","))))
+    if words not in MODES:
+        raise SettingError("HFREDUCE_DETERMINISM", value or "", " or ".join(MODES))
+    return words
 
 
 def _chunk_bytes(value: str | None) -> int | None:

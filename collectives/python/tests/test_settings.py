@@ -16,11 +16,12 @@ def test_values_are_read():
             "HFREDUCE_LIVENESS_SECONDS": "0.5",
             "HFREDUCE_CHUNK_BYTES": "65536",
             "HFREDUCE_TRANSPORT": "tcp",
+            "HFREDUCE_DETERMINISM": "wide, stable",
             "FLYER_JOB": "a/b",
         }
     )
     assert (settings.liveness_seconds, settings.chunk_bytes, settings.job) == (0.5, 65536, "a/b")
-    assert settings.transport == "tcp"
+    assert (settings.transport, settings.determinism) == ("tcp", "stable,wide")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ def test_values_are_read():
         ("HFREDUCE_CHUNK_BYTES", "100"),
         ("HFREDUCE_CHUNK_BYTES", "1e6"),
         ("HFREDUCE_TRANSPORT", "rdma"),
+        ("HFREDUCE_DETERMINISM", "stable,stable"),
     ],
 )
 def test_a_bad_value_is_named(name, value):

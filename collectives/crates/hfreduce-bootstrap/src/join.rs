@@ -99,6 +99,7 @@ impl Settings {
         options.job.clone_from(&self.job);
         options.slot_bytes = self.chunk_bytes.unwrap_or(options.slot_bytes);
         options.lend = self.lend;
+        options.determinism = self.determinism;
         options.liveness = self.liveness.min(Duration::from_secs(86_400));
         let given = own.address.as_ref().map(|text| {
             text.parse().map_err(|_| SettingError {
@@ -162,4 +163,42 @@ fn unhex(text: &[u8]) -> Vec<u8> {
         _ => None,
     });
     pairs.collect::<Option<Vec<u8>>>().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hfreduce_testing::{cases, changed, changes, edited, edits};
+    use proptest::prelude::*;
+
+    fn said() -> Said {
+        let place = Place { node: "a0".into(), zone: "A".into(), address: None };
+        let bridges = vec![["a0".into(), "b0".into()]];
+        Said { place, job: "default/gpt".into(), ranks: vec![0, 1], bridges }
+    }
+
+    proptest! {
+        #![proptest_config(cases(2000))]
+
+        #[test]
+        fn who_says_something_else_is_named(edits in edits(), changes in changes()) {
+            let (own, document) = (said(), serde_json::to_value(said()).unwrap());
+            let words = edited(&document, &edits).into_bytes();
+            for words in [changed(&words, &changes), words] {
+                let told = [serde_json::to_vec(&own).unwrap(), words];
+                match agree(&own, &told, None) {
+                    Ok(places) => prop_assert_eq!(places.len(), 2),
+                    Err(JoinError::Disagreement { rank, .. }) => prop_assert_eq!(rank, 1),
+                    Err(other) => return Err(TestCaseError::fail(other.to_string())),
+                }
+                let _ = unhex(&told[1]);
+            }
+        }
+    }
+
+    #[test]
+    fn hexadecimal_numbers_are_read_back() {
+        assert_eq!(unhex(hex(&[0, 7, 255]).as_bytes()), [0, 7, 255]);
+        assert!(unhex(b"0").is_empty() && unhex("0é".as_bytes()).is_empty());
+    }
 }

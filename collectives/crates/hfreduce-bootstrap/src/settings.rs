@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hfreduce_engine::Determinism;
+
 const KEY_BYTES_MIN: usize = 16;
 const KEY_BYTES_MAX: usize = 4096;
 const CHUNK_BYTES: std::ops::RangeInclusive<usize> = 4096..=16 << 20;
@@ -39,6 +41,8 @@ pub struct Settings {
     pub liveness: Duration,
     /// Nodes on one machine share memory instead of using TCP.
     pub lend: bool,
+    /// What is promised about bits, beyond the default.
+    pub determinism: Determinism,
 }
 
 /// A value that cannot be used.
@@ -70,6 +74,7 @@ impl Settings {
             connect: Duration::from_secs(120),
             liveness: Duration::from_secs(10),
             lend: true,
+            determinism: Determinism::DEFAULT,
         }
     }
 
@@ -132,7 +137,18 @@ impl Settings {
             Some("tcp") => false,
             Some(other) => return Err(wrong("HFREDUCE_TRANSPORT", other, "auto or tcp")),
         };
+        if let Some(value) = text("HFREDUCE_DETERMINISM") {
+            settings.determinism = Self::modes("HFREDUCE_DETERMINISM", &value)?;
+        }
         Ok(settings)
+    }
+
+    /// What a setting of this name promises about bits.
+    ///
+    /// # Errors
+    /// [`SettingError`].
+    pub fn modes(name: &'static str, value: &str) -> Result<Determinism, SettingError> {
+        value.parse::<Determinism>().map_err(|expected| wrong(name, value, &format!("{expected}")))
     }
 
     /// The key in a file; white space around it does not count.
@@ -224,6 +240,7 @@ mod tests {
             ("MASTER_PORT", "29500"),
             ("HFREDUCE_KEY_FILE", key.path().to_str().unwrap()),
             ("HFREDUCE_LIVENESS_SECONDS", "2.5"),
+            ("HFREDUCE_DETERMINISM", "wide,stable"),
             ("FLYER_ZONE", ""),
         ])
         .unwrap();
@@ -231,6 +248,7 @@ mod tests {
         assert_eq!(settings.key, b"0123456789abcdef");
         assert_eq!(settings.liveness, Duration::from_millis(2500));
         assert_eq!(settings.zone, "default");
+        assert_eq!(settings.determinism, Determinism { stable: true, wide: true });
     }
 
     #[test]
@@ -243,6 +261,7 @@ mod tests {
             ("HFREDUCE_KEY_FILE", two.to_vec()),
             ("HFREDUCE_CHUNK_BYTES", [&ALONE[..], &[("HFREDUCE_CHUNK_BYTES", "1")]].concat()),
             ("HFREDUCE_ADDRESS", [&ALONE[..], &[("HFREDUCE_ADDRESS", "here")]].concat()),
+            ("HFREDUCE_DETERMINISM", [&ALONE[..], &[("HFREDUCE_DETERMINISM", "yes")]].concat()),
             (
                 "HFREDUCE_CONNECT_SECONDS",
                 [&ALONE[..], &[("HFREDUCE_CONNECT_SECONDS", "0")]].concat(),

@@ -135,3 +135,70 @@ impl Topology {
         Ok(self.nodes.iter().flat_map(each).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hfreduce_testing::{cases, changed, changes, edited, edits};
+    use proptest::prelude::*;
+
+    fn check(text: &str) -> Result<(), TestCaseError> {
+        match Topology::parse(text, "topology.json") {
+            Ok(read) => {
+                prop_assert!(read.ranks_per_node > 0 && !read.nodes.is_empty());
+                let zone = |name: &str| {
+                    let mut found = read.nodes.iter().filter(|place| place.node == name);
+                    let first = found.next().map(|place| place.zone.clone());
+                    first.filter(|zone| !zone.is_empty() && found.next().is_none())
+                };
+                prop_assert!(read.nodes.iter().all(|place| zone(&place.node).is_some()));
+                for [a, b] in &read.bridges {
+                    prop_assert!(zone(a).is_some() && zone(b).is_some() && zone(a) != zone(b));
+                }
+                for world in [0, 1, 2, 4, 8] {
+                    if let Ok(places) = read.places(world, "topology.json") {
+                        prop_assert_eq!(places.len(), world);
+                    }
+                }
+            }
+            Err(error) => prop_assert!(error.to_string().starts_with("topology.json: ")),
+        }
+        Ok(())
+    }
+
+    fn document() -> serde_json::Value {
+        serde_json::json!({
+            "version": 1,
+            "job": "default/gpt",
+            "ranks_per_node": 2,
+            "nodes": [
+                {"name": "a0", "zone": "A", "address": "10.0.0.1"},
+                {"name": "b0", "zone": "B"},
+            ],
+            "bridge": ["a0", "b0"],
+            "traffic_classes": {"hfreduce": 2},
+        })
+    }
+
+    proptest! {
+        #![proptest_config(cases(2000))]
+
+        #[test]
+        fn a_damaged_file_is_refused_by_name_or_keeps_every_rule(edits in edits()) {
+            check(&edited(&document(), &edits))?;
+        }
+
+        #[test]
+        fn a_garbled_file_too(changes in changes()) {
+            let bytes = changed(document().to_string().as_bytes(), &changes);
+            check(&String::from_utf8_lossy(&bytes))?;
+        }
+    }
+
+    #[test]
+    fn the_whole_one_is_read() {
+        let read = Topology::parse(&document().to_string(), "topology.json").unwrap();
+        assert_eq!(read.places(4, "topology.json").unwrap()[3].node, "b0");
+        assert_eq!(read.bridges, [["a0".to_owned(), "b0".to_owned()]]);
+    }
+}

@@ -134,6 +134,7 @@ fn invalid(detail: String) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hfreduce_testing::{cases, changed, changes};
     use proptest::prelude::*;
 
     fn request() -> impl Strategy<Value = Request> {
@@ -144,6 +145,39 @@ mod tests {
                 phase,
                 value,
             })
+    }
+
+    proptest! {
+        #![proptest_config(cases(2000))]
+
+        #[test]
+        fn what_is_nearly_right_is_refused_or_read_within_its_bounds(
+            request in request(), changes in changes(), world in 1..5_u32,
+        ) {
+            let mut bytes = Vec::new();
+            request.write(&mut bytes).unwrap();
+            if let Ok(read) = Request::read(&mut changed(&bytes, &changes).as_slice()) {
+                prop_assert!(read.world <= WORLD_MAX && read.rank < read.world);
+                prop_assert!(read.phase.len() <= PHASE_BYTES_MAX);
+                prop_assert!(read.value.len() <= VALUE_BYTES_MAX);
+            }
+            let answers = [
+                Answer::Values(vec![request.value; world as usize]),
+                Answer::Failed { absent: (0..world).collect(), detail: request.phase },
+            ];
+            for answer in answers {
+                let bytes = changed(&answer.encode(), &changes);
+                match Answer::read(&mut bytes.as_slice(), world) {
+                    Ok(Answer::Values(values)) => prop_assert_eq!(values.len(), world as usize),
+                    Ok(Answer::Failed { absent, detail }) => {
+                        prop_assert!(absent.len() <= world as usize);
+                        // Bytes that are no text take three each.
+                        prop_assert!(detail.len() <= 3 * DETAIL_BYTES_MAX);
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
     }
 
     proptest! {

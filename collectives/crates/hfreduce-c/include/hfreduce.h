@@ -97,10 +97,11 @@ typedef struct hfr_options {
     size_t chunk_bytes;      /* of one reduce chunk: 4096 to 16777216, whole pages (262144) */
     double connect_seconds;  /* how long ranks wait for each other (120) */
     double liveness_seconds; /* silence after which a peer counts as stalled (10) */
+    const char *determinism; /* "stable", "wide" or "stable,wide": which bits come out (default) */
 } hfr_options;
 
 #define HFR_OPTIONS_INIT \
-    { sizeof(hfr_options), 0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0.0, 0.0 }
+    { sizeof(hfr_options), 0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0.0, 0.0, NULL }
 
 /* What the last call of this thread that failed has to say. Set `size` before the call. Texts end
  * with a null byte and are cut where they are too long. */

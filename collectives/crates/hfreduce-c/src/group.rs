@@ -49,6 +49,13 @@ pub struct Options {
     pub connect_seconds: f64,
     /// Silence after which a peer counts as stalled.
     pub liveness_seconds: f64,
+    /// What is promised about bits; not in the first version of this struct.
+    pub determinism: *const c_char,
+}
+
+impl Options {
+    /// The size of the first version of the struct; what came later is the default there.
+    const FIRST_BYTES: usize = std::mem::offset_of!(Self, determinism);
 }
 
 /// See the header.
@@ -182,15 +189,18 @@ unsafe fn read(options: *const Options) -> Result<Options, Failure> {
     }
     // SAFETY: the header demands that the struct begins with its size.
     let size = unsafe { options.cast::<usize>().read() };
-    if size != size_of::<Options>() {
+    if size != size_of::<Options>() && size != Options::FIRST_BYTES {
         let expected = size_of::<Options>();
         return Err(Failure::invalid(format!(
             "options->size is {size} and this library's hfr_options has {expected} bytes: begin \
              with HFR_OPTIONS_INIT, and use the header of this version"
         )));
     }
-    // SAFETY: it has our size.
-    Ok(unsafe { options.read() })
+    let mut ours = std::mem::MaybeUninit::<Options>::zeroed();
+    // SAFETY: it has so many bytes, which are no more than ours.
+    unsafe { std::ptr::copy_nonoverlapping(options.cast::<u8>(), ours.as_mut_ptr().cast(), size) };
+    // SAFETY: numbers and pointers, all of them given or zero, which is what the default is.
+    Ok(unsafe { ours.assume_init() })
 }
 
 /// # Safety
@@ -229,6 +239,9 @@ unsafe fn settings(options: &Options) -> Result<Settings, Failure> {
     if let Some(text) = text("address", options.address)? {
         let error = |_| Failure::invalid(format!("address `{text}` is no IP address"));
         settings.address = Some(text.parse().map_err(error)?);
+    }
+    if let Some(text) = text("determinism", options.determinism)? {
+        settings.determinism = Settings::modes("determinism", text).map_err(JoinError::from)?;
     }
     settings.topology = text("topology", options.topology)?.map(Into::into);
     settings.chunk_bytes = Some(options.chunk_bytes).filter(|bytes| *bytes > 0);

@@ -33,7 +33,8 @@ fn facts() -> Vec<(String, usize)> {
         };
     }
     offsets!("hfr_options", Options: size rank world_size rendezvous key key_bytes key_file job
-        node zone address topology chunk_bytes connect_seconds liveness_seconds);
+        node zone address topology chunk_bytes connect_seconds liveness_seconds
+        determinism);
     offsets!("hfr_error", ErrorRecord: size status rank peer seen_by sequence job node peer_node
         operation phase message);
     facts.extend(

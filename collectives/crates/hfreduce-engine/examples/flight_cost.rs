@@ -33,6 +33,7 @@ fn record(operations: u64) -> f64 {
         root: 0,
         count: 1024,
         shape: 0,
+        modes: hfreduce_engine::Determinism::DEFAULT,
     };
     // The engine looks at the clock for these moments anyway.
     let now = Instant::now();

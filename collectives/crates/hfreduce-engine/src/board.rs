@@ -291,7 +291,7 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Kind;
+    use crate::core::{Determinism, Kind};
 
     const SHAPE: Shape = Shape { locals: 2, slots: 4, slot_bytes: 4096 };
 
@@ -320,6 +320,7 @@ mod tests {
             root: 4,
             count: 5,
             shape: 6,
+            modes: Determinism::DEFAULT,
         };
         board.enter(1, 70, &print);
         assert_eq!(

@@ -7,6 +7,8 @@
 //!          accepts its tree neighbours, then meets everybody in a first barrier
 //! ```
 
+#[cfg(test)]
+mod fuzz_test;
 mod home;
 mod info;
 mod line;
@@ -153,6 +155,7 @@ impl Endpoint {
             placement: self.placement.clone(),
             channels,
             liveness: options.liveness,
+            determinism: options.determinism,
         };
         let bell =
             poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;

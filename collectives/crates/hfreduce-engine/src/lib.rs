@@ -24,6 +24,7 @@ mod work;
 
 pub use cause::{Cause, CauseKind, CollectiveError};
 pub use communicator::{Communicator, WaitError, Work};
+pub use core::Determinism;
 pub use drivers::wire;
 pub use endpoint::{Endpoint, Member, Newcomer, Options};
 pub use operation::{Buffer, DType, Kind, Operation, ReduceOp};

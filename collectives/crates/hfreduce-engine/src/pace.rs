@@ -71,7 +71,7 @@ impl Pace {
 }
 
 #[cfg(test)]
-mod tests {
+mod models {
     use super::*;
     use crate::atomics::model::*;
     use loom::cell::UnsafeCell;

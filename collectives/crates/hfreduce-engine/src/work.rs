@@ -141,7 +141,7 @@ impl WaitingRoom {
 }
 
 #[cfg(test)]
-mod tests {
+mod models {
     use super::*;
     use crate::atomics::model::*;
     use std::sync::Arc;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use hfreduce_engine::{Endpoint as Engine, Newcomer as Waiting, Options};
+use hfreduce_engine::{Determinism, Endpoint as Engine, Newcomer as Waiting, Options};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -24,7 +24,7 @@ impl Endpoint {
     #[new]
     #[pyo3(signature = (rank, world_size, placement, key, *, job = String::new(), address = None,
         bridge = None, chunk_bytes = None, slots = None, channels = None,
-        liveness_timeout_seconds = 10.0, lend = true))]
+        liveness_timeout_seconds = 10.0, lend = true, determinism = "default"))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -40,6 +40,7 @@ impl Endpoint {
         channels: Option<usize>,
         liveness_timeout_seconds: f64,
         lend: bool,
+        determinism: &str,
     ) -> PyResult<Self> {
         if placement.len() != world_size {
             return Err(PyValueError::new_err(format!(
@@ -52,6 +53,7 @@ impl Endpoint {
         options.bridge = bridge;
         options.channels = channels;
         options.lend = lend;
+        options.determinism = modes(determinism)?;
         options.liveness = liveness(liveness_timeout_seconds)?;
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
@@ -96,7 +98,7 @@ impl Newcomer {
     #[new]
     #[pyo3(signature = (node, zone, key, *, job = String::new(), address = None,
         chunk_bytes = None, slots = None, channels = None, liveness_timeout_seconds = 10.0,
-        lend = true))]
+        lend = true, determinism = "default"))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -110,6 +112,7 @@ impl Newcomer {
         channels: Option<usize>,
         liveness_timeout_seconds: f64,
         lend: bool,
+        determinism: &str,
     ) -> PyResult<Self> {
         let mut options = Options::new(0, vec![(node, zone)]);
         options.job = job;
@@ -118,6 +121,7 @@ impl Newcomer {
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
         options.lend = lend;
+        options.determinism = modes(determinism)?;
         options.address = address.map(parsed).transpose()?;
         let engine =
             py.detach(|| Waiting::new(options, &key)).map_err(|error| raise(py, &error))?;
@@ -137,6 +141,11 @@ impl Newcomer {
 
 fn liveness(given_seconds: f64) -> PyResult<Duration> {
     Ok(arguments::seconds(given_seconds)?.min(Duration::from_secs(86_400)))
+}
+
+fn modes(text: &str) -> PyResult<Determinism> {
+    text.parse::<Determinism>()
+        .map_err(|expected| PyValueError::new_err(format!("determinism={text:?}: give {expected}")))
 }
 
 fn parsed(text: String) -> PyResult<IpAddr> {

@@ -9,7 +9,9 @@ mod steps;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hfreduce_engine::core::credit::{CLASSES, Key};
-use hfreduce_engine::core::{Chunk, DataHead, Fingerprint, Flows, Geometry, Kind, Stage, TreeCore};
+use hfreduce_engine::core::{
+    Chunk, DataHead, Determinism, Fingerprint, Flows, Geometry, Kind, Stage, TreeCore,
+};
 use hfreduce_plan::Plan;
 use serde::Serialize;
 
@@ -30,11 +32,14 @@ pub struct Settings {
     /// Steps of a kind (copies up, copies down, passes over the inputs, frames) that are under way at a time in a
     /// machine: while one waits for a resource, the other one has its turn.
     pub depth: usize,
+    /// What is promised about bits. Wide sums are those of a 16-bit type, others of 32-bit numbers.
+    #[serde(skip)]
+    pub modes: Determinism,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { slot_bytes: 256 << 10, slots: 32, window: 16, depth: 2 }
+        Self { slot_bytes: 256 << 10, slots: 32, window: 16, depth: 2, modes: Determinism::DEFAULT }
     }
 }
 
@@ -181,7 +186,7 @@ impl Cluster {
         let operations = sizes_bytes
             .iter()
             .map(|bytes| {
-                let print = allreduce_print(*bytes);
+                let print = promised(allreduce_print(*bytes), settings.modes);
                 let geometry = Geometry::new(&print, nodes.len(), settings.slot_bytes);
                 let first = chunks;
                 chunks += u64::from(geometry.chunks());
@@ -320,5 +325,13 @@ pub(crate) fn allreduce_print(bytes: u64) -> Fingerprint {
         root: 0,
         count: bytes.div_ceil(4),
         shape: 0,
+        modes: Determinism::DEFAULT,
+    }
+}
+
+fn promised(print: Fingerprint, modes: Determinism) -> Fingerprint {
+    match modes.wide {
+        true => Fingerprint { modes, element_bytes: 2, count: print.count * 2, ..print },
+        false => Fingerprint { modes, ..print },
     }
 }

@@ -1,5 +1,6 @@
 //! What comes out of the constants, beside what the paper and arithmetic say.
 
+use hfreduce_engine::core::Determinism;
 use hfreduce_plan::{NodePlace, Plan};
 use hfreduce_sim::cluster::{Settings, allreduce};
 use hfreduce_sim::figure7::{self, SIZE_BYTES, paper};
@@ -76,6 +77,34 @@ fn the_default_slots_cost_no_speed() {
             hfreduce_engine::endpoint::default_slots(nodes, 1, Settings::default().slot_bytes);
         let (few, many) = (rate(few), rate(64));
         assert!(few > 0.99 * many, "{nodes} nodes: {few} with the default, {many} with 64");
+    }
+}
+
+/// One tree's inner nodes pass everything of two children and a parent: three times the vector each
+/// way, not two. Wide sums of 16-bit elements are twice as long on their way up, not down.
+#[test]
+fn what_the_modes_cost_is_what_passes_a_card() {
+    let share = |nodes: usize, hardware: &Hardware, modes: Determinism| {
+        let plan = Plan::new(&figure7::places(nodes)).unwrap();
+        let rate = |modes| {
+            let settings = Settings { modes, ..Settings::default() };
+            allreduce(&plan, hardware, settings, &[SIZE_BYTES]).unwrap().algorithm_rate(SIZE_BYTES)
+        };
+        rate(modes) / rate(Determinism::DEFAULT)
+    };
+    let stable = Determinism { stable: true, wide: false };
+    let wide = Determinism { stable: false, wide: true };
+    for nodes in [2, 9, 33] {
+        let network = share(nodes, &Hardware::FIRE_FLYER_2_NETWORK, stable);
+        let least = if nodes == 2 { 0.95 } else { 0.62 };
+        assert!((least..=1.01).contains(&network), "stable, {nodes} machines: {network}");
+        let machine = share(nodes, &Hardware::FIRE_FLYER_2, stable);
+        assert!(machine > 0.85, "stable, {nodes} machines of the paper: {machine}");
+        let longer = share(nodes, &Hardware::FIRE_FLYER_2_NETWORK, wide);
+        assert!((0.6..=0.75).contains(&longer), "wide, {nodes} machines: {longer}");
+        println!(
+            "{nodes} machines: stable {network:.2} ({machine:.2} the paper's), wide {longer:.2}"
+        );
     }
 }
 

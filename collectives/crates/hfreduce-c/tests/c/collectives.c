@@ -50,6 +50,13 @@ static void refusals(hfr_comm *comm)
     options.key = "short";
     options.key_bytes = 5;
     EXPECT(hfr_init(&options, &other) == HFR_INVALID && strstr(hfr_last_message(), "key_bytes"));
+    options.key = "a key of sixteen bytes or more";
+    options.key_bytes = strlen(options.key);
+    options.rendezvous = "nowhere";
+    options.determinism = "fast";
+    EXPECT(hfr_init(&options, &other) == HFR_INVALID && strstr(hfr_last_message(), "wide"));
+    options.size = offsetof(hfr_options, determinism); /* a program of the first version */
+    EXPECT(hfr_init(&options, &other) == HFR_INVALID && strstr(hfr_last_message(), "nowhere"));
     EXPECT(other == NULL);
     OK(hfr_close(NULL, 0.0));
     hfr_work_free(NULL);
@@ -72,6 +79,7 @@ int main(int argc, char **argv)
     options.key = "a key of sixteen bytes or more";
     options.key_bytes = strlen(options.key);
     options.job = "test/c";
+    options.determinism = "stable,wide";
     options.node = options.rank % 2 ? "odd" : "even"; /* two machines: shared memory and TCP */
     OK(hfr_init(&options, &comm));
     OK(hfr_rank(comm, &rank));

@@ -1,5 +1,5 @@
 //! The board's protocols, one block each: plain memory of atomics, written over [`Atomics`] so that
-//! a model checker runs the very code that ranks run (`blocks_test.rs`).
+//! a model checker runs the very code that ranks run (`blocks_models.rs`).
 //!
 //! All of them are valid as zeroed bytes, and none of their methods waits.
 
@@ -158,5 +158,5 @@ impl<const WORDS: usize, A: Atomics> Record<WORDS, A> {
 }
 
 #[cfg(test)]
-#[path = "blocks_test.rs"]
-mod tests;
+#[path = "blocks_models.rs"]
+mod models;

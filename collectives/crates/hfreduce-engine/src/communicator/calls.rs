@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Communicator, TAG_MAX, Work};
 use crate::cause::{CauseKind, CollectiveError};
-use crate::core::{Fingerprint, Kind};
+use crate::core::{Determinism, Fingerprint, Kind};
 use crate::operation::{Buffer, DType, ReduceOp, Transfer};
 
 impl Communicator {
@@ -335,6 +335,10 @@ impl Communicator {
             root,
             count,
             shape: 0,
+            modes: match ReduceOp::from_code(op) {
+                Some(op) => self.identity().determinism.of(kind, dtype, op),
+                None => Determinism::DEFAULT,
+            },
         }
     }
 

@@ -94,6 +94,11 @@ impl ReceiveWindow {
         self.outstanding <= self.limit
     }
 
+    /// Frames that came and whose credits are not on their way back.
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
     /// A slot for it. There is one for every credit.
     pub fn take(&mut self) -> Option<u32> {
         self.free.pop()

@@ -1,5 +1,7 @@
 //! What every rank must agree on about one operation, in 24 bytes that travel with every frame.
 
+use super::determinism::Determinism;
+
 /// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -92,22 +94,27 @@ pub struct Fingerprint {
     pub count: u64,
     /// A digest of the list of sizes of a fused call (0 for one buffer).
     pub shape: u64,
+    /// What is promised about its bits, beyond the default.
+    pub modes: Determinism,
 }
+
+/// The reduction's number and the modes share a byte.
+const MODES_AT: u32 = 6;
 
 impl Fingerprint {
     /// As bytes.
     pub fn encode(&self) -> [u8; FINGERPRINT_BYTES] {
         let mut bytes = [0; FINGERPRINT_BYTES];
-        bytes[..4].copy_from_slice(&[self.kind as u8, self.dtype, self.element_bytes, self.op]);
-        bytes[4..8].copy_from_slice(&self.root.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.count.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.shape.to_le_bytes());
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(self.words()) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
         bytes
     }
 
     /// The same bytes as little-endian words.
     pub fn words(&self) -> [u64; FINGERPRINT_BYTES / 8] {
-        let what = u32::from_le_bytes([self.kind as u8, self.dtype, self.element_bytes, self.op]);
+        let op = self.op | self.modes.code() << MODES_AT;
+        let what = u32::from_le_bytes([self.kind as u8, self.dtype, self.element_bytes, op]);
         [u64::from(what) | u64::from(self.root) << 32, self.count, self.shape]
     }
 
@@ -122,7 +129,8 @@ impl Fingerprint {
             kind: *Kind::ALL.get(usize::from(bytes[0]))?,
             dtype: bytes[1],
             element_bytes: bytes[2],
-            op: bytes[3],
+            op: bytes[3] & ((1 << MODES_AT) - 1),
+            modes: Determinism::from_code(bytes[3] >> MODES_AT),
             root: (word(0) >> 32) as u32,
             count: word(8),
             shape: word(16),
@@ -135,11 +143,17 @@ impl Fingerprint {
         let op = crate::operation::ReduceOp::from_code(self.op).map_or("?", |o| o.name());
         let name = self.kind.name();
         let fused = if self.shape == 0 { "" } else { ", fused" };
+        let modes = match self.modes.code() {
+            0 => String::new(),
+            _ => format!(", {}", self.modes),
+        };
         match self.kind {
             Kind::Allreduce | Kind::ReduceScatter => {
-                format!("{name}({} × {dtype}, {op}{fused})", self.count)
+                format!("{name}({} × {dtype}, {op}{modes}{fused})", self.count)
             }
-            Kind::Reduce => format!("{name}({} × {dtype}, {op}, root {})", self.count, self.root),
+            Kind::Reduce => {
+                format!("{name}({} × {dtype}, {op}{modes}, root {})", self.count, self.root)
+            }
             Kind::Broadcast | Kind::Gather | Kind::Scatter => {
                 format!("{name}({} × {dtype}, root {})", self.count, self.root)
             }
@@ -170,6 +184,7 @@ mod tests {
                 root: 0xdead_beef,
                 count: u64::MAX - 3,
                 shape: 17,
+                modes: Determinism::from_code(kind as u8),
             };
             assert_eq!(Fingerprint::decode(&print.encode()), Some(print));
             assert_eq!(print.words().map(u64::to_le_bytes).concat(), print.encode());

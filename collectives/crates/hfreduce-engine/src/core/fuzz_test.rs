@@ -8,15 +8,16 @@ use super::credit::CLASSES;
 use super::pair::{Letter, OFFERS_MAX, PairAction, Pairs, Ticket};
 use super::regroup::{Refusal, Regroup, Start, Step, Word};
 use super::tree::{Action, DataHead, Place, Stage, TreeCore};
-use super::{Fingerprint, Flows, Geometry, Kind};
+use super::{Determinism, Fingerprint, Flows, Geometry, Kind};
 use crate::cause::CauseKind;
 
 const WINDOW: u32 = 4;
 const SLOT_BYTES: usize = 16 << 10;
 
 fn print(kind: u8, count: u64) -> Fingerprint {
+    let modes = Determinism::from_code(kind / 6);
     let kind = Kind::ALL[usize::from(kind) % 6];
-    Fingerprint { kind, dtype: 0, element_bytes: 4, op: 0, root: 1, count, shape: 0 }
+    Fingerprint { kind, dtype: 0, element_bytes: 2, op: 0, root: 1, count, shape: 0, modes }
 }
 
 #[derive(Clone, Debug)]
@@ -34,7 +35,7 @@ enum Happening {
 fn happening() -> impl Strategy<Value = Happening> {
     let head = (0..4_usize, 0..4_u64, 0..6_u32, 0..3_usize, any::<bool>(), any::<bool>());
     prop_oneof![
-        2 => (0..6_u8, 0..20_000_u64).prop_map(|(kind, count)| Happening::Call(kind, count)),
+        2 => (0..24_u8, 0..40_000_u64).prop_map(|(kind, count)| Happening::Call(kind, count)),
         4 => Just(Happening::Activate),
         4 => Just(Happening::Ready),
         4 => Just(Happening::Sent),
@@ -99,13 +100,12 @@ impl Node {
                 let call = self.calls.get(sequence as usize).copied().filter(|_| honest);
                 let print = call.unwrap_or_else(|| print(1, sequence));
                 let cut = Geometry::new(&print, nodes, SLOT_BYTES);
-                let bytes = match honest {
-                    true => cut.chunk(chunk % cut.chunks()).bytes,
-                    false => chunk as usize,
-                };
-                let chunk = if honest { chunk % cut.chunks() } else { chunk };
-                let tree = if honest { chunk as usize & 1 } else { tree };
                 let stage = if up { Stage::Up } else { Stage::Down };
+                let known = cut.chunk(chunk % cut.chunks());
+                let (chunk, tree, bytes) = match honest {
+                    true => (known.index, known.tree, known.bytes_in(stage)),
+                    false => (chunk, tree, chunk as usize),
+                };
                 let head = DataHead { sequence, chunk, tree, stage, bytes, print };
                 match self.core.place(link, &head) {
                     Ok(place) => self.receiving.push((link, head, place)),

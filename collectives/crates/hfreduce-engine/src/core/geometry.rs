@@ -1,8 +1,10 @@
 //! An operation cut into chunks: a pure function of its fingerprint, equal on every rank.
 //!
 //! Even chunks travel in tree 0 and odd ones in tree 1. The cut depends on the size of the
-//! operation alone, never on what ran before it, so that equal shapes give equal bits.
+//! operation alone, never on what ran before it, so that equal shapes give equal bits. Where the
+//! bits are to be the same for any shape, all chunks take tree 0, hung up at its own root.
 
+use super::action::Stage;
 use super::fingerprint::{Fingerprint, Kind};
 
 /// Whose bytes.
@@ -49,9 +51,26 @@ pub struct Chunk {
     pub output_offset: usize,
     /// Its length.
     pub bytes: usize,
+    /// The length of a partial sum of it on its way up.
+    pub partial_bytes: usize,
+    /// Its sum is made at the tree's own root, whoever receives it.
+    pub anchored: bool,
 }
 
 impl Chunk {
+    /// The length of what travels in a stage.
+    pub fn bytes_in(&self, stage: Stage) -> usize {
+        match stage {
+            Stage::Up => self.partial_bytes,
+            Stage::Down => self.bytes,
+        }
+    }
+
+    /// True if partial sums have wider elements than the result.
+    pub fn is_wide(&self) -> bool {
+        self.partial_bytes != self.bytes
+    }
+
     /// True if contributions are summed on the way.
     pub fn reduces(&self) -> bool {
         self.source == Who::All
@@ -62,9 +81,15 @@ impl Chunk {
         self.sink == Who::All
     }
 
-    /// The rank at whose node the tree is hung up, where it is not the tree's own root.
+    /// The one rank that gives or receives it, if there is one.
     pub fn root(&self) -> Option<u32> {
         self.source.one().or(self.sink.one())
+    }
+
+    /// The node at which the tree is hung up, where it is not the tree's own root; `root` is the
+    /// node of [`Chunk::root`].
+    pub fn hung_at(&self, root: Option<usize>) -> Option<usize> {
+        root.filter(|_| !self.anchored)
     }
 }
 
@@ -75,6 +100,8 @@ pub const CHUNK_BYTES_MIN: usize = 16 << 10;
 const CHUNKS_WANTED: usize = 4;
 /// Chunks begin at multiples of this, so that no element and no cache line is cut.
 const ALIGNMENT_BYTES: usize = 64;
+/// Bytes of an element of a partial sum that is wider than the result's.
+const WIDE_BYTES: usize = 4;
 
 /// How one operation is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +112,9 @@ pub struct Geometry {
     block_bytes: usize,
     chunk_bytes: usize,
     chunks_per_block: usize,
+    /// Bytes of a partial sum for each byte of a chunk.
+    widening: usize,
+    stable: bool,
 }
 
 impl Geometry {
@@ -95,6 +125,10 @@ impl Geometry {
             Kind::Allgather | Kind::ReduceScatter if block_bytes > 0 => world_size,
             _ => 1,
         };
+        let element_bytes = usize::from(print.element_bytes).max(1);
+        let widening = if print.modes.wide { (WIDE_BYTES / element_bytes).max(1) } else { 1 };
+        // A slot holds a partial sum, too.
+        let slot_bytes = slot_bytes / widening;
         let wanted = block_bytes.div_ceil(CHUNKS_WANTED).max(CHUNK_BYTES_MIN).min(slot_bytes);
         let chunk_bytes = wanted.div_ceil(ALIGNMENT_BYTES) * ALIGNMENT_BYTES;
         Self {
@@ -104,6 +138,8 @@ impl Geometry {
             block_bytes,
             chunk_bytes: chunk_bytes.min(slot_bytes),
             chunks_per_block: block_bytes.div_ceil(chunk_bytes.min(slot_bytes)).max(1),
+            widening,
+            stable: print.modes.stable,
         }
     }
 
@@ -129,16 +165,29 @@ impl Geometry {
             }
             _ => (Who::All, Who::All, offset, offset),
         };
-        Chunk { index, tree: index as usize & 1, source, sink, input_offset, output_offset, bytes }
+        let anchored = self.stable && source == Who::All;
+        Chunk {
+            index,
+            tree: if anchored { 0 } else { index as usize & 1 },
+            source,
+            sink,
+            input_offset,
+            output_offset,
+            bytes,
+            partial_bytes: bytes * self.widening,
+            anchored,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::Determinism;
 
     fn print(kind: Kind, count: u64) -> Fingerprint {
-        Fingerprint { kind, dtype: 0, element_bytes: 4, op: 0, root: 2, count, shape: 0 }
+        let modes = Determinism::DEFAULT;
+        Fingerprint { kind, dtype: 0, element_bytes: 4, op: 0, root: 2, count, shape: 0, modes }
     }
 
     #[test]
@@ -165,6 +214,35 @@ mod tests {
         assert_eq!(geometry.chunks(), 1);
         let chunk = geometry.chunk(0);
         assert_eq!((chunk.bytes, chunk.source, chunk.sink), (0, Who::All, Who::All));
+    }
+
+    #[test]
+    fn a_stable_sum_takes_one_tree_from_one_root_however_it_is_cut() {
+        for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast] {
+            let modes = Determinism { stable: true, wide: false };
+            let print = Fingerprint { modes, ..print(kind, 1 << 20) };
+            let cut = Geometry::new(&print, 5, 256 << 10);
+            let chunks: Vec<Chunk> = (0..cut.chunks()).map(|index| cut.chunk(index)).collect();
+            let summed = kind != Kind::Broadcast;
+            assert!(chunks.iter().all(|chunk| chunk.anchored == summed));
+            assert_eq!(chunks.iter().any(|chunk| chunk.tree == 1), !summed);
+            assert!(!summed || chunks.iter().all(|chunk| chunk.hung_at(Some(3)).is_none()));
+        }
+    }
+
+    #[test]
+    fn a_wide_partial_sum_fits_a_slot() {
+        for (element_bytes, slot_bytes) in [(1, 4096), (2, 4096), (1, 256 << 10), (2, 256 << 10)] {
+            let modes = Determinism { stable: false, wide: true };
+            let print = Fingerprint { modes, element_bytes, ..print(Kind::Allreduce, 999_999) };
+            let cut = Geometry::new(&print, 5, slot_bytes);
+            let chunks = (0..cut.chunks()).map(|index| cut.chunk(index));
+            for chunk in chunks {
+                assert_eq!(chunk.partial_bytes, chunk.bytes / usize::from(element_bytes) * 4);
+                assert!(chunk.partial_bytes <= slot_bytes && chunk.is_wide());
+                assert_eq!(chunk.bytes_in(Stage::Down), chunk.bytes);
+            }
+        }
     }
 
     #[test]

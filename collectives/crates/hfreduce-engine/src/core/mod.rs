@@ -3,6 +3,7 @@
 //! Rules of these files: no clock, socket, thread, randomness or payload byte. Time arrives as a
 //! number, payload is named by slot, and everything to be done is returned as an [`Action`].
 //!
+//! - [`determinism`]: what is promised about bits.
 //! - [`geometry`]: an operation cut into chunks; a pure function of its fingerprint.
 //! - [`flow`]: from where to where a chunk travels in a tree, seen from one node.
 //! - [`credit`]: windows between two nodes.
@@ -17,6 +18,7 @@
 
 mod action;
 pub mod credit;
+pub mod determinism;
 pub mod fingerprint;
 pub mod flow;
 pub mod geometry;
@@ -25,6 +27,7 @@ pub mod pair;
 pub mod regroup;
 pub mod tree;
 
+pub use determinism::Determinism;
 pub use fingerprint::{Fingerprint, Kind};
 pub use flow::{Flow, Flows};
 pub use geometry::{Chunk, Geometry, Who};

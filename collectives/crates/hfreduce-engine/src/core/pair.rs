@@ -248,6 +248,7 @@ fn of_length(letter: Letter) -> Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::Determinism;
 
     fn letter(kind: Kind, tag: u64, bytes: u64) -> Letter {
         let print = Fingerprint {
@@ -258,6 +259,7 @@ mod tests {
             root: 0,
             count: bytes,
             shape: 0,
+            modes: Determinism::DEFAULT,
         };
         Letter { tag, bytes, print }
     }

@@ -18,11 +18,24 @@ use super::flow::{Flow, Flows, NEIGHBOURS_MAX};
 use super::geometry::Chunk;
 use crate::cause::Cause;
 
+/// Where the result of a chunk goes on from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Onward {
+    /// It does not come by.
+    Nowhere,
+    /// To all that are further away from where it is made.
+    Away,
+    /// On its way to one node, over this link; none: it has arrived.
+    To(Option<usize>),
+}
+
 #[derive(Debug)]
 struct ChunkState {
     key: Key,
     chunk: Chunk,
-    root: Option<usize>,
+    /// Where the tree is hung up.
+    hung_at: Option<usize>,
+    onward: Onward,
     needs_local: bool,
     local_ready: bool,
     partials: [Option<u32>; NEIGHBOURS_MAX],
@@ -45,6 +58,16 @@ struct Early {
     link: usize,
     head: DataHead,
     slot: u32,
+}
+
+impl Onward {
+    fn links<'a>(&'a self, flow: &'a Flow) -> &'a [usize] {
+        match self {
+            Self::Nowhere => &[],
+            Self::Away => &flow.away,
+            Self::To(link) => link.as_slice(),
+        }
+    }
 }
 
 /// Fingerprints that are remembered for comparison.
@@ -138,7 +161,7 @@ impl TreeCore {
     }
 
     /// Makes a chunk of a started operation active: its result place is free now. In order of age;
-    /// `root` is the node of its root rank.
+    /// `root` is the node of its root rank ([`Chunk::root`]).
     ///
     /// # Errors
     /// A [`Violation`] and its link, if something that came early does not fit.
@@ -152,23 +175,24 @@ impl TreeCore {
             return Ok(());
         }
         let key = (sequence, chunk.index);
-        let flow = self.flows.flow(chunk.tree, root);
+        let hung_at = chunk.hung_at(root);
+        let onward = self.onward(&chunk, root);
+        let flow = self.flows.flow(chunk.tree, hung_at);
         let (is_root, away) = (flow.toward.is_none(), flow.away.len());
         let mut sends_left = 0;
         if let (true, Some(link)) = (chunk.reduces(), flow.toward) {
             self.links[link].send[class(chunk.tree, Stage::Up)].expect(key);
             sends_left += 1;
         }
-        if chunk.spreads() {
-            for link in &flow.away {
-                self.links[*link].send[class(chunk.tree, Stage::Down)].expect(key);
-                sends_left += 1;
-            }
+        for link in onward.links(flow) {
+            self.links[*link].send[class(chunk.tree, Stage::Down)].expect(key);
+            sends_left += 1;
         }
         self.chunks.push_back(ChunkState {
             key,
             chunk,
-            root,
+            hung_at,
+            onward,
             needs_local: chunk.reduces() || is_root,
             local_ready: false,
             partials: [None; NEIGHBOURS_MAX],
@@ -291,9 +315,14 @@ impl TreeCore {
         std::mem::take(&mut self.links[link].owed)
     }
 
-    /// True once so many credits are owed that they deserve a frame of their own.
+    /// True once so many credits are owed that they deserve a frame of their own, or the peer has no
+    /// other: its oldest chunk may wait for one, and nothing else that goes there may be due.
     pub fn owes_much(&self, link: usize) -> bool {
-        self.links[link].owed.iter().any(|owed| u32::from(*owed) * 2 >= self.window)
+        let Link { owed, receive, .. } = &self.links[link];
+        owed.iter().zip(receive).any(|(owed, receive)| {
+            let owed = u32::from(*owed);
+            owed > 0 && (owed * 2 >= self.window || receive.outstanding() + owed >= self.window)
+        })
     }
 
     /// Ends everything; every neighbour but `from` will be told. False if it had ended before.
@@ -332,11 +361,24 @@ impl TreeCore {
             return link.map(|(link, _)| Waiting::Frame(state.key, *link, Stage::Up));
         }
         match flow.toward {
-            Some(link) if state.chunk.spreads() && !state.result => {
+            Some(link) if state.onward != Onward::Nowhere && !state.result => {
                 Some(Waiting::Frame(state.key, link, Stage::Down))
             }
-            Some(link) if !state.chunk.spreads() => Some(Waiting::Peer(state.key, link)),
+            Some(link) if state.onward == Onward::Nowhere => Some(Waiting::Peer(state.key, link)),
             _ => flow.away.first().map(|link| Waiting::Peer(state.key, *link)),
+        }
+    }
+
+    fn onward(&self, chunk: &Chunk, root: Option<usize>) -> Onward {
+        if chunk.spreads() {
+            return Onward::Away;
+        }
+        let (true, Some(node)) = (chunk.anchored, root) else { return Onward::Nowhere };
+        // From the tree's own root to that node: it comes by unless the way there leads back up.
+        let up = self.flows.flow(chunk.tree, None).toward;
+        match self.flows.flow(chunk.tree, Some(node)).toward {
+            Some(link) if up == Some(link) => Onward::Nowhere,
+            link => Onward::To(link),
         }
     }
 
@@ -350,7 +392,7 @@ impl TreeCore {
     }
 
     fn flow(&self, state: &ChunkState) -> &Flow {
-        self.flows.flow(state.chunk.tree, state.root)
+        self.flows.flow(state.chunk.tree, state.hung_at)
     }
 
     /// Is this frame one that the chunk expects?
@@ -364,7 +406,7 @@ impl TreeCore {
                     state.chunk.reduces() && from.is_some_and(|at| state.partials[at].is_none())
                 }
                 Stage::Down => {
-                    state.chunk.spreads()
+                    state.onward != Onward::Nowhere
                         && flow.toward == Some(link)
                         && !state.result
                         && !state.receiving
@@ -376,10 +418,11 @@ impl TreeCore {
                 head.chunk, head.sequence, head.stage
             )));
         }
-        if head.bytes != state.chunk.bytes {
+        let bytes = state.chunk.bytes_in(head.stage);
+        if head.bytes != bytes {
             return Err(Violation::Protocol(format!(
-                "chunk {} of operation {} has {} bytes instead of {}",
-                head.chunk, head.sequence, head.bytes, state.chunk.bytes
+                "chunk {} of operation {} has {} bytes instead of {bytes}",
+                head.chunk, head.sequence, head.bytes
             )));
         }
         Ok(())
@@ -452,12 +495,15 @@ impl TreeCore {
     }
 
     fn publish(&mut self, at: usize) {
-        let (key, chunk) = (self.chunks[at].key, self.chunks[at].chunk);
+        let state = &self.chunks[at];
+        let (key, class) = (state.key, class(state.chunk.tree, Stage::Down));
         self.actions.push_back(Action::Publish { key });
-        if chunk.spreads() {
-            for link in self.flow(&self.chunks[at]).away.clone() {
-                self.send_ready(link, key, class(chunk.tree, Stage::Down));
-            }
+        let mut links = [None; NEIGHBOURS_MAX];
+        for (place, link) in links.iter_mut().zip(state.onward.links(self.flow(state))) {
+            *place = Some(*link);
+        }
+        for link in links.into_iter().flatten() {
+            self.send_ready(link, key, class);
         }
     }
 
@@ -476,7 +522,8 @@ impl TreeCore {
 
     fn finish(&mut self, at: usize) {
         let state = &self.chunks[at];
-        let settled = if state.chunk.spreads() { state.result } else { state.reduced };
+        let comes_by = state.onward != Onward::Nowhere;
+        let settled = if comes_by { state.result } else { state.reduced };
         if settled && state.sends_left == 0 {
             let key = state.key;
             self.chunks.remove(at);

@@ -6,7 +6,7 @@ use hfreduce_plan::{NodePlace, Plan};
 
 use super::*;
 use crate::cause::CauseKind;
-use crate::core::{Geometry, Kind};
+use crate::core::{Determinism, Geometry, Kind};
 
 /// A small generator, so that every schedule is one number.
 struct Seed(u64);
@@ -25,6 +25,26 @@ struct Op {
     print: Fingerprint,
     /// Per rank; the result replaces it (allgather and reduce_scatter use `output`).
     input: Vec<Vec<f32>>,
+}
+
+impl Op {
+    fn element_bytes(&self) -> usize {
+        usize::from(self.print.element_bytes)
+    }
+
+    /// As a node writes a sum: elements of two bytes are bf16, rounded wherever they are not wide.
+    fn written(&self, mut sum: Vec<f32>, is_root: bool) -> Vec<f32> {
+        if self.element_bytes() == 2 && (is_root || !self.print.modes.wide) {
+            sum.iter_mut().for_each(|value| *value = bf16(*value));
+        }
+        sum
+    }
+}
+
+/// The nearest bf16, ties to even.
+fn bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
 enum Message {
@@ -122,12 +142,12 @@ impl Sim {
 
     fn inputs(&self, node: usize, key: Key) -> Vec<Vec<f32>> {
         let chunk = self.chunk(key);
+        let op = &self.ops[key.0 as usize];
+        let (from, count) =
+            (chunk.input_offset / op.element_bytes(), chunk.bytes / op.element_bytes());
         (node * self.locals..(node + 1) * self.locals)
             .filter(|rank| chunk.source.includes(*rank as u32))
-            .map(|rank| {
-                let from = chunk.input_offset / 4;
-                self.ops[key.0 as usize].input[rank][from..from + chunk.bytes / 4].to_vec()
-            })
+            .map(|rank| op.input[rank][from..from + count].to_vec())
             .collect()
     }
 
@@ -146,6 +166,13 @@ impl Sim {
                     for other in inputs.chain(partials.collect::<Vec<_>>()) {
                         sum.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
                     }
+                    let chunk = self.chunk(key);
+                    if chunk.reduces() {
+                        let root = chunk.root().map(|rank| rank as usize / self.locals);
+                        let flows = self.nodes[me].core.flows();
+                        let is_root = flows.is_root(chunk.tree, chunk.hung_at(root));
+                        sum = self.ops[key.0 as usize].written(sum, is_root);
+                    }
                     self.nodes[me].places.insert(key, sum);
                 }
                 Action::Move { key, from } => {
@@ -160,7 +187,7 @@ impl Sim {
                         chunk: key.1,
                         tree,
                         stage,
-                        bytes: self.chunk(key).bytes,
+                        bytes: self.chunk(key).bytes_in(stage),
                         print: self.ops[key.0 as usize].print,
                     };
                     let data = self.nodes[me].places[&key].clone();
@@ -191,7 +218,7 @@ impl Sim {
 
     fn publish(&mut self, me: usize, key: Key) {
         let chunk = self.chunk(key);
-        let at = chunk.output_offset / 4;
+        let at = chunk.output_offset / self.ops[key.0 as usize].element_bytes();
         let data = self.nodes[me].places[&key].clone();
         for rank in me * self.locals..(me + 1) * self.locals {
             if chunk.sink.includes(rank as u32) {
@@ -373,21 +400,18 @@ fn oracle(plan: &Plan, locals: usize, op: &Op) -> Vec<Vec<f32>> {
     };
     for index in 0..geometry.chunks() {
         let chunk = geometry.chunk(index);
-        let from = chunk.input_offset / 4;
-        let cut = |rank: usize| op.input[rank][from..from + chunk.bytes / 4].to_vec();
-        let root = chunk.root().map(|rank| rank as usize / locals);
+        let from = chunk.input_offset / op.element_bytes();
+        let count = chunk.bytes / op.element_bytes();
+        let cut = |rank: usize| op.input[rank][from..from + count].to_vec();
+        let root = chunk.hung_at(chunk.root().map(|rank| rank as usize / locals));
         let result = match chunk.source.one() {
             Some(rank) => cut(rank as usize),
-            None => subtree(
-                plan,
-                &chunk,
-                root,
-                root.unwrap_or(plan.trees()[chunk.tree].root),
-                locals,
-                &cut,
-            ),
+            None => {
+                let top = root.unwrap_or(plan.trees()[chunk.tree].root);
+                subtree(plan, (chunk.tree, root), top, locals, op, &cut)
+            }
         };
-        let at = chunk.output_offset / 4;
+        let at = chunk.output_offset / op.element_bytes();
         for (rank, output) in output.iter_mut().enumerate() {
             if chunk.sink.includes(rank as u32) {
                 output[at..at + result.len()].copy_from_slice(&result);
@@ -399,24 +423,24 @@ fn oracle(plan: &Plan, locals: usize, op: &Op) -> Vec<Vec<f32>> {
 
 fn subtree(
     plan: &Plan,
-    chunk: &Chunk,
-    root: Option<usize>,
+    (tree, root): (usize, Option<usize>),
     node: usize,
     locals: usize,
+    op: &Op,
     cut: &dyn Fn(usize) -> Vec<f32>,
 ) -> Vec<f32> {
     let flows = Flows::new(plan, node);
     let mut sum = cut(node * locals);
     let others = (node * locals + 1..(node + 1) * locals).map(cut);
     let partials = flows
-        .flow(chunk.tree, root)
+        .flow(tree, root)
         .away
         .iter()
-        .map(|link| subtree(plan, chunk, root, flows.peers()[*link], locals, cut));
+        .map(|link| subtree(plan, (tree, root), flows.peers()[*link], locals, op, cut));
     for other in others.chain(partials) {
         sum.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
     }
-    sum
+    op.written(sum, flows.is_root(tree, root))
 }
 
 fn operation(seed: &mut Seed, kind: Kind, count: usize, world: usize) -> Op {
@@ -440,8 +464,21 @@ fn operation(seed: &mut Seed, kind: Kind, count: usize, world: usize) -> Op {
         root,
         count: count as u64,
         shape: 0,
+        modes: Determinism::DEFAULT,
     };
     Op { print, input }
+}
+
+/// The same of bf16, or of fp32, under these modes.
+fn under(modes: Determinism, short: bool, mut op: Op) -> Op {
+    let modes = Determinism { wide: modes.wide && short, ..modes };
+    let modes = if op.print.kind.reduces() { modes } else { Determinism::DEFAULT };
+    let element_bytes = if short { 2 } else { 4 };
+    op.print = Fingerprint { modes, element_bytes, ..op.print };
+    if short {
+        op.input.iter_mut().flatten().for_each(|value| *value = bf16(*value));
+    }
+    op
 }
 
 fn mixed(seed: &mut Seed, world: usize) -> Vec<Op> {
@@ -473,7 +510,9 @@ fn every_mix_of_operations_ends_with_the_oracle_s_bits() {
         let nodes = 1 + choice.below(9);
         let locals = 1 + choice.below(2);
         let zone_a = choice.below(nodes + 1);
+        let (modes, short) = (Determinism::from_code(choice.below(4) as u8), choice.below(2) == 1);
         let ops = mixed(&mut choice, nodes * locals);
+        let ops = ops.into_iter().map(|op| under(modes, short, op)).collect();
         let (credits, window) = (1 + choice.below(4) as u32, 1 + choice.below(6));
         let mut sim = Sim::new(plan(nodes, zone_a), locals, ops, seed, credits, window);
         sim.run(None);
@@ -490,6 +529,111 @@ fn the_order_of_arrival_does_not_reach_the_bits() {
         sim.run(None);
         sim.assert_complete();
     }
+}
+
+/// Nothing travels back on which credits could ride.
+#[test]
+fn sums_for_one_rank_alone_do_not_starve_each_other() {
+    for seed in 0..60 {
+        let mut choice = Seed(seed);
+        let nodes = 3 + choice.below(6);
+        let root = choice.below(nodes) as u32;
+        let one = |choice: &mut Seed| {
+            let count = 1 + choice.below(30_000);
+            let mut op = operation(choice, Kind::Reduce, count, nodes);
+            op.print.root = root;
+            op
+        };
+        let ops = (0..6).map(|_| one(&mut choice)).collect();
+        let mut sim = Sim::new(plan(nodes, nodes), 1, ops, seed, 2 + seed as u32 % 3, 6);
+        sim.run(None);
+        sim.assert_complete();
+    }
+}
+
+/// A tensor in one operation, and in pieces of several kinds: what each element became.
+fn in_pieces(seed: u64, modes: Determinism, short: bool) -> (Vec<f32>, Vec<f32>) {
+    let mut choice = Seed(seed);
+    let (nodes, locals) = (2 + choice.below(8), 1 + choice.below(2));
+    let (world, zone_a) = (nodes * locals, choice.below(nodes + 1));
+    let plan = plan(nodes, zone_a);
+    let length = 3000 * world;
+    let whole = under(modes, short, operation(&mut choice, Kind::Allreduce, length, world));
+    let (mut at, mut ops, mut cuts) = (0, Vec::new(), Vec::new());
+    while at < length {
+        let kind = [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter][choice.below(3)];
+        let blocks = if kind == Kind::ReduceScatter { world } else { 1 };
+        let count = (1 + choice.below(20_000)).min(length - at).div_ceil(blocks);
+        let end = (at + count * blocks).min(length);
+        let kind = if at + count * blocks > length { Kind::Allreduce } else { kind };
+        let count = if kind == Kind::ReduceScatter { count } else { end - at };
+        let print = Fingerprint {
+            kind,
+            count: count as u64,
+            root: choice.below(world) as u32,
+            ..whole.print
+        };
+        let input = whole.input.iter().map(|input| input[at..end].to_vec()).collect();
+        ops.push(Op { print, input });
+        cuts.push((at, count));
+        at = end;
+    }
+    let mut sim = Sim::new(plan.clone(), locals, ops, seed, 3, 6);
+    sim.run(None);
+    sim.assert_complete();
+    let mut pieces = vec![0.0; length];
+    for ((op, output), (at, count)) in sim.ops.iter().zip(&sim.output).zip(cuts) {
+        for (rank, output) in output.iter().enumerate() {
+            match op.print.kind {
+                Kind::ReduceScatter => {
+                    pieces[at + rank * count..at + (rank + 1) * count].copy_from_slice(output);
+                }
+                Kind::Reduce if rank as u32 != op.print.root => {}
+                _ => pieces[at..at + count].copy_from_slice(output),
+            }
+        }
+    }
+    let mut sim = Sim::new(plan, locals, vec![whole], seed, 3, 6);
+    sim.run(None);
+    (std::mem::take(&mut sim.output[0][0]), pieces)
+}
+
+#[test]
+fn stable_sums_have_the_same_bits_in_whatever_pieces_they_come() {
+    for seed in 0..30 {
+        let modes = Determinism { stable: true, wide: seed % 3 == 0 };
+        let (whole, pieces) = in_pieces(seed, modes, seed % 2 == 0);
+        assert!(whole == pieces, "seed {seed}");
+    }
+    let other = |seed| {
+        let (whole, pieces) = in_pieces(seed, Determinism::DEFAULT, false);
+        whole != pieces
+    };
+    assert!((0..5).any(other), "without the mode they differ, so this test sees something");
+}
+
+#[test]
+fn a_wide_sum_is_the_exact_tree_of_binary32_rounded_once() {
+    let mut differs = false;
+    for seed in 0..20 {
+        let mut choice = Seed(seed);
+        let nodes = 2 + choice.below(8);
+        let modes = Determinism { stable: true, wide: true };
+        let op = under(modes, true, operation(&mut choice, Kind::Allreduce, 20_000, nodes));
+        let mut exact = op.clone();
+        exact.print = Fingerprint { element_bytes: 4, ..op.print };
+        let mut narrow = op.clone();
+        narrow.print.modes.wide = false;
+        let outputs = [op, exact, narrow].map(|op| {
+            let mut sim = Sim::new(plan(nodes, nodes / 2), 1, vec![op], seed, 2, 4);
+            sim.run(None);
+            std::mem::take(&mut sim.output[0][0])
+        });
+        let rounded: Vec<f32> = outputs[1].iter().map(|value| bf16(*value)).collect();
+        assert!(outputs[0] == rounded, "seed {seed}");
+        differs |= outputs[2] != rounded;
+    }
+    assert!(differs, "rounded at every node it is something else");
 }
 
 #[test]

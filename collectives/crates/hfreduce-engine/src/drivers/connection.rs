@@ -368,7 +368,10 @@ impl<N> AsFd for Connection<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drivers::wire::Frame;
+    use crate::core::{DataHead, Determinism, Fingerprint, Kind, Stage};
+    use crate::drivers::wire::{Frame, PIECE_BYTES_MAX};
+    use hfreduce_testing::{cases, changed, changes};
+    use proptest::prelude::*;
     use std::io::Write;
     use std::net::TcpListener;
 
@@ -485,5 +488,88 @@ mod tests {
         one.detach();
         assert_eq!(one.queued(), 1);
         assert!(matches!(one.queue[0].payload, Payload::Owned(_)));
+    }
+
+    /// Frames of every kind, as they go over a wire.
+    fn honest() -> Vec<u8> {
+        let print = Fingerprint {
+            kind: Kind::Allreduce,
+            dtype: 1,
+            element_bytes: 2,
+            op: 0,
+            root: 0,
+            count: 300,
+            shape: 0,
+            modes: Determinism { stable: true, wide: true },
+        };
+        let data = DataHead { sequence: 1, chunk: 0, tree: 0, stage: Stage::Up, bytes: 64, print };
+        let frames = [
+            (Frame::Heartbeat { sequence: 1, print, waiting_for: Some(3) }, 0),
+            (Frame::Data(data), 64),
+            (Frame::Credit, 0),
+            (Frame::Offer { message: 1, tag: 2, bytes: 3, print }, 0),
+            (Frame::Piece { message: 1 }, 100),
+            (Frame::Lend { token: 5 }, 0),
+            (Frame::Abort, 40),
+            (Frame::Bye { next: 9 }, 0),
+        ];
+        let whole = |(frame, payload_bytes): (Frame, usize)| {
+            let head = Head { payload_bytes, ..Head::bare(frame) };
+            [head.encode().to_vec(), vec![7; payload_bytes]].concat()
+        };
+        frames.into_iter().flat_map(whole).collect()
+    }
+
+    proptest! {
+        #![proptest_config(cases(400))]
+
+        /// Bytes that are nearly frames, in pieces of any size: frames within their bounds, then an
+        /// error or the end.
+        #[test]
+        fn what_is_nearly_a_stream_of_frames_ends(
+            changes in changes(),
+            cuts in proptest::collection::vec(1..200_usize, 1..12),
+        ) {
+            let (mut one, other) = pair();
+            let mut other = Connection::<()>::new(other, 4096).unwrap();
+            let bytes = changed(&honest(), &changes);
+            let mut place = vec![0_u8; PIECE_BYTES_MAX];
+            let (mut arrivals, mut left) = (0, bytes.as_slice());
+            let mut cuts = cuts.iter().cycle();
+            let mut one = Some(&mut one);
+            loop {
+                match &mut one {
+                    Some(socket) if !left.is_empty() => {
+                        let cut = cuts.next().map_or(1, |cut| (*cut).min(left.len()));
+                        socket.write_all(&left[..cut]).unwrap();
+                        left = &left[cut..];
+                    }
+                    _ => {
+                        if let Some(socket) = one.take() {
+                            socket.shutdown(std::net::Shutdown::Write).unwrap();
+                        }
+                    }
+                }
+                other.readable();
+                match other.receive_next() {
+                    Ok(Some(Arrival::Head(head))) => {
+                        arrivals += 1;
+                        prop_assert!(head.payload_bytes <= PIECE_BYTES_MAX);
+                        match head.frame {
+                            Frame::Abort => {
+                                prop_assert!(head.payload_bytes <= crate::cause::CAUSE_BYTES_MAX);
+                                other.body_owned(head.payload_bytes);
+                            }
+                            // SAFETY: `place` outlives the connection's use of it and holds the
+                            // longest payload.
+                            _ => unsafe { other.body(place.as_mut_ptr(), head.payload_bytes) },
+                        }
+                    }
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
+            prop_assert!(arrivals <= bytes.len() / HEAD_BYTES);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::{Active, Driver, Submission};
 use crate::board::{FOR_INPUT, FOR_RESULT, FOR_SLOT};
 use crate::cause::{Cause, CauseKind};
-use crate::core::{Action, Chunk, Geometry, Kind, Who};
+use crate::core::{Action, Chunk, Geometry, Kind, Stage, Who};
 use crate::operation::{Buffer, DType, ReduceOp};
 use hfreduce_kernels::{Pass, Store, Width};
 use std::sync::atomic::Ordering;
@@ -246,11 +246,14 @@ impl Driver {
         number: u64,
         partials: &[crate::core::tree::Partial],
     ) {
-        let place = self.place(number, at, chunk);
         if chunk.source != Who::All || chunk.bytes == 0 {
             return; // A lone contribution was put there when it was staged.
         }
         let Some(trunk) = &self.trunk else { return };
+        let root = chunk.root().map(|rank| self.shared.identity.placement.node_of(rank));
+        let last = trunk.core.flows().is_root(chunk.tree, chunk.hung_at(root));
+        let stage = if last { Stage::Down } else { Stage::Up };
+        let place = self.place_in(stage, number, at, chunk);
         let operation = &self.active[at].operation;
         let own = self.shared.identity.local();
         let direct = operation.input.contiguous(chunk.input_offset, chunk.bytes);
@@ -261,7 +264,9 @@ impl Driver {
                 _ => self.board.input(local, number),
             });
         }
-        inputs.extend(partials.iter().map(|partial| trunk.partial(partial)));
+        let mut wide = Vec::new();
+        let sums = if chunk.is_wide() { &mut wide } else { &mut inputs };
+        sums.extend(partials.iter().map(|partial| trunk.partial(partial)));
         let print = operation.print;
         let (Some(dtype), Some(op)) =
             (DType::from_code(print.dtype), ReduceOp::from_code(print.op))
@@ -269,18 +274,19 @@ impl Driver {
             return; // Checked when the operation was made.
         };
         let numel = chunk.bytes / dtype.size_bytes();
-        let root = chunk.root().map(|rank| self.shared.identity.placement.node_of(rank));
-        let scaled = op == ReduceOp::Average && trunk.core.flows().is_root(chunk.tree, root);
+        let scaled = op == ReduceOp::Average && last;
         let world = self.shared.identity.placement.world_size() as u64;
         let divisor = if scaled { world } else { 1 };
-        let (op, to, output) = (op.kernel(), Width::Narrow, place);
-        let pass = Pass { dtype, op, inputs: &inputs, wide: &[], output, to, numel, divisor };
-        let result = if inputs.len() == 1 && inputs[0] == place.cast_const() && !scaled {
+        let to = if chunk.is_wide() && !last { Width::Wide } else { Width::Narrow };
+        let alone = inputs.len() == 1 && wide.is_empty() && !scaled;
+        let (op, output) = (op.kernel(), place);
+        let pass = Pass { dtype, op, inputs: &inputs, wide: &wide, output, to, numel, divisor };
+        let result = if alone && to == Width::Narrow && inputs[0] == place.cast_const() {
             Ok(())
         } else {
             // SAFETY: every input was contributed and stays until its slot is released, every partial
-            // sum sits in a slot of the pool, the place is ours; each holds `chunk.bytes`. The place is
-            // input 0 itself or apart from all of them.
+            // sum sits in a slot of the pool, the place is ours; each holds what the chunk has there. The
+            // place is input 0 itself, where elements are as long, or apart from all of them.
             unsafe { pass.run(Store::Cached) }
         };
         if let Err(error) = result {
@@ -373,6 +379,15 @@ impl Driver {
             }
         }
         self.board.result(number)
+    }
+
+    /// Where what travels in a stage is: a partial sum that is longer than the result has no room in
+    /// the caller's memory.
+    pub(super) fn place_in(&self, stage: Stage, number: u64, at: usize, chunk: &Chunk) -> *mut u8 {
+        if stage == Stage::Up && chunk.is_wide() {
+            return self.board.result(number);
+        }
+        self.place(number, at, chunk)
     }
 
     /// The operation and chunk with this number.

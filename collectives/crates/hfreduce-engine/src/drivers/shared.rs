@@ -10,7 +10,7 @@ use rustix::fd::OwnedFd;
 
 use super::poller;
 use crate::cause::{Cause, CauseKind, CollectiveError};
-use crate::core::Kind;
+use crate::core::{Determinism, Kind};
 use crate::flight::Recorder;
 use crate::operation::Operation;
 use crate::placement::Placement;
@@ -29,6 +29,8 @@ pub struct Identity {
     pub channels: usize,
     /// Silence after which a peer counts as stopped.
     pub liveness: Duration,
+    /// What its operations promise about bits.
+    pub determinism: Determinism,
 }
 
 impl Identity {

@@ -302,27 +302,23 @@ impl Driver {
             }
             let Some(((key, stage), tree)) = link.due.pop_first() else { break };
             let Some((op, chunk, number)) = self.find_key(key) else { continue };
-            let place = self.place(number, op, &chunk);
+            let place = self.place_in(stage, number, op, &chunk);
+            let bytes = chunk.bytes_in(stage);
             let print = self.active[op].operation.print;
             let Some(trunk) = &mut self.trunk else { return false };
-            let data =
-                DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes: chunk.bytes, print };
-            let lent = trunk.links[at].loan.offset(&self.board, place, chunk.bytes);
+            let data = DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes, print };
+            let lent = trunk.links[at].loan.offset(&self.board, place, bytes);
             let credits = trunk.core.take_owed(at);
-            let payload_bytes = chunk.bytes;
+            let payload_bytes = bytes;
             let head = Head { credits, payload_bytes, lent, ..Head::bare(Frame::Data(data)) };
             // The place stays unchanged until the core hears that it is sent.
             let payload = match lent {
                 Some(_) => {
                     let lent = &self.shared.counters.lent_bytes;
-                    lent.fetch_add(chunk.bytes as u64, Ordering::Relaxed);
-                    if is_shown(&data) {
-                        Payload::Shown(chunk.bytes)
-                    } else {
-                        Payload::Lent(chunk.bytes)
-                    }
+                    lent.fetch_add(bytes as u64, Ordering::Relaxed);
+                    if is_shown(&data) { Payload::Shown(bytes) } else { Payload::Lent(bytes) }
                 }
-                None => Payload::Memory(place, chunk.bytes),
+                None => Payload::Memory(place, bytes),
             };
             trunk.links[at].connection.push(&head, payload, Some(key));
             loaded = true;

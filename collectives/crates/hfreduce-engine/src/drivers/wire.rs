@@ -11,7 +11,7 @@
 use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::credit::CLASSES;
 use crate::core::fingerprint::FINGERPRINT_BYTES;
-use crate::core::{DataHead, Fingerprint, Kind, Stage};
+use crate::core::{DataHead, Determinism, Fingerprint, Kind, Stage};
 
 /// Length of a head.
 pub const HEAD_BYTES: usize = 64;
@@ -95,6 +95,7 @@ const NOTHING: Fingerprint = Fingerprint {
     root: 0,
     count: 0,
     shape: 0,
+    modes: Determinism::DEFAULT,
 };
 
 impl Head {

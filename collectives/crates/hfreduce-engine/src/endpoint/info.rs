@@ -57,8 +57,8 @@ impl Options {
     pub(super) fn info(&self, home: &Home, rank: u32, doors: &Doors) -> Info {
         let place = self.placement.get(self.rank as usize).cloned().unwrap_or_default();
         let agreed = format!(
-            "slot_bytes {}, slots {:?}, window {}",
-            self.slot_bytes, self.slots, self.window
+            "slot_bytes {}, slots {:?}, window {}, determinism {}",
+            self.slot_bytes, self.slots, self.window, self.determinism
         );
         Info {
             version: VERSION,

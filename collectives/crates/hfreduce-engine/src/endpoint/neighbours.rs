@@ -306,7 +306,7 @@ pub(super) fn open_port(
     )
 }
 impl Hello {
-    fn encode(self) -> [u8; 24] {
+    pub(super) fn encode(self) -> [u8; 24] {
         let mut bytes = [0; 24];
         bytes[..8].copy_from_slice(&HELLO);
         bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
@@ -315,7 +315,7 @@ impl Hello {
         bytes
     }
 
-    fn read(mut stream: &TcpStream) -> io::Result<Self> {
+    pub(super) fn read(mut stream: &TcpStream) -> io::Result<Self> {
         let mut bytes = [0; 24];
         stream.read_exact(&mut bytes)?;
         if bytes[..8] != HELLO {

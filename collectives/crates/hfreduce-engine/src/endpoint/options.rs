@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::core::Determinism;
 use crate::flight::Folders;
 use crate::placement::Placement;
 
@@ -41,6 +42,8 @@ pub struct Options {
     pub folders: Folders,
     /// Nodes on one machine copy from each other's memory instead of through TCP.
     pub lend: bool,
+    /// What is promised about bits, beyond the default; the same on all ranks.
+    pub determinism: Determinism,
 }
 
 impl Options {
@@ -59,6 +62,7 @@ impl Options {
             channels: None,
             folders: Folders::from_environment(),
             lend: true,
+            determinism: Determinism::DEFAULT,
         }
     }
 }

@@ -217,6 +217,17 @@ fn next_epoch(
     Ok((endpoint, infos))
 }
 
+/// For tests of strangers' cards: how many infos and places the epoch has, if there is one.
+#[cfg(test)]
+pub(super) fn fuzzed_epoch(
+    home: Arc<Home>,
+    options: Options,
+    agreed: &Agreement,
+) -> Option<(usize, usize)> {
+    let (endpoint, infos) = next_epoch(home, options, agreed, Doors::default()).ok()?;
+    Some((infos.len(), endpoint.placement.world_size()))
+}
+
 type Dialled = (usize, Result<TcpStream, (CauseKind, String)>);
 
 /// The conversation: lines, doors and time around the core.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::Kind;
+use crate::core::{Determinism, Kind};
 
 fn about(rank: u32) -> About {
     About {
@@ -23,6 +23,7 @@ fn print(count: u64) -> Fingerprint {
         root: 0,
         count,
         shape: 0,
+        modes: Determinism::DEFAULT,
     }
 }
 
@@ -140,11 +141,15 @@ proptest::proptest! {
         let recorder = Recorder::new(&Folders::default(), &about(1));
         recorder.called(0, &print(1), 4, 0, Instant::now());
         recorder.waiting(Some(0), "waiting", None);
-        let mut bytes = recorder.memory.copy();
-        for (at, byte) in damage {
+        let [mut bytes, mut later] = recorder.memory.looks();
+        for (turn, (at, byte)) in damage.into_iter().enumerate() {
             bytes[at] = byte;
+            if turn % 4 > 0 {
+                later[at] = byte;
+            }
         }
-        let _ = Snapshot::of(&bytes, None);
-        proptest::prop_assert!(Snapshot::of(&bytes[..length], None).is_err());
+        let _ = Snapshot::of(Looks(&bytes, &later), None);
+        proptest::prop_assert!(Snapshot::of(Looks(&bytes[..length], &later), None).is_err());
+        proptest::prop_assert!(Snapshot::of(Looks(&bytes, &later[..length]), None).is_err());
     }
 }

@@ -7,12 +7,14 @@
 //! ```
 //! Always on. Writing is a handful of relaxed stores into one cache line or two: no lock, no
 //! allocation, no system call and no look at the clock that was not made anyway. Others read while
-//! we write (`read`): whatever is longer than a word has a stamp that is odd while it changes.
+//! we write (`read`): whatever is longer than a word has a stamp that is odd while it changes, and
+//! they look twice (`sealed`).
 //! Absent on purpose: payload bytes, and anything that would have to be waited for.
 
 mod dump;
 mod place;
 mod read;
+mod sealed;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -22,8 +24,10 @@ use std::time::Instant;
 pub use place::Folders;
 pub use read::{Entry, Peer, ReadError, Snapshot, Waiting, read_file};
 
+use crate::atomics::Native;
 use crate::core::Fingerprint;
 use place::Memory;
+use sealed::Looks;
 
 /// Operations that are kept.
 pub const RECORDS: usize = 256;
@@ -212,19 +216,19 @@ impl Recorder {
     ) -> u64 {
         let number = self.word(at::NEXT).load(Ordering::Relaxed);
         let base = base(number);
-        self.set(base + record::STAMP, number * 2 + 1);
-        fence(Ordering::Release);
-        self.set(base + record::SEQUENCE, sequence);
-        for (at, word) in print.words().into_iter().enumerate() {
-            self.set(base + record::PRINT + at, word);
-        }
-        self.set(base + record::BYTES, bytes as u64);
-        self.set(base + record::CALLED_NS, self.ns(now));
-        self.set(base + record::FINISHED_NS, 0);
-        self.set(base + record::STATE, STARTED);
-        self.set(base + record::PROGRESS, 0);
-        self.set(base + record::PEER, timeout_ms.min(u64::from(u32::MAX)) << 32);
-        self.word(base + record::STAMP).store(number * 2 + 2, Ordering::Release);
+        let stamp = self.word(base + record::STAMP);
+        sealed::change::<Native>(stamp, number * 2 + 1, number * 2 + 2, || {
+            self.set(base + record::SEQUENCE, sequence);
+            for (at, word) in print.words().into_iter().enumerate() {
+                self.set(base + record::PRINT + at, word);
+            }
+            self.set(base + record::BYTES, bytes as u64);
+            self.set(base + record::CALLED_NS, self.ns(now));
+            self.set(base + record::FINISHED_NS, 0);
+            self.set(base + record::STATE, STARTED);
+            self.set(base + record::PROGRESS, 0);
+            self.set(base + record::PEER, timeout_ms.min(u64::from(u32::MAX)) << 32);
+        });
         self.word(at::NEXT).store(number + 1, Ordering::Release);
         number
     }
@@ -263,13 +267,13 @@ impl Recorder {
 
     /// What the rank as a whole waits for. One thread at a time (whoever drives).
     pub fn waiting(&self, sequence: Option<u64>, phase: &str, peer: Option<u32>) {
-        let stamp = self.get(at::WAIT_STAMP);
-        self.set(at::WAIT_STAMP, stamp | 1);
-        fence(Ordering::Release);
-        self.set(at::WAIT_SEQUENCE, sequence.map_or(0, |sequence| sequence + 1));
-        self.set(at::WAIT_PEER, peer.map_or(0, |peer| u64::from(peer) + 1));
-        self.text(at::WAIT_PHASE, phase.as_bytes(), at::CAUSE);
-        self.word(at::WAIT_STAMP).store((stamp | 1) + 1, Ordering::Release);
+        let stamp = self.word(at::WAIT_STAMP);
+        let during = stamp.load(Ordering::Relaxed) | 1;
+        sealed::change::<Native>(stamp, during, during + 1, || {
+            self.set(at::WAIT_SEQUENCE, sequence.map_or(0, |sequence| sequence + 1));
+            self.set(at::WAIT_PEER, peer.map_or(0, |peer| u64::from(peer) + 1));
+            self.text(at::WAIT_PHASE, phase.as_bytes(), at::CAUSE);
+        });
     }
 
     /// A sign of life, and what is known of the neighbours.
@@ -307,7 +311,8 @@ impl Recorder {
 
     /// All that is recorded.
     pub fn snapshot(&self) -> Option<Snapshot> {
-        Snapshot::of(&self.memory.copy(), self.path()).ok()
+        let looks = self.memory.looks();
+        Snapshot::of(Looks(&looks[0], &looks[1]), self.path()).ok()
     }
 
     /// The file is not needed any more: this end was in order.

@@ -16,7 +16,9 @@ use fabric::shm::Segment;
 use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::sealed::{self, Looks};
 use super::{About, Snapshot};
+use crate::atomics::Native;
 
 /// The ending of a recorder's file.
 pub const SUFFIX: &str = ".flight";
@@ -114,9 +116,9 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(base.as_ptr().cast(), self.bytes / 8) }
     }
 
-    /// Its bytes as they are now.
-    pub fn copy(&self) -> Vec<u8> {
-        self.words().iter().flat_map(|word| word.load(Ordering::Acquire).to_le_bytes()).collect()
+    /// Its bytes as two looks see them, one after the other.
+    pub fn looks(&self) -> [Vec<u8>; 2] {
+        [(), ()].map(|()| sealed::look::<Native>(self.words()))
     }
 
     /// Where the file is.
@@ -228,7 +230,8 @@ fn sweep(folder: &Path) {
 fn silent_for(path: &Path) -> Option<Duration> {
     let written = fs::metadata(path).and_then(|found| found.modified()).ok()?;
     let age = written.elapsed().unwrap_or_default();
-    let Ok(found) = Snapshot::of(&fs::read(path).ok()?, None) else {
+    let looks = [fs::read(path).ok()?, fs::read(path).ok()?];
+    let Ok(found) = Snapshot::of(Looks(&looks[0], &looks[1]), None) else {
         // Killed while it was made, or of another version.
         return (age > KEPT).then_some(age);
     };

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::sealed::Looks;
 use super::{
     COMPLETED, FAILED, MAGIC, PAGE_WORDS, PEER_WORDS, PEERS, RECORD_WORDS, RECORDS, State, VERSION,
     at, base, record,
@@ -168,28 +169,29 @@ pub struct Snapshot {
 /// # Errors
 /// [`ReadError`].
 pub fn read_file(path: &Path) -> Result<Snapshot, ReadError> {
-    use std::io::Read;
+    use std::io::{Read, Seek};
     use std::os::unix::fs::OpenOptionsExt;
     let io = |error| ReadError::Io { path: path.display().to_string(), error };
-    let mut bytes = Vec::new();
+    let mut looks = [Vec::new(), Vec::new()];
     // One more than a recorder has: anything longer is something else.
     let limit = (2 * PAGE_WORDS + RECORDS * RECORD_WORDS) as u64 * 8 + 1;
     let mut open = std::fs::OpenOptions::new();
     // Somebody else's folder may hold a pipe of that name.
     let file = open.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io)?;
     if file.metadata().map_err(io)?.is_file() {
-        file.take(limit).read_to_end(&mut bytes).map_err(io)?;
+        for look in &mut looks {
+            (&file).rewind().map_err(io)?;
+            (&file).take(limit).read_to_end(look).map_err(io)?;
+        }
     }
-    Snapshot::of(&bytes, Some(path))
+    Snapshot::of(Looks(&looks[0], &looks[1]), Some(path))
 }
 
-struct Words<'a>(&'a [u8]);
+struct Words<'a>(Looks<'a>);
 
 impl Words<'_> {
     fn get(&self, at: usize) -> u64 {
-        let mut word = [0; 8];
-        word.copy_from_slice(&self.0[at * 8..at * 8 + 8]);
-        u64::from_le_bytes(word)
+        self.0.get(at)
     }
 
     fn low(&self, at: usize) -> u32 {
@@ -202,19 +204,22 @@ impl Words<'_> {
 
     fn text(&self, at: usize, end: usize) -> String {
         let length = (self.get(at) as usize).min((end - at - 1) * 8);
-        String::from_utf8_lossy(&self.0[at * 8 + 8..at * 8 + 8 + length]).into_owned()
+        // Otherwise it was changed while it was read: the next reader sees it.
+        let bytes = self.0.same(at, 8 + length).unwrap_or(&[0; 8]);
+        String::from_utf8_lossy(&bytes[8..]).into_owned()
     }
 }
 
 impl Snapshot {
-    /// From a recorder's bytes. Never panics, whatever they are.
+    /// From a recorder's bytes, looked at twice. Never panics, whatever they are.
     ///
     /// # Errors
     /// [`ReadError`].
-    pub fn of(bytes: &[u8], path: Option<&Path>) -> Result<Self, ReadError> {
-        let words = Words(bytes);
-        if bytes.len() != super::BYTES || words.get(at::MAGIC) != MAGIC {
-            return Err(ReadError::Foreign { bytes: bytes.len() });
+    pub(super) fn of(looks: Looks<'_>, path: Option<&Path>) -> Result<Self, ReadError> {
+        let words = Words(looks);
+        let whole = looks.0.len() == super::BYTES && looks.1.len() == super::BYTES;
+        if !whole || words.get(at::MAGIC) != MAGIC {
+            return Err(ReadError::Foreign { bytes: looks.0.len() });
         }
         if u64::from(words.low(at::VERSION)) != VERSION {
             return Err(ReadError::Version { found: u64::from(words.low(at::VERSION)) });
@@ -258,8 +263,7 @@ impl Snapshot {
 }
 
 fn waiting(words: &Words<'_>) -> Option<Waiting> {
-    // Odd: read in the middle of a change, which the next look will see.
-    let settled = words.get(at::WAIT_STAMP).is_multiple_of(2);
+    let settled = words.0.is_settled(at::WAIT_STAMP);
     let phase = words.text(at::WAIT_PHASE, at::CAUSE);
     (settled && !phase.is_empty()).then(|| Waiting {
         sequence: words.get(at::WAIT_SEQUENCE).checked_sub(1),
@@ -303,8 +307,10 @@ fn entries(words: &Words<'_>) -> Vec<Entry> {
 
 fn entry(words: &Words<'_>, number: u64) -> Option<Entry> {
     let base = base(number);
-    // Anything else: overwritten or being filled in while the bytes were copied.
-    (words.get(base + record::STAMP) == number.checked_mul(2)?.checked_add(2)?).then_some(())?;
+    // Anything else: overwritten or being filled in while we looked.
+    let stamp = base + record::STAMP;
+    let whole = words.get(stamp) == number.checked_mul(2)?.checked_add(2)?;
+    (whole && words.0.is_settled(stamp)).then_some(())?;
     let mut print = [0; FINGERPRINT_BYTES];
     for (word, bytes) in print.chunks_exact_mut(8).enumerate() {
         bytes.copy_from_slice(&words.get(base + record::PRINT + word).to_le_bytes());

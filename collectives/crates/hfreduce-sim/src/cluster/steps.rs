@@ -92,7 +92,8 @@ impl Cluster {
     fn transmit(&mut self, me: usize, key: Key, stage: Stage, link: usize) {
         let now = self.agenda.now();
         let (_, chunk) = self.chunk(self.number(key));
-        let payload = chunk.bytes as f64;
+        let bytes = chunk.bytes_in(stage);
+        let payload = bytes as f64;
         let wire = self.hardware.on_the_wire(payload + HEAD_BYTES as f64);
         let (to, back) = self.nodes[me].ends[link];
         let node = &mut self.nodes[me];
@@ -111,7 +112,7 @@ impl Cluster {
             chunk: key.1,
             tree: chunk.tree,
             stage,
-            bytes: chunk.bytes,
+            bytes,
             print: self.operations[key.0 as usize].print,
         };
         self.agenda.plan(at, Event::Arrived { to, link: back, head, credits });

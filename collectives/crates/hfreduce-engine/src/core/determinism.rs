@@ -1,0 +1,115 @@
+//! Which promise about bits a group makes beyond the default one.
+//!
+//! By default equal operations give equal bits. The modes cost something and may be combined:
+//! - `stable`: an element is summed in one order wherever it stands in an operation, so its bits do
+//!   not depend on how tensors are put into operations or cut;
+//! - `wide`: partial sums of 16- and 8-bit elements travel in binary32 and are rounded once.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::fingerprint::Kind;
+use crate::operation::{DType, ReduceOp};
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Determinism {
+    /// One order of summation for every element.
+    pub stable: bool,
+    /// Partial sums are not rounded.
+    pub wide: bool,
+}
+
+const STABLE: u8 = 1;
+const WIDE: u8 = 2;
+
+impl Determinism {
+    /// Neither.
+    pub const DEFAULT: Self = Self { stable: false, wide: false };
+
+    /// What of it changes anything for such an operation. Integers have the same bits in every
+    /// order, and so have the smallest and the largest of numbers.
+    #[must_use]
+    pub fn of(self, kind: Kind, dtype: DType, op: ReduceOp) -> Self {
+        let rounds = kind.reduces()
+            && dtype.is_float()
+            && matches!(op, ReduceOp::Sum | ReduceOp::Product | ReduceOp::Average);
+        Self { stable: rounds && self.stable, wide: rounds && self.wide && dtype.wide() != dtype }
+    }
+
+    /// As a number under 4.
+    pub fn code(self) -> u8 {
+        u8::from(self.stable) * STABLE + u8::from(self.wide) * WIDE
+    }
+
+    /// The lowest two bits of a number.
+    pub fn from_code(code: u8) -> Self {
+        Self { stable: code & STABLE != 0, wide: code & WIDE != 0 }
+    }
+}
+
+impl fmt::Display for Determinism {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match (self.stable, self.wide) {
+            (false, false) => "default",
+            (true, false) => "stable",
+            (false, true) => "wide",
+            (true, true) => "stable,wide",
+        })
+    }
+}
+
+/// What the words of a setting are.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("default, stable, wide or `stable,wide`")]
+pub struct UnknownMode;
+
+impl FromStr for Determinism {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        let mut modes = Self::DEFAULT;
+        if text == "default" {
+            return Ok(modes);
+        }
+        for word in text.split(',') {
+            let mode = match word.trim() {
+                "stable" => &mut modes.stable,
+                "wide" => &mut modes.wide,
+                _ => return Err(UnknownMode),
+            };
+            if std::mem::replace(mode, true) {
+                return Err(UnknownMode);
+            }
+        }
+        Ok(modes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_numbers_are_read_back() {
+        for code in 0..4 {
+            let modes = Determinism::from_code(code);
+            assert_eq!((modes.code(), modes.to_string().parse::<Determinism>()), (code, Ok(modes)));
+        }
+        for wrong in ["", "Stable", "stable,stable", "default,wide", "wide,", "fast"] {
+            assert_eq!(wrong.parse::<Determinism>(), Err(UnknownMode), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_mode_that_changes_nothing_is_none() {
+        let both = Determinism { stable: true, wide: true };
+        let of = |dtype, op| both.of(Kind::Allreduce, dtype, op).to_string();
+        assert_eq!(of(DType::Bf16, ReduceOp::Average), "stable,wide");
+        assert_eq!(of(DType::F32, ReduceOp::Product), "stable");
+        assert_eq!(of(DType::F16, ReduceOp::Max), "default");
+        assert_eq!(of(DType::I32, ReduceOp::Sum), "default");
+        let moved = both.of(Kind::Allgather, DType::F16, ReduceOp::Sum);
+        assert_eq!(moved, Determinism::DEFAULT);
+    }
+}

@@ -1,0 +1,90 @@
+//! Reading what is being written: a stamp in front of the words is odd while they change, and whoever
+//! reads looks twice at everything.
+//!
+//! One look is not enough: it may see the stamp from before a change and words from after it.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::atomics::{Atomic, Atomics};
+
+/// Changes the words that belong to this stamp: odd `during` the change, even `after` it, and no
+/// value twice.
+pub fn change<A: Atomics>(stamp: &A::U64, during: u64, after: u64, change: impl FnOnce()) {
+    stamp.store(during, Relaxed);
+    A::fence(Release);
+    change();
+    stamp.store(after, Release);
+}
+
+/// One look at all words. A later look sees at least what this one saw.
+pub fn look<A: Atomics>(words: &[A::U64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect()
+}
+
+/// Two looks.
+#[derive(Clone, Copy)]
+pub struct Looks<'a>(pub &'a [u8], pub &'a [u8]);
+
+impl Looks<'_> {
+    /// A word as the first look saw it.
+    pub fn get(&self, at: usize) -> u64 {
+        word(self.0, at)
+    }
+
+    /// True if this stamp stood still: the words behind it are what the first look saw.
+    pub fn is_settled(&self, stamp: usize) -> bool {
+        let value = self.get(stamp);
+        value.is_multiple_of(2) && word(self.1, stamp) == value
+    }
+
+    /// The bytes in these words, if both looks saw the same.
+    pub fn same(&self, at: usize, bytes: usize) -> Option<&[u8]> {
+        let range = at * 8..at * 8 + bytes;
+        (self.0[range.clone()] == self.1[range.clone()]).then(|| &self.0[range])
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod models {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::atomics::model::*;
+
+    fn write<A: Atomics>(words: &[A::U64; 3], number: u64) {
+        change::<A>(&words[0], number * 2 + 1, number * 2 + 2, || {
+            words[1].store(number + 10, Relaxed);
+            words[2].store(number + 10, Relaxed);
+        });
+    }
+
+    fn a_record_is_whole<A: Atomics>(twice: bool) {
+        let words: Arc<[A::U64; 3]> = Arc::new(std::array::from_fn(|_| A::U64::default()));
+        write::<A>(&words, 0);
+        let other = words.clone();
+        let writer = loom::thread::spawn(move || write::<A>(&other, 1));
+        let first = look::<A>(&*words);
+        let second = if twice { look::<A>(&*words) } else { first.clone() };
+        let looks = Looks(&first, &second);
+        if looks.is_settled(0) {
+            let number = (looks.get(0) - 2) / 2;
+            assert_eq!((looks.get(1), looks.get(2)), (number + 10, number + 10));
+        }
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_settled_record_is_whole() {
+        every_order(|| a_record_is_whole::<Modelled>(true));
+        assert!(breaks(|| a_record_is_whole::<Weak<NO_RELEASE>>(true)));
+        assert!(breaks(|| a_record_is_whole::<Weak<NO_ACQUIRE>>(true)));
+        assert!(breaks(|| a_record_is_whole::<Weak<NO_FENCE>>(true)));
+        assert!(breaks(|| a_record_is_whole::<Modelled>(false)), "one look is not enough");
+    }
+}
