@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.collectives import alone, rows, speed
+from bench.collectives import alone, machines, rows, speed
 from bench.collectives.crews import ROOT
 
-PARTS = speed.PARTS | alone.PARTS
+PARTS = speed.PARTS | alone.PARTS | machines.PARTS
 
 
 def main() -> int:

@@ -279,8 +279,8 @@ def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[s
     return rows
 
 
-def main() -> None:
-    """Builds the network, measures, writes the JSON."""
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--zones", type=int, nargs=2, default=[4, 4])
     parser.add_argument("--megabits", type=int, default=1000)
@@ -290,21 +290,35 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/bench/collectives-netns.json"))
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def missing() -> str | None:
+    """What this machine lacks for it."""
+    tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if os.geteuid() == 0 and not tools:
+        return None
+    return f"needs root{', and on the PATH ' + ', '.join(tools) if tools else ''}"
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """Builds the network, runs all rounds, and takes the network away."""
+    with tempfile.TemporaryDirectory() as name, Network(options.zones, options.megabits) as network:
+        return rounds(network, options, Path(name))
+
+
+def main() -> None:
+    """Builds the network, measures, writes the JSON."""
+    options = parsed()
     if options.worker is not None:
         size = sum(options.zones)
         measure(options.worker, size, options.mib * MIB, options.rounds, options.folder)
         return
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        raise SystemExit(
-            f"needs root{', and on the PATH ' + ', '.join(missing) if missing else ''}"
-        )
+    if why := missing():
+        raise SystemExit(why)
     # What ends this program ends its machines, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory() as name, Network(options.zones, options.megabits) as network:
-        measured = rounds(network, options, Path(name))
-    rows = report(measured, options)
+    rows = report(measured(options), options)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "zones": options.zones,

@@ -9,10 +9,10 @@ What is named here is loaded when it is first used: the import itself costs a mi
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from hfreduce.errors import CollectiveError, RendezvousError, SettingError, TopologyError
 
+TYPE_CHECKING = False  # as typing's, which takes longer to load than all the rest
 if TYPE_CHECKING:
     from hfreduce.arrays import allreduce
     from hfreduce.topology import Place, Topology, load_topology
