@@ -137,8 +137,9 @@ def _be(
     except BaseException:  # noqa: BLE001  (os._exit below would swallow it)
         # A fault of the program, which `body` knows nothing of: the others' words follow from it.
         port.speaks()
-        print(f"hfreduce-perf: rank {environment['RANK']} ended by a fault:", file=sys.stderr)
-        traceback.print_exc()
+        # In one piece: several ranks may have it, and one of them is the cause of the others'.
+        rank, told = environment["RANK"], traceback.format_exc()
+        sys.stderr.write(f"hfreduce-perf: rank {rank} ended by a fault: {told}")
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
