@@ -263,6 +263,10 @@ async def test_policies(policies: Cluster, api: Api) -> None:
         claimed["metadata"]["annotations"] = {names.USER_ANNOTATION: "root"}
         made = await anna.create(jobs, claimed, "default")
         assert made["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
+        # Nobody asked for anything yet, so nobody else did.
+        claimed["metadata"]["annotations"] = {names.CHANGED_BY_ANNOTATION: "root"}
+        with pytest.raises(InvalidError, match="root is not you, anna: leave it out"):
+            await anna.create(jobs, claimed, "default")
         # And is not changed.
         patch = {"metadata": {"annotations": {names.USER_ANNOTATION: "ben"}}}
         with pytest.raises(InvalidError, match="ben cannot replace anna: it says who created"):
@@ -286,6 +290,37 @@ async def test_policies(policies: Cluster, api: Api) -> None:
 
     await _priorities(policies, api)
     await _healths(policies, healths, api)
+    await _unstamped(policies)
+
+
+async def _unstamped(policies: Cluster) -> None:
+    """As before Kubernetes 1.36: who creates a job is not stamped, and claims no other's name."""
+    stamps = "mutatingadmissionpolicybinding/flyerjob-user.fireflyer.dev"
+    await asyncio.to_thread(policies.kubectl, "delete", stamps)
+    jobs = RESOURCES["flyerjobs"]
+    async with await acting(policies, "anna") as anna:
+
+        async def created(**claims: str) -> dict[str, Any]:
+            name = f"claim-{secrets.token_hex(4)}"
+            value = named("flyerjobs", name, job())
+            value["metadata"]["annotations"] = claims
+            try:
+                made = await anna.create(jobs, value, "default")
+            finally:
+                await gone(anna, "flyerjobs", name)
+            found: dict[str, Any] = made["metadata"].get("annotations") or {}
+            return found
+
+        for _ in range(600):
+            if names.USER_ANNOTATION not in await created():
+                break
+            await asyncio.sleep(0.1)
+        with pytest.raises(InvalidError, match="ben is not you, anna: leave it out"):
+            await created(**{names.USER_ANNOTATION: "ben"})
+        with pytest.raises(InvalidError, match="ben is not you, anna: leave it out"):
+            await created(**{names.CHANGED_BY_ANNOTATION: "ben"})
+        own = {names.USER_ANNOTATION: "anna"}
+        assert await created(**own) == own
 
 
 async def _taken(operator: Api, name: str, patch: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from flyer.engine import (
     CheckpointReported,
     Failed,
     Finish,
+    JobFault,
+    JobSubmitted,
     Killed,
     LogObserved,
     NodeEmptied,
@@ -19,10 +21,15 @@ from flyer.engine import (
     PodExited,
     ProgressReported,
     Start,
+    StartRefused,
     Stop,
     Succeeded,
+    SuspendRequested,
+    engine,
+    schedule,
+    settle,
 )
-from flyer.sim import two_zones
+from flyer.sim import sample_job, two_zones
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,6 +228,47 @@ def test_repeated_failures_pause_longer_and_longer(desk: Callable) -> None:
             d.wait(0.5)
         assert d.status("a").phase is Phase.STARTING
         d.up("a")
+
+
+def test_pods_that_may_not_be_made_are_waited_for(desk: Callable, pick: Callable) -> None:
+    d = desk(backoff_seconds_max=30.0)
+    d.submit("a", 2, maxRestarts=0)
+    for attempt in (1, 2, 3):
+        assert d.status("a").phase is Phase.STARTING
+        d.tell(StartRefused(A, attempt - 1, "late"), StartRefused(A, attempt, "quota is full"))
+        d.empty("a")
+        status = d.status("a")
+        assert (status.phase, status.pending.reason) == (Phase.QUEUED, "PodsRefused")
+        assert "quota is full" in status.pending.message
+        assert not pick(d.wait(29), Start)
+        (start,) = pick(d.wait(1), Start)
+        assert start.attempt == attempt + 1
+    assert d.status("a").chain.restarts == 0
+    d.up("a")
+    d.tell(StartRefused(A, 4, "it runs"))
+    assert d.status("a").phase is Phase.RUNNING
+
+
+def test_a_bug_names_the_job_that_brings_it_to_light(
+    desk: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = desk()
+    d.run("a", 1)
+    d.run("b", 1)
+    before, bad = d.state, CheckpointReported(A, 1, 7, "x" * 5000)
+    with pytest.raises(JobFault, match="CheckpointReported") as caught:
+        d.tell(CheckpointReported("default/b", 1, 7, "/b"), bad)
+    assert (caught.value.job, caught.value.event) == (A, bad)
+    assert d.state is before
+    for where, name in ((settle, "transitions"), (engine, "summarized"), (schedule, "blockers")):
+        with monkeypatch.context() as broken:
+            broken.setattr(where, name, None)
+            with pytest.raises(JobFault) as caught:
+                d.tell(SuspendRequested(A), JobSubmitted(sample_job("c", 9)))
+            assert (caught.value.job, caught.value.event) == (
+                A if where is not schedule else "default/c",
+                None,
+            )
 
 
 def test_steps_are_not_lost_twice(desk: Callable) -> None:

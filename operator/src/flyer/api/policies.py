@@ -10,7 +10,9 @@ Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OP
   may pass; the compare-and-swap of every write covers those.
 - `flyerjob-user` (mutating): stamps `fireflyer.dev/user` when a job is created, and
   `fireflyer.dev/changed-by` when somebody changes what it is asked to do.
-- `flyerjob-identity`: what was stamped is not changed by anybody afterwards.
+- `flyerjob-identity`: nobody creates or changes a job in another one's name: whoever creates it
+  names himself or nobody, also where nothing is stamped (Kubernetes before 1.36), and what was
+  stamped is not changed afterwards. A stamp comes first, as every mutation does.
 - `flyerjob-priority`: a level above normal needs the verb `use` on the resource
   `flyerpriorities` with that name, which RBAC gives to groups or users. FlyerQuotas bound the rest.
 - `nodehealth-own-node`: an agent writes the NodeHealth of the node that it runs on, no other.
@@ -173,16 +175,28 @@ def _identity() -> dict[str, Any]:
     )
     return _validating(
         "flyerjob-identity",
-        _matches(["UPDATE"], names.PLURAL_JOBS),
+        _matches(["CREATE", "UPDATE"], names.PLURAL_JOBS),
+        variables=[
+            {"name": "created", "expression": "request.operation == 'CREATE'"},
+            {
+                "name": "changedBefore",
+                "expression": f"variables.created ? '' : {changed_old}",
+            },
+        ],
         validations=[
             {
-                "expression": f"{new} == {old}",
+                "expression": f"!variables.created || {new} in ['', request.userInfo.username]",
+                "messageExpression": f"'metadata.annotations[{names.USER_ANNOTATION}]: ' + {new}"
+                " + ' is not you, ' + request.userInfo.username + ': leave it out'",
+            },
+            {
+                "expression": f"variables.created || {new} == {old}",
                 "messageExpression": f"'metadata.annotations[{names.USER_ANNOTATION}]: ' + {new}"
                 f" + ' cannot replace ' + {old} + ': it says who created the job, leave it as it"
                 " is'",
             },
             {
-                "expression": f"{changed_new} == {changed_old}"
+                "expression": f"{changed_new} == variables.changedBefore"
                 f" || {changed_new} == request.userInfo.username",
                 "messageExpression": f"'metadata.annotations[{names.CHANGED_BY_ANNOTATION}]: ' +"
                 f" {changed_new} + ' is not you, ' + request.userInfo.username"

@@ -17,11 +17,13 @@ WAITING_FOR_TURN: Final = "WaitingForTurn"  # one ahead of it wants the same nod
 WAITING_FOR_QUOTA: Final = "WaitingForQuota"
 WAITING_FOR_PREEMPTED: Final = "WaitingForPreemptedWorkloads"  # it has its nodes, not yet empty
 RESTART_BACKOFF: Final = "RestartBackoff"
+PODS_REFUSED: Final = "PodsRefused"  # by a full ResourceQuota or Pod Security, say; for a while
 PENDING_EVALUATION: Final = "PendingEvaluation"  # nobody has looked yet
 
 WAITING_REASONS: Final = (
     WAITING_FOR_NODES, WAITING_FOR_ZONE, WAITING_FOR_SPLIT, WAITING_FOR_CROSS_ZONE_TOKEN,
     WAITING_FOR_TURN, WAITING_FOR_QUOTA, WAITING_FOR_PREEMPTED, RESTART_BACKOFF,
+    PODS_REFUSED,
 )  # fmt: skip
 """Of verdict Pending: it will start."""
 

@@ -26,7 +26,7 @@ from flyer.engine.actions import (
     WakeAt,
 )
 from flyer.engine.engine import explain, quota_usage, rebuild, step
-from flyer.engine.errors import EngineError, ReplayError, UnknownJob
+from flyer.engine.errors import EngineError, JobFault, ReplayError, UnknownJob
 from flyer.engine.events import (
     CheckpointReported,
     Event,
@@ -48,6 +48,7 @@ from flyer.engine.events import (
     Released,
     RequeueRequested,
     ResumeRequested,
+    StartRefused,
     StopRequested,
     Succeeded,
     SuspendReceived,
@@ -76,6 +77,7 @@ __all__ = [
     "Finish",
     "GangStarted",
     "HoldToken",
+    "JobFault",
     "JobRemoved",
     "JobState",
     "JobSubmitted",
@@ -103,6 +105,7 @@ __all__ = [
     "ResumeRequested",
     "Signal",
     "Start",
+    "StartRefused",
     "Stop",
     "StopRequested",
     "Succeeded",

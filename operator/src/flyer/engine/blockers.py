@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from flyer.api import CrossZone, Pending
 from flyer.api.waiting import (
+    PODS_REFUSED,
+    RESTART_BACKOFF,
     WAITING_FOR_CROSS_ZONE_TOKEN,
     WAITING_FOR_NODES,
     WAITING_FOR_PREEMPTED,
@@ -111,6 +113,19 @@ def draining(
     )
 
 
+def pausing(job: JobState, until: float) -> Pending:
+    """It is tried again then."""
+    left = job.status.eviction
+    if left is not None and left.reason == PODS_REFUSED:
+        why = f"its pods were refused, and are tried again: {left.message}"
+        return Pending(reason=PODS_REFUSED, message=why, eta=until)
+    why = (
+        f"failed {job.status.chain.fruitless_restarts} times in a row without a newer checkpoint: "
+        "pauses before the next attempt"
+    )
+    return Pending(reason=RESTART_BACKOFF, message=why, eta=until)
+
+
 def behind(ahead: JobState) -> Pending:
     """The job wants what one ahead of it cannot have either."""
     return Pending(
@@ -203,4 +218,4 @@ def _owners(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Bloc
     return found
 
 
-__all__ = ["behind", "blockers", "draining", "never", "pending"]
+__all__ = ["behind", "blockers", "draining", "never", "pausing", "pending"]

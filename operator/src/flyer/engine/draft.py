@@ -39,6 +39,9 @@ class Draft:
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
         self._wake: float | None = None
+        # The job that is looked at now, and the event of it: where a bug shows, they are named.
+        self.about = ""
+        self.event: object | None = None
 
     def freeze(self) -> EngineState:
         """The state after the step."""

@@ -27,11 +27,13 @@ def effects(draft: Draft) -> list[Action]:
     started: list[Action] = []
     finished: list[Action] = []
     for key in sorted(draft.jobs):
+        draft.about = key
         released += _release_token(draft, draft.jobs[key])
         stopped += _stops(draft, draft.jobs[key])
         signalled += _signal(draft, draft.jobs[key])
         started += _start(draft, draft.jobs[key])
         finished += _finish(draft, draft.jobs[key])
+    draft.about = ""
     return released + stopped + signalled + started + finished
 
 

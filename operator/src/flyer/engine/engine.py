@@ -10,6 +10,7 @@ from flyer.engine.actions import Commit, WakeAt
 from flyer.engine.conditions import summarized
 from flyer.engine.draft import RESERVING, Draft
 from flyer.engine.effects import effects
+from flyer.engine.errors import JobFault
 from flyer.engine.events import NodeEmptied
 from flyer.engine.explain import explain
 from flyer.engine.nodes import Zones
@@ -37,13 +38,29 @@ def step(
     """Take in what happened and decide.
 
     `now` is in seconds since the epoch; a clock that goes back is taken as standing still. Events
-    that make no sense any more (of an earlier attempt, of an unknown job) change nothing.
+    that make no sense any more (of an earlier attempt, of an unknown job) change nothing. Raises
+    JobFault for a bug that one job brings to light: nothing has happened then.
     """
     draft = Draft(state, now)
+    try:
+        return _step(draft, state, events)
+    except Exception as error:
+        if not draft.about:
+            raise
+        raise JobFault(draft.about, draft.event) from error
+
+
+def _step(
+    draft: Draft, state: EngineState, events: Sequence[Event]
+) -> tuple[EngineState, tuple[Action, ...]]:
     committed = {key: job.status for key, job in state.jobs.items()}
     # An exit explains why a node is empty, in whichever order the two were seen.
     for event in sorted(events, key=lambda event: isinstance(event, NodeEmptied)):
+        subject = getattr(event, "job", "")
+        draft.about = subject if isinstance(subject, str) else subject.key
+        draft.event = event
         react(event, draft)
+    draft.about, draft.event = "", None
     settle(draft)
     # Nodes are given back in the store before they are given out again.
     actions: list[Action] = list(_commits(draft, committed, shrinking_only=True))
@@ -93,6 +110,7 @@ def _commits(
     then: list[Commit] = []
     for key in sorted(draft.jobs):
         job, before = draft.jobs[key], committed.get(key)
+        draft.about = key
         if job.status is before or job.status == before:
             continue
         grows = bool(_kept(job.status) - (_kept(before) if before else frozenset()))
@@ -107,6 +125,7 @@ def _commits(
         draft.put(replace(job, status=status))
         committed[key] = status
         (then if grows else first).append(Commit(key, status))
+    draft.about = ""
     return first + then
 
 

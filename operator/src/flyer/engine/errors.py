@@ -17,6 +17,19 @@ class UnknownJob(EngineError):  # noqa: N818 - a fact that callers name
         )
 
 
+class JobFault(EngineError):  # noqa: N818 - a fact that callers name
+    """A bug that one job brings to light: nothing was decided, and without it all others can be.
+
+    `event` is what could not be taken in; None: the job itself cannot be judged.
+    """
+
+    def __init__(self, job: str, event: object | None) -> None:
+        self.job = job
+        self.event = event
+        what = type(event).__name__ if event is not None else "its state"
+        super().__init__(f"job {job}: {what} cannot be judged")
+
+
 class ReplayError(EngineError):
     """A decision log that cannot be read; `line` counts from 1."""
 
@@ -25,4 +38,4 @@ class ReplayError(EngineError):
         super().__init__(f"decision log, line {line}: {why}")
 
 
-__all__ = ["EngineError", "ReplayError", "UnknownJob"]
+__all__ = ["EngineError", "JobFault", "ReplayError", "UnknownJob"]

@@ -182,6 +182,18 @@ class GangStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class StartRefused:
+    """The pods of an attempt may not be made now, which may change: a quota is full, say.
+
+    Nothing of it runs, or what does is ended by the Stop that follows. It costs no restart.
+    """
+
+    job: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Succeeded:
     """All ranks of the pod exited with status 0."""
 
@@ -227,7 +239,7 @@ Event = (
     NodeObserved | NodeLost | NodeEmptied | QuotaObserved | QuotaRemoved | JobSubmitted
     | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested | StopRequested
     | SuspendReceived | Released | ProgressReported | LogObserved | CheckpointReported
-    | LifeStateSet | GangStarted | PodExited | ZonesObserved | Tick
+    | LifeStateSet | GangStarted | StartRefused | PodExited | ZonesObserved | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -251,6 +263,7 @@ __all__ = [
     "Released",
     "RequeueRequested",
     "ResumeRequested",
+    "StartRefused",
     "StopRequested",
     "Succeeded",
     "SuspendReceived",

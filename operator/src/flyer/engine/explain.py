@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.api.waiting import RESTART_BACKOFF
+from flyer.api.waiting import PODS_REFUSED, RESTART_BACKOFF
 from flyer.engine import blockers as reasons
 from flyer.engine.draft import Draft
 from flyer.engine.errors import UnknownJob
@@ -92,7 +92,7 @@ def _waiting(draft: Draft, job: JobState, position: int | None) -> Explanation:
     if job.key in draft.quota_blockers:
         # The quota decides: that nodes are free or not is second.
         found = draft.quota_blockers[job.key] + [one for one in found if one.node]
-    if pending is not None and pending.reason == RESTART_BACKOFF:
+    if pending is not None and pending.reason in (PODS_REFUSED, RESTART_BACKOFF):
         found.insert(0, Blocker(pending.reason, pending.message, until=pending.eta))
     return Explanation(
         job.key, job.status.phase, "cannot", f"cannot start now: {found[0].message}", position,

@@ -249,6 +249,14 @@ def _(event: happened.GangStarted, draft: Draft) -> None:
         transitions.remember_nodes(draft, event.job)
 
 
+@react.register(happened.StartRefused)
+def _(event: happened.StartRefused, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    starting = job is not None and job.status.phase is Phase.STARTING
+    if job is not None and starting and event.attempt == job.status.chain.attempt:
+        transitions.refuse_start(draft, event.job, event.reason)
+
+
 @react.register(happened.PodExited)
 def _(event: happened.PodExited, draft: Draft) -> None:
     job = draft.jobs.get(event.job)

@@ -11,8 +11,7 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
-from flyer.api import Pending, Phase, quantize
-from flyer.api.waiting import RESTART_BACKOFF
+from flyer.api import Phase, quantize
 from flyer.engine import blockers, placement, transitions
 from flyer.engine.draft import WAITING
 from flyer.engine.market import (
@@ -29,7 +28,7 @@ from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flyer.api import FlyerJobSpec
+    from flyer.api import FlyerJobSpec, Pending
     from flyer.engine.draft import Draft
     from flyer.engine.nodes import Node
     from flyer.engine.placement import Option
@@ -51,6 +50,7 @@ def schedule(draft: Draft) -> None:
     while contenders:
         _, key = heapq.heappop(contenders)
         job = draft.jobs[key]
+        draft.about = key
         if job.status.phase is Phase.SUSPENDING:
             claims += _claim(market, job, claims)
             continue
@@ -85,6 +85,7 @@ def schedule(draft: Draft) -> None:
         claims += own
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
         _set_pending(draft, job, blockers.pending(market, job, claims, eta))
+    draft.about = ""
 
 
 def queue(draft: Draft) -> list[str]:
@@ -149,6 +150,7 @@ def launch(draft: Draft) -> None:
     market = Market(draft)
     for key in [job.key for job in sorted(waiting, key=lambda job: queue_order(draft, job))]:
         job = draft.jobs[key]
+        draft.about = key
         assignment = job.status.assignment
         assert assignment is not None, f"{key}: reserved without nodes"
         occupied = [name for name in assignment.names if name in market.occupied_by]
@@ -162,6 +164,7 @@ def launch(draft: Draft) -> None:
             phase=Phase.DRAINING if occupied else Phase.RESERVED,
             pending=blockers.draining(market, job, occupied, leaving),
         )
+    draft.about = ""
 
 
 def _pause(draft: Draft, job: JobState) -> bool:
@@ -169,15 +172,7 @@ def _pause(draft: Draft, job: JobState) -> bool:
     if until is None or until <= draft.now:
         return False
     draft.wake(until)
-    _set_pending(
-        draft, job,
-        Pending(
-            reason=RESTART_BACKOFF,
-            message=f"failed {job.status.chain.fruitless_restarts} times in a row without a newer "
-            "checkpoint: pauses before the next attempt",
-            eta=until,
-        ),
-    )  # fmt: skip
+    _set_pending(draft, job, blockers.pausing(job, until))
     return True
 
 

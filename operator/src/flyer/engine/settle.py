@@ -26,6 +26,7 @@ def settle(draft: Draft) -> None:
     """Bring every job to rest."""
     occupied_by = draft.occupied_by()
     for key in sorted(draft.jobs):
+        draft.about = key
         for _ in range(_MOVES_MAX):
             job = draft.jobs[key]
             rule = _RULES.get(job.status.phase)
@@ -36,6 +37,7 @@ def settle(draft: Draft) -> None:
                 break
         else:
             raise AssertionError(f"{key} does not come to rest")
+    draft.about = ""
     _confirm_reservations(draft, occupied_by)
 
 

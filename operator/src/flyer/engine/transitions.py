@@ -27,6 +27,7 @@ from flyer.api import (
     quantize,
 )
 from flyer.api.status import BY_CHARS_MAX
+from flyer.api.waiting import PODS_REFUSED
 from flyer.engine.state import JobState, Seen, Sent
 from flyer.job.limits import readable
 
@@ -261,6 +262,14 @@ def restart(draft: Draft, key: str, *, reason: str, message: str, avoid: Sequenc
     _requeue(draft, key, reason, "", message)
 
 
+def refuse_start(draft: Draft, key: str, why: str) -> None:
+    """Its pods may not be made now: it waits, and is no more often restarted for it."""
+    pause_seconds = draft.policy.backoff_seconds_max
+    chain = draft.jobs[key].status.chain
+    draft.update(key, chain=chain.replace(not_before=quantize(draft.now + pause_seconds)))
+    _requeue(draft, key, PODS_REFUSED, "", why)
+
+
 def end(draft: Draft, key: str, phase: Phase, reason: str, message: str) -> None:
     """The job is over. Its assignment stays as the record of where it ran."""
     flush_progress(draft, key)
@@ -321,6 +330,7 @@ __all__ = [
     "extend_grace",
     "flush_progress",
     "new_job",
+    "refuse_start",
     "remember_nodes",
     "reserve",
     "restart",

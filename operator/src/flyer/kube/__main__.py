@@ -93,7 +93,7 @@ class _Operator:
             renew_seconds=settings.lease_seconds * 4 / 5,
             retry_seconds=settings.lease_seconds / 6,
         )
-        mark = LeaderMark(api, settings.namespace, settings.pod_name) if settings.pod_name else None
+        mark = LeaderMark(settings.namespace, settings.pod_name) if settings.pod_name else None
         self._leader = Leader(
             api, Election(api, holder, lease), self._world, self._term, metrics, mark, self._handle
         )

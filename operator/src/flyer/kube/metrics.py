@@ -21,7 +21,7 @@ __all__ = ["EVICTION_REASONS", "Metrics"]
 
 EVICTION_REASONS: Final = (
     "Preempted", "Suspended", "Requeued", "NodeFailures", "PodKilled", "PodsReadyTimeout",
-    "WatchdogExpired", "MaxRestartsExceeded",
+    "WatchdogExpired", "MaxRestartsExceeded", "PodsRefused",
 )  # fmt: skip
 _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
@@ -84,6 +84,15 @@ class Metrics:
         self.rebuilds = Counter(
             "flyer_scheduler_rebuilds", "Times that everything was read again", registry=one
         )
+        self.faults = Counter(
+            "flyer_job_faults",
+            "Jobs left alone (status: not taken; job: not judged), and events dropped", ["kind"],
+            registry=one,
+        )  # fmt: skip
+        self.left_alone = Gauge(
+            "flyer_jobs_left_alone", "Jobs that are left alone until they are tried again",
+            registry=one,
+        )  # fmt: skip
         self.watch_age_seconds = Gauge(
             "flyer_watch_age_seconds", "Since the API server was last heard", ["resource"],
             registry=one,
@@ -104,6 +113,8 @@ class Metrics:
         for reason in EVICTION_REASONS:
             self.evictions.labels(reason)
             self.lost_node_seconds.labels(reason)
+        for kind in ("status", "job", "event"):
+            self.faults.labels(kind)
         for phase in Phase:
             self.jobs.labels(phase.value).set(0)
         for reason in PENDING_REASONS:

@@ -22,6 +22,7 @@ from flyer.engine import (
     Commit,
     Event,
     Finish,
+    JobFault,
     Killed,
     LogObserved,
     NodeEmptied,
@@ -283,7 +284,7 @@ class Driver:
 
     def _advance(self, events: Sequence[Event]) -> None:
         now = max(time.time(), self._state.now)
-        self._state, actions = engine.step(self._state, events, now)
+        actions, events = self._step(events, now)
         # Each step, ticks too: a replay must take the same path through the same states.
         self.store.note(self.store.decisions, step_line(events, now, actions))
         self._wake_at = now + IDLE_SECONDS_MAX
@@ -296,6 +297,23 @@ class Driver:
                 self._perform(action)
         self._publish(changed)
         self._wake.set()  # the next deadline may be another one, or nothing may be left to do
+
+    def _step(
+        self, events: Sequence[Event], now: float
+    ) -> tuple[Sequence[Action], Sequence[Event]]:
+        """What follows, and from which events: one that the engine fails at is dropped."""
+        while True:
+            try:
+                self._state, actions = engine.step(self._state, events, now)
+            except JobFault as fault:
+                if fault.event is None:
+                    raise
+                log.exception("a bug, please report it")
+                why = f"{fault}: {fault.__cause__!r:.400}"
+                self.events.tell(now, "EventDropped", why, job=fault.job, warning=True)
+                events = [one for one in events if one is not fault.event]
+            else:
+                return actions, events
 
     def _commit(self, action: Commit, now: float) -> None:
         job = self.jobs.get(action.job)

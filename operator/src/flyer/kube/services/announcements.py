@@ -35,9 +35,12 @@ COMPLETED: Final = "Completed"
 FAILED: Final = "Failed"
 NEVER_FITS: Final = "NeverFits"
 INVALID: Final = "InvalidJob"
+LEFT_ALONE: Final = "LeftAlone"
+EVENT_DROPPED: Final = "EventDropped"
 REASONS: Final = (
     *WAITING_REASONS,
     STARTED, PREEMPTED, SUSPENDED, REQUEUED, RESTARTED, COMPLETED, FAILED, NEVER_FITS, INVALID,
+    LEFT_ALONE, EVENT_DROPPED,
 )  # fmt: skip
 
 _ASKED: Final = {"Preempted": PREEMPTED, "Suspended": SUSPENDED, "Requeued": REQUEUED}

@@ -8,13 +8,19 @@ gone; or somebody else believes to lead, and then everything is read again.
 from __future__ import annotations
 
 import asyncio
-import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import Phase
 from flyer.engine.draft import RESERVING
 from flyer.kube.client.election import LeadershipLostError
-from flyer.kube.client.errors import ConflictError, InvalidError, NotFoundError
+from flyer.kube.client.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    OverloadedError,
+)
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.services.errors import StaleStateError
 from flyer.kube.services.views import JobView, shape_job
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJobStatus
     from flyer.engine import Commit
     from flyer.kube.client import Api, Cache, Lane
+    from flyer.kube.client.errors import ApiError
+    from flyer.kube.services.apart import LeftAlone
 
 __all__ = ["Commits", "difference", "waves"]
 
@@ -33,10 +41,9 @@ _TRIES_MAX: Final = 20
 # Calls under way together. A server that is busy answers no faster for being asked more, only
 # later; and a write that outlasts the leader's fence is cut off, and done again.
 AT_ONCE: Final = 8
+BRIEF_SECONDS: Final = 1.0
 # Commits prepared together: few enough that it does not hold up the loop.
 PREPARED: Final = 128
-
-log = logging.getLogger(__name__)
 
 
 class Commits:
@@ -49,14 +56,18 @@ class Commits:
         uid_of: Callable[[str], str | None],
         told: Callable[[str, FlyerJobStatus | None, FlyerJobStatus], None],
         beside: Lane,
+        left: LeftAlone,
     ) -> None:
-        self.refused: dict[str, str] = {}  # jobs whose status breaks a rule: why
         # Of jobs that start now: the answer to the commit has them, and pods are made of them.
         self.templates: dict[str, dict[str, Any]] = {}
         # As the engine knows them: what it read, or what we have stored since.
         self._known: dict[str, FlyerJobStatus | None] = {}
         self._under_way: set[str] = set()
         self._api = api.apart(asyncio.Semaphore(AT_ONCE))
+        # For jobs whose status was not taken before: all others wait for them.
+        self._briefly = api.apart(asyncio.Semaphore(AT_ONCE))
+        self._briefly.limits = replace(api.limits, call_seconds=BRIEF_SECONDS)
+        self._left = left
         self._jobs = jobs
         self._uid_of = uid_of
         self._told = told
@@ -69,6 +80,7 @@ class Commits:
     def forgotten(self, key: str) -> None:
         """The engine has forgotten a job."""
         self._known.pop(key, None)
+        self._left.settled(key)
 
     def is_foreign(self, view: JobView) -> bool:
         """Whether somebody else has written this status: a leader before us whose call was late.
@@ -85,7 +97,7 @@ class Commits:
 
         Jobs that turn out to be gone are added to `gone`, and their commits left out.
         """
-        for wave in waves(commits, self._status):
+        for wave in waves(commits, self.stored):
             wanted = [one for one in wave if one.job not in gone]
             for first in range(0, len(wanted), PREPARED):
                 with self._beside.narrowed():
@@ -101,7 +113,8 @@ class Commits:
             raise failure
         return {one.job for one, done in zip(commits, results, strict=True) if not done}
 
-    def _status(self, job: str) -> FlyerJobStatus | None:
+    def stored(self, job: str) -> FlyerJobStatus | None:
+        """The status, as far as the cache knows."""
         view = self._view(job)
         return view.job.status if view and view.job else None
 
@@ -130,17 +143,18 @@ class Commits:
         if view is None or view.job is None or view.uid != uid:
             return False  # gone; another one may have its name
         before = view.job.status
+        api = self._briefly if self._left.suspect(commit.job) else self._api
         for _ in range(_TRIES_MAX):
             changes = difference(_object(before), _object(commit.status))
             if not changes:
                 return True
             patch = {"metadata": {"resourceVersion": view.version}, "status": changes}
             try:
-                answer = await self._api.merge(FLYERJOBS, name, patch, namespace, "status")
+                answer = await api.merge(FLYERJOBS, name, patch, namespace, "status")
             except NotFoundError:
                 return False
-            except InvalidError as error:
-                self._refuse(commit.job, error)
+            except (InvalidError, ForbiddenError, OverloadedError) as error:
+                self._refuse(commit, error)
             except ConflictError:
                 found = await self._read(name, namespace)
                 if found is None or found.uid != uid or found.job is None:
@@ -160,6 +174,7 @@ class Commits:
                 if commit.status.phase is Phase.STARTING and view.uid == uid:
                     self.templates[commit.job] = answer["spec"]["template"]
             self._jobs.put((namespace, name), int(view.version), view)
+            self._left.settled(commit.job)
             self._told(commit.job, before, commit.status)
             return True
         raise StaleStateError(f"{commit.job}: changed {_TRIES_MAX} times while it was committed")
@@ -172,11 +187,11 @@ class Commits:
         self._jobs.offer(value)  # what else changed is news to the scheduler
         return shape_job(value)
 
-    def _refuse(self, job: str, error: InvalidError) -> None:
+    def _refuse(self, commit: Commit, error: ApiError) -> None:
+        """It is the job's own trouble, until it is tried again: others have theirs stored."""
         if "a newer leader exists" in str(error):
             raise LeadershipLostError(f"a newer leader exists: {error}") from error
-        log.error("%s: the API server refuses its status, so it is left as it is: %s", job, error)
-        self.refused[job] = str(error)
+        self._left.leave(commit.job, f"its status is not taken: {error}", commit.status)
         raise StaleStateError(str(error)) from error
 
 

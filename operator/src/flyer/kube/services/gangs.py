@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from flyer.api import Phase, PodTemplate, SuspendCode
-from flyer.engine import Failed, Killed, NodeEmptied, PodExited, Start
+from flyer.engine import Failed, Killed, NodeEmptied, PodExited, Start, StartRefused
 from flyer.kube.client.election import LeadershipLostError
-from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
+from flyer.kube.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.pods import PlacedNode, PodsRefusedError
@@ -197,6 +197,11 @@ class Gangs:
         except (PodsRefusedError, InvalidError, ValidationError) as error:
             # What the manifest asks for will not come to be.
             self._not_started(gang, start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
+        except ForbiddenError as error:
+            # A quota may have room later, and whoever forbids it may allow it.
+            log.warning("%s: attempt %d may not start: %s", start.job, start.attempt, error)
+            gang.failed = True
+            self._tell(StartRefused(start.job, start.attempt, str(error)[:1000]))
         except ApiError as error:
             why = f"the pods could not be made: {error}"[:1000]
             self._not_started(gang, start, Killed(0, why))

@@ -24,6 +24,8 @@ __all__ = ["LABEL_LEADER", "Leader", "LeaderMark"]
 LABEL_LEADER: Final = "fireflyer.dev/leader"
 PAUSE_SECONDS: Final = 0.2
 PAUSE_SECONDS_MAX: Final = 10.0
+# A label can be taken away, and a leader before us may write late.
+MARK_SECONDS: Final = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class Leader:
         self._metrics.epoch.set(epoch)
         hold = asyncio.create_task(self._election.hold(), name="lease")
         work = asyncio.create_task(term.run(), name="term")
-        marking = asyncio.create_task(self._marked(), name="mark")
+        marking = asyncio.create_task(self._marked(api), name="mark")
         beside = asyncio.create_task(self._run_beside(term), name="beside")
         tasks = (hold, work, marking, beside)
         try:
@@ -95,41 +97,41 @@ class Leader:
             await term.ready.wait()  # taking over needs the processor more
             await self._beside(term)
 
-    async def _marked(self) -> None:
+    async def _marked(self, api: Api) -> None:
         if self._mark is None:
             return
         pause_seconds = PAUSE_SECONDS
         while True:
             try:
-                await self._mark.set()
+                await self._mark.set(api)
             except ApiError as error:
                 log.warning("the leader's pod is not marked yet: %s", error)
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
             else:
-                return
+                pause_seconds = PAUSE_SECONDS
+                await asyncio.sleep(MARK_SECONDS)
 
 
 class LeaderMark:
     """The label on the pod that leads, on no other."""
 
-    def __init__(self, api: Api, namespace: str, pod: str) -> None:
-        self._api = api
+    def __init__(self, namespace: str, pod: str) -> None:
         self._namespace = namespace
         self._pod = pod
 
-    async def set(self) -> None:
-        """Take the label from whoever had it, and put it on ourselves."""
-        marked = await self._api.list(PODS, self._namespace, labelSelector=f"{LABEL_LEADER}=true")
+    async def set(self, api: Api) -> None:
+        """Take the label from whoever had it, and put it on ourselves; nothing if it is so."""
+        marked = await api.list(PODS, self._namespace, labelSelector=f"{LABEL_LEADER}=true")
         names = {one["metadata"]["name"] for one in marked}
         for name in names - {self._pod}:
-            await self._write(name, None)
+            await self._write(api, name, None)
         if self._pod not in names:
-            await self._write(self._pod, "true")
+            await self._write(api, self._pod, "true")
 
-    async def _write(self, pod: str, value: str | None) -> None:
+    async def _write(self, api: Api, pod: str, value: str | None) -> None:
         patch = {"metadata": {"labels": {LABEL_LEADER: value}}}
-        await self._api.merge(PODS, pod, patch, self._namespace)
+        await api.merge(PODS, pod, patch, self._namespace)
 
 
 def _log_end(result: object) -> None:

@@ -34,6 +34,7 @@ class Nodes:
 
     def __init__(self, world: World, tell: Callable[[Event], None]) -> None:
         self.silence = Silence()
+        self.withheld: dict[str, str] = {}  # nodes of jobs that are left alone
         self._world = world
         self._tell = tell
         self._known: dict[str, Node] = {}  # as last told
@@ -100,6 +101,8 @@ class Nodes:
         node = self._strays.observed(self._world.engine_node(view))
         if node.ready and node.name in self.silence.lost:
             return unready(node, f"silent: {self.silence.lost[node.name]}")
+        if node.ready and node.name in self.withheld:
+            return unready(node, f"kept for {self.withheld[node.name]}, which is left alone")
         return node
 
     def _is_lost(self, view: NodeView) -> bool:

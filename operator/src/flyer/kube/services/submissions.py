@@ -38,7 +38,7 @@ class Submissions:
         api: Api,
         world: World,
         announcer: Announcer,
-        refused: Container[str],
+        left: Container[str],
         *,
         tell: Callable[[Event], None],
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
@@ -46,7 +46,7 @@ class Submissions:
         self._api = api
         self._world = world
         self._announcer = announcer
-        self._refused = refused
+        self._left = left  # alone
         self._tell = tell
         self._spawn = spawn
         self._uids: dict[str, str] = {}  # of the objects that the engine's jobs are
@@ -63,7 +63,7 @@ class Submissions:
 
     def wanted(self, view: JobView) -> bool:
         """Whether the engine is to know of this object."""
-        return view.job is not None and view.key not in self._refused and not view.forgettable
+        return view.job is not None and view.key not in self._left and not view.forgettable
 
     def changed(self, before: JobView | None, after: JobView | None) -> None:
         """A FlyerJob came, changed or went."""

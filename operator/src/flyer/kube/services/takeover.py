@@ -12,7 +12,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from flyer.kube.client.errors import ConflictError, InvalidError, NotFoundError
+from flyer.kube.client.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    OverloadedError,
+)
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.services.counts import count_zones
 
@@ -89,9 +95,9 @@ class TakeOver:
             patch = {"metadata": {"resourceVersion": view.version}, "status": {"epoch": epoch}}
             try:
                 answer = await self._api.merge(FLYERJOBS, name, patch, namespace, "status")
-            except (ConflictError, NotFoundError):
-                continue
-            except InvalidError as error:
+            except (ConflictError, ForbiddenError, NotFoundError):
+                continue  # somebody's admission may guard one job
+            except (InvalidError, OverloadedError) as error:
                 log.warning("the jobs are listed to take over: %s", error)
                 break
             return view.key, int(answer["metadata"]["resourceVersion"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
@@ -33,7 +34,13 @@ from flyer.engine import (
 from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import LABEL_JOB
-from flyer.kube.services.announcements import Announcer, announcement
+from flyer.kube.services.announcements import (
+    LEFT_ALONE,
+    Announcement,
+    Announcer,
+    announcement,
+)
+from flyer.kube.services.apart import LeftAlone
 from flyer.kube.services.commits import Commits
 from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
@@ -42,6 +49,7 @@ from flyer.kube.services.inbox import Inbox
 from flyer.kube.services.nodes import Nodes
 from flyer.kube.services.podcalls import pod_lane
 from flyer.kube.services.probes import Probes
+from flyer.kube.services.steps import Steps
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.takeover import TakeOver
 from flyer.kube.services.token import Token
@@ -50,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from flyer.api import FlyerQuota
-    from flyer.engine import Action, EngineState, Event, JobState, Policy
+    from flyer.engine import Action, EngineState, Event, JobState, Policy, Zones
     from flyer.kube.client import Api
     from flyer.kube.metrics import Metrics
     from flyer.kube.services.seams import Seams
@@ -62,8 +70,6 @@ __all__ = ["Term"]
 # The loop wakes at least so often, so that a clock that was set cannot stop it.
 IDLE_SECONDS_MAX: Final = 30.0
 REBUILD_SECONDS: Final = 0.1
-# With more jobs the engine steps in a thread.
-JOBS_INLINE_MAX: Final = 200
 REBUILD_SECONDS_MAX: Final = 10.0
 _LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
 # Facts that a rebuild reads from the caches, newer than any that was told.
@@ -102,9 +108,11 @@ class Term:
         self._counts = Counts(api, world, self._token, lambda: self._state)
         self._announcer = Announcer(api)
         lane = pod_lane()
-        self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane)
+        self._left = LeftAlone(self._left_alone)
+        self._steps = Steps(self._left, metrics, self._announce)
+        self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane, self._left)
         self._submissions = Submissions(
-            api, world, self._announcer, self._commits.refused,
+            api, world, self._announcer, self._left,
             tell=self._inbox.tell, spawn=self._spawn,
         )  # fmt: skip
         self._gateway = seams.make_gateway(self._inbox.tell)
@@ -160,8 +168,11 @@ class Term:
         pause_seconds = REBUILD_SECONDS
         while True:
             self.ticked_at = time.monotonic()
-            await self._inbox.wait(max(0.0, min(self._wake_at - time.time(), IDLE_SECONDS_MAX)))
+            due_seconds = min(self._wake_at - time.time(), self._left.wait_seconds())
+            await self._inbox.wait(max(0.0, min(due_seconds, IDLE_SECONDS_MAX)))
             events = self._inbox.take()
+            if self._left.wait_seconds() <= 0:
+                self._stale = "jobs that were left alone are tried again"
             try:
                 await self._advance(events or [Tick()])
                 pause_seconds = REBUILD_SECONDS
@@ -189,15 +200,17 @@ class Term:
         What was told but not decided (`events`) is told again, unless it is read anew here.
         """
         kept = [one for one in (*events, *self._inbox.take()) if not isinstance(one, _READ_AGAIN)]
+        self._left.release()
+        self._metrics.left_alone.set(len(self._left))
+        self._nodes.withheld = self._left.nodes(self._commits.stored)
         nodes = self._nodes.begin()
         views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
         live = {key: view for key, view in views.items() if self._submissions.wanted(view)}
         jobs = [_of(view) for view in live.values()]
         quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
         self._state = engine.rebuild(
-            nodes, jobs, time.time(), self.epoch, self._policy, quotas,
-            self._world.zones(),
-        )  # fmt: skip
+            nodes, jobs, time.time(), self.epoch, self._policy, quotas, self._zones()
+        )
         self._inbox.keep([])
         self._stale = ""
         self._submissions.begin(live)
@@ -212,7 +225,7 @@ class Term:
                 self._submissions.tell_invalid(view)
             elif view.deleting and view.key not in live:
                 self._submissions.forgotten(view.key)
-        if self._token.holder and self._token.holder not in live:
+        if self._token.holder and self._token.holder not in {*live, *self._left}:
             await self._token.release(self._token.holder)
         for pod in list(self._world.pods.values()):
             self._see_stray(pod)
@@ -257,12 +270,7 @@ class Term:
         known = self._state.jobs.keys() | {
             one.job.key for one in events if isinstance(one, JobSubmitted)
         }
-        # A step of a large cluster takes long enough for the Lease and for signals to wait.
-        if len(self._state.jobs) > JOBS_INLINE_MAX:
-            stepped = asyncio.to_thread(engine.step, self._state, events, now)
-            self._state, actions = await asyncio.shield(stepped)
-        else:
-            self._state, actions = engine.step(self._state, events, now)
+        self._state, actions = await self._steps.step(self._state, events, now)
         self._metrics.decided(time.monotonic() - begun)
         self._wake_at = now + IDLE_SECONDS_MAX
         commits = [one for one in actions if isinstance(one, Commit)]
@@ -312,9 +320,22 @@ class Term:
     def _committed(self, key: str, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
         self._metrics.committed(before, after)
         told = announcement(before, after)
+        if told is not None:
+            self._announce(key, told)
+
+    def _announce(self, key: str, told: Announcement) -> None:
         view = self._world.job(key)
-        if told is not None and view is not None and not view.deleting:
+        if view is not None and not view.deleting:
             self._announcer.tell(key, view.uid, told)
+
+    def _left_alone(self, key: str, kind: str, why: str) -> None:
+        self._metrics.faults.labels(kind).inc()
+        self._announce(key, Announcement(LEFT_ALONE, why, warning=True))
+
+    def _zones(self) -> Zones:
+        """No second job crosses zones while one that is left alone may."""
+        zones = self._world.zones()
+        return replace(zones, cross_zone_jobs=0) if self._token.holder in self._left else zones
 
     def _uid_of(self, key: str) -> str | None:
         return self._submissions.uid_of(key)
@@ -353,7 +374,7 @@ class Term:
 
     def topology_changed(self) -> None:
         """What the FlyerTopology asks for came, changed or went."""
-        self._inbox.tell(engine.ZonesObserved(self._world.zones()))
+        self._inbox.tell(engine.ZonesObserved(self._zones()))
 
     # -- pods of nobody ------------------------------------------------------------------------
 

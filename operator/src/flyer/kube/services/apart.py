@@ -1,0 +1,108 @@
+"""Jobs that the engine does not know for now, so that the others' scheduling goes on.
+
+A job whose status the API server does not take (a rule, somebody's admission, an error that lasts),
+or at which the engine fails, is left as it is: what runs of it runs on. It is tried again after a
+pause that grows. Until then nobody else gets a node that its status, or the one that could not be
+stored, speaks of: whether that write was performed is not always known.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flyer.api import Phase
+from flyer.engine.draft import RESERVING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from flyer.api import FlyerJobStatus
+
+__all__ = ["PAUSE_SECONDS", "LeftAlone"]
+
+PAUSE_SECONDS: Final = 1.0
+PAUSE_SECONDS_MAX: Final = 300.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Case:
+    times: int = 0
+    out: bool = False
+    again_at: float = 0.0  # by the monotonic clock
+    status: FlyerJobStatus | None = None  # that could not be stored
+
+
+class LeftAlone:
+    """Of one term. `told(job, kind, why)` hears of each job that begins to be."""
+
+    def __init__(self, told: Callable[[str, str, str], None]) -> None:
+        self._told = told
+        self._cases: dict[str, _Case] = {}
+
+    def __contains__(self, job: object) -> bool:
+        """Whether it is left alone now."""
+        case = self._cases.get(job) if isinstance(job, str) else None
+        return case is not None and case.out
+
+    def __iter__(self) -> Iterator[str]:
+        """Those that are left alone now."""
+        return (job for job, case in self._cases.items() if case.out)
+
+    def __len__(self) -> int:
+        """How many are."""
+        return sum(1 for _ in self)
+
+    def suspect(self, job: str) -> bool:
+        """Whether it was left alone, and nothing of it has been stored since."""
+        return job in self._cases
+
+    def leave(self, job: str, why: str, status: FlyerJobStatus | None = None) -> None:
+        """From the next rebuild on."""
+        case = self._cases.setdefault(job, _Case())
+        pause_seconds = min(PAUSE_SECONDS * 2.0**case.times, PAUSE_SECONDS_MAX)
+        case.times += 1
+        case.out, case.status = True, status
+        case.again_at = time.monotonic() + pause_seconds
+        log.error("%s is left alone for %g s: %s", job, pause_seconds, why)
+        if case.times == 1:
+            self._told(job, "job" if status is None else "status", why)
+
+    def settled(self, job: str) -> None:
+        """Its status was stored, or it is gone."""
+        self._cases.pop(job, None)
+
+    def wait_seconds(self) -> float:
+        """Until some job is to be tried again."""
+        times = [case.again_at for case in self._cases.values() if case.out]
+        return max(0.0, min(times) - time.monotonic()) if times else float("inf")
+
+    def release(self) -> None:
+        """The engine is rebuilt: those that are due are tried again."""
+        now = time.monotonic()
+        for case in self._cases.values():
+            if case.again_at <= now:
+                case.out = False
+
+    def nodes(self, stored: Callable[[str], FlyerJobStatus | None]) -> dict[str, str]:
+        """Nodes that may be theirs, with the job."""
+        return {
+            name: job
+            for job, case in self._cases.items()
+            if case.out
+            for status in (stored(job), case.status)
+            for name in _nodes(status)
+        }
+
+
+def _nodes(status: FlyerJobStatus | None) -> set[str]:
+    if status is None:
+        return set()
+    found = {one.name for one in status.occupied}
+    if status.assignment is not None and status.phase in (*RESERVING, Phase.SUSPENDING):
+        found |= set(status.assignment.names)
+    return found

@@ -1,0 +1,61 @@
+"""Steps of the engine that one job's trouble does not stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from flyer import engine
+from flyer.engine import JobFault, JobSubmitted
+from flyer.kube.services.announcements import EVENT_DROPPED, Announcement
+from flyer.kube.services.errors import StaleStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from flyer.engine import Action, EngineState, Event
+    from flyer.kube.metrics import Metrics
+    from flyer.kube.services.apart import LeftAlone
+
+__all__ = ["JOBS_INLINE_MAX", "Steps"]
+
+# With more jobs the engine steps in a thread.
+JOBS_INLINE_MAX: Final = 200
+
+log = logging.getLogger(__name__)
+
+
+class Steps:
+    """Of one term. An event that the engine fails at is dropped, a job that it fails at left."""
+
+    def __init__(
+        self, left: LeftAlone, metrics: Metrics, announce: Callable[[str, Announcement], None]
+    ) -> None:
+        self._left = left
+        self._metrics = metrics
+        self._announce = announce
+
+    async def step(
+        self, state: EngineState, events: Sequence[Event], now: float
+    ) -> tuple[EngineState, tuple[Action, ...]]:
+        """One step. StaleStateError: a job is left alone from now on."""
+        while True:
+            try:
+                # Of a large cluster it takes long enough for the Lease and for signals to wait.
+                if len(state.jobs) > JOBS_INLINE_MAX:
+                    stepped = asyncio.to_thread(engine.step, state, events, now)
+                    return await asyncio.shield(stepped)
+                return engine.step(state, events, now)
+            except JobFault as fault:
+                log.exception("a bug, please report it")
+                events = self._without(fault, events)
+
+    def _without(self, fault: JobFault, events: Sequence[Event]) -> list[Event]:
+        why = f"{fault}: {fault.__cause__!r:.400}"
+        if fault.event is None or isinstance(fault.event, JobSubmitted):
+            self._left.leave(fault.job, why)
+            raise StaleStateError(why) from fault
+        self._metrics.faults.labels("event").inc()
+        self._announce(fault.job, Announcement(EVENT_DROPPED, why, warning=True))
+        return [one for one in events if one is not fault.event]

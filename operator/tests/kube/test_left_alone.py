@@ -1,0 +1,180 @@
+"""A job that cannot be judged, or whose status is not taken, stops nobody but itself."""
+
+import pytest
+from flyer import engine
+from flyer.api import FlyerJobStatus, Phase
+from flyer.engine import CheckpointReported, LifeStateSet
+from flyer.kube.services.apart import LeftAlone
+from flyer.kube.services.leader import LABEL_LEADER, LeaderMark
+from flyer.kube.testing import Fault
+
+
+def told(cluster, name, reason):
+    return [
+        one for one in cluster.store.all("events")
+        if one["involvedObject"]["name"] == name and one["reason"] == reason
+    ]  # fmt: skip
+
+
+async def up(cluster, until, *names):
+    for name in names:
+        cluster.submit(name)
+    await until(lambda: all(cluster.phase(name) is Phase.RUNNING for name in names))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monkeypatch, inline):
+    if not inline:
+        monkeypatch.setattr("flyer.kube.services.steps.JOBS_INLINE_MAX", 0)
+    cluster.nodes("AAA")
+    operator = cluster.operator()
+    await up(cluster, until, "a", "b")
+    term = operator.leader.term
+    operator.gateway._tell(CheckpointReported("default/a", 1, 7, "x" * 5000))
+    operator.gateway._tell(LifeStateSet("default/a", 1, 5))
+    await until(lambda: told(cluster, "a", "EventDropped"))
+    await until(lambda: cluster.status("a").chain.life_state == 5)
+    assert operator.leader.term is term
+    cluster.submit("c")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert cluster.status("a").checkpoint is None
+    assert operator.metrics.registry.get_sample_value(
+        "flyer_job_faults_total", {"kind": "event"}
+    ) == 1  # fmt: skip
+
+
+async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
+    cluster, until, monkeypatch
+):
+    cluster.nodes("AAA")
+    operator = cluster.operator()
+    await up(cluster, until, "a", "b")
+    term = operator.leader.term
+    whole = engine.transitions.begin_suspension
+
+    def fails(draft, key, **asked):
+        if key == "default/a":
+            raise ZeroDivisionError(key)
+        whole(draft, key, **asked)
+
+    monkeypatch.setattr(engine.transitions, "begin_suspension", fails)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "LeftAlone"))
+    cluster.submit("c", 2)  # one node is free, and that of `a` is kept
+    cluster.submit("d")
+    cluster.edit("b", suspend=True)
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert cluster.phase("a") is Phase.RUNNING
+    assert len(cluster.pods("a")) == 1
+    monkeypatch.setattr(engine.transitions, "begin_suspension", whole)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: cluster.phase("d") is Phase.RUNNING)
+    assert operator.leader.term is term
+
+
+@pytest.mark.parametrize("code", [403, 500])
+async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code):
+    cluster.nodes("AA")
+    operator = cluster.operator()
+    await up(cluster, until, "a", "b")
+    term = operator.leader.term
+    guarded = Fault(
+        "refuse", resource="flyerjobs/status", name="a", code=code, reason="Forbidden", times=10**6
+    )
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    cluster.edit("b", suspend=True)
+    cluster.submit("c")
+    cluster.submit("d")
+    # The node that `b` gives back goes to one of them; that of `a` to nobody.
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: Phase.RUNNING in (cluster.phase("c"), cluster.phase("d")))
+    running = next(name for name in "cd" if cluster.phase(name) is Phase.RUNNING)
+    cluster.finish(running)
+    await until(lambda: cluster.phase(running) is Phase.SUCCEEDED)
+    seen = guarded.seen
+    await until(lambda: guarded.seen > seen)  # it is tried again
+    assert cluster.phase("a") is Phase.RUNNING
+    assert len(cluster.pods("a")) == 1
+    guarded.times = 0
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: all(cluster.phase(one) in (Phase.RUNNING, Phase.SUCCEEDED) for one in "cd"))
+    assert operator.leader.term is term
+    assert len(told(cluster, "a", "LeftAlone")) == 1
+
+
+async def test_a_leader_takes_over_although_a_status_is_guarded(cluster, until):
+    cluster.nodes("AA")
+    first = cluster.operator()
+    await up(cluster, until, "b", "a")
+    cluster.server.faults.add(
+        Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    )
+    first.kill()
+    cluster.operator()
+    cluster.submit("c")
+    cluster.finish("b")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+
+
+def test_pauses_grow_until_something_is_stored():
+    heard = []
+    left = LeftAlone(lambda *what: heard.append(what))
+    assert left.wait_seconds() == float("inf")
+    status = FlyerJobStatus()
+    for pause_seconds in (1, 2, 4):
+        left.leave("n/a", "why", status)
+        assert "n/a" in left
+        assert pause_seconds - 1 < left.wait_seconds() <= pause_seconds
+    assert heard == [("n/a", "status", "why")]
+    for _ in range(20):
+        left.leave("n/a", "why", status)
+    assert 290 < left.wait_seconds() <= 300
+    left.release()
+    assert list(left) == ["n/a"]
+    left.settled("n/a")
+    assert not left.suspect("n/a")
+    assert len(left) == 0
+
+
+async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
+    cluster.nodes("A")
+    cluster.operator()
+    full = Fault(
+        "refuse", verb="create", resource="pods", code=403, reason="Forbidden", times=10**6
+    )
+    cluster.server.faults.add(full)
+    cluster.submit("a", maxRestarts=0)
+
+    def waits():
+        pending = cluster.status("a").pending
+        return pending is not None and pending.reason == "PodsRefused"
+
+    await until(waits)
+    assert "403" in cluster.status("a").pending.message
+    seen = full.seen
+    await until(lambda: full.seen > seen)
+    full.times = 0
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    assert cluster.status("a").chain.restarts == 0
+
+
+async def test_a_label_that_was_taken_away_comes_back(cluster, until, monkeypatch):
+    monkeypatch.setattr("flyer.kube.services.leader.MARK_SECONDS", 0.05)
+    namespace = "fireflyer-system"
+    for name in ("leads", "led"):
+        cluster.store.create("pods", {"metadata": {"name": name}, "spec": {}}, namespace)
+    operator = cluster.operator()
+    operator.leader._mark = LeaderMark(namespace, "leads")
+
+    def marked():
+        pods = [cluster.store.get("pods", name, namespace) for name in ("leads", "led")]
+        return [LABEL_LEADER in (one["metadata"].get("labels") or {}) for one in pods]
+
+    await until(lambda: marked() == [True, False])
+    for name, value in (("leads", None), ("led", "true")):
+        patch = {"metadata": {"labels": {LABEL_LEADER: value}}}
+        cluster.store.patch("pods", name, patch, namespace)
+    await until(lambda: marked() == [True, False])
