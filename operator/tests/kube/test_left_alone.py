@@ -4,9 +4,15 @@ import pytest
 from flyer import engine
 from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import CheckpointReported, LifeStateSet
+from flyer.kube.client import LeaseSettings
 from flyer.kube.services.apart import LeftAlone
 from flyer.kube.services.leader import LABEL_LEADER, LeaderMark
 from flyer.kube.testing import Fault
+
+# Whoever stalls for a while does not lose it: terms are compared here.
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
 
 
 def told(cluster, name, reason):
@@ -27,7 +33,7 @@ async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monke
     if not inline:
         monkeypatch.setattr("flyer.kube.services.steps.JOBS_INLINE_MAX", 0)
     cluster.nodes("AAA")
-    operator = cluster.operator()
+    operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
     term = operator.leader.term
     operator.gateway._tell(CheckpointReported("default/a", 1, 7, "x" * 5000))
@@ -47,7 +53,7 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
     cluster, until, monkeypatch
 ):
     cluster.nodes("AAA")
-    operator = cluster.operator()
+    operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
     term = operator.leader.term
     whole = engine.transitions.begin_suspension
@@ -76,7 +82,7 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
 @pytest.mark.parametrize("code", [403, 500])
 async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code):
     cluster.nodes("AA")
-    operator = cluster.operator()
+    operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
     term = operator.leader.term
     guarded = Fault(
