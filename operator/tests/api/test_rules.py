@@ -228,7 +228,7 @@ def policies(kinds: Cluster) -> Iterator[Cluster]:
     path = str(CRDS / "policies")
     kinds.kubectl("apply", "--server-side", "-f", path)
     yield kinds
-    kinds.kubectl("delete", "-f", path, "--wait=true")
+    kinds.kubectl("delete", "-f", path, "--wait=true", "--ignore-not-found")
 
 
 async def in_force(api: Api) -> None:
