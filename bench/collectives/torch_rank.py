@@ -8,6 +8,7 @@ import time
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+import hfreduce.torch
 import torch
 import torch.distributed as dist
 
@@ -66,8 +67,10 @@ def obey(order: list[str], group: Any, size: int, memory: dict[str, torch.Tensor
 BYTES_MAX = 64 << 20
 
 
-def allocated(where: str, group: Any) -> torch.Tensor:  # noqa: ARG001  (a registered one is its)
+def allocated(where: str, group: Any) -> torch.Tensor:
     """Memory of this kind for the largest case."""
-    if where != "private":
+    if where == "private":
+        return torch.empty(BYTES_MAX, dtype=torch.uint8)
+    if dist.get_backend(group) != "hfreduce":
         raise LookupError(where)
-    return torch.empty(BYTES_MAX, dtype=torch.uint8)
+    return hfreduce.torch.empty(BYTES_MAX, dtype=torch.uint8, group=group)

@@ -15,6 +15,7 @@ from hfreduce.errors import CollectiveError, RendezvousError, SettingError, Topo
 TYPE_CHECKING = False  # as typing's, which takes longer to load than all the rest
 if TYPE_CHECKING:
     from hfreduce.arrays import allreduce
+    from hfreduce.memory import empty
     from hfreduce.topology import Place, Topology, load_topology
 
 __all__ = [
@@ -25,11 +26,13 @@ __all__ = [
     "Topology",
     "TopologyError",
     "allreduce",
+    "empty",
     "load_topology",
 ]
 
 _WHERE = {
     "allreduce": "hfreduce.arrays",
+    "empty": "hfreduce.memory",
     "Place": "hfreduce.topology",
     "Topology": "hfreduce.topology",
     "load_topology": "hfreduce.topology",

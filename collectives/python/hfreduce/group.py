@@ -100,6 +100,18 @@ class Group(Backend):
     def _supports_time_estimate(self) -> bool:
         return False
 
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Tensors of the CPU can be made in memory that the machine's ranks reduce in place."""
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A flat tensor of that kind; FSDP2 asks for them if it is told to."""
+        if not self.supports_tensor_alloc(device):
+            raise ValueError(f"allocate_tensor: registered memory is the CPU's, not {device}'s")
+        return tensors.registered(self.communicator, size, dtype)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of operations that are given none."""
         self._timeout = timeout

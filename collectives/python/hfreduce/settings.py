@@ -34,6 +34,8 @@ NAMES = {
     "HFREDUCE_KEY_FILE": "file with the key that proves who belongs to the job (default: rank 0 "
     "makes one and hands it out through torch's store)",
     "HFREDUCE_PINNED_BYTES": "pinned memory of one GPU at most, from 1048576 on (default: 1 GiB)",
+    "HFREDUCE_REGISTERED_BYTES": "registered memory of one rank at most, in bytes (default: the "
+    "machine's memory, up to 256 GiB; 0 where address space is limited)",
     "HFREDUCE_RENDEZVOUS": "HOST:PORT at which rank 0 listens for programs without torch (default: "
     "MASTER_ADDR and MASTER_PORT)",
     "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
@@ -46,6 +48,7 @@ NAMES = {
 TRANSPORTS = ("auto", "tcp")
 MODES = ("default", "stable", "wide", "stable,wide")
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20
+REGISTERED_BYTES_MAX = 1 << 46
 PINNED_BYTES_MIN, PINNED_BYTES_MAX = 1 << 20, 1 << 40
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
 
@@ -66,6 +69,7 @@ class Settings:
     determinism: str = "default"
     cuda_library: str | None = None
     pinned_bytes: int | None = None
+    registered_bytes: int | None = None
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
@@ -94,6 +98,7 @@ class Settings:
             determinism=_determinism(text("HFREDUCE_DETERMINISM")),
             cuda_library=text("HFREDUCE_CUDA_LIBRARY"),
             pinned_bytes=_pinned_bytes(text("HFREDUCE_PINNED_BYTES")),
+            registered_bytes=_registered_bytes(text("HFREDUCE_REGISTERED_BYTES")),
         )
 
     def key(self) -> bytes | None:
@@ -143,6 +148,14 @@ def _chunk_bytes(value: str | None) -> int | None:
 
 def _pinned_bytes(value: str | None) -> int | None:
     return _whole("HFREDUCE_PINNED_BYTES", value, PINNED_BYTES_MIN, PINNED_BYTES_MAX)
+
+
+def _registered_bytes(value: str | None) -> int | None:
+    return (
+        None
+        if value == "0"
+        else _whole("HFREDUCE_REGISTERED_BYTES", value, 1, REGISTERED_BYTES_MAX)
+    )
 
 
 def _whole(name: str, value: str | None, least: int, most: int) -> int | None:

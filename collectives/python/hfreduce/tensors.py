@@ -24,6 +24,7 @@ __all__ = [
     "for_reduction",
     "for_transport",
     "operation_code",
+    "registered",
     "same_shape",
     "single",
     "whole_shares",
@@ -84,6 +85,14 @@ class Buffer(NamedTuple):
     numel: int
     dtype: int
     op: int = _native.SUM
+
+
+def registered(communicator: _native.Communicator, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor of zeros that the ranks of this machine reduce in place."""
+    if numel == 0:
+        return torch.empty(0, dtype=dtype)
+    memory = communicator.allocate(numel * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype, count=numel)
 
 
 def operation_code(op: ReduceOp) -> int:

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hfreduce import _native, bootstrap
+from hfreduce import _native, bootstrap, tensors
 from hfreduce.backend import HFReduceBackend
 from hfreduce.group import NAME, OPEN
 from hfreduce.settings import Settings
 
-__all__ = ["NAME", "HFReduceBackend", "communicator", "plan", "register", "stats"]
+__all__ = ["NAME", "HFReduceBackend", "communicator", "empty", "plan", "register", "stats"]
 
 
 def register() -> None:
@@ -43,6 +43,18 @@ def communicator(group: dist.ProcessGroup | None = None) -> _native.Communicator
     if not isinstance(backend, HFReduceBackend):
         raise TypeError(f"the group's backend is {backend!r}, not {NAME}")
     return backend.communicator
+
+
+def empty(
+    *size: int, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """A tensor of zeros in registered memory, which the ranks of this machine reduce in place.
+
+    Bits and use are those of any other tensor of the CPU. A forked child shares its memory.
+    """
+    shape = torch.Size(size)
+    kind = dtype or torch.get_default_dtype()
+    return tensors.registered(communicator(group), shape.numel(), kind).view(shape)
 
 
 def plan(group: dist.ProcessGroup | None = None) -> dict[str, object]:

@@ -124,6 +124,12 @@ impl Settings {
         if let Some(value) = text("HFREDUCE_CHUNK_BYTES") {
             settings.chunk_bytes = Some(Self::chunk_bytes(&value)?);
         }
+        if let Some(value) = text("HFREDUCE_REGISTERED_BYTES")
+            && value.parse::<u64>().is_err()
+        {
+            // The engine reads it by itself.
+            return Err(wrong("HFREDUCE_REGISTERED_BYTES", &value, "a whole number of bytes"));
+        }
         for (name, place) in [
             ("HFREDUCE_CONNECT_SECONDS", &mut settings.connect),
             ("HFREDUCE_LIVENESS_SECONDS", &mut settings.liveness),

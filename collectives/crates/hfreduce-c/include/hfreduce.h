@@ -23,7 +23,7 @@ extern "C" {
 
 #define HFR_VERSION_MAJOR 0
 #define HFR_VERSION_MINOR 1
-#define HFR_VERSION_PATCH 0
+#define HFR_VERSION_PATCH 1
 /* What hfr_version() of this header's library returns. */
 #define HFR_VERSION ((HFR_VERSION_MAJOR << 16) | (HFR_VERSION_MINOR << 8) | HFR_VERSION_PATCH)
 
@@ -146,6 +146,13 @@ hfr_status hfr_abort(hfr_comm *comm, const char *reason);
 
 hfr_status hfr_rank(const hfr_comm *comm, uint32_t *rank);
 hfr_status hfr_world_size(const hfr_comm *comm, uint32_t *world_size);
+
+/* Since 0.1.1. Zeroed memory, from the beginning of a page, which the ranks of this node read and
+ * write in place when it is given to hfr_allreduce, hfr_reduce or hfr_reduce_scatter: nothing is
+ * copied on its way in or out. A forked child shares it. hfr_free() gives it back while no operation
+ * uses it, hfr_close() whatever is left. */
+hfr_status hfr_alloc(hfr_comm *comm, size_t bytes, void **memory);
+hfr_status hfr_free(hfr_comm *comm, void *memory);
 
 /* Everybody's combination to everybody, in place. */
 hfr_status hfr_allreduce(hfr_comm *comm, void *buffer, size_t count, hfr_dtype dtype, hfr_op op,

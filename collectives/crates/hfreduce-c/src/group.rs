@@ -7,12 +7,14 @@ use hfreduce_bootstrap::{JoinError, Settings};
 use hfreduce_engine::Communicator;
 
 use crate::error::{Failure, Status, guard};
+use crate::memory::Blocks;
 
-const VERSION: u32 = 0x000100;
+const VERSION: u32 = 0x000101;
 
 /// `hfr_comm`.
 pub struct Comm {
     pub(crate) engine: Communicator,
+    pub(crate) blocks: Blocks,
 }
 
 /// `hfr_options`.
@@ -178,7 +180,9 @@ unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure>
     }
     let engine = settings.join()?;
     // SAFETY: just checked, and the caller's promise.
-    unsafe { put("comm", comm, Box::into_raw(Box::new(Comm { engine }))) }
+    unsafe {
+        put("comm", comm, Box::into_raw(Box::new(Comm { engine, blocks: Blocks::default() })))
+    }
 }
 
 /// # Safety

@@ -7,9 +7,11 @@
 mod calls;
 mod error;
 mod group;
+mod memory;
 mod work;
 
 pub use calls::*;
 pub use error::*;
 pub use group::*;
+pub use memory::*;
 pub use work::*;

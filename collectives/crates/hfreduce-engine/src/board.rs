@@ -2,36 +2,48 @@
 //!
 //! ```text
 //! header        abort record
-//! rank[L]       beat, sleeping, left, entered, staged; the last operations' fingerprints
-//! slot[K]       published, released
+//! rank[L]       beat, sleeping, left, entered; staged, published, released; where its memory of the
+//!               last operations lies; their fingerprints
 //! input[L][K]   chunks on their way in        result[K]   chunks on their way out
 //! ```
-//! Chunks of all operations are numbered through (g = 0, 1, …); chunk g uses slot g mod K.
-//! Who writes what, and when others may read it:
-//! - `staged[r]` = how many chunks rank r has contributed to, in order. Written by r (release);
-//!   after reading `staged[r] > g` (acquire) the owner of g may read `input[r][g mod K]`.
-//! - `published[s]` = g + 1 once the result of g is in `result[s]`. Written by the owner (release).
-//! - `released[s]` counts ranks that are through with the slot. When it reaches L × (uses so far),
-//!   the slot belongs to the next chunk: nobody reads or writes the old one any more.
-//! - the abort record is written once, by whoever wins the exchange of its state.
+//! Chunks of all operations are numbered through (g = 0, 1, …); chunk g uses slot g mod K, if it uses
+//! one at all: memory that is registered (see [`Registered`]) is read and written where it is.
+//! Every rank has three counters of chunks, which only grow. Who writes what, and what others may do
+//! once they have read it:
+//! - `staged[r] > g`: r has contributed to g. Written by r (release); now the owner of g may read
+//!   `input[r][g mod K]`, or what r has registered for the operation.
+//! - `published[o] > g`, for a chunk g that o owns: its result is in `result[g mod K]`, for those who
+//!   copy it there, and in the memory of those who registered theirs. Written by o (release).
+//! - `released[r] > g`: r neither reads nor writes the slot of g. When all ranks say so of g, the slot
+//!   belongs to chunk g + K.
+//!
+//! `touching[o]` is 1 while o reads or writes registered memory of others. It says so before it looks
+//! whether all has ended ([`Board::begin_touching`]), and who ends everything looks in the opposite
+//! order: so after an abort was recorded and `touching[o]` was seen to be 0, o touches no such memory.
+//!
+//! The abort record is written once, by whoever wins the exchange of its state.
 //!
 //! Waking: whoever sleeps says first for what (`sleeping`, then a full fence, then a last look);
-//! whoever changes something fences and looks at `sleeping`. So one of the two sees the other.
+//! whoever changes something fences ([`Board::announce`]) and looks at `sleeping`. So one of the two
+//! sees the other. Of several who change what one waits for, the last sees all the changes and rings.
 //!
 //! The protocols themselves are in `blocks`, which knows nothing of memory that is shared: a model
 //! checker runs the same code. Here is where each block lies.
 
 mod blocks;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use fabric::shm::Segment;
 
 use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::Fingerprint;
 use crate::core::fingerprint::FINGERPRINT_BYTES;
-use blocks::{Counter, Record, Recorded, Sleeper, SlotBlock, Stamped};
+use blocks::{Counter, Record, Recorded, Sleeper, Stamped, Toucher};
 
+/// Operations of a rank whose registered memory is known at a time. It registers none while the
+/// oldest of so many is under way, so nothing that others still read is written over.
+pub const REGISTERED_MAX: usize = 16;
 /// Fingerprints that are kept for each rank.
 const PRINTS: usize = 64;
 const PAGE_BYTES: usize = 4096;
@@ -48,6 +60,19 @@ pub const FOR_RESULT: u32 = 2;
 pub const FOR_SLOT: u32 = 4;
 /// Sleeping at all: always set, so that an abort wakes everybody.
 pub const FOR_ABORT: u32 = 8;
+/// Sleeping for the last result of an operation.
+pub const FOR_END: u32 = 16;
+
+const NOT_REGISTERED: u64 = u64::MAX;
+
+/// Where a rank's memory of one operation lies in its arena, where others may use it in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// Where its contribution begins.
+    pub input: Option<u64>,
+    /// Where its result belongs.
+    pub output: Option<u64>,
+}
 
 #[repr(C)]
 struct Header {
@@ -61,9 +86,14 @@ struct RankBlock {
     left: Counter,
     entered: Counter,
     sleeping: Sleeper,
-    _gap: [u8; 36],
+    touching: Toucher,
+    _gap: [u8; 32],
     staged: Counter,
-    _gap2: [u8; 56],
+    published: Counter,
+    released: Counter,
+    _gap2: [u8; 40],
+    /// Input and output; stamped as the fingerprints are.
+    registered: [Stamped<2>; REGISTERED_MAX],
     /// Stamped with the operation's number + 1.
     prints: [Stamped<{ FINGERPRINT_BYTES / 8 }>; PRINTS],
 }
@@ -84,12 +114,8 @@ impl Shape {
         PAGE_BYTES
     }
 
-    fn slots_at(&self) -> usize {
-        self.ranks_at() + self.locals * size_of::<RankBlock>()
-    }
-
     fn data_at(&self) -> usize {
-        (self.slots_at() + self.slots * size_of::<SlotBlock>()).next_multiple_of(PAGE_BYTES)
+        (self.ranks_at() + self.locals * size_of::<RankBlock>()).next_multiple_of(PAGE_BYTES)
     }
 
     /// Size of the whole segment.
@@ -149,13 +175,6 @@ impl Board {
         unsafe { &*self.segment.base().add(offset).cast::<RankBlock>() }
     }
 
-    fn slot(&self, chunk: u64) -> &SlotBlock {
-        let slot = (chunk % self.shape.slots as u64) as usize;
-        let offset = self.shape.slots_at() + slot * size_of::<SlotBlock>();
-        // SAFETY: as for `rank`.
-        unsafe { &*self.segment.base().add(offset).cast::<SlotBlock>() }
-    }
-
     /// Where rank `local` puts its contribution to chunk `chunk`.
     pub fn input(&self, local: usize, chunk: u64) -> *mut u8 {
         assert!(local < self.shape.locals);
@@ -174,15 +193,14 @@ impl Board {
         unsafe { self.segment.base().add(offset) }
     }
 
-    /// True if chunk `chunk` may use its slot: every rank is through with the chunk before.
-    pub fn slot_is_free(&self, chunk: u64) -> bool {
-        let uses = chunk / self.shape.slots as u64;
-        self.slot(chunk).is_free(uses * self.shape.locals as u64)
+    /// The chunks whose slots belong to nobody any more: all below this number.
+    pub fn released_by_all(&self) -> u64 {
+        self.least(|rank| &rank.released)
     }
 
-    /// Says that a rank is through with a chunk's slot; true if it was the last one.
-    pub fn release(&self, chunk: u64) -> bool {
-        self.slot(chunk).release().is_multiple_of(self.shape.locals as u64)
+    /// Says that `local` is through with the slots of all chunks below `chunks`.
+    pub fn release(&self, local: usize, chunks: u64) {
+        self.rank(local).released.tell(chunks);
     }
 
     /// Says that `local` has contributed to every chunk below `chunks`.
@@ -195,14 +213,56 @@ impl Board {
         self.rank(local).staged.told()
     }
 
-    /// Says that the result of a chunk is in its place.
-    pub fn publish(&self, chunk: u64) {
-        self.slot(chunk).publish(chunk);
+    /// How many chunks every rank has contributed to.
+    pub fn staged_by_all(&self) -> u64 {
+        self.least(|rank| &rank.staged)
     }
 
-    /// True if the result of a chunk is in its place.
-    pub fn is_published(&self, chunk: u64) -> bool {
-        self.slot(chunk).is_published(chunk)
+    /// Says that the results of all chunks below `chunks` that `local` owns are in their places.
+    pub fn publish(&self, local: usize, chunks: u64) {
+        self.rank(local).published.tell(chunks);
+    }
+
+    /// What `local` has published.
+    pub fn published(&self, local: usize) -> u64 {
+        self.rank(local).published.told()
+    }
+
+    fn least(&self, counter: impl Fn(&RankBlock) -> &Counter) -> u64 {
+        let ranks = (0..self.shape.locals).map(|local| self.rank(local));
+        ranks.map(|rank| counter(rank).told()).min().unwrap_or(0)
+    }
+
+    /// Says where the memory of `local` for its operation number `ordinal` along the trees lies; before
+    /// it stages the first chunk of it.
+    pub fn register(&self, local: usize, ordinal: u64, sequence: u64, memory: Registered) {
+        let block = &self.rank(local).registered[ordinal as usize % REGISTERED_MAX];
+        let word = |place: Option<u64>| place.unwrap_or(NOT_REGISTERED);
+        block.write(sequence + 1, [word(memory.input), word(memory.output)]);
+    }
+
+    /// What `local` said there; valid once it has staged a chunk of the operation.
+    pub fn registered(&self, local: usize, ordinal: u64, sequence: u64) -> Registered {
+        let block = &self.rank(local).registered[ordinal as usize % REGISTERED_MAX];
+        let place = |word| Some(word).filter(|word| *word != NOT_REGISTERED);
+        let words = block.read(sequence + 1).map(|words| words.map(place));
+        let [input, output] = words.unwrap_or_default();
+        Registered { input, output }
+    }
+
+    /// Before `local` uses registered memory of others; false if all has ended and it must not.
+    pub fn begin_touching(&self, local: usize) -> bool {
+        self.rank(local).touching.begin(&self.header().abort)
+    }
+
+    /// After it. Also for a rank whose process has ended: the dead touch nothing.
+    pub fn end_touching(&self, local: usize) {
+        self.rank(local).touching.end();
+    }
+
+    /// True if `local` uses registered memory of others; after an abort, whether it still may.
+    pub fn is_touching(&self, local: usize) -> bool {
+        self.rank(local).touching.is_touching()
     }
 
     /// Says that `local` begins operation `sequence`.
@@ -258,6 +318,11 @@ impl Board {
         self.rank(local).sleeping.wake_up();
     }
 
+    /// After a change, before a look at what others have changed.
+    pub fn announce(&self) {
+        fence(Ordering::SeqCst);
+    }
+
     /// After a change: true if `local` sleeps for such a thing and must be woken by the caller.
     pub fn must_wake(&self, local: usize, reasons: u32) -> bool {
         self.rank(local).sleeping.must_wake(reasons)
@@ -289,78 +354,5 @@ impl Board {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::{Determinism, Kind};
-
-    const SHAPE: Shape = Shape { locals: 2, slots: 4, slot_bytes: 4096 };
-
-    fn board() -> Board {
-        Board::create(Segment::create("board", SHAPE.bytes()).unwrap(), SHAPE).unwrap()
-    }
-
-    #[test]
-    fn a_slot_is_free_again_when_every_rank_released_it() {
-        let board = board();
-        assert!(board.slot_is_free(1) && !board.slot_is_free(5));
-        board.publish(1);
-        assert!(board.is_published(1) && !board.is_published(5));
-        assert!(!board.release(1) && board.release(1));
-        assert!(board.slot_is_free(5) && !board.slot_is_free(9) && !board.is_published(5));
-    }
-
-    #[test]
-    fn fingerprints_are_remembered_for_a_while() {
-        let board = board();
-        let print = Fingerprint {
-            kind: Kind::Reduce,
-            dtype: 1,
-            element_bytes: 2,
-            op: 3,
-            root: 4,
-            count: 5,
-            shape: 6,
-            modes: Determinism::DEFAULT,
-        };
-        board.enter(1, 70, &print);
-        assert_eq!(
-            (board.print(1, 70), board.print(1, 6), board.print(0, 70)),
-            (Some(print), None, None)
-        );
-        assert_eq!((board.entered(1), board.entered(0)), (71, 0));
-    }
-
-    #[test]
-    fn the_first_abort_stays() {
-        let board = board();
-        assert!(board.aborted().is_none() && !board.is_aborted());
-        assert!(board.abort(b"first") && !board.abort(b"second"));
-        assert_eq!(board.aborted().unwrap(), b"first");
-    }
-
-    #[test]
-    fn who_sleeps_for_something_else_is_left_alone() {
-        let board = board();
-        assert!(!board.must_wake(1, FOR_RESULT));
-        board.fall_asleep(1, FOR_RESULT);
-        assert!(!board.must_wake(1, FOR_INPUT));
-        assert!(board.must_wake(1, FOR_RESULT) && !board.must_wake(1, FOR_RESULT));
-        board.fall_asleep(1, 0);
-        assert!(board.must_wake(1, FOR_ABORT));
-    }
-
-    #[test]
-    fn slots_do_not_overlap() {
-        let board = board();
-        let mut places: Vec<usize> = (0..SHAPE.slots as u64)
-            .flat_map(|g| [board.input(0, g), board.input(1, g), board.result(g)])
-            .map(|place| place.addr())
-            .collect();
-        places.sort_unstable();
-        assert!(places.windows(2).all(|pair| pair[1] - pair[0] == SHAPE.slot_bytes));
-        assert!(
-            places.last().unwrap() + SHAPE.slot_bytes
-                <= board.segment.base().addr() + SHAPE.bytes()
-        );
-    }
-}
+#[path = "board_test.rs"]
+mod tests;

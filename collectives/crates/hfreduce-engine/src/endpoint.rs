@@ -159,7 +159,8 @@ impl Endpoint {
         };
         let bell =
             poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;
-        let (board, neighbourhood) = self.meet_locals(&infos, group, &bell, slots, deadline)?;
+        let (board, neighbourhood, arenas) =
+            self.meet_locals(&infos, group, &bell, (slots, channels), deadline)?;
         let trunk = self.meet_neighbours(&infos, group, channels, &board, deadline)?;
         let on_host = infos.iter().filter(|info| info.host == self.info.host).count();
         // With more ranks than processors whoever looks longer only keeps the others from working.
@@ -188,7 +189,8 @@ impl Endpoint {
             dial(&key, &host, &directory[peer as usize], hello, Deadline::after(left))
         }));
         let spin = Duration::from_micros(spin);
-        let parts = Parts { shared: shared.clone(), board, neighbourhood, trunk, mesh, spin };
+        let parts =
+            Parts { shared: shared.clone(), board, neighbourhood, trunk, mesh, arenas, spin };
         let trouble =
             |error: io::Error| refused(&self.options, CauseKind::Io, "starting", error.to_string());
         let driver = Driver::new(parts).map_err(trouble)?;

@@ -27,6 +27,7 @@ pub use communicator::{Communicator, WaitError, Work};
 pub use core::Determinism;
 pub use drivers::wire;
 pub use endpoint::{Endpoint, Member, Newcomer, Options};
+pub use fabric::arena::Block;
 pub use operation::{Buffer, DType, Kind, Operation, ReduceOp};
 pub use pace::Pace;
 pub use placement::Placement;

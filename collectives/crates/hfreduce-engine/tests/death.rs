@@ -16,6 +16,8 @@ use hfreduce_engine::{Endpoint, Options};
 use support::{KEY, allreduce, placement};
 
 const RANK: &str = "HFREDUCE_TEST_RANK";
+/// Enough that a signal most often comes while some rank is at the memory of others.
+const ELEMENTS: usize = 1_000_000;
 
 /// Not a test by itself: what a rank of the tests below does, in a process of its own.
 #[test]
@@ -32,13 +34,27 @@ fn a_rank() {
     let infos: Vec<Vec<u8>> =
         (0..nodes * locals).map(|_| lines.next().unwrap().unwrap().into_bytes()).collect();
     let comm = endpoint.connect(&infos, Duration::from_secs(30)).unwrap();
-    let mut data = vec![1.0; 300_000];
+    // Every other rank's memory is registered: the others of its node read and write it.
+    let block = comm.allocate(4 * ELEMENTS).unwrap();
+    let mut private = vec![1.0; ELEMENTS];
+    let data: &mut [f32] = if rank % 2 == 0 {
+        // SAFETY: the block holds so many and nobody else refers to it here.
+        unsafe { std::slice::from_raw_parts_mut(block.base().cast(), ELEMENTS) }
+    } else {
+        &mut private
+    };
+    data.fill(1.0);
     for round in 0.. {
-        let work = allreduce(&comm, &mut data);
+        let work = allreduce(&comm, data);
         if let Err(error) = work.wait(None) {
             let cause = comm.error().unwrap().cause;
+            data.fill(rank as f32);
             println!("\n@failed {} {}", cause.kind.word(), cause.peer.map_or(-1, i64::from));
             eprintln!("rank {rank}: {error}");
+            // Asked again when whoever stood still has gone on.
+            if lines.next().is_some() {
+                println!("\n@whole {}", data.iter().all(|value| *value == rank as f32));
+            }
             return;
         }
         data.fill(1.0);
@@ -124,6 +140,16 @@ fn survivors_name(
     }
     let took = signalled.elapsed();
     assert!(took < within, "{took:?} from the signal to the last survivor's error");
+    if signal == libc::SIGSTOP {
+        // What it was in the middle of goes on, and reaches nobody's memory any more.
+        ranks[victim].signal(libc::SIGCONT);
+        assert_eq!(ranks[victim].word("@failed"), format!("{kind} {victim}"));
+        for (at, rank) in ranks.iter_mut().enumerate() {
+            writeln!(rank.input, "whole?").unwrap();
+            rank.input.flush().unwrap();
+            assert_eq!(rank.word("@whole"), "true", "rank {at} of {nodes}x{locals}");
+        }
+    }
 }
 
 #[test]
@@ -139,7 +165,7 @@ fn a_killed_rank_is_named_at_once_by_every_survivor() {
 
 #[test]
 fn a_stopped_rank_is_named_after_the_liveness_time() {
-    for (shape, victim) in [((1, 2), 1), ((2, 2), 0), ((2, 2), 3), ((3, 1), 1)] {
+    for (shape, victim) in [((1, 2), 1), ((1, 3), 0), ((2, 2), 0), ((2, 2), 3), ((3, 1), 1)] {
         let limits = (3000, Duration::from_secs(60));
         survivors_name(shape, victim, libc::SIGSTOP, "peer_stalled", limits);
     }

@@ -10,6 +10,7 @@ use pyo3::types::PyDict;
 use crate::arguments::{buffer, buffers, dtype as as_dtype, op as as_op, seconds};
 use crate::errors::{raise, to_exception};
 use crate::gpu::{Gpu, OnGpu};
+use crate::memory::Registered;
 use crate::work::Work;
 
 /// A connected group of ranks.
@@ -46,6 +47,10 @@ impl Communicator {
     /// The same operations on memory of a GPU that is made ready in a stream.
     fn on(&self, gpu: &Gpu, stream: usize) -> OnGpu {
         OnGpu { engine: self.engine.clone(), device: gpu.device.clone(), stream }
+    }
+
+    fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Registered> {
+        self.engine.allocate(nbytes).map(Registered::new).map_err(|error| raise(py, &error))
     }
 
     #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false))]
@@ -274,12 +279,14 @@ impl Communicator {
             ("lent_bytes", &counters.lent_bytes),
             ("received_bytes", &counters.received_bytes),
             ("refused_connections", &counters.refused),
+            ("in_place_bytes", &counters.in_place_bytes),
             ("reduced_bytes", &counters.reduced_bytes),
             ("reducing_nanoseconds", &counters.reducing_nanoseconds),
         ] {
             stats.set_item(name, counter.load(Ordering::Relaxed))?;
         }
         stats.set_item("channels", self.engine.channels())?;
+        stats.set_item("registered_bytes", self.engine.registered_bytes())?;
         Ok(stats)
     }
 

@@ -9,6 +9,7 @@ mod endpoint;
 mod errors;
 mod flight;
 mod gpu;
+mod memory;
 mod probe;
 mod rendezvous;
 mod work;
@@ -28,6 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<endpoint::Endpoint>()?;
     module.add_class::<endpoint::Newcomer>()?;
     module.add_class::<communicator::Communicator>()?;
+    module.add_class::<memory::Registered>()?;
     module.add_class::<work::Work>()?;
     module.add("GpuError", module.py().get_type::<errors::GpuError>())?;
     module.add_class::<gpu::Gpu>()?;

@@ -136,6 +136,22 @@ int main(int argc, char **argv)
         OK(hfr_recv(comm, out, 1, HFR_INT64, r, 9, WAIT, NULL));
         OK(hfr_send(comm, in, 1, HFR_INT64, r, 8, WAIT, NULL));
     }
+    {
+        void *memory = NULL;
+        int32_t *counts = NULL;
+        OK(hfr_alloc(comm, 4096 * sizeof *counts, &memory));
+        counts = memory;
+        EXPECT(counts[4095] == 0);
+        counts[4095] = 1;
+        OK(hfr_allreduce(comm, counts, 4096, HFR_INT32, HFR_SUM, WAIT, NULL));
+        EXPECT(counts[0] == 0 && counts[4095] == (int32_t)ranks);
+        OK(hfr_free(comm, counts));
+        EXPECT(hfr_free(comm, counts) == HFR_INVALID);
+        OK(hfr_free(comm, NULL));
+        EXPECT(hfr_alloc(comm, SIZE_MAX, &memory) == HFR_INVALID);
+        EXPECT(hfr_alloc(comm, 1, NULL) == HFR_INVALID);
+        OK(hfr_alloc(comm, 1, &memory)); /* left to hfr_close() */
+    }
     OK(hfr_barrier(comm, WAIT, NULL));
 
     /* One breaks the group, once all others have passed the barrier: they hear who and why. */

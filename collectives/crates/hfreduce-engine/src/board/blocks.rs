@@ -21,32 +21,30 @@ impl<A: Atomics> Counter<A> {
     }
 }
 
-/// Whose turn it is to use a slot.
-#[repr(C, align(64))]
-pub struct SlotBlock<A: Atomics = Native> {
-    published: A::U64,
-    released: A::U64,
-}
+/// Whether a rank uses memory of others that they may want back at any moment.
+#[repr(transparent)]
+pub struct Toucher<A: Atomics = Native>(A::U32);
 
-impl<A: Atomics> SlotBlock<A> {
-    /// True if ranks have let go of the slot so often: nobody reads or writes what was there.
-    pub fn is_free(&self, releases: u64) -> bool {
-        // More than that: others are through with this very chunk already, which takes them nowhere.
-        self.released.load(Acquire) >= releases
+impl<A: Atomics> Toucher<A> {
+    /// False if all has ended: then the rank must not.
+    pub fn begin<const WORDS: usize>(&self, end: &Record<WORDS, A>) -> bool {
+        self.0.store(1, Relaxed);
+        A::fence(SeqCst);
+        let may = !end.is_begun();
+        if !may {
+            self.end();
+        }
+        may
     }
 
-    /// A rank lets go of it; how often ranks have by now. Both halves of the ordering are needed:
-    /// whoever takes the slot next must come after all of us, not after the last one alone.
-    pub fn release(&self) -> u64 {
-        self.released.fetch_add(1, AcqRel) + 1
+    pub fn end(&self) {
+        self.0.store(0, Release);
     }
 
-    pub fn publish(&self, chunk: u64) {
-        self.published.store(chunk + 1, Release);
-    }
-
-    pub fn is_published(&self, chunk: u64) -> bool {
-        self.published.load(Acquire) == chunk + 1
+    /// For whoever has recorded the end, or has seen it: false if the rank touches nothing any more.
+    pub fn is_touching(&self) -> bool {
+        A::fence(SeqCst);
+        self.0.load(Acquire) != 0
     }
 }
 

@@ -15,9 +15,9 @@ impl<A: Atomics> Default for Counter<A> {
     }
 }
 
-impl<A: Atomics> Default for SlotBlock<A> {
+impl<A: Atomics> Default for Toucher<A> {
     fn default() -> Self {
-        Self { published: A::U64::default(), released: A::U64::default() }
+        Self(A::U32::default())
     }
 }
 
@@ -40,10 +40,11 @@ impl<const WORDS: usize, A: Atomics> Default for Record<WORDS, A> {
     }
 }
 
-/// A node of two ranks with one slot: both contribute to every chunk, rank 0 sums, both read.
+/// A node of two ranks with one slot: rank 1 contributes to every chunk, rank 0 sums, both read.
 struct Node<A: Atomics> {
-    staged: [Counter<A>; 2],
-    slot: SlotBlock<A>,
+    staged: Counter<A>,
+    published: Counter<A>,
+    released: [Counter<A>; 2],
     input: UnsafeCell<u64>,
     result: UnsafeCell<u64>,
 }
@@ -51,25 +52,23 @@ struct Node<A: Atomics> {
 impl<A: Atomics> Node<A> {
     fn rank(&self, local: usize, chunks: u64) {
         for chunk in 0..chunks {
-            until(|| self.slot.is_free(chunk * 2));
+            until(|| self.released.iter().all(|released| released.told() >= chunk));
             if local == 1 {
                 // SAFETY: loom reports whoever touches it at the same time.
                 self.input.with_mut(|input| unsafe { *input = 10 + chunk });
-            }
-            self.staged[local].tell(chunk + 1);
-            if local == 0 {
-                until(|| self.staged[1].told() > chunk);
+                self.staged.tell(chunk + 1);
+                until(|| self.published.told() > chunk);
+            } else {
+                until(|| self.staged.told() > chunk);
                 // SAFETY: as above.
                 let input = self.input.with(|input| unsafe { *input });
                 // SAFETY: as above.
                 self.result.with_mut(|result| unsafe { *result = input * 2 });
-                self.slot.publish(chunk);
-            } else {
-                until(|| self.slot.is_published(chunk));
+                self.published.tell(chunk + 1);
             }
             // SAFETY: as above.
             assert_eq!(self.result.with(|result| unsafe { *result }), (10 + chunk) * 2);
-            self.slot.release();
+            self.released[local].tell(chunk + 1);
         }
     }
 }
@@ -83,8 +82,9 @@ fn until(ready: impl Fn() -> bool) {
 fn slot_is_reused<A: Atomics>() {
     let (input, result) = (UnsafeCell::new(0), UnsafeCell::new(0));
     let node = Arc::new(Node::<A> {
-        staged: Default::default(),
-        slot: SlotBlock::default(),
+        staged: Counter::default(),
+        published: Counter::default(),
+        released: Default::default(),
         input,
         result,
     });
@@ -103,18 +103,18 @@ fn no_slot_is_written_while_it_is_read() {
 
 /// Two readers let go of a slot; its owner writes it again when both have.
 fn slot_is_taken_after_both<A: Atomics>() {
-    let shared = Arc::new((SlotBlock::<A>::default(), UnsafeCell::new(7)));
+    let shared = Arc::new((<[Counter<A>; 2]>::default(), UnsafeCell::new(7)));
     let readers: Vec<_> = (0..2)
-        .map(|_| {
+        .map(|reader| {
             let shared = shared.clone();
             thread::spawn(move || {
                 // SAFETY: as in `Node::rank`.
                 assert_eq!(shared.1.with(|value| unsafe { *value }), 7);
-                shared.0.release();
+                shared.0[reader].tell(1);
             })
         })
         .collect();
-    if shared.0.is_free(2) {
+    if shared.0.iter().all(|released: &Counter<A>| released.told() == 1) {
         // SAFETY: as in `Node::rank`.
         shared.1.with_mut(|value| unsafe { *value = 8 });
     }
@@ -126,6 +126,61 @@ fn who_takes_a_slot_comes_after_all_who_let_go() {
     every_order(slot_is_taken_after_both::<Modelled>);
     assert!(breaks(slot_is_taken_after_both::<Weak<NO_RELEASE>>));
     assert!(breaks(slot_is_taken_after_both::<Weak<NO_ACQUIRE>>));
+}
+
+/// Rank 1 writes into memory of rank 0, which ends everything and wants it back.
+fn memory_is_given_back<A: Atomics>() {
+    let shared = Arc::new((Toucher::<A>::default(), Record::<1, A>::default(), UnsafeCell::new(0)));
+    let other = shared.clone();
+    let writer = thread::spawn(move || {
+        let (toucher, end, memory) = &*other;
+        if toucher.begin(end) {
+            // SAFETY: as in `Node::rank`.
+            memory.with_mut(|value| unsafe { *value = 1 });
+            toucher.end();
+        }
+    });
+    let (toucher, end, memory) = &*shared;
+    end.write(b"over");
+    if !toucher.is_touching() {
+        // SAFETY: as in `Node::rank`.
+        memory.with_mut(|value| unsafe { *value = 2 });
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn nobody_writes_into_memory_that_was_given_back() {
+    every_order(memory_is_given_back::<Modelled>);
+    assert!(breaks(memory_is_given_back::<Weak<NO_RELEASE>>));
+    assert!(breaks(memory_is_given_back::<Weak<NO_ACQUIRE>>));
+    assert!(breaks(memory_is_given_back::<Weak<NO_FENCE>>));
+    assert!(breaks(memory_is_given_back::<Weak<NO_TOTAL_ORDER>>));
+}
+
+/// Two ranks contribute, and the last one wakes who sleeps until both have.
+fn the_last_one_rings<A: Atomics>() {
+    let shared = Arc::new((Sleeper::<A>::default(), <[Counter<A>; 2]>::default()));
+    let all = |staged: &[Counter<A>; 2]| staged.iter().all(|staged| staged.told() == 1);
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                shared.1[rank].tell(1);
+                A::fence(SeqCst);
+                all(&shared.1) && shared.0.must_wake(1)
+            })
+        })
+        .collect();
+    shared.0.fall_asleep(1);
+    let saw = all(&shared.1);
+    let rang = ranks.into_iter().map(|rank| rank.join().unwrap());
+    assert!(rang.fold(saw, |any, rang| any | rang), "asleep for ever");
+}
+
+#[test]
+fn of_several_who_change_something_one_rings() {
+    every_order(the_last_one_rings::<Modelled>);
 }
 
 fn somebody_sees_the_other<A: Atomics>() {

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use fabric::arena::Block;
+
 use super::Communicator;
+use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Counters;
 use crate::endpoint::Origin;
 use crate::flight::Snapshot;
@@ -15,6 +18,25 @@ impl Communicator {
             counters.refused.store(origin.refused(), Ordering::Relaxed);
         }
         counters
+    }
+
+    /// Zeroed memory that the ranks of this node read and write in place when a buffer lies in it: no
+    /// copy on the way in or out. It may outlive the communicator.
+    ///
+    /// # Errors
+    /// There is no more of it (`HFREDUCE_REGISTERED_BYTES`), or what the kernel says.
+    pub fn allocate(&self, bytes: usize) -> Result<Block, CollectiveError> {
+        let refuse = |detail: String| self.refused(CauseKind::Invalid, "allocate", detail);
+        let Some(origin) = self.origin() else {
+            return Err(refuse("this is a forked child: connect after forking".to_owned()));
+        };
+        let arena = origin.arena().map_err(|error| refuse(error.to_string()))?;
+        arena.allocate(bytes).map_err(|error| refuse(error.to_string()))
+    }
+
+    /// Bytes of this rank's registered memory that are handed out.
+    pub fn registered_bytes(&self) -> usize {
+        self.origin().and_then(|origin| origin.arena().ok()).map_or(0, |arena| arena.used())
     }
 
     /// How often its members have changed.

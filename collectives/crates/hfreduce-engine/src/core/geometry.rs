@@ -71,6 +71,11 @@ impl Chunk {
         self.partial_bytes != self.bytes
     }
 
+    /// Where it ends in a contributor's buffer.
+    pub fn input_end(&self) -> usize {
+        self.input_offset + self.bytes
+    }
+
     /// True if contributions are summed on the way.
     pub fn reduces(&self) -> bool {
         self.source == Who::All

@@ -53,6 +53,7 @@ impl Driver {
         self.flush_farewell();
         // The neighbours know; now our own callers, who get the record's path with the error.
         self.shared.recorder.broke(&encoded);
+        self.be_left_alone();
         self.fail_works(&phase);
         self.shared.room.call();
     }
@@ -262,6 +263,7 @@ impl Driver {
                 }
             },
         );
+        self.board.end_touching(local);
         if self.board.left(local).is_some() {
             self.refuse_the_departed();
             return;

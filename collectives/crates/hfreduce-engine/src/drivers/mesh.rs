@@ -95,6 +95,11 @@ impl Mesh {
         }
     }
 
+    /// True if there is a connection, or one is being made.
+    pub(super) fn is_connected(&self) -> bool {
+        !self.incoming.is_empty() || !self.outgoing.is_empty()
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         !self.operations.is_empty()
     }

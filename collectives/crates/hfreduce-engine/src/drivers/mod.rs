@@ -3,6 +3,8 @@
 //! Whoever holds the driver moves the data: a thread that waits for its operation, or the
 //! background thread while nobody waits. Split by subject:
 //! - `node`: this rank's part inside its node (contribute, deliver, release);
+//! - `combine`: the chunks that this rank owns, from contributions to results; `reduce`: one of them;
+//! - `registered`: memory that the ranks of a node use in place;
 //! - `trunk`: the connections along the trees, on ranks that own a channel;
 //! - `farewell`: how those end;
 //! - `lending`: chunks that a neighbour on this machine copies out of our board;
@@ -11,6 +13,7 @@
 //! - `flight`: what goes into the flight recorder;
 //! - `shared`: what callers leave for the driver without taking it.
 
+mod combine;
 pub mod connection;
 mod failure;
 mod farewell;
@@ -19,6 +22,8 @@ pub mod lending;
 pub mod mesh;
 mod node;
 pub mod poller;
+mod reduce;
+pub mod registered;
 mod shared;
 pub mod trunk;
 pub mod wire;
@@ -31,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
-use crate::board::{Board, FOR_ABORT, FOR_INPUT, FOR_RESULT, FOR_SLOT};
+use crate::board::{Board, FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, Registered};
 use crate::cause::Cause;
 use crate::core::Geometry;
 use crate::core::liveness::Liveness;
@@ -41,6 +46,8 @@ pub use shared::{Counters, Identity, Shared, Submission, lock};
 
 use mesh::Mesh;
 use poller::{Poller, Ready};
+use reduce::Scratch;
+use registered::Arenas;
 use trunk::Trunk;
 
 /// How often signs of life are given and looked for.
@@ -62,11 +69,24 @@ pub(crate) struct Active {
     pub(crate) first: u64,
     /// Local ranks whose fingerprint was found equal.
     pub(crate) verified: u128,
+    /// Its number among the operations along the trees.
+    pub(crate) ordinal: u64,
+    /// What of our memory others use in place.
+    pub(crate) registered: Registered,
+    /// The same of every local rank, once an owner needs it.
+    pub(crate) others: Vec<Registered>,
 }
 
 impl Active {
     fn end(&self) -> u64 {
         self.first + u64::from(self.geometry.chunks())
+    }
+
+    /// The last of its chunks that local rank `owner` owns, if it owns any.
+    fn last_of(&self, owner: usize, identity: &Identity) -> Option<u64> {
+        let chunks = self.geometry.chunks();
+        let last = (0..chunks).rev().find(|index| identity.owner_of(*index) == owner)?;
+        Some(self.first + u64::from(last))
     }
 }
 
@@ -86,10 +106,23 @@ pub struct Driver {
     poller: Poller,
     ready: Vec<Ready>,
     active: VecDeque<Active>,
-    /// The next chunk number to give to an operation, to contribute to, to deliver.
+    arenas: Arenas,
+    scratch: Scratch,
+    /// Operations along the trees that have begun.
+    begun: u64,
+    /// The next chunk number to give to an operation, to contribute to, to make active as its
+    /// owner, to deliver.
     next_chunk: u64,
     next_stage: u64,
+    next_activate: u64,
     next_deliver: u64,
+    /// We use no slot of a chunk below this one, and nobody did when we last looked below that.
+    released: u64,
+    free_below: u64,
+    /// Owned chunks that are active, in order, and whether their results are in their places.
+    unpublished: VecDeque<(u64, bool)>,
+    /// Reasons for which others may sleep and that have come since we last rang.
+    to_ring: u32,
     /// When the last allreduce ended.
     reduced_until: Option<Instant>,
     wants_slot: bool,
@@ -118,6 +151,8 @@ pub struct Parts {
     pub trunk: Option<Trunk>,
     /// Direct connections.
     pub mesh: Mesh,
+    /// Memory that the node's ranks use in place.
+    pub arenas: Arenas,
     /// How long to look before sleeping.
     pub spin: Duration,
 }
@@ -128,7 +163,7 @@ impl Driver {
     /// # Errors
     /// Out of descriptors.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
-        let Parts { shared, board, neighbourhood, trunk, mesh, spin } = parts;
+        let Parts { shared, board, neighbourhood, trunk, mesh, arenas, spin } = parts;
         let poller = Poller::new()?;
         poller.watch_edges(&shared.bell, TOKEN_BELL)?;
         for (local, socket, process) in &neighbourhood.watched {
@@ -153,9 +188,17 @@ impl Driver {
             poller,
             ready: Vec::new(),
             active: VecDeque::new(),
+            arenas,
+            scratch: Scratch::default(),
+            begun: 0,
             next_chunk: 0,
             next_stage: 0,
+            next_activate: 0,
             next_deliver: 0,
+            released: 0,
+            free_below: 0,
+            unpublished: VecDeque::new(),
+            to_ring: 0,
             reduced_until: None,
             wants_slot: false,
             trunk,
@@ -190,15 +233,24 @@ impl Driver {
             }
             if moved {
                 idle_since = None;
-                self.poll(Duration::ZERO);
-            } else if now.duration_since(*idle_since.get_or_insert(now)) < self.spin {
-                self.poll(Duration::ZERO);
-                std::hint::spin_loop();
-            } else {
+            } else if now.duration_since(*idle_since.get_or_insert(now)) >= self.spin {
                 self.sleep(until);
                 idle_since = None;
+                continue;
+            } else {
+                std::hint::spin_loop();
+            }
+            // Inside a node alone, memory tells everything but an end of somebody, and who waits
+            // for one of those falls asleep soon: no system call for a look.
+            if self.listens() || now.duration_since(self.ticked) >= TICK {
+                self.poll(Duration::ZERO);
             }
         }
+    }
+
+    /// True if data may come through sockets.
+    fn listens(&self) -> bool {
+        self.trunk.as_ref().is_some_and(|trunk| trunk.len() > 0) || self.mesh.is_connected()
     }
 
     /// One look at everything without sleeping.
@@ -220,6 +272,7 @@ impl Driver {
         }
         loop {
             let mut again = self.stage();
+            again |= self.activate();
             again |= self.combine();
             again |= self.deliver();
             again |= self.flush_trunk();
@@ -280,10 +333,15 @@ impl Driver {
 
     fn sleep(&mut self, until: Instant) {
         let local = self.shared.identity.local();
-        self.board.fall_asleep(local, self.sleep_reasons());
+        let reasons = self.sleep_reasons();
+        self.board.fall_asleep(local, reasons);
         // The last look, after having said that we sleep: what changed before it is seen here,
         // what changes after it wakes us.
-        if self.pump() || self.shared.news.load(Ordering::SeqCst) || self.nothing_to_wait_for() {
+        if self.pump()
+            || self.shared.news.load(Ordering::SeqCst)
+            || self.nothing_to_wait_for()
+            || self.sleep_reasons() & !reasons != 0
+        {
             self.board.wake_up(local);
             return;
         }
@@ -301,7 +359,9 @@ impl Driver {
     }
 
     fn sleep_reasons(&self) -> u32 {
-        let mut reasons = FOR_ABORT | FOR_RESULT;
+        let rank = self.shared.identity.rank;
+        let whole = self.active.front().is_some_and(|active| active.is_made_in_place(rank));
+        let mut reasons = FOR_ABORT | if whole { FOR_END } else { FOR_RESULT };
         if self.trunk.is_some() {
             reasons |= FOR_INPUT;
         }
@@ -311,17 +371,24 @@ impl Driver {
         reasons
     }
 
-    fn wake(&self, local: usize, reason: u32) {
-        if local != self.shared.identity.local() && self.board.must_wake(local, reason) {
+    /// After a change and [`Board::announce`].
+    fn wake(&self, local: usize, reasons: u32) {
+        if local != self.shared.identity.local() && self.board.must_wake(local, reasons) {
             self.shared.counters.rings.fetch_add(1, Ordering::Relaxed);
             poller::ring(&self.neighbourhood.bells[local]);
         }
     }
 
-    fn wake_all(&self, reason: u32) {
+    fn wake_all(&self, reasons: u32) {
+        self.board.announce();
         for local in 0..self.board.shape().locals {
-            self.wake(local, reason);
+            self.wake(local, reasons);
         }
+    }
+
+    /// True where ranks share processors: who is woken for little keeps the others from working.
+    fn is_crowded(&self) -> bool {
+        self.spin.is_zero()
     }
 
     fn now_ms(&self, now: Instant) -> u64 {

@@ -1,17 +1,16 @@
-//! This rank's part inside its node: contribute chunks, combine those it owns, deliver results.
+//! This rank's part inside its node: contribute chunks and deliver results.
 
-use super::{Active, Driver, Submission};
-use crate::board::{FOR_INPUT, FOR_RESULT, FOR_SLOT};
-use crate::cause::{Cause, CauseKind};
-use crate::core::{Action, Chunk, Geometry, Kind, Stage, Who};
-use crate::operation::{Buffer, DType, ReduceOp};
-use hfreduce_kernels::{Pass, Store, Width};
+use super::{Active, Driver, Identity, Submission};
+use crate::board::{FOR_INPUT, FOR_SLOT, REGISTERED_MAX, Registered};
+use crate::core::{Chunk, Geometry, Kind, Stage, Who};
+use crate::operation::Buffer;
+use hfreduce_kernels::Store;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Chunks from here on belong to large operations: the caller does not read their first results
 /// before the last ones have pushed them out of the caches, so the copy goes past those.
-const STREAM_FROM_BYTES: usize = 128 << 10;
+pub(super) const STREAM_FROM_BYTES: usize = 128 << 10;
 
 impl Driver {
     /// A call has come: give it its chunks and tell the node.
@@ -43,52 +42,134 @@ impl Driver {
         let first = self.next_chunk;
         self.next_chunk += u64::from(geometry.chunks());
         self.shared.recorder.cut(work.flight, geometry.chunks());
-        self.active.push_back(Active { operation, work, geometry, first, verified: 0 });
+        let ordinal = self.begun;
+        self.begun += 1;
+        let mut registered = Registered::default();
+        if self.active.len() < REGISTERED_MAX {
+            registered = self.arenas.registered(&operation, self.shared.identity.rank);
+            self.board.register(local, ordinal, work.sequence, registered);
+        }
+        let others = Vec::new();
+        let (first, verified) = (first, 0);
+        self.active.push_back(Active {
+            operation,
+            work,
+            geometry,
+            first,
+            verified,
+            ordinal,
+            registered,
+            others,
+        });
         self.refuse_the_departed();
     }
 
-    /// Contributes to chunks as far as slots are free.
+    /// Contributes to chunks, as far as slots are free where it takes some.
     pub(super) fn stage(&mut self) -> bool {
-        let mut moved = false;
+        let from = self.next_stage;
+        let local = self.shared.identity.local();
+        let mut told = from;
         self.wants_slot = false;
-        let identity_local = self.shared.identity.local();
         while self.next_stage < self.next_chunk {
             let number = self.next_stage;
-            if !self.board.slot_is_free(number) {
-                self.wants_slot = true;
-                break;
-            }
             let Some((at, chunk)) = self.find(number) else { break };
-            let owner = self.shared.identity.owner_of(chunk.index);
-            if chunk.source.includes(self.shared.identity.rank) {
-                let input = &self.active[at].operation.input;
-                if !input.has_arrived(chunk.input_offset + chunk.bytes) {
-                    break; // Whoever brings it rings.
+            let owned = self.shared.identity.owner_of(chunk.index) == local;
+            let brings = chunk.source.includes(self.shared.identity.rank);
+            if brings && !self.active[at].operation.input.has_arrived(chunk.input_end()) {
+                break; // Whoever brings it rings.
+            }
+            let copies = brings && self.is_copied(at, &chunk, owned);
+            if copies {
+                if !self.slot_is_free(number) {
+                    self.wants_slot = true;
+                    break;
                 }
-                self.contribute(at, number, &chunk, owner == identity_local);
+                self.contribute(at, number, &chunk);
             }
             self.next_stage += 1;
             self.record_progress(at);
-            self.board.stage(identity_local, self.next_stage);
-            moved = true;
-            if owner == identity_local {
-                self.activate(at, &chunk);
-            } else {
-                self.wake(owner, FOR_INPUT);
+            if copies {
+                self.board.stage(local, self.next_stage);
+                if !self.is_crowded() {
+                    self.tell_owners(told);
+                    told = self.next_stage;
+                }
             }
         }
-        moved
+        if self.next_stage == from {
+            return false;
+        }
+        self.board.stage(local, self.next_stage);
+        self.tell_owners(told);
+        self.let_go();
+        true
     }
 
-    fn contribute(&self, at: usize, number: u64, chunk: &Chunk, owned: bool) {
+    /// The first chunk from `number` on, of those staged, whose slot this rank uses.
+    fn past_unused_slots(&self, number: u64) -> u64 {
+        let Identity { rank, .. } = self.shared.identity;
+        let local = self.shared.identity.local();
+        let unused = |number: &u64| {
+            self.find(*number).is_some_and(|(at, chunk)| {
+                let owned = self.shared.identity.owner_of(chunk.index) == local;
+                let copies = chunk.source.includes(rank) && self.is_copied(at, &chunk, owned);
+                let out = self.active[at].registered.output;
+                !(owned || copies || (chunk.sink.includes(rank) && out.is_none()))
+            })
+        };
+        (number..self.next_stage).find(|number| !unused(number)).unwrap_or(self.next_stage)
+    }
+
+    /// Wakes the owners of chunks from `from` on that lack nobody's contribution any more.
+    fn tell_owners(&self, from: u64) {
+        let channels = self.shared.identity.channels.min(self.board.shape().locals);
+        if from == self.next_stage || self.board.shape().locals == 1 {
+            return;
+        }
+        self.board.announce();
+        let ready = self.board.staged_by_all();
+        let mut told = 0_usize;
+        for number in from..self.next_stage {
+            let Some((_, chunk)) = self.find(number) else { break };
+            // A lone contribution waits for nobody else's.
+            if number < ready || chunk.source == Who::Rank(self.shared.identity.rank) {
+                let owner = self.shared.identity.owner_of(chunk.index);
+                if told & (1 << owner) == 0 {
+                    told |= 1 << owner;
+                    self.wake(owner, FOR_INPUT);
+                }
+            }
+            if told.count_ones() as usize == channels {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn slot_is_free(&mut self, number: u64) -> bool {
+        let slots = self.board.shape().slots as u64;
+        if number >= self.free_below + slots {
+            self.free_below = self.board.released_by_all();
+        }
+        number < self.free_below + slots
+    }
+
+    /// True if this rank's contribution goes through a slot.
+    fn is_copied(&self, at: usize, chunk: &Chunk, owned: bool) -> bool {
+        let active = &self.active[at];
+        let input = &active.operation.input;
+        match chunk.source {
+            Who::Rank(_) => true,
+            // The owner reads its own contribution where it is.
+            Who::All if owned => input.contiguous(chunk.input_offset, chunk.bytes).is_none(),
+            Who::All => active.registered.input.is_none(),
+        }
+    }
+
+    fn contribute(&self, at: usize, number: u64, chunk: &Chunk) {
         let input = &self.active[at].operation.input;
         let place = match chunk.source {
             // A lone contribution is the result already.
             Who::Rank(_) => self.place(number, at, chunk),
-            // The owner reads its own contribution where it is.
-            Who::All if owned && input.contiguous(chunk.input_offset, chunk.bytes).is_some() => {
-                return;
-            }
             Who::All => self.board.input(self.shared.identity.local(), number),
         };
         // SAFETY: the slot is free and ours until it is staged (see the board's protocol), or the
@@ -96,210 +177,9 @@ impl Driver {
         unsafe { gather(input, chunk.input_offset, chunk.bytes, place) };
     }
 
-    fn activate(&mut self, at: usize, chunk: &Chunk) {
-        let sequence = self.active[at].work.sequence;
-        let root = chunk.root().map(|rank| self.shared.identity.placement.node_of(rank));
-        let Some(trunk) = &mut self.trunk else { return };
-        trunk.unready.push_back(self.active[at].first + u64::from(chunk.index));
-        if let Err((link, why)) = trunk.core.activate(sequence, *chunk, root) {
-            self.violated_on(link, why);
-            return;
-        }
-        self.act();
-    }
-
-    /// Combines the owned chunks whose local contributions are all there.
-    pub(super) fn combine(&mut self) -> bool {
-        let Some(trunk) = &self.trunk else { return false };
-        if trunk.unready.is_empty() {
-            return false;
-        }
-        let staged: Vec<u64> =
-            (0..self.board.shape().locals).map(|local| self.board.staged(local)).collect();
-        let mut moved = false;
-        let mut next = 0;
-        while let Some(number) = self.trunk.as_ref().and_then(|t| t.unready.get(next)).copied() {
-            let Some((at, chunk)) = self.find(number) else { break };
-            match self.contributions(at, number, &chunk, &staged) {
-                Contributions::Missing => next += 1,
-                Contributions::NotNeeded => self.ready(next, None),
-                Contributions::There => {
-                    self.ready(next, Some((self.active[at].work.sequence, chunk.index)));
-                    moved = true;
-                }
-                Contributions::Broken => return true,
-            }
-        }
-        moved
-    }
-
-    fn ready(&mut self, at: usize, key: Option<(u64, u32)>) {
-        if let Some(trunk) = &mut self.trunk {
-            trunk.unready.remove(at);
-            if let Some(key) = key {
-                trunk.core.local_ready(key);
-            }
-        }
-        self.act();
-    }
-
-    fn contributions(
-        &mut self,
-        at: usize,
-        number: u64,
-        chunk: &Chunk,
-        staged: &[u64],
-    ) -> Contributions {
-        let identity = &self.shared.identity;
-        let contributors = match chunk.source {
-            Who::All => 0..staged.len(),
-            Who::Rank(rank) if identity.placement.node_of(rank) == identity.node() => {
-                let local = identity.placement.local_of(rank);
-                local..local + 1
-            }
-            Who::Rank(_) => return Contributions::NotNeeded,
-        };
-        if staged[contributors.clone()].iter().any(|chunks| *chunks <= number) {
-            return Contributions::Missing;
-        }
-        for local in contributors {
-            if !self.verify(at, local) {
-                return Contributions::Broken;
-            }
-        }
-        Contributions::There
-    }
-
-    /// Compares the operation of a local rank with ours; false if everything ends because of it.
-    pub(super) fn verify(&mut self, at: usize, local: usize) -> bool {
-        let active = &mut self.active[at];
-        if active.verified & (1 << local) != 0 {
-            return true;
-        }
-        let (sequence, ours) = (active.work.sequence, active.operation.print);
-        match self.board.print(local, sequence) {
-            Some(theirs) if theirs != ours => {
-                self.local_mismatch(local, sequence, ours, theirs);
-                false
-            }
-            found => {
-                if found.is_some() {
-                    active.verified |= 1 << local;
-                }
-                true
-            }
-        }
-    }
-
-    /// Does what the core wants, in its order.
-    pub(super) fn act(&mut self) {
-        while let Some(action) = self.trunk.as_mut().and_then(|trunk| trunk.core.poll()) {
-            match action {
-                Action::Reduce { key, partials } => {
-                    let Some((at, chunk, number)) = self.find_key(key) else { continue };
-                    self.reduce(at, &chunk, number, &partials);
-                }
-                Action::Move { key, from } => {
-                    let Some((at, chunk, number)) = self.find_key(key) else { continue };
-                    let place = self.place(number, at, &chunk);
-                    if let Some(trunk) = &self.trunk {
-                        let source = trunk.partial(&from);
-                        // SAFETY: the slot holds this chunk and the place is ours (the core says
-                        // so); they are different allocations of at least `chunk.bytes`.
-                        unsafe { std::ptr::copy_nonoverlapping(source, place, chunk.bytes) };
-                    }
-                }
-                Action::Send { link, key, tree, stage } => {
-                    if let Some(trunk) = &mut self.trunk {
-                        trunk.due(link, key, tree, stage);
-                    }
-                }
-                Action::Publish { key } => {
-                    if let Some((_, _, number)) = self.find_key(key)
-                        && self.board.shape().locals > 1
-                    {
-                        self.board.publish(number);
-                        self.wake_all(FOR_RESULT);
-                    }
-                }
-                Action::Done { key } => {
-                    if let Some((_, chunk, number)) = self.find_key(key)
-                        && let Some(trunk) = &mut self.trunk
-                    {
-                        trunk.finished.insert(number);
-                        // Where nothing was published, the others wait to reuse the slot.
-                        if self.board.shape().locals > 1 && !chunk.spreads() {
-                            self.board.publish(number);
-                            self.wake_all(FOR_RESULT);
-                        }
-                    }
-                }
-                Action::Flood { .. } => {}
-            }
-        }
-    }
-
-    fn reduce(
-        &mut self,
-        at: usize,
-        chunk: &Chunk,
-        number: u64,
-        partials: &[crate::core::tree::Partial],
-    ) {
-        if chunk.source != Who::All || chunk.bytes == 0 {
-            return; // A lone contribution was put there when it was staged.
-        }
-        let Some(trunk) = &self.trunk else { return };
-        let root = chunk.root().map(|rank| self.shared.identity.placement.node_of(rank));
-        let last = trunk.core.flows().is_root(chunk.tree, chunk.hung_at(root));
-        let stage = if last { Stage::Down } else { Stage::Up };
-        let place = self.place_in(stage, number, at, chunk);
-        let operation = &self.active[at].operation;
-        let own = self.shared.identity.local();
-        let direct = operation.input.contiguous(chunk.input_offset, chunk.bytes);
-        let mut inputs: Vec<*const u8> = Vec::with_capacity(self.board.shape().locals + 3);
-        for local in 0..self.board.shape().locals {
-            inputs.push(match direct {
-                Some(direct) if local == own => direct,
-                _ => self.board.input(local, number),
-            });
-        }
-        let mut wide = Vec::new();
-        let sums = if chunk.is_wide() { &mut wide } else { &mut inputs };
-        sums.extend(partials.iter().map(|partial| trunk.partial(partial)));
-        let print = operation.print;
-        let (Some(dtype), Some(op)) =
-            (DType::from_code(print.dtype), ReduceOp::from_code(print.op))
-        else {
-            return; // Checked when the operation was made.
-        };
-        let numel = chunk.bytes / dtype.size_bytes();
-        let scaled = op == ReduceOp::Average && last;
-        let world = self.shared.identity.placement.world_size() as u64;
-        let divisor = if scaled { world } else { 1 };
-        let to = if chunk.is_wide() && !last { Width::Wide } else { Width::Narrow };
-        let alone = inputs.len() == 1 && wide.is_empty() && !scaled;
-        let (op, output) = (op.kernel(), place);
-        let pass = Pass { dtype, op, inputs: &inputs, wide: &wide, output, to, numel, divisor };
-        let result = if alone && to == Width::Narrow && inputs[0] == place.cast_const() {
-            Ok(())
-        } else {
-            // SAFETY: every input was contributed and stays until its slot is released, every partial
-            // sum sits in a slot of the pool, the place is ours; each holds what the chunk has there. The
-            // place is input 0 itself, where elements are as long, or apart from all of them.
-            unsafe { pass.run(Store::Cached) }
-        };
-        if let Err(error) = result {
-            self.fail(
-                Cause::new(CauseKind::Invalid, self.shared.identity.rank, error.to_string()),
-                None,
-            );
-        }
-    }
-
     /// Copies results to the caller and lets go of their slots, in order.
     pub(super) fn deliver(&mut self) -> bool {
-        let mut moved = false;
+        let from = self.next_deliver;
         while self.next_deliver < self.next_stage {
             let number = self.next_deliver;
             let Some((at, chunk)) = self.find(number) else { break };
@@ -309,24 +189,44 @@ impl Driver {
                 if !finished {
                     break;
                 }
-            } else if !self.board.is_published(number) {
+            } else if self.board.published(owner) <= number {
                 break;
             } else if !self.verify(at, owner) {
                 return true;
             }
             self.hand_over(at, &chunk, number);
-            if self.board.release(number) {
-                self.wake_all(FOR_SLOT);
-            }
             self.next_deliver += 1;
             self.record_progress(at);
-            moved = true;
             self.shared.counters.chunks.fetch_add(1, Ordering::Relaxed);
-            if self.next_deliver == self.active[at].end() {
+            let ends = self.next_deliver == self.active[at].end();
+            if ends || !self.is_crowded() {
+                self.let_go();
+            }
+            if ends {
                 self.complete();
             }
         }
-        moved
+        self.let_go();
+        self.next_deliver != from
+    }
+
+    /// Says which slots we are through with; wakes those who wait for them if all are.
+    fn let_go(&mut self) {
+        let through = self.past_unused_slots(self.released.max(self.next_deliver));
+        if self.released == through {
+            return;
+        }
+        let before = std::mem::replace(&mut self.released, through);
+        self.board.release(self.shared.identity.local(), self.released);
+        if self.board.shape().locals == 1 {
+            return;
+        }
+        self.board.announce();
+        if self.board.released_by_all() > before {
+            for local in 0..self.board.shape().locals {
+                self.wake(local, FOR_SLOT);
+            }
+        }
     }
 
     fn hand_over(&self, at: usize, chunk: &Chunk, number: u64) {
@@ -336,16 +236,23 @@ impl Driver {
         if !chunk.sink.includes(rank) || own {
             return;
         }
-        let place = self.place(number, at, chunk);
-        // SAFETY: the result is published and its slot not yet released by us; the caller's memory
-        // is ours until the operation has ended.
-        unsafe { scatter(place, &operation.output, chunk.output_offset, chunk.bytes) };
+        if !self.is_in_its_place(at, chunk) {
+            let place = self.place(number, at, chunk);
+            // SAFETY: the result is published and its slot not yet released by us; the caller's
+            // memory is ours until the operation has ended.
+            unsafe { scatter(place, &operation.output, chunk.output_offset, chunk.bytes) };
+        }
         operation.output.deliver(chunk.output_offset + chunk.bytes);
     }
 
     fn complete(&mut self) {
         if let Some(done) = self.active.pop_front() {
-            self.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
+            let counters = &self.shared.counters;
+            counters.operations.fetch_add(1, Ordering::Relaxed);
+            if done.is_made_in_place(self.shared.identity.rank) {
+                let bytes = done.operation.input.bytes() as u64;
+                counters.in_place_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
             let now = Instant::now();
             self.count_allreduce(&done, now);
             self.shared.recorder.finished(done.work.flight, false, now);
@@ -404,13 +311,6 @@ impl Driver {
         let active = &self.active[at];
         Some((at, active.geometry.chunk(key.1), active.first + u64::from(key.1)))
     }
-}
-
-enum Contributions {
-    Missing,
-    NotNeeded,
-    There,
-    Broken,
 }
 
 /// # Safety

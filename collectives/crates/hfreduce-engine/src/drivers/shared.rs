@@ -75,6 +75,8 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// Bytes of this rank's own buffers that allreduces have summed.
     pub reduced_bytes: AtomicU64,
+    /// Bytes of this rank's registered buffers that were combined in place.
+    pub in_place_bytes: AtomicU64,
     /// Time during which at least one allreduce was under way, from the call to its end.
     pub reducing_nanoseconds: AtomicU64,
 }

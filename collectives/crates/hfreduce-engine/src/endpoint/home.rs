@@ -1,8 +1,10 @@
 //! What of a rank outlives its epochs: its number, its port, and who comes to it.
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
+use fabric::arena::Arena;
 use fabric::auth::{Key, nonce};
 use fabric::tcp::Port;
 
@@ -10,6 +12,7 @@ use super::Options;
 use super::info::{Info, first_eight, refused};
 use super::neighbours::{Inbox, open_port};
 use crate::cause::{CauseKind, CollectiveError};
+use crate::drivers::lock;
 
 /// See the module's text. The port closes with the last communicator or endpoint that has it.
 pub struct Home {
@@ -20,6 +23,8 @@ pub struct Home {
     pub(super) inbox: Arc<Inbox>,
     /// How often it looked for another epoch.
     pub(super) attempts: AtomicU32,
+    /// Registered memory outlives epochs, as tensors do that lie in it.
+    arena: Mutex<Option<Arc<Arena>>>,
 }
 
 /// What a communicator came from, for the epoch after it.
@@ -31,6 +36,11 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
+    /// Memory that the other ranks of the node use in place.
+    pub(crate) fn arena(&self) -> io::Result<Arc<Arena>> {
+        self.home.arena(&self.options)
+    }
+
     /// Connections that the port has refused.
     pub(crate) fn refused(&self) -> u64 {
         self.home.refused()
@@ -60,7 +70,20 @@ impl Home {
         let port = open_port(options, &key, id, inbox.clone()).map_err(|error| {
             refuse(CauseKind::Io, "opening", format!("listening on a TCP port: {error}"))
         })?;
-        Ok(Self { key, id, port, inbox, attempts: AtomicU32::new(0) })
+        Ok(Self { key, id, port, inbox, attempts: AtomicU32::new(0), arena: Mutex::default() })
+    }
+
+    /// Where this rank's registered memory is. Another one once it had to be taken back from a peer.
+    pub(super) fn arena(&self, options: &Options) -> io::Result<Arc<Arena>> {
+        let mut arena = lock(&self.arena);
+        match &*arena {
+            Some(arena) if !arena.is_retired() => Ok(arena.clone()),
+            _ => {
+                let new = Arc::new(Arena::create("hfreduce-arena", options.registered_bytes)?);
+                *arena = Some(new.clone());
+                Ok(new)
+            }
+        }
     }
 
     pub(super) fn port(&self) -> u16 {

@@ -13,7 +13,7 @@ use super::home::Home;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 
 /// The version of what is told; ranks of another release are refused.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const ADDRESSES_MAX: usize = 16;
 
 /// What the others need to know about a rank.
@@ -30,6 +30,8 @@ pub struct Info {
     pub local_socket: String,
     /// Where neighbours on this machine leave their boards for us.
     pub counter: String,
+    /// Size of its arena of registered memory; 0 if it has none.
+    pub registered_bytes: u64,
     /// A digest of everything that must be the same on all ranks.
     pub agreement: u64,
     pub agreed: String,
@@ -70,6 +72,7 @@ impl Options {
             port: home.port(),
             local_socket: doors.local_name.clone(),
             counter: doors.counter_name.clone(),
+            registered_bytes: self.registered_bytes as u64,
             agreement: digest(agreed.as_bytes()),
             agreed,
             channels: self.channels,

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
+use fabric::arena::Arena;
 use fabric::auth::{Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, PROOF_BYTES, nonce};
 use fabric::deadline::Deadline;
 use fabric::shm::{self, Segment};
@@ -14,6 +16,7 @@ use super::{Endpoint, HANDSHAKE_TIMEOUT};
 use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Neighbourhood;
+use crate::drivers::registered::Arenas;
 
 impl Endpoint {
     pub(super) fn meet_locals(
@@ -21,9 +24,9 @@ impl Endpoint {
         infos: &[Info],
         group: u64,
         bell: &OwnedFd,
-        slots: usize,
+        (slots, channels): (usize, usize),
         deadline: Deadline,
-    ) -> Result<(Board, Neighbourhood), CollectiveError> {
+    ) -> Result<(Board, Neighbourhood, Arenas), CollectiveError> {
         let node = self.placement.node_of(self.options.rank);
         let members = self.placement.members(node);
         let shape = Shape { locals: members.len(), slots, slot_bytes: self.options.slot_bytes };
@@ -34,28 +37,35 @@ impl Endpoint {
             let detail = "the node's shared memory is not what it should be".to_owned();
             self.blame(CauseKind::Protocol, members[0], "sharing memory inside the node", detail)
         };
+        let arena = self.own_arena(members).map_err(io)?;
         if members[0] == self.options.rank {
             let segment = Segment::create("hfreduce", shape.bytes()).map_err(io)?;
             let board = Board::create(segment, shape).ok_or_else(foreign)?;
             let mut arrived = self.gather_locals(members, group, deadline)?;
             let mut bells = vec![own().map_err(io)?];
+            let mut arenas = Vec::new();
+            if let Some(arena) = &arena {
+                arenas.push(arena.segment().fd().try_clone_to_owned().map_err(io)?);
+            }
             let mut watched = Vec::new();
             for (local, rank) in members.iter().enumerate().skip(1) {
-                if let Some((stream, bell)) = arrived.remove(rank) {
+                if let Some((stream, Card { bell, arena })) = arrived.remove(rank) {
                     bells.push(bell);
+                    arenas.extend(arena);
                     let process = shm::peer_process(&stream);
                     watched.push((local, stream, process));
                 }
             }
             for (local, stream, _) in &watched {
                 let mut fds = vec![board.segment().fd()];
-                fds.extend(bells.iter().map(|bell| bell.as_fd()));
+                fds.extend(bells.iter().chain(&arenas).map(|fd| fd.as_fd()));
                 shm::send_descriptors(stream, b"board", &fds, deadline).map_err(|error| {
                     let phase = "sharing memory inside the node";
                     self.blame(CauseKind::PeerDied, members[*local], phase, error.to_string())
                 })?;
             }
-            return Ok((board, Neighbourhood { bells, watched }));
+            let arenas = self.arenas(arena, infos, channels, arenas)?;
+            return Ok((board, Neighbourhood { bells, watched }, arenas));
         }
         let leader = members[0];
         let phase = "joining the node's shared memory";
@@ -67,19 +77,66 @@ impl Endpoint {
             };
             self.blame(kind, leader, phase, error.to_string())
         };
-        let stream =
-            self.join_leader(&infos[leader as usize], group, bell, deadline).map_err(blame)?;
+        let stream = self.join_leader(&infos[leader as usize], group, (bell, &arena), deadline);
+        let stream = stream.map_err(blame)?;
         let fds = shm::receive_descriptors(&stream, &mut [0; 5], deadline).map_err(blame)?;
         let mut fds = fds.into_iter();
         let segment = fds.next().ok_or_else(foreign)?;
         let segment = Segment::open(segment, shape.bytes()).map_err(blame)?;
         let board = Board::open(segment, shape).ok_or_else(foreign)?;
-        let bells: Vec<OwnedFd> = fds.collect();
+        let bells: Vec<OwnedFd> = fds.by_ref().take(members.len()).collect();
         if bells.len() != members.len() {
             return Err(foreign());
         }
+        let arenas = self.arenas(arena, infos, channels, fds.collect())?;
         let process = shm::peer_process(&stream);
-        Ok((board, Neighbourhood { bells, watched: vec![(0, stream, process)] }))
+        Ok((board, Neighbourhood { bells, watched: vec![(0, stream, process)] }, arenas))
+    }
+
+    /// Our arena, where there is somebody to map it.
+    fn own_arena(&self, members: &[u32]) -> io::Result<Option<Arc<Arena>>> {
+        if members.len() == 1 || self.info.registered_bytes == 0 {
+            return Ok(None);
+        }
+        self.home.arena(&self.options).map(Some)
+    }
+
+    /// Maps the arenas of this node's ranks, if we own chunks: one descriptor for each that has one.
+    fn arenas(
+        &self,
+        own: Option<Arc<Arena>>,
+        infos: &[Info],
+        channels: usize,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Arenas, CollectiveError> {
+        let members = self.placement.members(self.placement.node_of(self.options.rank));
+        if members.len() == 1 {
+            return Ok(Arenas::default());
+        }
+        let bytes = |rank: u32| infos[rank as usize].registered_bytes;
+        let phase = "mapping the registered memory of this node";
+        let with = members.iter().filter(|rank| bytes(**rank) > 0).count();
+        if fds.len() != with {
+            let detail = format!("{} arenas came for {with} ranks", fds.len());
+            return Err(self.blame(CauseKind::Protocol, members[0], phase, detail));
+        }
+        let owner = members.iter().position(|rank| *rank == self.options.rank) < Some(channels);
+        let mut fds = fds.into_iter();
+        let mut others = Vec::new();
+        for rank in members {
+            let fd = if bytes(*rank) > 0 { fds.next() } else { None };
+            let size = usize::try_from(bytes(*rank)).unwrap_or(usize::MAX);
+            let mapped = fd.filter(|_| owner && *rank != self.options.rank);
+            let mapped = mapped.map(|fd| Segment::open(fd, size)).transpose();
+            others.push(mapped.map_err(|error| {
+                let detail = format!(
+                    "{size} bytes: {error}; raise the limit of address space, or lower \
+                     HFREDUCE_REGISTERED_BYTES"
+                );
+                self.blame(CauseKind::Io, *rank, phase, detail)
+            })?);
+        }
+        Ok(Arenas { own, others })
     }
 
     /// As the first rank of the node: waits for all the others.
@@ -88,7 +145,7 @@ impl Endpoint {
         members: &[u32],
         group: u64,
         deadline: Deadline,
-    ) -> Result<HashMap<u32, (UnixStream, OwnedFd)>, CollectiveError> {
+    ) -> Result<HashMap<u32, (UnixStream, Card)>, CollectiveError> {
         let mut arrived = HashMap::new();
         let Some(listener) = &self.doors.local else { return Ok(arrived) };
         while arrived.len() + 1 < members.len() {
@@ -104,8 +161,8 @@ impl Endpoint {
             })?;
             // Whoever is not one of us is closed; it costs us at most its handshake's time.
             match self.admit_local(&stream, group, deadline.within(HANDSHAKE_TIMEOUT)) {
-                Ok((rank, bell)) if members[1..].contains(&rank) => {
-                    arrived.insert(rank, (stream, bell));
+                Ok((rank, card)) if members[1..].contains(&rank) => {
+                    arrived.insert(rank, (stream, card));
                 }
                 Ok((rank, _)) => tracing::warn!(rank, "a rank of another node came to our socket"),
                 Err(error) => tracing::warn!(%error, "a local connection was refused"),
@@ -119,7 +176,7 @@ impl Endpoint {
         stream: &UnixStream,
         group: u64,
         deadline: Deadline,
-    ) -> io::Result<(u32, OwnedFd)> {
+    ) -> io::Result<(u32, Card)> {
         bound(stream, deadline)?;
         let mut hello = [0; HELLO_BYTES];
         (&*stream).read_exact(&mut hello)?;
@@ -139,15 +196,16 @@ impl Endpoint {
         }
         let mut word = [0; 4];
         word.copy_from_slice(rank);
-        let bell = fds.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
-        Ok((u32::from_le_bytes(word), bell))
+        let mut fds = fds.into_iter();
+        let bell = fds.next().ok_or(io::ErrorKind::InvalidData)?;
+        Ok((u32::from_le_bytes(word), Card { bell, arena: fds.next() }))
     }
 
     fn join_leader(
         &self,
         leader: &Info,
         group: u64,
-        bell: &OwnedFd,
+        (bell, arena): (&OwnedFd, &Option<Arc<Arena>>),
         deadline: Deadline,
     ) -> io::Result<UnixStream> {
         if leader.host != self.info.host {
@@ -168,9 +226,17 @@ impl Endpoint {
         let mut message = [0; 12];
         message[..8].copy_from_slice(&group.to_le_bytes());
         message[8..].copy_from_slice(&self.options.rank.to_le_bytes());
-        shm::send_descriptors(&stream, &message, &[bell.as_fd()], deadline)?;
+        let mut fds = vec![bell.as_fd()];
+        fds.extend(arena.iter().map(|arena| arena.segment().fd()));
+        shm::send_descriptors(&stream, &message, &fds, deadline)?;
         Ok(stream)
     }
+}
+
+/// What a rank brings to the first one of its node.
+struct Card {
+    bell: OwnedFd,
+    arena: Option<OwnedFd>,
 }
 
 fn bound(stream: &UnixStream, deadline: Deadline) -> io::Result<()> {

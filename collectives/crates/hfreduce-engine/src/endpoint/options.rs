@@ -3,12 +3,17 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use fabric::arena::Arena;
+
 use crate::core::Determinism;
 use crate::flight::Folders;
 use crate::placement::Placement;
 
 /// Ranks of one node at most: descriptors of all travel in one message.
 pub const LOCALS_MAX: usize = 120;
+/// Registered memory of a rank at most, where nobody says how much: a rank maps the arenas of all
+/// others, and the addresses of a process end at 128 TiB.
+const REGISTERED_BYTES_MAX: usize = 256 << 30;
 /// Slots of a node's board, where nobody says how many.
 const SLOTS_MIN: usize = 8;
 const SLOTS_MAX: usize = 32;
@@ -40,6 +45,8 @@ pub struct Options {
     pub channels: Option<usize>,
     /// Where the flight recorder and its dumps are.
     pub folders: Folders,
+    /// Registered memory of this rank at most, whole pages: a limit, not a use of memory. 0: none.
+    pub registered_bytes: usize,
     /// Nodes on one machine copy from each other's memory instead of through TCP.
     pub lend: bool,
     /// What is promised about bits, beyond the default; the same on all ranks.
@@ -61,10 +68,20 @@ impl Options {
             liveness: Duration::from_secs(10),
             channels: None,
             folders: Folders::from_environment(),
+            registered_bytes: registered_bytes(),
             lend: true,
             determinism: Determinism::DEFAULT,
         }
     }
+}
+
+/// `HFREDUCE_REGISTERED_BYTES` in whole pages. It differs from rank to rank as it likes, so it is no
+/// setting that anybody has to hand on; what is no number is refused where settings are read.
+fn registered_bytes() -> usize {
+    let set = std::env::var("HFREDUCE_REGISTERED_BYTES").ok();
+    let set = set.and_then(|text| text.parse::<usize>().ok());
+    let bytes = set.unwrap_or_else(|| Arena::default_bytes().min(REGISTERED_BYTES_MAX));
+    bytes.checked_next_multiple_of(4096).unwrap_or(0)
 }
 
 /// Every level of the trees holds a chunk of each tree on its way up and one on its way down, each
@@ -93,6 +110,10 @@ pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), Stri
     }
     if let Some(slots) = options.slots.filter(|slots| !(2..=64).contains(slots)) {
         return Err(format!("slots {slots} is not from 2 to 64"));
+    }
+    if !options.registered_bytes.is_multiple_of(4096) {
+        let bytes = options.registered_bytes;
+        return Err(format!("registered_bytes {bytes} is no multiple of 4096"));
     }
     if !(1..=64).contains(&options.window) {
         return Err(format!("window {} is not from 1 to 64", options.window));

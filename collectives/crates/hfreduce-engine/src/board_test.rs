@@ -1,0 +1,96 @@
+use super::*;
+use crate::core::{Determinism, Kind};
+
+const SHAPE: Shape = Shape { locals: 2, slots: 4, slot_bytes: 4096 };
+
+fn board() -> Board {
+    Board::create(Segment::create("board", SHAPE.bytes()).unwrap(), SHAPE).unwrap()
+}
+
+#[test]
+fn a_slot_is_free_again_when_every_rank_released_it() {
+    let board = board();
+    board.stage(0, 6);
+    assert_eq!((board.staged(0), board.staged_by_all(), board.released_by_all()), (6, 0, 0));
+    board.publish(1, 2);
+    assert_eq!((board.published(1), board.published(0)), (2, 0));
+    board.release(0, 5);
+    assert_eq!(board.released_by_all(), 0);
+    board.release(1, 2);
+    assert_eq!(board.released_by_all(), 2);
+}
+
+#[test]
+fn registered_memory_is_known_by_operation() {
+    let board = board();
+    let memory = Registered { input: Some(0), output: None };
+    board.register(1, 3, 7, memory);
+    assert_eq!(board.registered(1, 3, 7), memory);
+    let none = Registered::default();
+    assert_eq!((board.registered(1, 3, 8), board.registered(0, 3, 7)), (none, none));
+    assert_eq!(board.registered(1, 3 + REGISTERED_MAX as u64, 9), none);
+}
+
+#[test]
+fn nobody_begins_to_touch_memory_after_the_end() {
+    let board = board();
+    assert!(board.begin_touching(0) && board.is_touching(0));
+    board.abort(b"over");
+    assert!(board.is_touching(0) && !board.begin_touching(1) && !board.is_touching(1));
+    board.end_touching(0);
+    assert!(!board.is_touching(0));
+}
+
+#[test]
+fn fingerprints_are_remembered_for_a_while() {
+    let board = board();
+    let print = Fingerprint {
+        kind: Kind::Reduce,
+        dtype: 1,
+        element_bytes: 2,
+        op: 3,
+        root: 4,
+        count: 5,
+        shape: 6,
+        modes: Determinism::DEFAULT,
+    };
+    board.enter(1, 70, &print);
+    assert_eq!(
+        (board.print(1, 70), board.print(1, 6), board.print(0, 70)),
+        (Some(print), None, None)
+    );
+    assert_eq!((board.entered(1), board.entered(0)), (71, 0));
+}
+
+#[test]
+fn the_first_abort_stays() {
+    let board = board();
+    assert!(board.aborted().is_none() && !board.is_aborted());
+    assert!(board.abort(b"first") && !board.abort(b"second"));
+    assert_eq!(board.aborted().unwrap(), b"first");
+}
+
+#[test]
+fn who_sleeps_for_something_else_is_left_alone() {
+    let board = board();
+    assert!(!board.must_wake(1, FOR_RESULT));
+    board.fall_asleep(1, FOR_RESULT);
+    assert!(!board.must_wake(1, FOR_INPUT));
+    assert!(board.must_wake(1, FOR_RESULT) && !board.must_wake(1, FOR_RESULT));
+    board.fall_asleep(1, 0);
+    assert!(board.must_wake(1, FOR_ABORT));
+}
+
+#[test]
+fn slots_do_not_overlap() {
+    let board = board();
+    let mut places: Vec<usize> = (0..SHAPE.slots as u64)
+        .flat_map(|g| [board.input(0, g), board.input(1, g), board.result(g)])
+        .map(|place| place.addr())
+        .collect();
+    places.sort_unstable();
+    assert!(places.windows(2).all(|pair| pair[1] - pair[0] == SHAPE.slot_bytes));
+    assert!(
+        places.last().unwrap() + SHAPE.slot_bytes <= board.segment.base().addr() + SHAPE.bytes()
+    );
+}

@@ -1,0 +1,372 @@
+//! Buffers in registered memory: the same bits, less copying, and nobody at them after the end.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hfreduce_engine::{
+    Block, Buffer, CauseKind, Communicator, DType, Endpoint, Member, Options, ReduceOp, WaitError,
+};
+use support::{KEY, TIMEOUT, placement, run, try_run, values};
+
+/// Memory of a rank, registered or its own.
+enum Memory {
+    Registered(Block),
+    Private(Vec<u64>, usize),
+}
+
+impl Memory {
+    fn new(comm: &Communicator, registered: bool, bytes: usize) -> Self {
+        match registered {
+            true => Self::Registered(comm.allocate(bytes).unwrap()),
+            false => Self::Private(vec![0; bytes.div_ceil(8)], bytes),
+        }
+    }
+
+    fn of(comm: &Communicator, registered: bool, content: &[u8]) -> Self {
+        let mut memory = Self::new(comm, registered, content.len());
+        memory.bytes().copy_from_slice(content);
+        memory
+    }
+
+    fn parts(&mut self) -> (*mut u8, usize) {
+        match self {
+            Self::Registered(block) => (block.base(), block.bytes()),
+            Self::Private(words, bytes) => (words.as_mut_ptr().cast(), *bytes),
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let (place, bytes) = self.parts();
+        // SAFETY: ours alone while no operation is under way.
+        unsafe { std::slice::from_raw_parts_mut(place, bytes) }
+    }
+
+    fn buffer(&mut self) -> Buffer {
+        // SAFETY: the tests wait for the work before they touch or drop the memory.
+        unsafe { Buffer::new([self.parts()]) }
+    }
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn in_place(comm: &Communicator) -> u64 {
+    comm.counters().in_place_bytes.load(Ordering::Relaxed)
+}
+
+/// Which ranks register their memory: nobody, everybody, and mixtures.
+const WHO: [fn(u32) -> bool; 5] =
+    [|_| false, |_| true, |rank| rank == 0, |rank| rank != 0, |rank| rank.is_multiple_of(2)];
+
+fn all_equal<T: PartialEq>(told: Vec<T>) -> T {
+    assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
+    told.into_iter().next().unwrap()
+}
+
+#[test]
+fn the_bits_are_the_same_wherever_buffers_are() {
+    for (nodes, locals) in [(1, 2), (1, 4), (2, 2), (3, 3)] {
+        for channels in [1, 2] {
+            let tune = |options: &mut Options| options.channels = Some(channels);
+            let told = run(&placement(nodes, locals), tune, |comm| {
+                let sizes = [1, 1000, 70_000, 400_001];
+                sizes.map(|count| {
+                    let content = bytes_of(&values(comm.rank(), 3, count));
+                    let results = WHO.map(|registers| {
+                        let registered = registers(comm.rank());
+                        let before = in_place(&comm);
+                        let mut data = Memory::of(&comm, registered, &content);
+                        let buffer = data.buffer();
+                        let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                        let work = comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true).unwrap();
+                        work.wait(None).unwrap();
+                        let grown = if registered { content.len() as u64 } else { 0 };
+                        assert_eq!(in_place(&comm) - before, grown);
+                        data.bytes().to_vec()
+                    });
+                    all_equal(results.to_vec())
+                })
+            });
+            all_equal(told);
+        }
+    }
+}
+
+#[test]
+fn every_type_has_the_same_bits_in_place() {
+    let told = run(
+        &placement(1, 3),
+        |_| {},
+        |comm| {
+            let mut results = Vec::new();
+            for (code, op) in (0..=u8::MAX).zip([ReduceOp::Sum, ReduceOp::Max].iter().cycle()) {
+                let Some(dtype) = DType::from_code(code) else { break };
+                let op = if dtype.is_float() { ReduceOp::Average } else { *op };
+                // Any bytes are numbers, not-a-number among them.
+                let mut content = bytes_of(&values(comm.rank(), u64::from(code), 60_000));
+                content.truncate(content.len() / 8 * 8);
+                let made = WHO.map(|registers| {
+                    let mut data = Memory::of(&comm, registers(comm.rank()), &content);
+                    let buffer = data.buffer();
+                    comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true)
+                        .unwrap()
+                        .wait(None)
+                        .unwrap();
+                    data.bytes().to_vec()
+                });
+                results.push(all_equal(made.to_vec()));
+            }
+            assert!(results.len() >= 14);
+            results
+        },
+    );
+    all_equal(told);
+}
+
+#[test]
+fn a_reduce_leaves_the_buffers_of_all_but_the_root_alone() {
+    for (nodes, locals) in [(1, 3), (2, 2)] {
+        run(
+            &placement(nodes, locals),
+            |_| {},
+            |comm| {
+                let mut roots = Vec::new();
+                for root in 0..comm.world_size() as u32 {
+                    let content = bytes_of(&values(comm.rank(), 5, 150_000));
+                    let made = WHO.map(|registers| {
+                        let mut data = Memory::of(&comm, registers(comm.rank()), &content);
+                        let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                        let buffer = data.buffer();
+                        comm.reduce(buffer, dtype, op, root, TIMEOUT, true)
+                            .unwrap()
+                            .wait(None)
+                            .unwrap();
+                        data.bytes().to_vec()
+                    });
+                    let made = all_equal(made.to_vec());
+                    assert_eq!(made == content, comm.rank() != root);
+                    roots.push(made);
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn blocks_are_scattered_into_registered_memory_also_over_their_own_input() {
+    for (nodes, locals) in [(1, 3), (2, 2)] {
+        run(
+            &placement(nodes, locals),
+            |_| {},
+            |comm| {
+                let (world, rank) = (comm.world_size(), comm.rank() as usize);
+                let block = 40_000;
+                let content = bytes_of(&values(comm.rank(), 8, block / 4 * world));
+                let scatter = |input: Buffer, output: Buffer| {
+                    let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                    let work = comm.reduce_scatter(input, output, dtype, op, TIMEOUT, true);
+                    work.unwrap().wait(None).unwrap();
+                };
+                let apart = WHO.map(|registers| {
+                    let registered = registers(comm.rank());
+                    let mut input = Memory::of(&comm, registered, &content);
+                    let mut output = Memory::new(&comm, registered, block);
+                    scatter(input.buffer(), output.buffer());
+                    assert!(input.bytes() == content);
+                    output.bytes().to_vec()
+                });
+                let apart = all_equal(apart.to_vec());
+                let mut both = Memory::of(&comm, true, &content);
+                let place = both.parts().0.wrapping_add(rank * block);
+                // SAFETY: a part of the memory, which stays until the work has ended.
+                let own = unsafe { Buffer::new([(place, block)]) };
+                scatter(both.buffer(), own);
+                assert!(both.bytes()[rank * block..][..block] == apart);
+            },
+        );
+    }
+}
+
+#[test]
+fn a_part_of_a_block_and_several_pieces_are_as_good() {
+    let told = run(
+        &placement(1, 3),
+        |_| {},
+        |comm| {
+            let content = bytes_of(&values(comm.rank(), 6, 100_000));
+            let mut data = Memory::new(&comm, true, content.len() + 64);
+            data.bytes()[64..].copy_from_slice(&content);
+            let (place, _) = data.parts();
+            let sum = |buffer| {
+                comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true)
+                    .unwrap()
+                    .wait(None)
+                    .unwrap();
+            };
+            // SAFETY: as for `Memory::buffer`.
+            sum(unsafe { Buffer::new([(place.wrapping_add(64), content.len())]) });
+            assert_eq!(data.bytes()[..64], [0; 64]);
+            let middle = data.bytes()[64..].to_vec();
+            let mut pieces = Memory::of(&comm, true, &content);
+            let (place, bytes) = pieces.parts();
+            // SAFETY: as for `Memory::buffer`.
+            let halves = unsafe { Buffer::new([(place, 4096), (place.add(4096), bytes - 4096)]) };
+            sum(halves);
+            assert!(pieces.bytes() == middle);
+            middle
+        },
+    );
+    all_equal(told);
+}
+
+#[test]
+fn more_operations_than_can_be_registered_at_a_time_end_in_order() {
+    run(
+        &placement(1, 3),
+        |_| {},
+        |comm| {
+            let fill = |salt: usize| vec![(comm.rank() as usize + salt) as f32; 1 + 2000 * salt];
+            let mut data: Vec<Memory> = (0..60)
+                .map(|salt| Memory::of(&comm, salt % 7 > 0, &bytes_of(&fill(salt))))
+                .collect();
+            let works: Vec<_> = data
+                .iter_mut()
+                .map(|data| {
+                    let buffer = data.buffer();
+                    comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true).unwrap()
+                })
+                .collect();
+            works.iter().rev().for_each(|work| work.wait(None).unwrap());
+            for (salt, data) in data.iter_mut().enumerate() {
+                assert!(data.bytes() == bytes_of(&vec![(3 + 3 * salt) as f32; 1 + 2000 * salt]));
+            }
+            assert!(in_place(&comm) > 0);
+        },
+    );
+}
+
+#[test]
+fn memory_is_its_owners_again_when_an_operation_fails_under_way() {
+    const WORLD: usize = 4;
+    let failed = Barrier::new(WORLD);
+    try_run(
+        &placement(1, WORLD),
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let mut data = Memory::new(&comm, true, 8 << 20);
+            let mut rounds = 0;
+            let error = loop {
+                let buffer = data.buffer();
+                let work = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+                if comm.rank() == 2 && rounds == 3 {
+                    comm.abort("enough");
+                }
+                match work.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
+                    Ok(()) => rounds += 1,
+                    Err(WaitError::Failed(error)) => break error,
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            assert_eq!(error.cause.kind, CauseKind::Aborted, "{error}");
+            data.bytes().fill(comm.rank() as u8);
+            failed.wait();
+            assert!(data.bytes().iter().all(|byte| *byte == comm.rank() as u8));
+        },
+    );
+}
+
+#[test]
+fn who_does_not_come_is_named_and_the_memory_goes_on_in_the_next_epoch() {
+    const WORLD: usize = 3;
+    run(
+        &placement(1, WORLD),
+        |_| {},
+        |comm| {
+            let mut data = Memory::new(&comm, true, 1 << 20);
+            let sum = |comm: &Communicator, data: &mut Memory, timeout| {
+                comm.allreduce(data.buffer(), DType::I32, ReduceOp::Sum, 0, timeout, true)
+                    .map_err(WaitError::Failed)
+                    .and_then(|work| work.wait(None))
+            };
+            if comm.rank() != 1 {
+                let error = sum(&comm, &mut data, Duration::from_millis(300)).unwrap_err();
+                let WaitError::Failed(error) = error else { panic!("{error}") };
+                assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(1)));
+            } else {
+                while comm.error().is_none() {
+                    std::thread::yield_now();
+                }
+            }
+            data.bytes().fill(0);
+            data.bytes()[0] = 1;
+            let members: Vec<Member> = (0..WORLD as u32).map(Member::Rank).collect();
+            let next = comm.reconfigure(&members, TIMEOUT).unwrap();
+            sum(&next, &mut data, TIMEOUT).unwrap();
+            assert_eq!(data.bytes()[0], WORLD as u8);
+            assert_eq!(in_place(&next), 1 << 20);
+        },
+    );
+}
+
+#[test]
+fn an_arena_of_another_size_than_was_told_is_refused() {
+    let ranks = placement(1, 2);
+    let endpoint = |rank| {
+        let mut options = Options::new(rank, ranks.clone());
+        options.folders = hfreduce_engine::flight::Folders::default();
+        options.registered_bytes = 1 << 20;
+        Endpoint::new(options, &KEY).unwrap()
+    };
+    let endpoints = [endpoint(0), endpoint(1)];
+    let told = endpoints.each_ref().map(Endpoint::info);
+    let lie = |info: &[u8]| {
+        let text = String::from_utf8(info.to_vec()).unwrap();
+        let lie = text.replace("\"registered_bytes\":1048576", "\"registered_bytes\":2097152");
+        assert_ne!(lie, text);
+        lie.into_bytes()
+    };
+    let infos = vec![told[0].clone(), lie(&told[1])];
+    std::thread::scope(|scope| {
+        let ranks = endpoints.map(|endpoint| {
+            let infos = &infos;
+            scope.spawn(move || endpoint.connect(infos, Duration::from_secs(20)).err())
+        });
+        let errors = ranks.map(|rank| rank.join().unwrap());
+        let error = errors[0].as_ref().unwrap();
+        assert_eq!(error.cause.peer, Some(1), "{error}");
+        assert!(error.cause.detail.contains("2097152"), "{error}");
+        assert!(errors[1].is_some());
+    });
+}
+
+#[test]
+fn a_thousand_blocks_leave_nothing_behind() {
+    let lines = |path: &str| std::fs::read_to_string(path).unwrap().lines().count();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    run(
+        &placement(1, 1),
+        |options| options.registered_bytes = 64 << 20,
+        |comm| {
+            let first = comm.allocate(1 << 20).unwrap();
+            let (maps, fds) = (lines("/proc/self/maps"), open());
+            for round in 1..1000 {
+                let block = comm.allocate(round * 4000).unwrap();
+                // SAFETY: inside the block.
+                unsafe { block.base().write(1) };
+            }
+            // Other tests run beside this one and open and map some themselves.
+            assert!(lines("/proc/self/maps") < maps + 500 && open() < fds + 500);
+            assert_eq!(comm.registered_bytes(), 1 << 20);
+            let error = comm.allocate(64 << 20).unwrap_err();
+            assert!(error.cause.detail.contains("1048576 of 67108864"), "{error}");
+            drop(first);
+        },
+    );
+}
