@@ -111,6 +111,50 @@ async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code
     assert len(told(cluster, "a", "LeftAlone")) == 1
 
 
+@pytest.mark.parametrize("code", [403, 500])
+async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster, until, code):
+    cluster.nodes("AA")
+    cluster.operator(LEASE)
+    cluster.submit("a", maxRestarts=0)
+    await up(cluster, until, "b")
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=code, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.finish("a")
+    cluster.edit("b", suspend=True)
+    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    guarded.times = 0
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    assert cluster.status("a").chain.restarts == 0
+
+
+async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_run(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    patch = {"metadata": {"finalizers": ["fireflyer.dev/release"]}}
+    cluster.store.patch("flyerjobs", "a", patch, "default")
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "LeftAlone"))
+    cluster.store.delete("flyerjobs", "a", "default")
+    seen = guarded.seen
+    cluster.submit("b")
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    await until(lambda: guarded.seen > seen)
+    kept = [one["metadata"]["name"] for one in cluster.store.all("flyerjobs")]
+    assert "a" in kept or not cluster.pods("a")
+    guarded.times = 0
+
+    def gone():
+        return "a" not in [one["metadata"]["name"] for one in cluster.store.all("flyerjobs")]
+
+    await until(gone)
+    assert not cluster.pods("a")
+
+
 async def test_a_leader_takes_over_although_a_status_is_guarded(cluster, until):
     cluster.nodes("AA")
     first = cluster.operator()

@@ -114,7 +114,8 @@ class Mounts:
                 if known[1].report().state != "ended":
                     return self._same(known, volume, root, read_only=read_only)
                 # Somebody else has unmounted it, or ended its connection.
-                self._undo_held(*known, at_once=True)
+                unwritten = "its connection had ended" if known[0].is_written_behind else ""
+                self._undo_held(*known, at_once=True, unwritten=unwritten)
             self._clear_the_way(target, volume)
             held = self._mount(volume, cluster, root, target, read_only=read_only)
             held = replace(held, node=node)
@@ -441,6 +442,8 @@ class Mounts:
             reason = writing.answered(SYNC_SECONDS)
             if reason:
                 self._ask_again(held, writing, reason)
+        if not reason and target in self._writings:
+            reason = self._writings[target].lost
         self._end(held, daemon, at_once=True)
         _tell_lost(held, reason)
         return Ended("detached", reason)

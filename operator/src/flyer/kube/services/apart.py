@@ -72,6 +72,11 @@ class LeftAlone:
         if case.times == 1:
             self._told(job, "job" if status is None else "status", why)
 
+    def hasten(self, job: str) -> None:
+        """Try it again now, for something else is asked of it."""
+        if (case := self._cases.get(job)) is not None:
+            case.again_at = 0.0
+
     def settled(self, job: str) -> None:
         """Its status was stored, or it is gone."""
         self._cases.pop(job, None)

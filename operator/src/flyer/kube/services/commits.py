@@ -20,6 +20,7 @@ from flyer.kube.client.errors import (
     InvalidError,
     NotFoundError,
     OverloadedError,
+    UnreachableError,
 )
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.services.errors import StaleStateError
@@ -109,6 +110,11 @@ class Commits:
             *(self._store(one) for one in commits), return_exceptions=True
         )
         failures = [one for one in results if isinstance(one, BaseException)]
+        if len(failures) < len(results):
+            # The server works, for others: this is the jobs' own trouble.
+            for commit, result in zip(commits, results, strict=True):
+                if isinstance(result, (OverloadedError, UnreachableError)):
+                    self._leave(commit, result)
         for failure in sorted(failures, key=lambda one: not isinstance(one, LeadershipLostError)):
             raise failure
         return {one.job for one, done in zip(commits, results, strict=True) if not done}
@@ -153,7 +159,7 @@ class Commits:
                 answer = await api.merge(FLYERJOBS, name, patch, namespace, "status")
             except NotFoundError:
                 return False
-            except (InvalidError, ForbiddenError, OverloadedError) as error:
+            except (InvalidError, ForbiddenError) as error:
                 self._refuse(commit, error)
             except ConflictError:
                 found = await self._read(name, namespace)
@@ -191,8 +197,11 @@ class Commits:
         """It is the job's own trouble, until it is tried again: others have theirs stored."""
         if "a newer leader exists" in str(error):
             raise LeadershipLostError(f"a newer leader exists: {error}") from error
-        self._left.leave(commit.job, f"its status is not taken: {error}", commit.status)
+        self._leave(commit, error)
         raise StaleStateError(str(error)) from error
+
+    def _leave(self, commit: Commit, error: ApiError) -> None:
+        self._left.leave(commit.job, f"its status is not taken: {error}", commit.status)
 
 
 def waves(

@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from flyer.engine import JobRemoved, JobSubmitted
+from flyer.engine import JobRemoved, JobSubmitted, Tick
 from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.services.announcements import INVALID, Announcement
 from flyer.kube.services.views import RELEASE_FINALIZER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
 
     from flyer.engine import Event
     from flyer.kube.client import Api
     from flyer.kube.services.announcements import Announcer
+    from flyer.kube.services.apart import LeftAlone
     from flyer.kube.services.views import JobView
     from flyer.kube.services.world import World
 
@@ -38,7 +39,7 @@ class Submissions:
         api: Api,
         world: World,
         announcer: Announcer,
-        left: Container[str],
+        left: LeftAlone,
         *,
         tell: Callable[[Event], None],
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
@@ -74,9 +75,14 @@ class Submissions:
             return
         key = known.job.key
         replaced = before is not None and after is not None and before.uid != after.uid
+        if after is None or replaced:
+            self._left.settled(key)
         if after is None or after.deleting or replaced:
             if key in self._uids:
                 self._tell(JobRemoved(key))
+            elif key in self._left:
+                self._left.hasten(key)
+                self._tell(Tick())
             else:
                 self.forgotten(key)
         if after is None or after.deleting:

@@ -77,6 +77,8 @@ _READ_AGAIN: Final = (
     JobSubmitted, NodeLost, NodeObserved, engine.QuotaObserved, engine.QuotaRemoved, Tick,
     engine.ZonesObserved,
 )  # fmt: skip
+# What of a job that is left alone need not be known later.
+_PASSING: Final = (engine.LogObserved, engine.ProgressReported)
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class Term:
         self._probes = Probes(world, self._gateway, self._nodes, seams.probe, self._spawn)
         self._wake_at = 0.0
         self._stale = ""  # why everything has to be read again
+        self._kept: list[Event] = []  # told, not decided: of jobs that are left alone
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -170,7 +173,7 @@ class Term:
             self.ticked_at = time.monotonic()
             due_seconds = min(self._wake_at - time.time(), self._left.wait_seconds())
             await self._inbox.wait(max(0.0, min(due_seconds, IDLE_SECONDS_MAX)))
-            events = self._inbox.take()
+            events = self._aside(self._inbox.take())
             if self._left.wait_seconds() <= 0:
                 self._stale = "jobs that were left alone are tried again"
             try:
@@ -178,10 +181,34 @@ class Term:
                 pause_seconds = REBUILD_SECONDS
             except (StaleStateError, ApiError) as error:
                 log.warning("everything is read again: %s", error)
-                self._metrics.rebuilds.inc()
-                await asyncio.sleep(pause_seconds)
-                pause_seconds = min(2 * pause_seconds, REBUILD_SECONDS_MAX)
-                await self._rebuild(events)
+                self._kept += events
+                pause_seconds = await self._read_again(pause_seconds)
+
+    async def _read_again(self, pause_seconds: float) -> float:
+        """Rebuild, as often as the API server makes it necessary; the next pause."""
+        while True:
+            self._metrics.rebuilds.inc()
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, REBUILD_SECONDS_MAX)
+            self.ticked_at = time.monotonic()
+            try:
+                await self._rebuild()
+            except ApiError as error:
+                log.warning("everything is read again: %s", error)
+            else:
+                return pause_seconds
+
+    def _aside(self, events: Sequence[Event]) -> list[Event]:
+        """Those that can be decided now. An exit is told once: it waits for its job to be back."""
+        now = []
+        for one in events:
+            job = getattr(one, "job", "")
+            if isinstance(job, str) and job in self._left:
+                if not isinstance(one, _PASSING):
+                    self._kept.append(one)
+            else:
+                now.append(one)
+        return now
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         try:
@@ -194,12 +221,13 @@ class Term:
 
     # -- taking over ---------------------------------------------------------------------------
 
-    async def _rebuild(self, events: Sequence[Event] = ()) -> None:
+    async def _rebuild(self) -> None:
         """Make the engine's state from the jobs, and tell it what is to be seen.
 
-        What was told but not decided (`events`) is told again, unless it is read anew here.
+        What was told but not decided is told again, unless it is read anew here.
         """
-        kept = [one for one in (*events, *self._inbox.take()) if not isinstance(one, _READ_AGAIN)]
+        self._kept += self._inbox.take()
+        self._kept = [one for one in self._kept if not isinstance(one, _READ_AGAIN)]
         self._left.release()
         self._metrics.left_alone.set(len(self._left))
         self._nodes.withheld = self._left.nodes(self._commits.stored)
@@ -223,13 +251,14 @@ class Term:
         for view in list(self._world.jobs.values()):
             if view.job is None:
                 self._submissions.tell_invalid(view)
-            elif view.deleting and view.key not in live:
+            elif view.deleting and view.key not in live and view.key not in self._left:
                 self._submissions.forgotten(view.key)
         if self._token.holder and self._token.holder not in {*live, *self._left}:
             await self._token.release(self._token.holder)
         for pod in list(self._world.pods.values()):
             self._see_stray(pod)
-        for event in kept:
+        kept, self._kept = self._kept, []
+        for event in self._aside(kept):
             self._inbox.tell(event)
         self._inbox.tell(Tick())
 
