@@ -249,6 +249,24 @@ def test_pods_that_may_not_be_made_are_waited_for(desk: Callable, pick: Callable
     assert d.status("a").phase is Phase.RUNNING
 
 
+def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(desk: Callable) -> None:
+    d = desk(backoff_seconds_max=30.0, refused_seconds=200.0)
+    d.run("a", 6)
+    d.wait(100)
+    d.submit("b", 6, priority="high")
+    assert d.status("a").phase is Phase.SUSPENDING
+    d.wait(30)  # its grace is over, and it is stopped
+    d.empty("a")
+    assert d.status("b").phase is Phase.STARTING
+    d.tell(StartRefused("default/b", 1, "quota is full"))
+    d.empty("b")
+    d.up("a")
+    d.wait(150)
+    assert d.status("a").phase is Phase.RUNNING
+    d.wait(60)
+    assert d.status("a").phase is Phase.SUSPENDING
+
+
 def test_a_bug_names_the_job_that_brings_it_to_light(
     desk: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

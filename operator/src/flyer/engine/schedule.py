@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase, quantize
+from flyer.api.waiting import PODS_REFUSED
 from flyer.engine import blockers, placement, transitions
 from flyer.engine.draft import WAITING
 from flyer.engine.market import (
@@ -197,6 +198,8 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
                 transitions.reserve(draft, job.key, found)
                 market.reserved(job.key)
                 return True
+    if _was_refused(draft, job):
+        return False
     for nodes in classes:
         zones = {node.zone for node in nodes}
         for kind in options(draft, job, zones, same_split=patience is not None):
@@ -206,6 +209,16 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
                 market.refresh()
                 return True
     return False
+
+
+def _was_refused(draft: Draft, job: JobState) -> bool:
+    """Whether its pods could not be made a while ago: nobody is to lose work for it now."""
+    left = job.status.eviction
+    if left is None or left.reason != PODS_REFUSED:
+        return False
+    until = left.time + draft.policy.refused_seconds
+    draft.wake(until)
+    return until > draft.now
 
 
 def _fit_free(
