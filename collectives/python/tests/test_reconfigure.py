@@ -31,7 +31,7 @@ def summed(communicator):
 def boards():
     """How many nodes' boards this process has mapped, its own and those that are lent to it."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return sum("memfd:hfreduce" in line for line in lines)
+    return sum("/memfd:hfreduce " in line for line in lines)  # registered memory has another name
 
 
 def sums_until_it_fails():
