@@ -9,6 +9,9 @@
 //!                                        └──── at the root: is the result ────────▲
 //! ```
 
+mod arrivals;
+mod progress;
+
 use std::collections::{BTreeMap, VecDeque};
 
 pub use super::action::*;
@@ -231,63 +234,6 @@ impl TreeCore {
         })
     }
 
-    /// A frame's head has arrived: where does its payload go?
-    ///
-    /// # Errors
-    /// What the peer did wrong.
-    pub fn place(&mut self, link: usize, head: &DataHead) -> Result<Place, Violation> {
-        if head.tree > 1 || !Self::owns(self.channel, head.chunk) {
-            return Err(Violation::Protocol(format!("chunk {} is not of this link", head.chunk)));
-        }
-        self.compare(head.sequence, head.print)?;
-        if !self.links[link].receive[head.class()].arrive() {
-            return Err(Violation::Protocol("a frame came without credit for it".into()));
-        }
-        match self.find(head.key()) {
-            Some(at) => {
-                self.admit(at, link, head)?;
-                if head.stage == Stage::Down {
-                    self.chunks[at].receiving = true;
-                    return Ok(Place::Direct);
-                }
-            }
-            None if self.activated >= Some(head.key()) => {
-                return Err(Violation::Protocol(format!(
-                    "chunk {} of operation {} came twice",
-                    head.chunk, head.sequence
-                )));
-            }
-            None => {}
-        }
-        let slot = self.links[link].receive[head.class()].take();
-        slot.map(Place::Slot)
-            .ok_or_else(|| Violation::Protocol("a frame came and no slot was left".into()))
-    }
-
-    /// The payload has arrived where [`TreeCore::place`] said.
-    pub fn arrived(&mut self, link: usize, head: &DataHead, place: Place) -> Result<(), Violation> {
-        if self.broken {
-            return Ok(());
-        }
-        match (self.find(head.key()), place) {
-            (Some(at), Place::Slot(_)) => {
-                // It may have become active while the payload was under way.
-                self.admit(at, link, head)?;
-                self.accept(at, link, head, place);
-            }
-            (Some(at), Place::Direct) => self.accept(at, link, head, place),
-            (None, Place::Slot(slot)) => {
-                let waiting = self.early.entry((head.key(), head.stage)).or_default();
-                if waiting.iter().any(|early| early.link == link) {
-                    return Err(Violation::Protocol(format!("chunk {} came twice", head.chunk)));
-                }
-                waiting.push(Early { link, head: *head, slot });
-            }
-            (None, Place::Direct) => {}
-        }
-        Ok(())
-    }
-
     /// The last byte of a [`Action::Send`] was handed over.
     pub fn sent(&mut self, key: Key) {
         if let Some(at) = self.find(key) {
@@ -394,144 +340,7 @@ impl TreeCore {
     fn flow(&self, state: &ChunkState) -> &Flow {
         self.flows.flow(state.chunk.tree, state.hung_at)
     }
-
-    /// Is this frame one that the chunk expects?
-    fn admit(&self, at: usize, link: usize, head: &DataHead) -> Result<(), Violation> {
-        let state = &self.chunks[at];
-        let flow = self.flow(state);
-        let expected = head.tree == state.chunk.tree
-            && match head.stage {
-                Stage::Up => {
-                    let from = flow.away.iter().position(|away| *away == link);
-                    state.chunk.reduces() && from.is_some_and(|at| state.partials[at].is_none())
-                }
-                Stage::Down => {
-                    state.onward != Onward::Nowhere
-                        && flow.toward == Some(link)
-                        && !state.result
-                        && !state.receiving
-                }
-            };
-        if !expected {
-            return Err(Violation::Protocol(format!(
-                "chunk {} of operation {} came in stage {:?} from a node that does not send it",
-                head.chunk, head.sequence, head.stage
-            )));
-        }
-        let bytes = state.chunk.bytes_in(head.stage);
-        if head.bytes != bytes {
-            return Err(Violation::Protocol(format!(
-                "chunk {} of operation {} has {} bytes instead of {bytes}",
-                head.chunk, head.sequence, head.bytes
-            )));
-        }
-        Ok(())
-    }
-
-    fn accept(&mut self, at: usize, link: usize, head: &DataHead, place: Place) {
-        let key = self.chunks[at].key;
-        match (head.stage, place) {
-            (Stage::Up, Place::Slot(slot)) => {
-                let from = self.flow(&self.chunks[at]).away.iter().position(|away| *away == link);
-                if let Some(from) = from {
-                    self.chunks[at].partials[from] = Some(slot);
-                    self.chunks[at].missing -= 1;
-                }
-            }
-            (Stage::Up, Place::Direct) => {}
-            (Stage::Down, Place::Direct) => {
-                self.release(link, head.class(), None);
-                self.chunks[at].result = true;
-            }
-            (Stage::Down, Place::Slot(slot)) => {
-                let from = Partial { link, class: head.class(), slot };
-                self.actions.push_back(Action::Move { key, from });
-                self.release(link, head.class(), Some(slot));
-                self.chunks[at].result = true;
-            }
-        }
-        self.advance(at);
-    }
-
-    fn release(&mut self, link: usize, class: usize, slot: Option<u32>) {
-        let link = &mut self.links[link];
-        link.receive[class].release(slot);
-        link.owed[class] += 1;
-    }
-
-    fn advance(&mut self, at: usize) {
-        let state = &self.chunks[at];
-        let (key, chunk) = (state.key, state.chunk);
-        let ready = !state.needs_local || state.local_ready;
-        if !state.reduced && state.needs_local && ready && state.missing == 0 {
-            self.reduce(at);
-            let toward = self.flow(&self.chunks[at]).toward;
-            self.chunks[at].reduced = true;
-            match toward {
-                Some(link) => self.send_ready(link, key, class(chunk.tree, Stage::Up)),
-                None => self.chunks[at].result = true,
-            }
-        }
-        if self.chunks[at].result {
-            self.publish(at);
-        }
-        self.finish(at);
-    }
-
-    fn reduce(&mut self, at: usize) {
-        let state = &self.chunks[at];
-        let (key, class) = (state.key, class(state.chunk.tree, Stage::Up));
-        let partials: Vec<Partial> = self
-            .flow(state)
-            .away
-            .iter()
-            .zip(state.partials)
-            .filter_map(|(link, slot)| slot.map(|slot| Partial { link: *link, class, slot }))
-            .collect();
-        for partial in &partials {
-            self.release(partial.link, partial.class, Some(partial.slot));
-        }
-        self.actions.push_back(Action::Reduce { key, partials });
-    }
-
-    fn publish(&mut self, at: usize) {
-        let state = &self.chunks[at];
-        let (key, class) = (state.key, class(state.chunk.tree, Stage::Down));
-        self.actions.push_back(Action::Publish { key });
-        let mut links = [None; NEIGHBOURS_MAX];
-        for (place, link) in links.iter_mut().zip(state.onward.links(self.flow(state))) {
-            *place = Some(*link);
-        }
-        for link in links.into_iter().flatten() {
-            self.send_ready(link, key, class);
-        }
-    }
-
-    fn send_ready(&mut self, link: usize, key: Key, class: usize) {
-        self.links[link].send[class].ready(key);
-        self.pump(link, class);
-    }
-
-    fn pump(&mut self, link: usize, class: usize) {
-        let (tree, stage) =
-            (class / 2, if class.is_multiple_of(2) { Stage::Up } else { Stage::Down });
-        while let Some(key) = self.links[link].send[class].take_next() {
-            self.actions.push_back(Action::Send { link, key, tree, stage });
-        }
-    }
-
-    fn finish(&mut self, at: usize) {
-        let state = &self.chunks[at];
-        let comes_by = state.onward != Onward::Nowhere;
-        let settled = if comes_by { state.result } else { state.reduced };
-        if settled && state.sends_left == 0 {
-            let key = state.key;
-            self.chunks.remove(at);
-            self.actions.push_back(Action::Done { key });
-        }
-    }
 }
 
 #[cfg(test)]
-#[path = "tree_test.rs"]
 mod tests;

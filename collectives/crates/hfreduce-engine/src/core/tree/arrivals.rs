@@ -1,0 +1,121 @@
+//! Frames that come from neighbours: whether a chunk expects them, where their payload goes, and what
+//! it is then. What comes before its chunk is active waits in a slot.
+
+use super::*;
+
+impl TreeCore {
+    /// A frame's head has arrived: where does its payload go?
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    pub fn place(&mut self, link: usize, head: &DataHead) -> Result<Place, Violation> {
+        if head.tree > 1 || !Self::owns(self.channel, head.chunk) {
+            return Err(Violation::Protocol(format!("chunk {} is not of this link", head.chunk)));
+        }
+        self.compare(head.sequence, head.print)?;
+        if !self.links[link].receive[head.class()].arrive() {
+            return Err(Violation::Protocol("a frame came without credit for it".into()));
+        }
+        match self.find(head.key()) {
+            Some(at) => {
+                self.admit(at, link, head)?;
+                if head.stage == Stage::Down {
+                    self.chunks[at].receiving = true;
+                    return Ok(Place::Direct);
+                }
+            }
+            None if self.activated >= Some(head.key()) => {
+                return Err(Violation::Protocol(format!(
+                    "chunk {} of operation {} came twice",
+                    head.chunk, head.sequence
+                )));
+            }
+            None => {}
+        }
+        let slot = self.links[link].receive[head.class()].take();
+        slot.map(Place::Slot)
+            .ok_or_else(|| Violation::Protocol("a frame came and no slot was left".into()))
+    }
+
+    /// The payload has arrived where [`TreeCore::place`] said.
+    pub fn arrived(&mut self, link: usize, head: &DataHead, place: Place) -> Result<(), Violation> {
+        if self.broken {
+            return Ok(());
+        }
+        match (self.find(head.key()), place) {
+            (Some(at), Place::Slot(_)) => {
+                // It may have become active while the payload was under way.
+                self.admit(at, link, head)?;
+                self.accept(at, link, head, place);
+            }
+            (Some(at), Place::Direct) => self.accept(at, link, head, place),
+            (None, Place::Slot(slot)) => {
+                let waiting = self.early.entry((head.key(), head.stage)).or_default();
+                if waiting.iter().any(|early| early.link == link) {
+                    return Err(Violation::Protocol(format!("chunk {} came twice", head.chunk)));
+                }
+                waiting.push(Early { link, head: *head, slot });
+            }
+            (None, Place::Direct) => {}
+        }
+        Ok(())
+    }
+
+    /// Is this frame one that the chunk expects?
+    pub(super) fn admit(&self, at: usize, link: usize, head: &DataHead) -> Result<(), Violation> {
+        let state = &self.chunks[at];
+        let flow = self.flow(state);
+        let expected = head.tree == state.chunk.tree
+            && match head.stage {
+                Stage::Up => {
+                    let from = flow.away.iter().position(|away| *away == link);
+                    state.chunk.reduces() && from.is_some_and(|at| state.partials[at].is_none())
+                }
+                Stage::Down => {
+                    state.onward != Onward::Nowhere
+                        && flow.toward == Some(link)
+                        && !state.result
+                        && !state.receiving
+                }
+            };
+        if !expected {
+            return Err(Violation::Protocol(format!(
+                "chunk {} of operation {} came in stage {:?} from a node that does not send it",
+                head.chunk, head.sequence, head.stage
+            )));
+        }
+        let bytes = state.chunk.bytes_in(head.stage);
+        if head.bytes != bytes {
+            return Err(Violation::Protocol(format!(
+                "chunk {} of operation {} has {} bytes instead of {bytes}",
+                head.chunk, head.sequence, head.bytes
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn accept(&mut self, at: usize, link: usize, head: &DataHead, place: Place) {
+        let key = self.chunks[at].key;
+        match (head.stage, place) {
+            (Stage::Up, Place::Slot(slot)) => {
+                let from = self.flow(&self.chunks[at]).away.iter().position(|away| *away == link);
+                if let Some(from) = from {
+                    self.chunks[at].partials[from] = Some(slot);
+                    self.chunks[at].missing -= 1;
+                }
+            }
+            (Stage::Up, Place::Direct) => {}
+            (Stage::Down, Place::Direct) => {
+                self.release(link, head.class(), None);
+                self.chunks[at].result = true;
+            }
+            (Stage::Down, Place::Slot(slot)) => {
+                let from = Partial { link, class: head.class(), slot };
+                self.actions.push_back(Action::Move { key, from });
+                self.release(link, head.class(), Some(slot));
+                self.chunks[at].result = true;
+            }
+        }
+        self.advance(at);
+    }
+}
