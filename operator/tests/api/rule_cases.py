@@ -27,6 +27,7 @@ class Case:
     before: Json = field(default_factory=dict)
     subresource: str = ""
     fixed_name: str = ""  # otherwise made up
+    policy: bool = False  # an admission policy's, not the CRD's
 
 
 def job(*, status: Json | None = None, **spec: Any) -> Json:
@@ -48,8 +49,10 @@ def on_status(name: str, says: str, edit: Json, before: Json = RUNNING) -> Case:
     return Case(name, "flyerjobs", {"status": edit}, says, before, "status")
 
 
-def on_spec(name: str, says: str, edit: Json, before: Json = RUNNING) -> Case:
-    return Case(name, "flyerjobs", {"spec": edit}, says, before)
+def on_spec(
+    name: str, says: str, edit: Json, before: Json = RUNNING, *, policy: bool = False
+) -> Case:
+    return Case(name, "flyerjobs", {"spec": edit}, says, before, policy=policy)
 
 
 def fixed(field_name: str, value: Any, shown: str) -> Case:
@@ -57,7 +60,8 @@ def fixed(field_name: str, value: Any, shown: str) -> Case:
         f"spec.{field_name}: {shown} cannot replace what the job has while it is Running: suspend "
         "it first (spec.suspend: true) and change it once it is Suspended, or create another job"
     )
-    return on_spec(f"{field_name} is fixed while the job runs", says, {field_name: value})
+    name = f"{field_name} is fixed while the job runs"
+    return on_spec(name, says, {field_name: value}, policy=field_name != "nodes")
 
 
 CASES = [
@@ -86,6 +90,7 @@ CASES = [
         "job",
         {"stop": None},
         job(stop="graceful"),
+        policy=True,
     ),
     Case(
         "a name that pods cannot have",

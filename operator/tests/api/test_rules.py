@@ -109,13 +109,15 @@ def named(plural: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def stored(api: Api, plural: str, name: str, before: dict[str, Any]) -> None:
+async def stored(
+    api: Api, plural: str, name: str, before: dict[str, Any], operator: Api | None = None
+) -> None:
     resource, namespace = RESOURCES[plural], _namespace(plural)
     wanted = {key: value for key, value in before.items() if key != "status"}
     await api.create(resource, named(plural, name, wanted), namespace)
     if "status" in before:
         patch = {"status": before["status"]}
-        await api.merge(resource, name, patch, namespace, "status")
+        await (operator or api).merge(resource, name, patch, namespace, "status")
 
 
 def _namespace(plural: str) -> str:
@@ -127,20 +129,23 @@ async def gone(api: Api, plural: str, name: str) -> None:
         await api.delete(RESOURCES[plural], name, _namespace(plural))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+RULES = [case for case in CASES if not case.policy]
+
+
+@pytest.mark.parametrize("case", RULES, ids=[case.name for case in RULES])
 async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
     name = case.fixed_name or f"case-{secrets.token_hex(4)}"
     await gone(api, case.plural, name)
     try:
         with pytest.raises(InvalidError) as refusal:
-            await _broken(api, case, name)
+            await _broken(api, api, case, name)
         assert case.says in str(refusal.value)
     finally:
         await gone(api, case.plural, name)
 
 
-async def _broken(api: Api, case: Case, name: str) -> None:
-    await stored(api, case.plural, name, case.before)
+async def _broken(api: Api, operator: Api, case: Case, name: str) -> None:
+    await stored(api, case.plural, name, case.before, operator)
     resource, namespace = RESOURCES[case.plural], _namespace(case.plural)
     await api.merge(resource, name, case.edit, namespace, case.subresource)
 
@@ -285,12 +290,29 @@ async def test_policies(policies: Cluster, api: Api) -> None:
             await anna.merge(jobs, name, patch, "default", "status")
         await gone(api, "flyertopologies", "cluster")
         await _taken(operator, name, patch)
+        await _fixed(anna, operator)
         await _epochs(api, operator, name)
         await gone(anna, "flyerjobs", name)
 
     await _priorities(policies, api)
     await _healths(policies, healths, api)
     await _unstamped(policies)
+
+
+async def _fixed(anna: Api, operator: Api) -> None:
+    """What a job runs on is not changed under it; while it waits it may be."""
+    for case in (case for case in CASES if case.policy):
+        name = f"fixed-{secrets.token_hex(4)}"
+        with pytest.raises(InvalidError) as refusal:
+            await _broken(anna, operator, case, name)
+        assert case.says in str(refusal.value)
+        await gone(anna, "flyerjobs", name)
+    name = f"fixed-{secrets.token_hex(4)}"
+    await stored(anna, "flyerjobs", name, job(status=status("Suspended")), operator)
+    patch = {"spec": {"nodes": 3, "group": "a100", "stop": "graceful"}}
+    await anna.merge(RESOURCES["flyerjobs"], name, patch, "default")
+    await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"stop": "now"}}, "default")
+    await gone(anna, "flyerjobs", name)
 
 
 async def _unstamped(policies: Cluster) -> None:

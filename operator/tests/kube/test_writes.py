@@ -1,6 +1,7 @@
 """What a start, a suspension and idleness cost the API server, counted by the API server."""
 
 import asyncio
+import itertools
 
 import pytest
 from flyer.api import API_VERSION, Phase
@@ -36,6 +37,24 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes):
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     await until(lambda: len(cluster.store.all("events")) == 2)
     done = writes(cluster, since)
+    assert len(done) <= 3, done
+
+
+async def test_nodes_that_fall_empty_one_after_another_are_written_once(cluster, until):
+    """Asked, saved, left: kubelets say at different times that their pods have ended."""
+    cluster.nodes("AAAA")
+    operator = cluster.operator()
+    await until(lambda: operator.serves)
+    cluster.submit("a", 4)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    loop, finish = asyncio.get_running_loop(), cluster.kubelets.finish
+    ends = itertools.count(1)
+    cluster.kubelets.finish = lambda *pod: loop.call_later(0.3 * next(ends), finish, *pod)
+    since = len(cluster.server.faults.calls)
+    cluster.edit("a", suspend=True)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    assert not cluster.status("a").occupied
+    done = [call for call in writes(cluster, since) if call.resource == "flyerjobs/status"]
     assert len(done) <= 3, done
 
 

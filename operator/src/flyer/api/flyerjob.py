@@ -23,7 +23,7 @@ from flyer.api.names import (
 )
 from flyer.api.podtemplate import PodTemplate
 from flyer.api.priorities import Priority
-from flyer.api.rules import Rule, rules, says
+from flyer.api.rules import Rule, atomic_map, rules, says
 from flyer.api.status import NODES_MAX, FlyerJobStatus
 from flyer.job.limits import PATH_CHARS_MAX
 
@@ -31,6 +31,7 @@ from flyer.job.limits import PATH_CHARS_MAX
 NAME_CHARS_MAX = 51
 # Kubernetes bounds no name of a user; the longest of a service account has 339.
 USER_CHARS_MAX = 512
+_WAITS = ", ".join(f"'{phase.value}'" for phase in WAIT)
 _GROUP = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(#[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 
 
@@ -160,7 +161,8 @@ class FlyerJobSpec(StrictModel):
         default=Collectives(), description="What is added to the pods for communication"
     )
     template: PodTemplate = Field(
-        description="The pod of one node, the same for all nodes of the gang"
+        description="The pod of one node, the same for all nodes of the gang",
+        json_schema_extra=atomic_map(),
     )
 
     @property
@@ -174,39 +176,24 @@ class FlyerJobSpec(StrictModel):
         return (self.group.partition("#")[2] or None) if self.group else None
 
 
-# What decides where a job runs and what it runs: fixed while it has nodes, and once it has ended.
-FIXED_FIELDS = ("nodes", "ranksPerNode", "group", "crossZone", "template")
-
-
-def _fixed(name: str) -> Rule:
-    waits = "[" + ", ".join(f"'{phase.value}'" for phase in WAIT) + "]"
-    may = f"self.?status.?phase.orValue('{WAIT[0].value}') in {waits}"
-    same = f"self.spec.{name} == oldSelf.spec.{name}"
-    if name == "group":  # may be absent; whose length an == of two optional ones would not know
-        same = "self.spec.?group.orValue('') in [oldSelf.spec.?group.orValue('')]"
-    # Templates are large, and seldom compared while a job waits; all else mostly is as it was.
-    first, second = (may, same) if name == "template" else (same, may)
-    shown = {
-        "template": "'this template'",
-        "group": "has(self.spec.group) ? self.spec.group : 'nothing'",
-    }.get(name, f"self.spec.{name}")
-    number = name in ("nodes", "ranksPerNode")
-    return Rule(
-        f"{first} || {second}",
-        f"spec.{name}: is fixed while the job has nodes: suspend it first, or create another job",
-        says(
-            f"spec.{name}: {'%d' if number else '%s'} cannot replace what the job has while it is "
-            "%s: suspend it first (spec.suspend: true) and change it once it is Suspended, or "
-            "create another job",
-            shown,
-            "self.status.phase",
-        ),
-        f".spec.{name}",
-    )
-
+# What else decides where a job runs and what it runs: fixed as `nodes` is, while it has nodes and
+# once it has ended. An admission policy keeps it so, and that a stop is not taken back: rules here
+# would compare templates with every write of the status. `nodes` is compared with the status.
+FIXED_FIELDS = ("ranksPerNode", "group", "crossZone", "template")
 
 JOB_RULES = (
-    *(_fixed(name) for name in FIXED_FIELDS),
+    Rule(
+        "self.spec.nodes == oldSelf.spec.nodes"
+        f" || self.?status.?phase.orValue('{WAIT[0].value}') in [{_WAITS}]",
+        "spec.nodes: is fixed while the job has nodes: suspend it first, or create another job",
+        says(
+            "spec.nodes: %d cannot replace what the job has while it is %s: suspend it first "
+            "(spec.suspend: true) and change it once it is Suspended, or create another job",
+            "self.spec.nodes",
+            "self.status.phase",
+        ),
+        ".spec.nodes",
+    ),
     Rule(
         f"size(self.metadata.name) <= {NAME_CHARS_MAX}"
         " && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
@@ -218,17 +205,6 @@ JOB_RULES = (
             "self.metadata.name",
             "size(self.metadata.name)",
         ),
-    ),
-    Rule(
-        "!has(oldSelf.spec.stop) || (has(self.spec.stop)"
-        " && (self.spec.stop == oldSelf.spec.stop || self.spec.stop == 'now'))",
-        "spec.stop: cannot be taken back: create another job",
-        says(
-            "spec.stop: %s cannot replace %s: a stop cannot be taken back, create another job",
-            "has(self.spec.stop) ? self.spec.stop : 'nothing'",
-            "oldSelf.spec.stop",
-        ),
-        ".spec.stop",
     ),
     Rule(
         "!has(oldSelf.status) || has(self.status)",

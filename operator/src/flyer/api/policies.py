@@ -13,6 +13,8 @@ Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OP
 - `flyerjob-identity`: nobody creates or changes a job in another one's name: whoever creates it
   names himself or nobody, also where nothing is stamped (Kubernetes before 1.36), and what was
   stamped is not changed afterwards. A stamp comes first, as every mutation does.
+- `flyerjob-fixed`: what decides where a job runs, and what it runs, is fixed while it has nodes;
+  and a stop is not taken back.
 - `flyerjob-priority`: a level above normal needs the verb `use` on the resource
   `flyerpriorities` with that name, which RBAC gives to groups or users. FlyerQuotas bound the rest.
 - `nodehealth-own-node`: an agent writes the NodeHealth of the node that it runs on, no other.
@@ -23,6 +25,8 @@ from __future__ import annotations
 from typing import Any
 
 from flyer.api import names
+from flyer.api.flyerjob import FIXED_FIELDS
+from flyer.api.lifecycle import WAIT
 from flyer.api.priorities import Priority
 
 SYSTEM_NAMESPACE = "fireflyer-system"
@@ -41,6 +45,7 @@ def admission_policies() -> list[dict[str, Any]]:
         (_epoch(), ["Deny"]),
         (_stamps(), None),
         (_identity(), ["Deny"]),
+        (_fixed(), ["Deny"]),
         (_priority(), ["Deny"]),
         (_own_node(), ["Deny"]),
     ):
@@ -203,6 +208,41 @@ def _identity() -> dict[str, Any]:
                 " + ': leave it out, it is set for you'",
             },
         ],
+    )
+
+
+def _fixed() -> dict[str, Any]:
+    waits = "[" + ", ".join(f"'{phase.value}'" for phase in WAIT) + "]"
+    phase = f"oldObject.?status.?phase.orValue('{WAIT[0].value}')"
+    shown = {"template": "'this template'"}
+    validations = [
+        {
+            "expression": f"variables.waits || object.spec.?{name} == oldObject.spec.?{name}",
+            "messageExpression": f"'spec.{name}: ' + "
+            + shown.get(name, f"string(object.spec.?{name}.orValue('nothing'))")
+            + " + ' cannot replace what the job has while it is ' + variables.phase + ': suspend it"
+            " first (spec.suspend: true) and change it once it is Suspended, or create another"
+            " job'",
+        }
+        for name in FIXED_FIELDS
+    ]
+    stop = "object.spec.?stop.orValue('nothing')"
+    before = "oldObject.spec.?stop.orValue('nothing')"
+    validations.append(
+        {
+            "expression": f"{before} == 'nothing' || {stop} == {before} || {stop} == 'now'",
+            "messageExpression": f"'spec.stop: ' + {stop} + ' cannot replace ' + {before}"
+            " + ': a stop cannot be taken back, create another job'",
+        }
+    )
+    return _validating(
+        "flyerjob-fixed",
+        _matches(["UPDATE"], names.PLURAL_JOBS),
+        variables=[
+            {"name": "phase", "expression": phase},
+            {"name": "waits", "expression": f"variables.phase in {waits}"},
+        ],
+        validations=validations,
     )
 
 

@@ -54,4 +54,12 @@ def list_set() -> dict[str, Any]:
     return {"x-kubernetes-list-type": "set"}
 
 
-__all__ = ["Rule", "list_map", "list_set", "rules", "says"]
+def atomic_map() -> dict[str, Any]:
+    """An object that has one owner: the API server keeps no account of who wrote which field.
+
+    That account is as large as the object, and is read, merged and written with every change.
+    """
+    return {"x-kubernetes-map-type": "atomic"}
+
+
+__all__ = ["Rule", "atomic_map", "list_map", "list_set", "rules", "says"]

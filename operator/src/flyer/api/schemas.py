@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _KEPT = (
     "type", "format", "description", "default", "enum", "pattern", "nullable",
     "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
-    "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
+    "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type",
+    "x-kubernetes-validations",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from flyer.api.conditions import MESSAGE_CHARS_MAX, Condition, Conditions
 from flyer.api.lifecycle import CHAIN_RULES, EPOCH_RULE, STATUS_RULES
 from flyer.api.phases import Phase, SuspendCode
 from flyer.api.priorities import Priority
-from flyer.api.rules import Rule, rules, says
+from flyer.api.rules import Rule, atomic_map, rules, says
 from flyer.api.timestamps import Timestamp
 from flyer.job.limits import PATH_CHARS_MAX, REASON_CHARS_MAX, TRACEBACK_CHARS_MAX
 
@@ -297,7 +297,8 @@ class FlyerJobStatus(Model):
         default=None, ge=0, description="The metadata.generation that this status is about"
     )
 
-    model_config = ConfigDict(json_schema_extra=rules(*STATUS_RULES))
+    # One writer, and whole.
+    model_config = ConfigDict(json_schema_extra={**rules(*STATUS_RULES), **atomic_map()})
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type, if it has been set."""

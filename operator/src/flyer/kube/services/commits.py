@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import Phase
+from flyer.api.names import API_VERSION, KIND_JOB
 from flyer.engine.draft import RESERVING
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from flyer.kube.client.errors import ApiError
     from flyer.kube.services.apart import LeftAlone
 
-__all__ = ["Commits", "difference", "waves"]
+__all__ = ["Commits", "waves"]
 
 # Somebody who edits a job all the time cannot keep us from committing for long.
 _TRIES_MAX: Final = 20
@@ -149,14 +150,24 @@ class Commits:
         if view is None or view.job is None or view.uid != uid:
             return False  # gone; another one may have its name
         before = view.job.status
+        status = _object(commit.status)
+        if status == _object(before):
+            return True
         api = self._briefly if self._left.suspect(commit.job) else self._api
         for _ in range(_TRIES_MAX):
-            changes = difference(_object(before), _object(commit.status))
-            if not changes:
-                return True
-            patch = {"metadata": {"resourceVersion": view.version}, "status": changes}
+            # Whole, not as a patch: an API server would encode what it has, merge and decode anew.
+            value = {
+                "apiVersion": API_VERSION,
+                "kind": KIND_JOB,
+                "metadata": {
+                    "name": name,
+                    "namespace": namespace,
+                    "resourceVersion": view.version,
+                },
+                "status": status,
+            }
             try:
-                answer = await api.merge(FLYERJOBS, name, patch, namespace, "status")
+                answer = await api.replace(FLYERJOBS, value, "status")
             except NotFoundError:
                 return False
             except (InvalidError, ForbiddenError) as error:
@@ -166,7 +177,7 @@ class Commits:
                 if found is None or found.uid != uid or found.job is None:
                     return False
                 stored = found.job.status
-                if _object(stored) == _object(commit.status):
+                if _object(stored) == status:
                     answer = None
                 elif _object(stored) == _object(before):
                     view = found
@@ -224,20 +235,6 @@ def waves(
         known[commit.job] = commit.status
     if wave:
         yield wave
-
-
-def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch from one object to another; lists are replaced whole."""
-    patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
-    for key, value in after.items():
-        old = before.get(key)
-        if key in before and old == value:
-            continue
-        if isinstance(old, dict) and isinstance(value, dict):
-            patch[key] = difference(old, value)
-        else:
-            patch[key] = value
-    return patch
 
 
 def _object(status: FlyerJobStatus | None) -> dict[str, Any]:

@@ -1,13 +1,19 @@
 """Events for the engine on their way there: some at once, some together with what follows them.
 
-Each step may cost writes. What comes in bursts (acknowledgements, exits, nodes that fall empty or
-join) waits a moment for the rest of its burst, so that a suspension costs two commits and not one
-for each node. An event that somebody waits for takes along what has gathered.
+Each step may cost writes. What comes in bursts (acknowledgements, exits, nodes that join) waits a
+moment for the rest of its burst. A job that leaves is waited for: its release, its exits and its
+nodes go together once the last node is empty, and cost one commit. An event that somebody waits
+for takes along what has gathered.
+
+A release may wait because losing it costs nothing: its sidecar tells it again, and a rank that
+released ends with a status that says so. What it has saved does not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flyer.engine import (
@@ -23,23 +29,55 @@ from flyer.engine import (
 )
 
 if TYPE_CHECKING:
-    from flyer.engine import Event
+    from collections.abc import Callable
 
-__all__ = ["GATHER_SECONDS", "Inbox"]
+    from flyer.engine import Event, JobState
+
+__all__ = ["GATHER_SECONDS", "LEAVE_SECONDS", "Inbox", "Leaving", "leaving"]
 
 GATHER_SECONDS: Final = 0.2
+# A job that has released its nodes is waited for so long: kubelets say within two seconds that a
+# pod has ended. What it has not left by then is taken from it.
+LEAVE_SECONDS: Final = 2.0
 _PATIENT: Final = (
     CheckpointReported, LifeStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
     ProgressReported, Released, SuspendReceived,
 )  # fmt: skip
+_OF_LEAVING: Final = (NodeEmptied, PodExited, Released)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A job that is asked to leave: the nodes that it still occupies, and how long it may."""
+
+    nodes: frozenset[str]
+    seconds_left: float  # until its deadline; infinite when that has been judged
+
+
+def leaving(job: JobState | None, now: float) -> Leaving | None:
+    """Whether it is."""
+    suspension = job.status.suspension if job is not None else None
+    if job is None or suspension is None:
+        return None
+    nodes = frozenset(one.name for one in job.status.occupied)
+    return Leaving(nodes, math.inf if suspension.expired else suspension.deadline - now)
+
+
+@dataclass(slots=True)
+class _Held:
+    due_at: float
+    events: list[Event] = field(default_factory=list)
+    emptied: set[str] = field(default_factory=set)
 
 
 class Inbox:
-    """A queue with one reader."""
+    """A queue with one reader. `leaving_of` says whether a job is asked to leave its nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaving_of: Callable[[str], Leaving | None]) -> None:
+        self._leaving_of = leaving_of
         self._events: list[Event] = []
-        self._emptied: set[NodeEmptied] = set()  # among the events
+        self._held: dict[str, _Held] = {}
+        self._emptied: set[NodeEmptied] = set()  # among the events, held ones too
         self._due_at = float("inf")  # of the loop's clock
         self._changed = asyncio.Event()
 
@@ -49,26 +87,41 @@ class Inbox:
             if event in self._emptied:
                 return
             self._emptied.add(event)
-        delay_seconds = GATHER_SECONDS if isinstance(event, _PATIENT) else 0.0
+        if isinstance(event, _OF_LEAVING):
+            job = self._leaving_of(event.job)
+            if job is not None:
+                self._hold(event, job)
+                return
         self._events.append(event)
-        due_at = asyncio.get_running_loop().time() + delay_seconds
-        if due_at < self._due_at:
-            self._due_at = due_at
-            self._changed.set()
+        self._due(GATHER_SECONDS if isinstance(event, _PATIENT) else 0.0)
 
     def keep(self, events: list[Event]) -> None:
         """Begin anew with these; they are due at once."""
         self._events = list(events)
+        self._held.clear()
         self._emptied.clear()
         self._due_at = 0.0
         self._changed.set()
 
     def take(self) -> list[Event]:
-        """All that is queued."""
+        """All that has gathered, but for what is held of jobs that have not left yet."""
+        now = asyncio.get_running_loop().time()
+        for job in [job for job, held in self._held.items() if held.due_at <= now]:
+            self._events += self._held.pop(job).events
         events, self._events = self._events, []
-        self._emptied.clear()
-        self._due_at = float("inf")
+        self._emptied = {
+            one for held in self._held.values() for one in held.events
+            if isinstance(one, NodeEmptied)
+        }  # fmt: skip
+        self._due_at = min((held.due_at for held in self._held.values()), default=float("inf"))
         return events
+
+    def take_all(self) -> list[Event]:
+        """All, whether due or not."""
+        for held in self._held.values():
+            self._events += held.events
+        self._held.clear()
+        return self.take()
 
     async def wait(self, seconds: float) -> None:
         """Until something is due, for so long at most."""
@@ -81,3 +134,35 @@ class Inbox:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    def _hold(self, event: NodeEmptied | PodExited | Released, job: Leaving) -> None:
+        held = self._held.get(event.job)
+        if held is None:
+            # Told before its deadline: who released in time is not killed for being late.
+            seconds = min(LEAVE_SECONDS, max(0.0, job.seconds_left - GATHER_SECONDS))
+            now = asyncio.get_running_loop().time()
+            held = self._held[event.job] = _Held(now + seconds)
+        if isinstance(event, Released):
+            self._join(event.job, held)
+        if isinstance(event, NodeEmptied):
+            held.emptied.add(event.node)
+        held.events.append(event)
+        if job.nodes <= held.emptied:
+            self._events += self._held.pop(event.job).events
+            self._due(GATHER_SECONDS)
+        else:
+            self._due(held.due_at - asyncio.get_running_loop().time())
+
+    def _join(self, job: str, held: _Held) -> None:
+        """Said in one breath, the acknowledgement waits with the release."""
+        for one in self._events:
+            if isinstance(one, SuspendReceived) and one.job == job:
+                self._events.remove(one)
+                held.events.append(one)
+                return
+
+    def _due(self, delay_seconds: float) -> None:
+        due_at = asyncio.get_running_loop().time() + delay_seconds
+        if due_at < self._due_at:
+            self._due_at = due_at
+            self._changed.set()

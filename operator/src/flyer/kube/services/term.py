@@ -45,7 +45,7 @@ from flyer.kube.services.commits import Commits
 from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
-from flyer.kube.services.inbox import Inbox
+from flyer.kube.services.inbox import Inbox, leaving
 from flyer.kube.services.nodes import Nodes
 from flyer.kube.services.podcalls import pod_lane
 from flyer.kube.services.probes import Probes
@@ -104,7 +104,7 @@ class Term:
         self._world = world
         self._policy = policy
         self._metrics = metrics
-        self._inbox = Inbox()
+        self._inbox = Inbox(lambda key: leaving(self._state_of(key), time.time()))
         self._token = Token(api)
         self._takeover = TakeOver(api, world, self._token, raise_epoch)
         self._counts = Counts(api, world, self._token, lambda: self._state)
@@ -226,7 +226,7 @@ class Term:
 
         What was told but not decided is told again, unless it is read anew here.
         """
-        self._kept += self._inbox.take()
+        self._kept += self._inbox.take_all()
         self._kept = [one for one in self._kept if not isinstance(one, _READ_AGAIN)]
         self._left.release()
         self._metrics.left_alone.set(len(self._left))

@@ -1,0 +1,89 @@
+"""What is told together: a job that leaves costs one commit, others wait for nobody."""
+
+import asyncio
+
+import pytest
+from flyer.engine import (
+    CheckpointReported,
+    NodeEmptied,
+    PodExited,
+    Released,
+    Succeeded,
+    SuspendReceived,
+    Tick,
+)
+from flyer.kube.services import inbox as module
+from flyer.kube.services.inbox import Inbox, Leaving
+
+RECEIVED, RELEASED = SuspendReceived("d/a", 1), Released("d/a", 1)
+SAVED = CheckpointReported("d/a", 1, 5, "/p", durable=True)
+X, Y = NodeEmptied("x", "d/a", 1), NodeEmptied("y", "d/a", 1)
+OUT = PodExited("d/a", 1, "x", Succeeded())
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch):
+    monkeypatch.setattr(module, "GATHER_SECONDS", 0.02)
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.5)
+
+
+def inbox(seconds_left=60.0, nodes=("x", "y")):
+    leaves = {"d/a": Leaving(frozenset(nodes), seconds_left)}
+    return Inbox(leaves.get)
+
+
+async def due(box):
+    """What is due next, and how long that took."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    await box.wait(5.0)
+    return box.take(), loop.time() - begun
+
+
+async def test_a_job_leaves_in_one_piece():
+    box = inbox()
+    for event in (RECEIVED, RELEASED, OUT, X):
+        box.tell(event)
+    box.tell(Tick())
+    assert (await due(box))[0] == [Tick()]
+    box.tell(X)  # said again: no news
+    box.tell(Y)
+    events, _ = await due(box)
+    assert events == [RECEIVED, RELEASED, OUT, X, Y]
+
+
+async def test_it_is_not_waited_for_forever():
+    box = inbox()
+    box.tell(RELEASED)
+    box.tell(X)
+    events, seconds = await due(box)
+    assert events == [RELEASED, X]
+    assert seconds >= 0.49
+    box.tell(Y)
+    box.tell(X)
+    assert set((await due(box))[0]) == {X, Y}
+
+
+async def test_a_release_is_told_before_the_deadline(monkeypatch):
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 60.0)
+    box = inbox(seconds_left=0.1)
+    box.tell(RELEASED)
+    events, seconds = await due(box)
+    assert events == [RELEASED]
+    assert seconds < 30
+
+
+async def test_what_was_saved_does_not_wait():
+    box = inbox()
+    box.tell(RECEIVED)
+    box.tell(SAVED)
+    box.tell(RELEASED)
+    assert (await due(box))[0] == [SAVED]
+    assert box.take_all() == [RECEIVED, RELEASED]
+
+
+async def test_who_is_not_asked_to_leave_is_not_held():
+    box = Inbox(lambda _job: None)
+    box.tell(RELEASED)
+    box.tell(X)
+    assert (await due(box))[0] == [RELEASED, X]
