@@ -57,6 +57,8 @@ pub struct Arena {
     segment: Segment,
     blocks: Mutex<Blocks>,
     retired: AtomicBool,
+    /// A peer hands out the blocks.
+    entrusted: AtomicBool,
     /// A forked child has the same memory and no right to give any of it back.
     process: u32,
 }
@@ -98,13 +100,25 @@ impl Arena {
         let _ = unsafe {
             rustix::mm::madvise(segment.base().cast(), segment.bytes(), Advice::LinuxHugepage)
         };
+        Ok(Self::of(segment))
+    }
+
+    /// Blocks of memory that a peer created and entrusted to us ([`Arena::entrust`]).
+    pub fn of(segment: Segment) -> Self {
         let blocks = Blocks { free: [(0, segment.bytes())].into(), ..Blocks::default() };
-        Ok(Self {
+        Self {
             segment,
             blocks: Mutex::new(blocks),
             retired: false.into(),
+            entrusted: false.into(),
             process: std::process::id(),
-        })
+        }
+    }
+
+    /// Leaves it to a peer, who maps the segment, to hand out its blocks: whole pages each. To us all
+    /// of it is one block from now on.
+    pub fn entrust(&self) {
+        self.entrusted.store(true, Ordering::Release);
     }
 
     /// A size that is no limit where memory is one: what the machine has, or nothing where this
@@ -140,7 +154,7 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`].
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Block, ArenaError> {
-        if self.is_retired() {
+        if self.is_retired() || self.entrusted.load(Ordering::Acquire) {
             return Err(ArenaError::Retired);
         }
         let mut blocks = self.blocks();
@@ -160,6 +174,11 @@ impl Arena {
             return None;
         }
         let end = offset.checked_add(bytes)?;
+        if self.entrusted.load(Ordering::Acquire) {
+            let whole_pages = offset.is_multiple_of(PAGE_BYTES);
+            let found = Found { offset: offset as u64, whole_pages };
+            return (end <= self.segment.bytes()).then_some(found);
+        }
         let blocks = self.blocks();
         let (start, length) = blocks.taken.range(..=offset).next_back()?;
         let block_end = start + length;
@@ -269,6 +288,11 @@ impl Block {
     pub fn base(&self) -> *mut u8 {
         // SAFETY: a block lies inside the segment.
         unsafe { self.arena.segment.base().add(self.offset) }
+    }
+
+    /// Where it begins in the segment.
+    pub fn offset(&self) -> usize {
+        self.offset
     }
 
     /// Its size, as it was asked for.

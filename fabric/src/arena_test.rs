@@ -105,3 +105,21 @@ fn what_is_taken_back_is_out_of_the_peers_reach() {
     assert_eq!(arena.used(), 0);
     assert!(arena.take_back(1, 1).is_err() && arena.take_back(4 * MIB as u64, 1).is_err());
 }
+
+#[test]
+fn what_is_entrusted_to_a_peer_is_handed_out_by_it() {
+    let arena = arena(MIB);
+    arena.entrust();
+    assert_eq!(arena.allocate(10).unwrap_err(), ArenaError::Retired);
+    let peer = Arc::new(Arena::of(peer_of(&arena)));
+    let _first = peer.allocate(10).unwrap();
+    let block = peer.allocate(5000).unwrap();
+    let place = arena.segment().at(block.offset() as u64, 5000).unwrap();
+    let found = arena.find(place, 5000).unwrap();
+    assert!(found.whole_pages && found.offset == block.offset() as u64);
+    assert!(arena.find(place, MIB).is_none());
+    // SAFETY: inside the segment, which both map.
+    unsafe { place.write(9) };
+    // SAFETY: inside the block.
+    assert_eq!(unsafe { block.base().read() }, 9);
+}

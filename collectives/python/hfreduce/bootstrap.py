@@ -109,6 +109,7 @@ def join(
         liveness_timeout_seconds=settings.liveness_seconds,
         lend=settings.transport == "auto",
         determinism=settings.determinism,
+        daemon=settings.daemon,
     )
     infos = meeting.exchange("endpoint", endpoint.info().hex(), deadline)
     remaining = max(deadline - time.monotonic(), 0.1)

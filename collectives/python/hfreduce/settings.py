@@ -26,6 +26,8 @@ NAMES = {
     "or the group's timeout where that is shorter)",
     "HFREDUCE_CUDA_LIBRARY": "the CUDA driver's library, for tensors of GPUs (default: "
     "libcuda.so.1)",
+    "HFREDUCE_DAEMON": "socket of the hfreduced that serves this machine's ranks (default: every "
+    "rank has threads of its own)",
     "HFREDUCE_DETERMINISM": "stable (bits do not depend on buckets), wide (partial sums of 16- and "
     "8-bit types are not rounded), both with a comma between them, or default",
     "HFREDUCE_DUMP_DIR": "folder for what the flight recorder holds when an error ends a group "
@@ -70,6 +72,7 @@ class Settings:
     cuda_library: str | None = None
     pinned_bytes: int | None = None
     registered_bytes: int | None = None
+    daemon: str | None = None
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
@@ -99,6 +102,7 @@ class Settings:
             cuda_library=text("HFREDUCE_CUDA_LIBRARY"),
             pinned_bytes=_pinned_bytes(text("HFREDUCE_PINNED_BYTES")),
             registered_bytes=_registered_bytes(text("HFREDUCE_REGISTERED_BYTES")),
+            daemon=text("HFREDUCE_DAEMON"),
         )
 
     def key(self) -> bytes | None:

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use hfreduce_engine::{CollectiveError, Communicator, Endpoint, Options};
+use hfreduce_engine::daemon::Entrance;
+use hfreduce_engine::{CollectiveError, Communicator, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::meeting::{Meeting, MeetingError, Who};
@@ -92,7 +93,7 @@ impl Settings {
         Ok(Some((topology, places)))
     }
 
-    fn endpoint(&self, own: &Place, said: &Said, places: &[Place]) -> Result<Endpoint, JoinError> {
+    fn endpoint(&self, own: &Place, said: &Said, places: &[Place]) -> Result<Entrance, JoinError> {
         let placement =
             places.iter().map(|place| (place.node.clone(), place.zone.clone())).collect();
         let mut options = Options::new(self.rank, placement);
@@ -115,7 +116,7 @@ impl Settings {
         if let ([[a, b]], 2) = (said.bridges.as_slice(), zones.len()) {
             options.bridge = Some((a.clone(), b.clone()));
         }
-        Ok(Endpoint::new(options, &self.key)?)
+        Ok(Entrance::open(options, &self.key, self.daemon.as_deref())?)
     }
 }
 

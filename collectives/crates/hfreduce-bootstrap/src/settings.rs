@@ -43,6 +43,8 @@ pub struct Settings {
     pub lend: bool,
     /// What is promised about bits, beyond the default.
     pub determinism: Determinism,
+    /// The socket of the `hfreduced` that does it all, if one does.
+    pub daemon: Option<PathBuf>,
 }
 
 /// A value that cannot be used.
@@ -75,6 +77,7 @@ impl Settings {
             liveness: Duration::from_secs(10),
             lend: true,
             determinism: Determinism::DEFAULT,
+            daemon: None,
         }
     }
 
@@ -116,6 +119,7 @@ impl Settings {
         settings.job = text("FLYER_JOB").unwrap_or_default();
         settings.zone = text("FLYER_ZONE").unwrap_or(settings.zone);
         settings.topology = text("FLYER_TOPOLOGY").map(PathBuf::from);
+        settings.daemon = text("HFREDUCE_DAEMON").map(PathBuf::from);
         if let Some(value) = text("HFREDUCE_ADDRESS") {
             let address = value.parse();
             let error = |_| wrong("HFREDUCE_ADDRESS", &value, "an IP address, as 10.0.0.1 is");

@@ -37,8 +37,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use fabric::shm::Segment;
 
 use crate::cause::CAUSE_BYTES_MAX;
+use crate::core::FINGERPRINT_BYTES;
 use crate::core::Fingerprint;
-use crate::core::fingerprint::FINGERPRINT_BYTES;
 use blocks::{Counter, Record, Recorded, Sleeper, Stamped, Toucher};
 
 /// Operations of a rank whose registered memory is known at a time. It registers none while the

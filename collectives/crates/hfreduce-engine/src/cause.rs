@@ -151,7 +151,7 @@ fn truncate(text: &mut String, bytes_max: usize) {
 }
 
 /// A failed operation as one rank reports it: where this rank was, and what happened first.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub struct CollectiveError {
     /// The job, as the caller named it.
     pub job: Box<str>,

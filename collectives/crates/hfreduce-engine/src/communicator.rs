@@ -3,17 +3,19 @@
 mod about;
 mod calls;
 mod handle;
+mod served;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use fabric::arena::Arena;
 use hfreduce_plan::Plan;
 
 use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::core::{Fingerprint, Kind};
-use crate::drivers::{Driver, Identity, Shared, Submission, TICK, lock};
+use crate::drivers::{Identity, Mover, Shared, Submission, TICK, lock};
 use crate::endpoint::Origin;
 use crate::operation::{Buffer, Operation, Transfer};
 use crate::work::WorkState;
@@ -28,7 +30,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 struct Inner {
     shared: Arc<Shared>,
     /// None once the members have gone on without this epoch.
-    driver: Mutex<Option<Driver>>,
+    driver: Mutex<Option<Mover>>,
     gate: Mutex<bool>,
     bell: Condvar,
     stop: AtomicBool,
@@ -38,37 +40,45 @@ struct Inner {
     process: u32,
 }
 
+/// Where a communicator's connections and memory are.
+pub(crate) enum Ground {
+    /// Its own, from which another epoch may begin.
+    Own(Box<Origin>),
+    /// The connections of a daemon, and this memory, which both map.
+    Daemon(Arc<Arena>),
+}
+
 /// See the module's text. Closed when dropped.
 pub struct Communicator {
     inner: Arc<Inner>,
     plan: Plan,
-    origin: Option<Origin>,
+    ground: Option<Ground>,
     background: Option<JoinHandle<()>>,
     closed: AtomicBool,
 }
 
 impl Inner {
     /// Moves data with the calling thread, or waits for whoever does.
-    fn wait(&self, work: &WorkState, until: Instant) {
-        while !work.is_done() && Instant::now() < until {
-            if self.try_driver(|driver| driver.drive(until, |_| work.is_done())) {
+    fn wait(&self, until: Instant, done: impl Fn() -> bool) {
+        while !done() && Instant::now() < until {
+            if self.try_driver(|driver| driver.drive(until, &done)) {
                 continue;
             }
             if self.shared.news.load(Ordering::SeqCst) {
                 self.shared.ring();
             }
             let free = || !matches!(self.driver.try_lock(), Err(TryLockError::WouldBlock));
-            self.shared.room.wait(until, || work.is_done() || free());
+            self.shared.room.wait(until, || done() || free());
         }
     }
 
     /// Lends the driver to `act` if nobody has it. Whoever waits is called when it is free again.
-    fn try_driver(&self, act: impl FnOnce(&mut Driver)) -> bool {
+    fn try_driver(&self, act: impl FnOnce(&mut Mover)) -> bool {
         let mut lent = match self.driver.try_lock() {
             Ok(lent) => lent,
             Err(TryLockError::Poisoned(poisoned)) => {
                 let mut lent = poisoned.into_inner();
-                lent.iter_mut().for_each(Driver::give_up);
+                lent.iter_mut().for_each(Mover::give_up);
                 lent
             }
             Err(TryLockError::WouldBlock) => return false,
@@ -107,14 +117,14 @@ impl Inner {
                 if driver.is_busy() {
                     let stop = || self.stop.load(Ordering::SeqCst);
                     let until = Instant::now() + Duration::from_secs(3600);
-                    driver.drive(until, |driver| !driver.is_busy() || stop());
+                    driver.drive_all(until, stop);
                 }
             });
         }
     }
 
     /// The same, asking whoever has it for it until `until`.
-    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Driver)) {
+    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Mover)) {
         let mut act = Some(act);
         while Instant::now() < until {
             let lent = self.try_driver(|driver| {
@@ -132,7 +142,7 @@ impl Inner {
 
     /// Gives sockets and memory back, unless something is still under way.
     fn retire(&self, until: Instant) {
-        self.with_driver(until, Driver::glance);
+        self.with_driver(until, Mover::glance);
         while Instant::now() < until {
             match self.driver.try_lock() {
                 Ok(mut lent) => {
@@ -154,7 +164,7 @@ impl Inner {
     fn abort(&self, kind: CauseKind, reason: &str) {
         lock(&self.shared.abort_asked).get_or_insert_with(|| (kind, reason.to_owned()));
         self.shared.ring();
-        self.try_driver(Driver::glance);
+        self.try_driver(Mover::glance);
         self.wake_background();
     }
 }
@@ -162,9 +172,9 @@ impl Inner {
 impl Communicator {
     pub(crate) fn start(
         shared: Arc<Shared>,
-        driver: Driver,
+        driver: Mover,
         plan: Plan,
-        origin: Origin,
+        ground: Ground,
     ) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
             shared,
@@ -182,7 +192,7 @@ impl Communicator {
         Ok(Self {
             inner,
             plan,
-            origin: Some(origin),
+            ground: Some(ground),
             background: Some(thread),
             closed: AtomicBool::new(false),
         })
@@ -198,7 +208,7 @@ impl Communicator {
             }
         })?;
         let soon = Instant::now() + timeout.max(Duration::from_secs(1));
-        self.inner.with_driver(soon, |driver| driver.judging = true);
+        self.inner.with_driver(soon, Mover::judge);
         self.inner.shared.recorder.open();
         Ok(())
     }
@@ -255,7 +265,7 @@ impl Communicator {
         self.inner.wake_background();
         let next = self.inner.next.load(Ordering::SeqCst);
         self.inner.with_driver(until + Duration::from_secs(1), |driver| {
-            driver.drive(until, |driver| !driver.is_busy());
+            driver.drive_all(until, || false);
             if driver.is_busy() && self.inner.shared.broken.get().is_none() {
                 *lock(&self.inner.shared.abort_asked) =
                     Some((CauseKind::Aborted, "closed while operations were under way".to_owned()));
@@ -293,8 +303,15 @@ impl Communicator {
             );
             return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
         }
-        if !transfers.is_empty() && (input.is_paced() || output.is_paced()) {
+        let paced = input.is_paced() || output.is_paced();
+        if paced && !transfers.is_empty() {
             let detail = "its memory must be there when it is called".to_owned();
+            return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
+        }
+        if paced && matches!(self.ground, Some(Ground::Daemon(_))) {
+            let detail = "hfreduced takes memory of the CPU: copy the tensor there, or connect \
+                          without HFREDUCE_DAEMON"
+                .to_owned();
             return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
         }
         let shared = &self.inner.shared;
@@ -355,7 +372,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !self.inner.is_ours() {
             // The threads to join exist in the parent alone, and so does the right to say farewell.
-            std::mem::forget((self.background.take(), self.origin.take()));
+            std::mem::forget((self.background.take(), self.ground.take()));
             return;
         }
         self.close(Duration::from_secs(1));

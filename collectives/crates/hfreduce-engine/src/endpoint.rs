@@ -11,7 +11,6 @@
 mod fuzz_test;
 mod home;
 mod info;
-mod line;
 mod locals;
 mod members;
 mod neighbours;
@@ -24,18 +23,20 @@ use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use fabric::arena::Arena;
 use fabric::deadline::Deadline;
 use hfreduce_plan::Plan;
 
 use crate::cause::{CauseKind, CollectiveError};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Ground};
 use crate::drivers::mesh::Mesh;
-use crate::drivers::{Driver, Identity, Parts, Shared, poller};
+use crate::drivers::{Driver, Identity, Mover, Parts, Shared, poller};
 use crate::flight::Recorder;
 use crate::placement::Placement;
 use home::Home;
 pub(crate) use home::Origin;
-use info::{Doors, Info, digest, refused};
+pub(crate) use info::refused;
+use info::{Doors, Info, digest};
 pub use members::Member;
 use neighbours::{Hello, Purpose, dial};
 use options::check;
@@ -100,6 +101,11 @@ impl Endpoint {
         serde_json::to_vec(&self.info).unwrap_or_default()
     }
 
+    /// Where this rank's registered memory is.
+    pub(crate) fn arena(&self) -> io::Result<Arc<Arena>> {
+        self.home.arena(&self.options)
+    }
+
     /// How many connections the port has refused.
     pub fn refused(&self) -> u64 {
         self.home.refused()
@@ -156,6 +162,7 @@ impl Endpoint {
             channels,
             liveness: options.liveness,
             determinism: options.determinism,
+            served: infos.iter().map(|info| info.served).collect(),
         };
         let bell =
             poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;
@@ -172,6 +179,7 @@ impl Endpoint {
             dialled: Mutex::default(),
             abort_asked: Mutex::default(),
             news: false.into(),
+            called: false.into(),
             bell,
             room: Default::default(),
             broken: Default::default(),
@@ -196,9 +204,10 @@ impl Endpoint {
         let driver = Driver::new(parts).map_err(trouble)?;
         self.home.inbox.hand_over_to(group, shared.clone());
         let (home, options) = (self.home.clone(), self.options.clone());
-        let origin = Origin { home, options, infos, epoch };
+        let ground = Ground::Own(Box::new(Origin { home, options, infos, epoch }));
+        let driver = Mover::Own(Box::new(driver));
         let communicator =
-            Communicator::start(shared, driver, self.plan, origin).map_err(trouble)?;
+            Communicator::start(shared, driver, self.plan, ground).map_err(trouble)?;
         communicator.meet(deadline.remaining().unwrap_or_default())?;
         Ok(communicator)
     }
@@ -273,7 +282,7 @@ impl Endpoint {
 }
 
 /// Where the ranks are, and the trees between them.
-fn placed(options: &Options) -> Result<(Placement, Plan), CollectiveError> {
+pub(crate) fn placed(options: &Options) -> Result<(Placement, Plan), CollectiveError> {
     let refuse = |detail: String| refused(options, CauseKind::Invalid, "being called", detail);
     let placement =
         Placement::new(&options.placement).map_err(|error| refuse(error.to_string()))?;

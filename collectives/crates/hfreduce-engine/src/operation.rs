@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 pub use hfreduce_kernels::Dtype as DType;
+use serde::{Deserialize, Serialize};
 
 use crate::core::Fingerprint;
 pub use crate::core::Kind;
@@ -129,6 +130,14 @@ impl Buffer {
         }
     }
 
+    /// True if it is the same memory.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        let places = |buffer: &Self| -> Vec<_> {
+            buffer.pieces.iter().map(|piece| (piece.memory.addr(), piece.bytes)).collect()
+        };
+        places(self) == places(other)
+    }
+
     pub(crate) fn is_paced(&self) -> bool {
         self.pace.is_some()
     }
@@ -200,7 +209,7 @@ pub struct Operation {
 }
 
 /// One message between two ranks, as part of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
     /// The other rank.
     pub peer: u32,

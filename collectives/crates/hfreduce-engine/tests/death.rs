@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{Endpoint, Options};
-use support::{KEY, allreduce, placement};
+use hfreduce_engine::{DType, Endpoint, Options, ReduceOp, WaitError};
+use support::{KEY, TIMEOUT, buffer, placement};
 
 const RANK: &str = "HFREDUCE_TEST_RANK";
 /// Enough that a signal most often comes while some rank is at the memory of others.
@@ -45,8 +45,9 @@ fn a_rank() {
     };
     data.fill(1.0);
     for round in 0.. {
-        let work = allreduce(&comm, data);
-        if let Err(error) = work.wait(None) {
+        // Stopped between two operations, it hears of its own end when it calls the next.
+        let called = comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+        if let Err(error) = called.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
             let cause = comm.error().unwrap().cause;
             data.fill(rank as f32);
             println!("\n@failed {} {}", cause.kind.word(), cause.peer.map_or(-1, i64::from));

@@ -1,9 +1,11 @@
 //! `Endpoint`: one rank before it knows its peers.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use hfreduce_engine::{Determinism, Endpoint as Engine, Newcomer as Waiting, Options};
+use hfreduce_engine::daemon::Entrance;
+use hfreduce_engine::{Determinism, Newcomer as Waiting, Options};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -15,7 +17,7 @@ use crate::errors::raise;
 /// One rank before it knows its peers.
 #[pyclass(module = "hfreduce._native")]
 pub struct Endpoint {
-    engine: Option<Engine>,
+    engine: Option<Entrance>,
     world_size: usize,
 }
 
@@ -24,7 +26,7 @@ impl Endpoint {
     #[new]
     #[pyo3(signature = (rank, world_size, placement, key, *, job = String::new(), address = None,
         bridge = None, chunk_bytes = None, slots = None, channels = None,
-        liveness_timeout_seconds = 10.0, lend = true, determinism = "default"))]
+        liveness_timeout_seconds = 10.0, lend = true, determinism = "default", daemon = None))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -41,6 +43,7 @@ impl Endpoint {
         liveness_timeout_seconds: f64,
         lend: bool,
         determinism: &str,
+        daemon: Option<PathBuf>,
     ) -> PyResult<Self> {
         if placement.len() != world_size {
             return Err(PyValueError::new_err(format!(
@@ -58,7 +61,9 @@ impl Endpoint {
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
         options.address = address.map(parsed).transpose()?;
-        let engine = py.detach(|| Engine::new(options, &key)).map_err(|error| raise(py, &error))?;
+        let engine = py
+            .detach(|| Entrance::open(options, &key, daemon.as_deref()))
+            .map_err(|error| raise(py, &error))?;
         Ok(Self { engine: Some(engine), world_size })
     }
 

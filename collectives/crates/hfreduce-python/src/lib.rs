@@ -5,6 +5,7 @@
 
 mod arguments;
 mod communicator;
+mod daemon;
 mod endpoint;
 mod errors;
 mod flight;
@@ -28,6 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CollectiveError", module.py().get_type::<errors::CollectiveError>())?;
     module.add_class::<endpoint::Endpoint>()?;
     module.add_class::<endpoint::Newcomer>()?;
+    module.add_class::<daemon::Daemon>()?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<memory::Registered>()?;
     module.add_class::<work::Work>()?;

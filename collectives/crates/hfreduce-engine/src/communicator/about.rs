@@ -2,9 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use fabric::arena::Block;
+use std::sync::Arc;
 
-use super::Communicator;
+use fabric::arena::{Arena, Block};
+
+use super::{Communicator, Ground};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Counters;
 use crate::endpoint::Origin;
@@ -14,7 +16,7 @@ impl Communicator {
     /// What this rank did.
     pub fn counters(&self) -> &Counters {
         let counters = &self.inner.shared.counters;
-        if let Some(origin) = &self.origin {
+        if let Some(Ground::Own(origin)) = &self.ground {
             counters.refused.store(origin.refused(), Ordering::Relaxed);
         }
         counters
@@ -27,21 +29,18 @@ impl Communicator {
     /// There is no more of it (`HFREDUCE_REGISTERED_BYTES`), or what the kernel says.
     pub fn allocate(&self, bytes: usize) -> Result<Block, CollectiveError> {
         let refuse = |detail: String| self.refused(CauseKind::Invalid, "allocate", detail);
-        let Some(origin) = self.origin() else {
-            return Err(refuse("this is a forked child: connect after forking".to_owned()));
-        };
-        let arena = origin.arena().map_err(|error| refuse(error.to_string()))?;
+        let arena = self.arena().map_err(refuse)?;
         arena.allocate(bytes).map_err(|error| refuse(error.to_string()))
     }
 
     /// Bytes of this rank's registered memory that are handed out.
     pub fn registered_bytes(&self) -> usize {
-        self.origin().and_then(|origin| origin.arena().ok()).map_or(0, |arena| arena.used())
+        self.arena().map_or(0, |arena| arena.used())
     }
 
     /// How often its members have changed.
     pub fn epoch(&self) -> u32 {
-        self.origin.as_ref().map_or(0, Origin::epoch)
+        self.origin().map_or(0, Origin::epoch)
     }
 
     /// Collective operations that ended here without an error, each after all before it. The
@@ -54,12 +53,30 @@ impl Communicator {
     /// By rank: the epoch that each member left for this one, and how many operations it had
     /// completed there. None for newcomers, and for all in the first epoch.
     pub fn came_from(&self) -> Vec<Option<(u32, u64)>> {
-        self.origin.iter().flat_map(Origin::came_from).collect()
+        match &self.ground {
+            Some(Ground::Own(origin)) => origin.came_from().collect(),
+            _ => vec![None; self.world_size()],
+        }
     }
 
-    /// Where the next epoch begins; none in a forked child.
-    pub(crate) fn origin(&self) -> Option<&Origin> {
-        self.origin.as_ref().filter(|_| self.inner.is_ours())
+    /// Where the next epoch begins, or why none does.
+    pub(crate) fn origin(&self) -> Result<&Origin, String> {
+        match &self.ground {
+            Some(Ground::Own(origin)) if self.inner.is_ours() => Ok(origin),
+            Some(Ground::Daemon(_)) => {
+                Err("members of a group that hfreduced serves do not change: \
+                                            connect without HFREDUCE_DAEMON for that"
+                    .to_owned())
+            }
+            _ => Err("this is a forked child: connect after forking".to_owned()),
+        }
+    }
+
+    fn arena(&self) -> Result<Arc<Arena>, String> {
+        match &self.ground {
+            Some(Ground::Daemon(arena)) if self.inner.is_ours() => Ok(arena.clone()),
+            _ => self.origin()?.arena().map_err(|error| error.to_string()),
+        }
     }
 
     /// What this rank did last.

@@ -8,11 +8,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::fingerprint::Kind;
 use crate::operation::{DType, ReduceOp};
 
 /// See the module's text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Determinism {
     /// One order of summation for every element.
     pub stable: bool,

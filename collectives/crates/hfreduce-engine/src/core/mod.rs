@@ -28,7 +28,7 @@ pub mod regroup;
 pub mod tree;
 
 pub use determinism::Determinism;
-pub use fingerprint::{Fingerprint, Kind};
+pub use fingerprint::{FINGERPRINT_BYTES, Fingerprint, Kind};
 pub use flow::{Flow, Flows};
 pub use geometry::{Chunk, Geometry, Who};
 pub use tree::{Action, DataHead, Place, Stage, TreeCore};

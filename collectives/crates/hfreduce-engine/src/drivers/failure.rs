@@ -293,6 +293,10 @@ impl Driver {
 
     pub(super) fn blame(&self, kind: CauseKind, rank: u32, detail: String) -> Cause {
         let identity = &self.shared.identity;
+        let process = matches!(kind, CauseKind::PeerDied | CauseKind::PeerStalled);
+        let served = process && identity.served.get(rank as usize) == Some(&true);
+        let detail =
+            if served { format!("hfreduced, which serves it there: {detail}") } else { detail };
         Cause::new(kind, identity.rank, detail).blaming(rank, identity.placement.node_name(rank))
     }
 

@@ -11,6 +11,7 @@
 //! - `mesh`: direct connections between two ranks;
 //! - `failure`: who is to blame, and telling everybody;
 //! - `flight`: what goes into the flight recorder;
+//! - `mover`: this driver, or the one that leaves it all to a daemon;
 //! - `shared`: what callers leave for the driver without taking it.
 
 mod combine;
@@ -20,6 +21,7 @@ mod farewell;
 mod flight;
 pub mod lending;
 pub mod mesh;
+mod mover;
 mod node;
 pub mod poller;
 mod reduce;
@@ -34,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 
 use crate::board::{Board, FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, Registered};
 use crate::cause::Cause;
@@ -42,6 +44,7 @@ use crate::core::Geometry;
 use crate::core::liveness::Liveness;
 use crate::operation::Operation;
 use crate::work::WorkState;
+pub use mover::Mover;
 pub use shared::{Counters, Identity, Shared, Submission, lock};
 
 use mesh::Mesh;
@@ -59,6 +62,7 @@ const TOKEN_LOCAL: u64 = 2 << 32;
 const TOKEN_PROCESS: u64 = 3 << 32;
 const TOKEN_MESH_OUT: u64 = 4 << 32;
 const TOKEN_MESH_IN: u64 = 5 << 32;
+const TOKEN_CLIENT: u64 = 6 << 32;
 
 /// One operation along the trees that this rank has begun.
 pub(crate) struct Active {
@@ -211,6 +215,14 @@ impl Driver {
         })
     }
 
+    /// Watches the process that this rank is served for: whoever waits hears of its words at once.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn serve(&self, client: impl AsFd) -> std::io::Result<()> {
+        self.poller.watch_edges(client, TOKEN_CLIENT)
+    }
+
     /// True while something is under way.
     pub fn is_busy(&self) -> bool {
         !self.active.is_empty()
@@ -327,6 +339,10 @@ impl Driver {
             TOKEN_TRUNK => self.read_trunk(index, event),
             TOKEN_LOCAL | TOKEN_PROCESS => self.local_hang_up(index),
             TOKEN_MESH_OUT | TOKEN_MESH_IN => self.mesh_event(event),
+            TOKEN_CLIENT => {
+                self.shared.called.store(true, Ordering::SeqCst);
+                self.shared.room.call();
+            }
             _ => {}
         }
     }

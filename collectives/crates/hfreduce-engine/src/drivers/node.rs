@@ -254,27 +254,11 @@ impl Driver {
                 counters.in_place_bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             let now = Instant::now();
-            self.count_allreduce(&done, now);
+            counters.count_allreduce(&done.work, &mut self.reduced_until, now);
             self.shared.recorder.finished(done.work.flight, false, now);
             done.work.complete();
             self.shared.room.call();
         }
-    }
-
-    /// Overlapping operations count their common time once.
-    fn count_allreduce(&mut self, done: &Active, now: Instant) {
-        let print = &done.operation.print;
-        if print.kind != Kind::Allreduce {
-            return;
-        }
-        let since = self.reduced_until.map_or(done.work.began(), |end| end.max(done.work.began()));
-        let nanoseconds = now.saturating_duration_since(since).as_nanos();
-        let counters = &self.shared.counters;
-        let bytes = print.count.saturating_mul(u64::from(print.element_bytes));
-        counters.reduced_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
-        counters.reducing_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
-        self.reduced_until = Some(now);
     }
 
     /// Where the result of a chunk belongs: in the caller's memory where nobody else needs it.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
@@ -31,6 +31,8 @@ pub struct Identity {
     pub liveness: Duration,
     /// What its operations promise about bits.
     pub determinism: Determinism,
+    /// By rank: a daemon runs its part.
+    pub served: Vec<bool>,
 }
 
 impl Identity {
@@ -81,6 +83,23 @@ pub struct Counters {
     pub reducing_nanoseconds: AtomicU64,
 }
 
+impl Counters {
+    /// One has ended. Overlapping ones count their common time once: the last ended at `until`.
+    pub fn count_allreduce(&self, done: &WorkState, until: &mut Option<Instant>, now: Instant) {
+        let print = &done.print;
+        if print.kind != Kind::Allreduce {
+            return;
+        }
+        let since = until.map_or(done.began(), |end| end.max(done.began()));
+        let nanoseconds = now.saturating_duration_since(since).as_nanos();
+        let bytes = print.count.saturating_mul(u64::from(print.element_bytes));
+        self.reduced_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
+        self.reducing_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        *until = Some(now);
+    }
+}
+
 /// A call on its way to the driver.
 pub struct Submission {
     /// What to do.
@@ -103,6 +122,8 @@ pub struct Shared {
     pub abort_asked: Mutex<Option<(CauseKind, String)>>,
     /// Something is in one of the four above.
     pub news: AtomicBool,
+    /// The process that we serve has said something.
+    pub called: AtomicBool,
     /// Our bell.
     pub bell: OwnedFd,
     /// Threads that wait while another one drives.

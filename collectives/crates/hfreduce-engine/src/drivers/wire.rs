@@ -9,8 +9,8 @@
 //! receiver says in `returned` how many such it has copied, in the order in which they came.
 
 use crate::cause::CAUSE_BYTES_MAX;
+use crate::core::FINGERPRINT_BYTES;
 use crate::core::credit::CLASSES;
-use crate::core::fingerprint::FINGERPRINT_BYTES;
 use crate::core::{DataHead, Determinism, Fingerprint, Kind, Stage};
 
 /// Length of a head.

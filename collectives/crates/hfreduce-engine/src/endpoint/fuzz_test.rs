@@ -7,12 +7,12 @@ use std::net::{TcpListener, TcpStream};
 use hfreduce_testing::{cases, changed, changes, edited, edits};
 use proptest::prelude::*;
 
-use super::line::Line;
 use super::regroup::fuzzed_epoch;
 use super::*;
 use crate::cause::Cause;
 use crate::core::regroup::{Agreement, Word};
 use crate::flight::Folders;
+use crate::line::Line;
 
 const KEY: [u8; 32] = [7; 32];
 
@@ -86,9 +86,9 @@ proptest! {
         let mut line = Line::new(other).unwrap();
         let mut words = 0;
         while line.ended().is_none() {
-            words += usize::from(line.next_word().is_some());
+            words += usize::from(line.next_word::<Word>().is_some());
         }
-        while line.next_word().is_some() {
+        while line.next_word::<Word>().is_some() {
             words += 1;
         }
         prop_assert!(words <= bytes.len() / 5, "{words} words");

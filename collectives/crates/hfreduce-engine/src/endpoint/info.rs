@@ -13,7 +13,7 @@ use super::home::Home;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 
 /// The version of what is told; ranks of another release are refused.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 const ADDRESSES_MAX: usize = 16;
 
 /// What the others need to know about a rank.
@@ -36,6 +36,8 @@ pub struct Info {
     pub agreement: u64,
     pub agreed: String,
     pub channels: Option<usize>,
+    /// It runs in a daemon.
+    pub served: bool,
     /// Where it runs, and the bridge that it was given: for epochs that begin without a list.
     pub node: String,
     /// See above.
@@ -76,6 +78,7 @@ impl Options {
             agreement: digest(agreed.as_bytes()),
             agreed,
             channels: self.channels,
+            served: self.served,
             node: place.0,
             zone: place.1,
             bridge: self.bridge.clone(),

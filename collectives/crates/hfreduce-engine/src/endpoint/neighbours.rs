@@ -14,7 +14,6 @@ use fabric::deadline::Deadline;
 use fabric::tcp::{self, DialError, Port};
 
 use super::info::{Info, context, first_eight};
-use super::line::Line;
 use super::{Endpoint, HANDSHAKE_TIMEOUT, Options};
 use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
@@ -22,6 +21,7 @@ use crate::core::Flows;
 use crate::drivers::lending::{self, Counter, Loan};
 use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
+use crate::line::Line;
 
 const HELLO: [u8; 8] = *b"HFHELLO1";
 /// Calls for another epoch that may wait.

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric::arena::Arena;
+use serde::{Deserialize, Serialize};
 
 use crate::core::Determinism;
 use crate::flight::Folders;
@@ -21,7 +22,7 @@ const SLOTS_MAX: usize = 32;
 const UNDER_WAY_BYTES: usize = 2 << 20;
 
 /// What a rank is told when it starts. The sizes must be the same on all ranks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Options {
     /// The job, for messages.
     pub job: String,
@@ -43,7 +44,8 @@ pub struct Options {
     pub liveness: Duration,
     /// Ranks of a node that share its work; by default as many as there are processors for.
     pub channels: Option<usize>,
-    /// Where the flight recorder and its dumps are.
+    /// Where the flight recorder and its dumps are: folders of the process that has the connections.
+    #[serde(skip, default = "Folders::from_environment")]
     pub folders: Folders,
     /// Registered memory of this rank at most, whole pages: a limit, not a use of memory. 0: none.
     pub registered_bytes: usize,
@@ -51,6 +53,8 @@ pub struct Options {
     pub lend: bool,
     /// What is promised about bits, beyond the default; the same on all ranks.
     pub determinism: Determinism,
+    /// A daemon runs this rank's part: the process that ends is not the rank's own.
+    pub served: bool,
 }
 
 impl Options {
@@ -71,6 +75,7 @@ impl Options {
             registered_bytes: registered_bytes(),
             lend: true,
             determinism: Determinism::DEFAULT,
+            served: false,
         }
     }
 }

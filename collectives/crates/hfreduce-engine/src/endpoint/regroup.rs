@@ -16,7 +16,6 @@ use fabric::deadline::Deadline;
 
 use super::home::Home;
 use super::info::{Doors, Info, digest, first_eight, host, refused};
-use super::line::Line;
 use super::members::{Member, list, roster, words};
 use super::neighbours::{Call, Hello, Purpose, dial};
 use super::record;
@@ -26,6 +25,7 @@ use crate::communicator::Communicator;
 use crate::core::regroup::{Agreement, Refusal, Regroup, Start, Step};
 use crate::drivers::lock;
 use crate::flight::Recorder;
+use crate::line::Line;
 
 /// Members that are dialled at the same time.
 const DIALLERS_MAX: usize = 32;
@@ -89,7 +89,7 @@ impl Communicator {
     ) -> Result<Communicator, CollectiveError> {
         let deadline = Deadline::after(timeout);
         let invalid = |detail| self.refused(CauseKind::Invalid, "reconfigure", detail);
-        let origin = self.origin().ok_or_else(|| invalid("this is a child process".into()))?;
+        let origin = self.origin().map_err(invalid)?;
         let list = list(origin, members).map_err(invalid)?;
         let own = list.iter().position(|info| info.id == origin.home.id);
         let Some(own) = own else {

@@ -156,15 +156,17 @@ impl Recorder {
     /// A new one. Where no folder takes its file it is kept in memory without a name, which others
     /// find as long as the process lives; where even that fails it records into the void.
     pub fn new(folders: &Folders, about: &About) -> Self {
-        let memory = Memory::new(folders, BYTES, about);
+        Self::over(Memory::new(folders, BYTES, about), folders.dumps.clone(), about)
+    }
+
+    /// One for this process alone: a daemon has the rank's own.
+    pub fn unseen(about: &About) -> Self {
+        Self::over(Memory::unseen(BYTES), None, about)
+    }
+
+    fn over(memory: Memory, dumps: Option<PathBuf>, about: &About) -> Self {
         let (anchor, anchor_ns) = (Instant::now(), place::monotonic_ns());
-        let recorder = Self {
-            memory,
-            anchor,
-            anchor_ns,
-            dumps: folders.dumps.clone(),
-            dumped: OnceLock::new(),
-        };
+        let recorder = Self { memory, anchor, anchor_ns, dumps, dumped: OnceLock::new() };
         recorder.describe(about);
         for (at, value) in [
             (at::VERSION, VERSION | (RECORDS as u64) << 32),
@@ -302,6 +304,11 @@ impl Recorder {
         self.set(at::STATE, State::Broken as u64);
         let folder = self.dumps.as_deref();
         self.dumped.get_or_init(|| dump::write(folder?, self.snapshot()?)).as_deref()
+    }
+
+    /// A daemon, which has the rank's own recorder, has written the dump.
+    pub fn dumped_at(&self, path: Option<PathBuf>) {
+        let _ = self.dumped.set(path);
     }
 
     /// Where the dump is, once there is one.

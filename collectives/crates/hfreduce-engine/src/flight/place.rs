@@ -96,9 +96,15 @@ impl Memory {
         }
         let backing = match Segment::create(NAMELESS, bytes) {
             Ok(segment) => Backing::Nameless(segment),
-            Err(_) => Backing::Own((0..bytes / 8).map(|_| AtomicU64::new(0)).collect()),
+            Err(_) => return Self::unseen(bytes),
         };
         Self { backing, bytes }
+    }
+
+    /// Memory that nobody else looks for.
+    pub fn unseen(bytes: usize) -> Self {
+        let words = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
+        Self { backing: Backing::Own(words), bytes }
     }
 
     /// All of it.

@@ -9,8 +9,8 @@ use super::{
     COMPLETED, FAILED, MAGIC, PAGE_WORDS, PEER_WORDS, PEERS, RECORD_WORDS, RECORDS, State, VERSION,
     at, base, record,
 };
+use crate::core::FINGERPRINT_BYTES;
 use crate::core::Fingerprint;
-use crate::core::fingerprint::FINGERPRINT_BYTES;
 use crate::operation::{DType, ReduceOp};
 
 /// Why a file is no recorder's.

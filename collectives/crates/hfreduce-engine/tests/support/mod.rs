@@ -1,12 +1,15 @@
 //! Groups of ranks as threads of one process: real shared memory, real sockets.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hfreduce_engine::daemon::{Daemon, Entrance, Rules};
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{
-    Buffer, CollectiveError, Communicator, DType, Endpoint, Options, ReduceOp, Work,
-};
+use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, Options, ReduceOp, Work};
 
 pub const KEY: [u8; 32] = [7; 32];
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,17 +40,27 @@ pub fn try_run<T: Send>(
     tune: impl Fn(&mut Options) + Sync,
     body: impl Fn(Result<Communicator, CollectiveError>) -> T + Sync,
 ) -> Vec<T> {
-    let endpoints: Vec<Endpoint> = (0..placement.len())
+    run_at(placement, |_| None, tune, body)
+}
+
+/// The same with the daemon of each rank, if it has one.
+pub fn run_at<T: Send>(
+    placement: &[(String, String)],
+    daemon: impl Fn(u32) -> Option<PathBuf>,
+    tune: impl Fn(&mut Options) + Sync,
+    body: impl Fn(Result<Communicator, CollectiveError>) -> T + Sync,
+) -> Vec<T> {
+    let endpoints: Vec<Entrance> = (0..placement.len())
         .map(|rank| {
             let mut options = Options::new(rank as u32, placement.to_vec());
             options.job = "test/job".into();
             // Recorders without a name, and no dumps: nothing is left on the disk.
             options.folders = Folders::default();
             tune(&mut options);
-            Endpoint::new(options, &KEY).unwrap()
+            Entrance::open(options, &KEY, daemon(rank as u32).as_deref()).unwrap()
         })
         .collect();
-    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Entrance::info).collect();
     std::thread::scope(|scope| {
         let ranks: Vec<_> = endpoints
             .into_iter()
@@ -90,4 +103,37 @@ pub fn digest(data: &[f32]) -> u64 {
     data.iter()
         .flat_map(|value| value.to_bits().to_le_bytes())
         .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A daemon in a thread of its own, at a socket of its own. Dropped, it stops.
+pub struct Served {
+    pub path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Served {
+    pub fn new(ranks_max: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hfreduced.sock");
+        let daemon =
+            Daemon::bind(&path, Rules { mode: 0o600, ranks_max, folders: Folders::default() })
+                .unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::SeqCst) {
+                daemon.accept_for(Duration::from_millis(20)).unwrap();
+            }
+        });
+        Self { path, stop, thread: Some(thread), _folder: folder }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().unwrap().join().unwrap();
+    }
 }

@@ -1,9 +1,10 @@
-//! Words between members, each behind its length, over a non-blocking socket.
+//! Words between processes, each behind its length, over a non-blocking socket.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
-use crate::core::regroup::Word;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// The longest word: the cards of ten thousand members.
 const WORD_BYTES_MAX: usize = 16 << 20;
@@ -11,11 +12,20 @@ const WORD_BYTES_MAX: usize = 16 << 20;
 const READ_BYTES: usize = 64 << 10;
 
 /// One connection.
-pub struct Line {
-    stream: TcpStream,
+pub struct Line<S = TcpStream> {
+    stream: S,
+    bytes_max: usize,
     came: Vec<u8>,
     going: Vec<u8>,
     ended: Option<String>,
+}
+
+/// A word as it travels.
+pub fn framed(word: &impl Serialize) -> Vec<u8> {
+    let word = serde_json::to_vec(word).unwrap_or_default();
+    let mut bytes = (word.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(word);
+    bytes
 }
 
 impl Line {
@@ -25,15 +35,30 @@ impl Line {
     /// What the kernel says.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, came: Vec::new(), going: Vec::new(), ended: None })
+        Ok(Self::over(stream, WORD_BYTES_MAX))
+    }
+}
+
+impl<S: Read + Write> Line<S> {
+    /// Over a socket that does not block; a word has at most so many bytes.
+    pub fn over(stream: S, bytes_max: usize) -> Self {
+        Self { stream, bytes_max, came: Vec::new(), going: Vec::new(), ended: None }
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &S {
+        &self.stream
     }
 
     /// Queues a word.
-    pub fn say(&mut self, word: &Word) {
-        let bytes = serde_json::to_vec(word).unwrap_or_default();
-        self.going.extend((bytes.len() as u32).to_le_bytes());
-        self.going.extend(bytes);
+    pub fn say(&mut self, word: &impl Serialize) {
+        self.going.extend(framed(word));
         self.flush();
+    }
+
+    /// Bytes that the socket has not taken yet.
+    pub fn unsent(&self) -> usize {
+        self.going.len()
     }
 
     /// Sends what the socket takes; true if nothing is left or nobody listens.
@@ -51,12 +76,12 @@ impl Line {
     }
 
     /// The next word that is complete.
-    pub fn next_word(&mut self) -> Option<Word> {
+    pub fn next_word<W: DeserializeOwned>(&mut self) -> Option<W> {
         self.receive();
         let (length, rest) = self.came.split_first_chunk::<4>()?;
         let length = u32::from_le_bytes(*length) as usize;
-        if length > WORD_BYTES_MAX {
-            self.garbage(format!("a word of {length} bytes, over {WORD_BYTES_MAX}"));
+        if length > self.bytes_max {
+            self.garbage(format!("a word of {length} bytes, over {}", self.bytes_max));
             return None;
         }
         let word = serde_json::from_slice(rest.get(..length)?);
@@ -82,7 +107,7 @@ impl Line {
 
     fn receive(&mut self) {
         let mut some = [0; READ_BYTES];
-        while self.ended.is_none() && self.came.len() < 4 + WORD_BYTES_MAX {
+        while self.ended.is_none() && self.came.len() < 4 + self.bytes_max {
             match self.stream.read(&mut some) {
                 Ok(0) => self.ended = Some("its connection was closed".into()),
                 Ok(bytes) => self.came.extend(&some[..bytes]),

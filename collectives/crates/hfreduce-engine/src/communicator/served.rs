@@ -1,0 +1,44 @@
+//! The two ends of a group that a daemon serves: the rank's, and the daemon's own.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+use hfreduce_plan::Plan;
+use rustix::fd::AsFd;
+
+use super::{Communicator, Ground};
+use crate::daemon::Attached;
+use crate::drivers::{Mover, Shared};
+
+impl Communicator {
+    /// Of a group that a daemon has connected: its meeting was the first operation.
+    pub(crate) fn attached(
+        shared: Arc<Shared>,
+        driver: Attached,
+        plan: Plan,
+        arena: Arc<Arena>,
+    ) -> std::io::Result<Self> {
+        shared.recorder.open();
+        let driver = Mover::Daemon(Box::new(driver));
+        let connected = Self::start(shared, driver, plan, Ground::Daemon(arena))?;
+        connected.inner.next.store(1, Ordering::SeqCst);
+        Ok(connected)
+    }
+
+    /// As a daemon: has `client` looked at wherever this rank's part waits.
+    pub(crate) fn serve(&self, client: impl AsFd) -> std::io::Result<()> {
+        let mut served = Ok(());
+        let soon = Instant::now() + Duration::from_secs(1);
+        self.inner.with_driver(soon, |driver| served = driver.serve(&client));
+        served
+    }
+
+    /// As a daemon: moves data until `done` holds or the client says something, `until` at most.
+    pub(crate) fn wait_for_client(&self, until: Instant, done: impl Fn() -> bool) {
+        let called = &self.inner.shared.called;
+        self.inner.wait(until, || called.load(Ordering::SeqCst) || done());
+        called.store(false, Ordering::SeqCst);
+    }
+}

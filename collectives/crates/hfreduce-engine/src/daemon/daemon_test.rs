@@ -1,0 +1,152 @@
+//! Ranks that say what no library says, one word after the other.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fabric::deadline::Deadline;
+use fabric::shm::{self, Segment};
+use hfreduce_testing::{cases, edited, edits};
+use proptest::prelude::*;
+
+use super::*;
+use crate::communicator::WaitError;
+use crate::core::{Determinism, Fingerprint, Kind};
+use crate::flight::Folders;
+use crate::line::framed;
+use crate::operation::{Buffer, DType, ReduceOp};
+
+const KEY: [u8; 32] = [7; 32];
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn options(rank: u32, world: usize) -> Options {
+    let placement = vec![("a".to_owned(), "z".to_owned()); world];
+    Options { folders: Folders::default(), ..Options::new(rank, placement) }
+}
+
+fn print(count: u64) -> Fingerprint {
+    Fingerprint {
+        kind: Kind::Allreduce,
+        dtype: DType::F32.code(),
+        element_bytes: 4,
+        op: 0,
+        root: 0,
+        count,
+        shape: 0,
+        modes: Determinism::DEFAULT,
+    }
+}
+
+fn call(print: Fingerprint, offset: u64) -> Call {
+    let region = Region { offset, bytes: print.count as usize * 4 };
+    let (ticket, transfers) = (0, Vec::new());
+    Call {
+        ticket,
+        print: print.encode(),
+        input: region,
+        output: region,
+        transfers,
+        timeout_ms: 60_000,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(1000))]
+
+    #[test]
+    fn a_call_that_is_nearly_right_is_refused_or_inside_the_arena(edits in edits()) {
+        let arena = Segment::create("test", 8192).unwrap();
+        let mut one = call(Fingerprint { kind: Kind::Send, ..print(16) }, 4096);
+        one.transfers.push(Transfer { peer: 1, sends: true, offset: 0, bytes: 64, tag: 1 });
+        for (one, world) in [(one, 2), (call(print(16), 0), 1)] {
+            let text = edited(&serde_json::to_value(&one).unwrap(), &edits);
+            let Ok(read) = serde_json::from_str::<Call>(&text) else { continue };
+            let Ok(taken) = check::operation(&read, &arena, 0, world) else { continue };
+            for (buffer, region) in [(&taken.input, read.input), (&taken.output, read.output)] {
+                prop_assert_eq!(buffer.bytes(), region.bytes);
+                prop_assert!(region.offset + region.bytes as u64 <= 8192 || region.bytes == 0);
+            }
+            let bytes = |transfer: &Transfer| transfer.offset + transfer.bytes;
+            let most = taken.input.bytes().max(taken.output.bytes());
+            prop_assert!(taken.transfers.iter().all(|t| bytes(t) <= most && t.peer == 1));
+        }
+    }
+}
+
+/// A rank that speaks by itself, connected with one that the library speaks for; what becomes of the
+/// latter's allreduce, after `act`.
+fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join("socket");
+    let daemon =
+        Daemon::bind(&path, Rules { mode: 0o600, ranks_max: 8, folders: Folders::default() })
+            .unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                daemon.accept_for(Duration::from_millis(20)).unwrap();
+            }
+        });
+        let other = Entrance::open(options(0, 2), &KEY, Some(&path)).unwrap();
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let open = Open { version: VERSION, process: 1, options: options(1, 2), key: KEY.to_vec() };
+        stream.write_all(&framed(&Ask::Open(Box::new(open)))).unwrap();
+        let soon = Deadline::after(TIMEOUT);
+        let fds = shm::receive_descriptors(&stream, &mut [0; 8], soon).unwrap();
+        assert_eq!(fds.len(), 1);
+        stream.set_nonblocking(true).unwrap();
+        let mut line = Line::over(stream, WORD_BYTES_MAX);
+        let Ok(Tell::Opened { info, .. }) = await_word(&mut line, Instant::now() + TIMEOUT) else {
+            panic!("not let in");
+        };
+        let infos = [String::from_utf8(other.info()).unwrap(), info];
+        let bytes: Vec<Vec<u8>> = infos.iter().cloned().map(String::into_bytes).collect();
+        line.say(&Ask::Connect { infos: infos.to_vec(), timeout_ms: 60_000 });
+        let other = other.connect(&bytes, TIMEOUT).unwrap();
+        let told = await_word(&mut line, Instant::now() + TIMEOUT);
+        assert!(matches!(told, Ok(Tell::Connected { .. })), "{told:?}");
+        act(&mut line);
+        drop(line);
+        let mut data = [1.0_f32; 4];
+        // SAFETY: the array outlives the operation, which is waited for.
+        let buffer = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 16)]) };
+        let made = other.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+        let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
+        // The daemon lives on, and serves the next.
+        assert!(Entrance::open(options(0, 1), &KEY, Some(&path)).is_ok());
+        stop.store(true, Ordering::SeqCst);
+        match ended {
+            Err(WaitError::Failed(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    })
+}
+
+#[test]
+fn a_rank_that_is_gone_without_a_farewell_is_named() {
+    let error = beside(|_| {});
+    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerDied, Some(1)));
+    assert!(error.to_string().contains("its process ended"), "{error}");
+}
+
+#[test]
+fn a_rank_that_leaves_is_not_taken_for_dead() {
+    let error = beside(|line| line.say(&Ask::Leave { timeout_ms: 1000 }));
+    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(1)));
+}
+
+#[test]
+fn a_call_that_cannot_be_ends_its_own_group() {
+    let error = beside(|line| {
+        line.say(&Ask::Call(Box::new(call(print(4), u64::MAX - 8))));
+        let told = await_word(line, Instant::now() + TIMEOUT);
+        assert!(matches!(told, Ok(Tell::Broken { .. })), "{told:?}");
+    });
+    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::Protocol, Some(1)));
+    assert!(error.to_string().contains("its call cannot be"), "{error}");
+}

@@ -1,0 +1,182 @@
+//! Where a rank's buffers are for the daemon: in the arena, or in a block of it while an operation runs.
+
+use std::sync::Arc;
+
+use fabric::arena::{Arena, ArenaError, Block};
+
+use super::Region;
+use crate::core::Kind;
+use crate::operation::{Buffer, Operation};
+
+/// Blocks for buffers that are not registered have a multiple of this, so that they serve again.
+const STEP_BYTES: usize = 64 << 10;
+/// Bytes of such blocks that are kept for the next operations.
+const KEPT_BYTES_MAX: usize = 256 << 20;
+/// How many they may be.
+const KEPT_MAX: usize = 64;
+
+/// A rank's part of the memory that it shares with the daemon.
+pub struct Memory {
+    arena: Arc<Arena>,
+    /// Blocks that no operation uses, the one used last at the end.
+    kept: Vec<Block>,
+}
+
+/// Where the buffers of one operation are.
+pub struct Laid {
+    input: Place,
+    output: Place,
+}
+
+enum Place {
+    /// Where the caller has it.
+    Registered(Region),
+    Staged(Block, usize),
+    /// Where the input is.
+    Same,
+}
+
+impl Memory {
+    pub fn new(arena: Arc<Arena>) -> Self {
+        Self { arena, kept: Vec::new() }
+    }
+
+    /// Brings an operation's input where the daemon finds it, and makes room for its output.
+    ///
+    /// # Errors
+    /// There is too little memory.
+    pub fn lay(&mut self, operation: &Operation, rank: u32) -> Result<Laid, ArenaError> {
+        let input = self.place(&operation.input)?;
+        let output = match operation.output.is(&operation.input) {
+            true => Place::Same,
+            false => self.place(&operation.output)?,
+        };
+        let print = &operation.print;
+        let unread =
+            print.kind == Kind::Recv || (print.kind == Kind::Broadcast && print.root != rank);
+        if let Place::Staged(block, bytes) = &input
+            && !unread
+        {
+            copy(&operation.input, (0, *bytes), block, |memory, staged, count| {
+                // SAFETY: `count` bytes of the caller's and of a block that nobody else uses yet.
+                unsafe { std::ptr::copy_nonoverlapping(memory, staged, count) };
+            });
+        }
+        Ok(Laid { input, output })
+    }
+
+    /// After it has ended well: brings its output to the caller.
+    pub fn bring(&mut self, operation: &Operation, laid: Laid, rank: u32) {
+        let staged = match (&laid.input, &laid.output) {
+            (_, Place::Staged(block, bytes)) => Some((block, *bytes)),
+            (Place::Staged(block, bytes), Place::Same) => Some((block, *bytes)),
+            _ => None,
+        };
+        let print = &operation.print;
+        let arrives = match print.kind {
+            Kind::Broadcast => print.root != rank,
+            Kind::Reduce => print.root == rank,
+            _ => true,
+        };
+        if let Some((block, bytes)) = staged.filter(|_| arrives) {
+            let out = |range| {
+                copy(&operation.output, range, block, |memory, staged, count| {
+                    // SAFETY: as above; the daemon has ended the operation.
+                    unsafe { std::ptr::copy_nonoverlapping(staged, memory, count) };
+                });
+            };
+            if print.kind.uses_trees() {
+                out((0, bytes));
+            }
+            let received = operation.transfers.iter().filter(|transfer| !transfer.sends);
+            received.for_each(|transfer| out((transfer.offset, transfer.bytes)));
+        }
+        self.keep(laid);
+    }
+
+    /// Nobody uses its blocks any more.
+    pub fn keep(&mut self, laid: Laid) {
+        for place in [laid.input, laid.output] {
+            if let Place::Staged(block, _) = place {
+                self.kept.push(block);
+            }
+        }
+        let kept = |blocks: &[Block]| blocks.iter().map(Block::bytes).sum::<usize>();
+        while self.kept.len() > KEPT_MAX || kept(&self.kept) > KEPT_BYTES_MAX {
+            self.kept.remove(0);
+        }
+    }
+
+    /// The daemon may still be at it and does not answer: what it writes from now on goes nowhere.
+    pub fn abandon<'a>(&self, laid: impl Iterator<Item = &'a Laid>) {
+        let registered = laid.filter_map(|laid| match (&laid.input, &laid.output) {
+            (_, Place::Registered(region)) | (Place::Registered(region), Place::Same) => {
+                Some(*region)
+            }
+            _ => None,
+        });
+        // The first retires the arena: no block of it is anybody's again.
+        for region in std::iter::once(Region::default()).chain(registered) {
+            if let Err(error) = self.arena.take_back(region.offset, region.bytes) {
+                tracing::error!(%error, "memory could not be taken back from hfreduced");
+            }
+        }
+    }
+
+    fn place(&mut self, buffer: &Buffer) -> Result<Place, ArenaError> {
+        let bytes = buffer.bytes();
+        if bytes == 0 {
+            return Ok(Place::Registered(Region::default()));
+        }
+        let found = buffer.contiguous(0, bytes).and_then(|place| self.arena.find(place, bytes));
+        if let Some(found) = found.filter(|found| found.whole_pages) {
+            return Ok(Place::Registered(Region { offset: found.offset, bytes }));
+        }
+        let whole = bytes.next_multiple_of(STEP_BYTES);
+        let fits = |block: &Block| block.bytes() >= whole && block.bytes() <= whole * 2;
+        let block = match self.kept.iter().rposition(fits) {
+            Some(at) => self.kept.remove(at),
+            None => self.arena.allocate(whole)?,
+        };
+        Ok(Place::Staged(block, bytes))
+    }
+}
+
+impl Laid {
+    /// Input and output, as the daemon finds them.
+    pub fn regions(&self) -> (Region, Region) {
+        let input = self.input.region().unwrap_or_default();
+        (input, self.output.region().unwrap_or(input))
+    }
+
+    /// True if no byte of it was copied.
+    pub fn is_in_place(&self) -> bool {
+        ![&self.input, &self.output].into_iter().any(|place| matches!(place, Place::Staged(..)))
+    }
+}
+
+impl Place {
+    fn region(&self) -> Option<Region> {
+        match self {
+            Self::Registered(region) => Some(*region),
+            Self::Staged(block, bytes) => {
+                Some(Region { offset: block.offset() as u64, bytes: *bytes })
+            }
+            Self::Same => None,
+        }
+    }
+}
+
+/// Hands each piece of a range of a buffer to `each`, with the place of the same bytes in the block.
+fn copy(
+    buffer: &Buffer,
+    (offset, bytes): (usize, usize),
+    block: &Block,
+    each: impl Fn(*mut u8, *mut u8, usize),
+) {
+    let mut staged = block.base().wrapping_add(offset);
+    for (memory, count) in buffer.ranges(offset, bytes) {
+        each(memory, staged, count);
+        staged = staged.wrapping_add(count);
+    }
+}

@@ -1,0 +1,266 @@
+//! Ranks that a daemon serves: the same results as with threads of their own, and nobody's harm but
+//! their own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use hfreduce_engine::daemon::Entrance;
+use hfreduce_engine::{
+    Buffer, CauseKind, Communicator, DType, Member, Options, Pace, ReduceOp, WaitError,
+};
+use support::{
+    KEY, Served, TIMEOUT, allreduce, buffer, digest, numbers, placement, run_at, values,
+};
+
+const F32: DType = DType::F32;
+
+/// What every operation gives this rank.
+fn everything(comm: &Communicator) -> Vec<u64> {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let last = world as u32 - 1;
+    let mut results = Vec::new();
+    for count in [1, 1000, 70_000, 400_001] {
+        let mut data = values(rank, 1, count);
+        allreduce(comm, &mut data).wait(None).unwrap();
+        results.push(digest(&data));
+        let mut block = comm.allocate(count * 4).unwrap();
+        // SAFETY: the block is ours alone until the next call and after its end.
+        let there = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
+        there.copy_from_slice(&values(rank, 1, count));
+        allreduce(comm, there).wait(None).unwrap();
+        results.push(digest(there));
+        let _ = &mut block;
+    }
+    let own = values(rank, 2, 5000);
+    let mut whole = values(rank, 3, 5000 * world);
+    let done = |work: Result<hfreduce_engine::Work, _>| work.unwrap().wait(None).unwrap();
+    let mut input = own.clone();
+    done(comm.broadcast(buffer(&mut input), F32, last, TIMEOUT, true));
+    results.push(digest(&input));
+    let mut input = own.clone();
+    done(comm.reduce(buffer(&mut input), F32, ReduceOp::Sum, last, TIMEOUT, true));
+    results.push(if rank == last { digest(&input) } else { 0 });
+    let (mut input, mut output) = (own.clone(), vec![0.0; whole.len()]);
+    done(comm.allgather(buffer(&mut input), buffer(&mut output), F32, TIMEOUT, true));
+    results.push(digest(&output));
+    let mut output = vec![0.0; 5000];
+    let (from, to) = (buffer(&mut whole), buffer(&mut output));
+    done(comm.reduce_scatter(from, to, F32, ReduceOp::Average, TIMEOUT, true));
+    results.push(digest(&output));
+    let mut output = vec![0.0; if rank == last { whole.len() } else { 0 }];
+    done(comm.gather(buffer(&mut input), buffer(&mut output), F32, last, TIMEOUT, true));
+    results.push(digest(&output));
+    let mut output = vec![0.0; 5000];
+    let from = if rank == last { buffer(&mut whole) } else { Buffer::default() };
+    done(comm.scatter(from, buffer(&mut output), F32, last, TIMEOUT, true));
+    results.push(digest(&output));
+    let (counts, mut output) = (vec![5000; world], vec![0.0; whole.len()]);
+    let (from, to) = (buffer(&mut whole), buffer(&mut output));
+    done(comm.alltoall(from, to, &counts, &counts, F32, TIMEOUT, true));
+    results.push(digest(&output));
+    if world > 1 {
+        // Received late: what was called after it ends before it.
+        let (next, before) = ((rank + 1) % world as u32, (rank + last) % world as u32);
+        let (mut there, mut here) = (own.clone(), vec![0.0; 5000]);
+        let received = comm.recv(buffer(&mut here), F32, before, 7, TIMEOUT).unwrap();
+        done(comm.barrier(TIMEOUT, true));
+        done(comm.send(buffer(&mut there), F32, next, 7, TIMEOUT));
+        received.wait(None).unwrap();
+        results.push(digest(&here));
+    }
+    let (mut one, mut two) = (values(rank, 5, 10), values(rank, 6, 999));
+    // SAFETY: both outlive the operation, which is waited for.
+    let pieces =
+        unsafe { Buffer::new([(one.as_mut_ptr().cast(), 40), (two.as_mut_ptr().cast(), 999 * 4)]) };
+    done(comm.allreduce(pieces, F32, ReduceOp::Sum, 3, TIMEOUT, true));
+    results.extend([digest(&one), digest(&two)]);
+    results
+}
+
+#[test]
+fn the_bits_are_the_same_both_ways_and_mixed() {
+    let daemons: Vec<Served> = (0..3).map(|_| Served::new(16)).collect();
+    for (nodes, locals) in [(1, 1), (1, 3), (2, 2), (3, 1)] {
+        let through = |chosen: fn(u32) -> bool| {
+            let daemon =
+                |rank: u32| chosen(rank).then(|| daemons[rank as usize / locals].path.clone());
+            run_at(&placement(nodes, locals), daemon, |_| {}, |comm| everything(&comm.unwrap()))
+        };
+        let own = through(|_| false);
+        assert!(through(|_| true) == own, "{nodes} × {locals}, all served");
+        assert!(through(|rank| rank % 2 == 1) == own, "{nodes} × {locals}, some served");
+    }
+}
+
+#[test]
+fn what_is_registered_is_used_in_place() {
+    let daemon = Served::new(2);
+    let at = |_| Some(daemon.path.clone());
+    run_at(
+        &placement(1, 2),
+        at,
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let block = comm.allocate(1 << 20).unwrap();
+            // SAFETY: ours until the call and after its end.
+            let data =
+                unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), 1 << 18) };
+            data.copy_from_slice(&numbers(comm.rank(), 1, 1 << 18));
+            allreduce(&comm, data).wait(None).unwrap();
+            let sum = |at: usize| numbers(0, 1, at + 1)[at] + numbers(1, 1, at + 1)[at];
+            assert_eq!((data[0], data[777]), (sum(0), sum(777)));
+            let counted = &comm.counters().in_place_bytes;
+            assert_eq!(counted.load(std::sync::atomic::Ordering::Relaxed), 1 << 20);
+            assert_eq!(comm.registered_bytes(), 1 << 20, "no block was staged for it");
+        },
+    );
+}
+
+#[test]
+fn groups_do_not_hear_of_each_others_end() {
+    let daemon = Served::new(16);
+    let both = Barrier::new(4);
+    let group = |breaks: bool| {
+        let (both, path) = (&both, &daemon.path);
+        let body = move |comm: Result<Communicator, _>| {
+            let comm = comm.unwrap();
+            let mut data = numbers(comm.rank(), 1, 70_000);
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            both.wait();
+            if breaks && comm.rank() == 1 {
+                comm.abort("a test");
+            }
+            let mut data = numbers(comm.rank(), 1, 70_000);
+            let made = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
+            made.map_err(WaitError::Failed).and_then(|work| work.wait(None)).err()
+        };
+        run_at(&placement(1, 2), |_| Some(path.clone()), |_| {}, body)
+    };
+    std::thread::scope(|scope| {
+        let broken = scope.spawn(|| group(true));
+        assert!(group(false).iter().all(Option::is_none));
+        for error in broken.join().unwrap() {
+            let Some(WaitError::Failed(error)) = error else { panic!("{error:?}") };
+            assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::Aborted, Some(1)));
+            assert!(error.to_string().contains("a test"), "{error}");
+        }
+    });
+    // The next group at the same door.
+    assert!(group_of_two(&daemon).iter().all(|sum| *sum == 3.0));
+}
+
+fn group_of_two(daemon: &Served) -> Vec<f32> {
+    run_at(
+        &placement(1, 2),
+        |_| Some(daemon.path.clone()),
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let mut data = [1.0 + comm.rank() as f32];
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            data[0]
+        },
+    )
+}
+
+#[test]
+fn strangers_at_the_socket_harm_nobody() {
+    let daemon = Served::new(8);
+    let frame = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    let said = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        vec![0xff; 64],
+        frame("{}"),
+        frame("\"Beat\""),
+        frame(r#"{"Leave":{"timeout_ms":1}}"#),
+        frame(r#"{"Open":{"version":1,"process":1,"options":{},"key":[]}}"#),
+        frame("{\"Open\":")[..6].to_vec(),
+    ];
+    run_at(
+        &placement(1, 2),
+        |_| Some(daemon.path.clone()),
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            for words in &said {
+                let mut stranger = UnixStream::connect(&daemon.path).unwrap();
+                stranger.write_all(words).unwrap();
+                stranger.shutdown(std::net::Shutdown::Write).unwrap();
+                stranger.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+                // It ends, with nothing or with a refusal.
+                let _ = stranger.read_to_end(&mut Vec::new());
+                let mut data = numbers(comm.rank(), 1, 1000);
+                allreduce(&comm, &mut data).wait(None).unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn what_it_cannot_do_is_refused_with_the_remedy() {
+    let daemon = Served::new(1);
+    let place = placement(1, 1);
+    run_at(
+        &place,
+        |_| Some(daemon.path.clone()),
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let again = comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
+            assert_eq!(again.cause.kind, CauseKind::Invalid);
+            assert!(again.to_string().contains("without HFREDUCE_DAEMON"), "{again}");
+            let mut data = [1.0];
+            let paced = buffer(&mut data).paced(std::sync::Arc::new(Pace::default()));
+            let refused = comm.allreduce(paced, F32, ReduceOp::Sum, 0, TIMEOUT, true);
+            assert!(refused.map(drop).unwrap_err().to_string().contains("without HFREDUCE_DAEMON"));
+            // Its only place is taken, and the group goes on.
+            let full = Entrance::open(Options::new(0, place.clone()), &KEY, Some(&daemon.path));
+            let full = full.map(drop).unwrap_err().to_string();
+            assert!(full.contains("all 1 places") && full.contains("--ranks-max"), "{full}");
+            allreduce(&comm, &mut data).wait(None).unwrap();
+        },
+    );
+    let nowhere = daemon.path.with_extension("not");
+    let absent = Entrance::open(Options::new(0, place.clone()), &KEY, Some(&nowhere));
+    let absent = absent.map(drop).unwrap_err().to_string();
+    assert!(
+        absent.contains("hfreduced.not") && absent.contains("unset HFREDUCE_DAEMON"),
+        "{absent}"
+    );
+    let mut little = Options::new(0, place);
+    little.registered_bytes = 4096;
+    let little = Entrance::open(little, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+    assert!(little.to_string().contains("HFREDUCE_REGISTERED_BYTES"), "{little}");
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop_says_so() {
+    let daemon = std::sync::Mutex::new(Some(Served::new(4)));
+    let path = daemon.lock().unwrap().as_ref().unwrap().path.clone();
+    run_at(
+        &placement(1, 2),
+        |_| Some(path.clone()),
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let mut data = numbers(comm.rank(), 1, 1000);
+            if comm.rank() == 0 {
+                drop(daemon.lock().unwrap().take());
+            }
+            let made = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
+            let error =
+                made.map_err(WaitError::Failed).and_then(|work| work.wait(None)).unwrap_err();
+            assert!(
+                error.to_string().contains("hfreduced on this node was told to stop"),
+                "{error}"
+            );
+        },
+    );
+}

@@ -1,0 +1,173 @@
+"""hfreduced: the bits of threads in each rank; who dies is named, and nobody else pays."""
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from hfreduce.testing import Layout, run
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180, func_only=True)]
+
+NODES = Layout.two_zones(1, 2)
+LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "3"}
+BAD = 1
+PATIENCE_SECONDS = 110
+PROMPT_SECONDS = 60
+"""On a machine that does much else: far from what waiting for the patient would take."""
+
+
+class Served:
+    """A daemon as a process, ready when made."""
+
+    def __init__(self, path):
+        self.path = path
+        command = [sys.executable, "-m", "hfreduce.daemon", "--socket", str(path)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.said = [self.process.stderr.readline()]
+        assert "listens at" in self.said[0], self.said
+        # Read on: a full pipe would stop it.
+        threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def environment(self):
+        return {"HFREDUCE_DAEMON": str(self.path)}
+
+    def end(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def daemons(tmp_path):
+    made = []
+
+    def make():
+        made.append(Served(tmp_path / f"{len(made)}.sock"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.process.kill()
+        one.process.wait(30)
+
+
+def by_node(one, other):
+    """The daemons of a two-node layout of two ranks each."""
+    return {rank: (one, one, other, other)[rank].environment for rank in range(4)}
+
+
+def train(rank, size):
+    """Three steps of a small network, as a digest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 300), nn.Tanh(), nn.Linear(300, 10))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = torch.Generator().manual_seed(100 + rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        ddp(torch.randn(16, 64, generator=data)).square().mean().backward()
+        optimizer.step()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def digests(**options):
+    outcomes = run(train, NODES, deadline_seconds=PATIENCE_SECONDS, **options)
+    assert all(outcome.failure is None and outcome.answered for outcome in outcomes), outcomes
+    return {outcome.value for outcome in outcomes}
+
+
+def test_training_through_daemons_has_the_bits_of_threads(daemons):
+    one, other = daemons(), daemons()
+    served = digests(per_rank=by_node(one, other))
+    mixed = digests(per_rank={1: one.environment, 2: other.environment})
+    assert len(served | mixed | digests()) == 1
+
+
+def hit(rank, size, number, pid):
+    """Something is hit in the middle of a long operation: rank 1, or the process `pid`."""
+    dist.all_reduce(torch.ones(10))
+    tensor = torch.ones(4_000_000)
+    if rank == BAD:
+        threading.Timer(0.1, os.kill, (pid or os.getpid(), number)).start()
+    for _ in range(100_000):
+        dist.all_reduce(tensor)
+        tensor.fill_(1)
+    return "went on"
+
+
+def failures(daemon_of, number, pid=0, lost=()):
+    outcomes = run(
+        hit, NODES, int(number), pid, environment=LIVENESS, per_rank=daemon_of, lost=lost,
+        timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
+    )  # fmt: skip
+    told = [outcome for outcome in outcomes if outcome.rank not in lost]
+    for outcome in told:
+        assert outcome.failure is not None, f"rank {outcome.rank} noticed nothing: {outcome}"
+        assert outcome.failure.type == "CollectiveError", outcome
+        assert outcome.seconds < PROMPT_SECONDS, outcome
+    return [outcome.failure for outcome in told]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_is_hit_is_named_and_the_daemon_serves_the_next_group(number, daemons):
+    one, other = daemons(), daemons()
+    for failure in failures(by_node(one, other), number, lost=[BAD]):
+        assert failure.fields["peer"] == BAD, failure
+        assert failure.fields["peer_node"] == "a0", failure
+        assert failure.fields["kind"] == (
+            "peer_died" if number == signal.SIGKILL else "peer_stalled"
+        )
+    assert len(digests(per_rank=by_node(one, other))) == 1
+    assert (one.process.poll(), other.process.poll()) == (None, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_daemon_that_is_hit_is_named_by_every_rank(number, daemons):
+    one, other = daemons(), daemons()
+    for failure in failures(by_node(one, other), number, one.pid):
+        assert "hfreduced" in failure.text, failure
+        assert failure.fields["peer_node"] == "a0", failure
+        assert failure.fields["peer"] in (0, 1), failure
+
+
+def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):
+    def ask(*arguments):
+        command = [sys.executable, "-m", "hfreduce.daemon", *arguments]
+        environment = {k: v for k, v in os.environ.items() if k != "HFREDUCE_DAEMON"}
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env=environment
+        )
+
+    assert "examples:" in ask("--help").stdout
+    assert ask().returncode == 2
+    assert ask("--socket", "x", "--mode", "9").returncode == 2
+    assert "folder" in ask("--socket", str(tmp_path / "no" / "x")).stderr
+    daemon = daemons()
+    taken = ask("--socket", str(daemon.path))
+    assert taken.returncode == 1
+    assert "another hfreduced listens there" in taken.stderr
+    assert daemon.path.stat().st_mode & 0o777 == 0o600
+    assert daemon.end() == 0
+    assert not daemon.path.exists()
+    # What a killed one leaves behind is replaced.
+    dead = daemons()
+    assert dead.end(signal.SIGKILL) == -signal.SIGKILL
+    assert dead.path.exists()
+    again = Served(dead.path)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(dead.path))
+    assert again.end() == 0
