@@ -80,6 +80,11 @@ CASES = [
         {"preemption": {"grace": "1h"}},
     ),
     on_spec(
+        "no daemon without what it is part of",
+        "spec.collectives.daemon: is part of what inject adds: set inject too, or neither",
+        {"collectives": {"inject": False, "daemon": True}},
+    ),
+    on_spec(
         "a limit of nothing",
         "0s would be over at once: leave the field out for no limit",
         {"maxRuntime": "0s"},

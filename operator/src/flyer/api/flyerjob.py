@@ -99,9 +99,30 @@ class CheckpointPolicy(StrictModel):
 class Collectives(StrictModel):
     """What the scheduler adds to the pods for collective communication."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "self.inject || !self.daemon",
+                "spec.collectives.daemon: is part of what inject adds: set inject too, or neither",
+                field=".daemon",
+            )
+        )
+    )
+
     inject: bool = Field(
         default=True, description="Add the hfreduce package and the topology file to the pods"
     )
+    daemon: bool = Field(
+        default=False,
+        description="Run a node's part of HFReduce in a sidecar, hfreduced, instead of in its "
+        "ranks; for tensors of the CPU",
+    )
+
+    @model_validator(mode="after")
+    def _the_daemon_is_injected(self) -> Collectives:
+        if self.daemon and not self.inject:
+            raise ValueError("daemon: is part of what inject adds: set inject too, or neither")
+        return self
 
 
 class FlyerJobSpec(StrictModel):

@@ -107,6 +107,10 @@ def changed(change: Callable[[dict[str, Any]], object]) -> FlyerJob:
             'spec.template.spec.initContainers[0].name: "flyer-tools" is added by Fire-Flyer',
         ),
         (
+            lambda spec: spec.update(initContainers=[{"name": "flyer-hfreduced"}]),
+            'spec.template.spec.initContainers[0].name: "flyer-hfreduced" is added by Fire-Flyer',
+        ),
+        (
             lambda spec: spec.update(volumes=[{"name": "flyer-run", "emptyDir": {}}]),
             'spec.template.spec.volumes[0].name: "flyer-run": names that start with "flyer-"',
         ),
@@ -144,6 +148,45 @@ def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
     trainer = pod["spec"]["containers"][0]
     assert trainer["resources"]["limits"] == {"fireflyer.dev/gpu": "8"}
     assert all(one["mountPath"] != "/dev/shm" for one in trainer["volumeMounts"])
+
+
+def test_a_daemon_is_a_sidecar_of_its_own_that_only_this_pod_reaches() -> None:
+    body = small()
+    without = build(FlyerJob.model_validate(body))
+    body["spec"]["collectives"] = {"daemon": True}
+    job = FlyerJob.model_validate(body)
+    for pod, plain in zip(build(job), without, strict=True):
+        spec = pod["spec"]
+        daemon = spec["initContainers"].pop()
+        trainer = spec["containers"][0]
+        path = {"name": "HFREDUCE_DAEMON", "value": "/run/flyer/hfreduced.sock"}
+        trainer["env"].remove(path)
+        assert pod == plain, "nothing else changes"
+        assert daemon["image"] == SETTINGS.collectives_image
+        assert daemon["restartPolicy"] == "Always"
+        assert daemon["command"][:3] == ["hfreduced", "--socket", path["value"]]
+        assert daemon["startupProbe"]["exec"]["command"] == ["test", "-S", path["value"]]
+        assert daemon["securityContext"]["runAsNonRoot"] is True
+        (mount,) = daemon["volumeMounts"]
+        assert mount in trainer["volumeMounts"], "the folder that both have"
+        assert {"name": mount["name"], "emptyDir": {}} in spec["volumes"], "and nobody else"
+
+
+def test_a_daemon_of_the_users_own_stays() -> None:
+    body = small()
+    body["spec"]["collectives"] = {"daemon": True}
+    theirs = {"name": "HFREDUCE_DAEMON", "value": ""}
+    body["spec"]["template"]["spec"]["containers"][0]["env"] = [theirs]
+    (pod, _) = build(FlyerJob.model_validate(body))
+    found = [e for e in pod["spec"]["containers"][0]["env"] if e["name"] == "HFREDUCE_DAEMON"]
+    assert found == [theirs]
+
+
+def test_a_daemon_without_what_it_is_part_of_is_refused() -> None:
+    body = small()
+    body["spec"]["collectives"] = {"inject": False, "daemon": True}
+    with pytest.raises(ValueError, match="daemon: is part of what inject adds"):
+        FlyerJob.model_validate(body)
 
 
 def test_names_fit_where_they_are_used() -> None:

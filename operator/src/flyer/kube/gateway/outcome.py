@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer.engine import Failed, Killed, Succeeded
 from flyer.job.pod import EXIT_PEER_LOST, EXIT_SUSPENDED
 from flyer.kube.pods.build import LAUNCH_COMMAND
-from flyer.kube.pods.names import SIDECAR_CONTAINER, TOOLS_CONTAINER
+from flyer.kube.pods.names import DAEMON_CONTAINER, SIDECAR_CONTAINER, TOOLS_CONTAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,11 +81,12 @@ def _never_ran(status: Mapping[str, Any]) -> Outcome:
     for one in status.get("initContainerStatuses") or []:
         ended = (one.get("state") or {}).get("terminated") or {}
         code = int(ended.get("exitCode") or 0)
-        if code and one.get("name") not in (TOOLS_CONTAINER, SIDECAR_CONTAINER):
-            text = f"init container {one['name']}: exit status {code}"
+        name = one.get("name")
+        if code and name not in (TOOLS_CONTAINER, SIDECAR_CONTAINER, DAEMON_CONTAINER):
+            text = f"init container {name}: exit status {code}"
             return Failed(code, _cut(text))
-        if code and one.get("name") == TOOLS_CONTAINER:
-            return Killed(0, _cut(f"{TOOLS_CONTAINER} failed: {ended.get('message') or code}"))
+        if code and name in (TOOLS_CONTAINER, DAEMON_CONTAINER):
+            return Killed(0, _cut(f"{name} failed: {ended.get('message') or code}"))
     reason, message = status.get("reason") or "", status.get("message") or ""
     words = ": ".join(word for word in (str(reason), str(message)) if word)
     return Killed(0, _cut(words or "the pod ended before it ran"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flyer.kube.pods.names import (
+    DAEMON_CONTAINER,
+    DAEMON_SOCKET_PATH,
     RESOURCE_RDMA_HFREDUCE,
     RESOURCE_RDMA_NCCL,
     RUN_FOLDER,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIBRARY_FOLDER",
+    "add_daemon",
     "add_environment",
     "add_mount",
     "add_named",
@@ -43,6 +46,8 @@ NOBODY = 65532  # the user of the images; any other without privileges would do
 # ten minutes: who is slow is not broken, and the start of a gang has a deadline of its own.
 PROBE_SECONDS = 60
 PROBE_FAILURES_MAX = 60
+# This one answers at once: ten minutes are as many looks.
+DAEMON_PROBE_FAILURES_MAX = 600
 
 _TOOLS_VOLUME = "flyer-tools"
 _RUN_VOLUME = "flyer-run"
@@ -114,6 +119,35 @@ def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSett
     }
     add_named(spec, "initContainers", container)
     add_mount(trainer, _RUN_VOLUME, RUN_FOLDER)
+
+
+def add_daemon(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
+    """A native sidecar of its own for hfreduced: the sums' memory is no part of the other's limit.
+
+    The kubelet supervises it. Its end breaks the ranks' group with an error that names it, which
+    reaches the job's status as the first failing rank's.
+    """
+    container = {
+        "name": DAEMON_CONTAINER,
+        "image": settings.collectives_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        # The folder is this pod's alone, and the ranks run as whatever user their image has.
+        "command": ["hfreduced", "--socket", DAEMON_SOCKET_PATH, "--mode", "666"],
+        "restartPolicy": "Always",
+        "env": [{"name": "HFREDUCE_DUMP_DIR", "value": f"{RUN_FOLDER}/dumps"}],
+        "resources": {"requests": dict(settings.daemon_requests)},
+        "securityContext": _restricted(),
+        # Its socket has its name once it listens.
+        "startupProbe": {
+            "exec": {"command": ["test", "-S", DAEMON_SOCKET_PATH]},
+            "timeoutSeconds": PROBE_SECONDS,
+            "periodSeconds": 1,
+            "failureThreshold": DAEMON_PROBE_FAILURES_MAX,
+        },
+        "volumeMounts": [{"name": _RUN_VOLUME, "mountPath": RUN_FOLDER}],
+    }
+    add_named(spec, "initContainers", container)
+    add_environment(trainer, {"HFREDUCE_DAEMON": DAEMON_SOCKET_PATH})
 
 
 def add_shared_memory(spec: dict[str, Any], trainer: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flyer.kube.pods import names
 from flyer.kube.pods.additions import (
     LIBRARY_FOLDER,
+    add_daemon,
     add_environment,
     add_named,
     add_resource,
@@ -63,6 +64,8 @@ def _pod(
     _fill_node(job, trainer, node)
     if job.spec.collectives.inject:
         add_shared_memory(spec, trainer)
+    if job.spec.collectives.daemon:
+        add_daemon(spec, trainer, settings)
     spec["restartPolicy"] = "Never"
     spec.setdefault(
         "terminationGracePeriodSeconds", math.ceil(job.spec.preemption.max_grace.seconds)

@@ -7,6 +7,8 @@ from typing import Final
 
 __all__ = [
     "ANNOTATION_DEFAULT_CONTAINER",
+    "DAEMON_CONTAINER",
+    "DAEMON_SOCKET_PATH",
     "DEDICATED_KEY",
     "GATE",
     "LABEL_ATTEMPT",
@@ -46,11 +48,13 @@ RESOURCE_RDMA_NCCL: Final = "fireflyer.dev/rdma-nccl"
 
 TOOLS_CONTAINER: Final = "flyer-tools"
 SIDECAR_CONTAINER: Final = "flyer-sidecar"
+DAEMON_CONTAINER: Final = "flyer-hfreduced"
 
 TOOLS_FOLDER: Final = "/flyer"
 RUN_FOLDER: Final = "/run/flyer"
 TOPOLOGY_PATH: Final = f"{RUN_FOLDER}/topology.json"
 SOCKET_PATH: Final = f"{RUN_FOLDER}/job.sock"
+DAEMON_SOCKET_PATH: Final = f"{RUN_FOLDER}/hfreduced.sock"
 
 LABEL_CHARACTERS_MAX: Final = 63
 

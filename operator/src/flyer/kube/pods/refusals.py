@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.kube.pods.names import RUN_FOLDER, SIDECAR_CONTAINER, TOOLS_CONTAINER, TOOLS_FOLDER
+from flyer.kube.pods.names import (
+    DAEMON_CONTAINER,
+    RUN_FOLDER,
+    SIDECAR_CONTAINER,
+    TOOLS_CONTAINER,
+    TOOLS_FOLDER,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["VOLUME_PREFIX", "PodsRefusedError", "refusals"]
 
 VOLUME_PREFIX: Final = "flyer-"
-_OUR_CONTAINERS: Final = (TOOLS_CONTAINER, SIDECAR_CONTAINER)
+_OUR_CONTAINERS: Final = (TOOLS_CONTAINER, SIDECAR_CONTAINER, DAEMON_CONTAINER)
 _OUR_FOLDERS: Final = (TOOLS_FOLDER, RUN_FOLDER)
 
 

@@ -36,7 +36,7 @@ class PodSettings:
     controller_image: str
     """Runs `flyer-sidecar`."""
     collectives_image: str
-    """Runs `flyer-install`."""
+    """Runs `flyer-install` and `hfreduced`."""
     gateway_ca: str
     """PEM: the certificates by which the sidecar knows the gateway."""
     gateway_endpoint: str = f"flyer-gateway.fireflyer-system.svc:{GATEWAY_PORT}"
@@ -53,3 +53,7 @@ class PodSettings:
         default_factory=lambda: {"cpu": "20m", "memory": "64Mi"}
     )
     sidecar_limits: Mapping[str, str] = field(default_factory=lambda: {"memory": "256Mi"})
+    daemon_requests: Mapping[str, str] = field(
+        default_factory=lambda: {"cpu": "500m", "memory": "128Mi"}
+    )
+    """Of hfreduced, where a job has one. No limits: its memory is the ranks' tensors."""
