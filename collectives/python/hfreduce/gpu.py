@@ -32,7 +32,10 @@ def opened(ordinal: int) -> _native.Gpu:
         if gpu is None:
             settings = _settings(key[0])
             gpu = _native.Gpu(
-                ordinal, library=settings.cuda_library, pinned_bytes=settings.pinned_bytes
+                ordinal,
+                library=settings.cuda_library,
+                pinned_bytes=settings.pinned_bytes,
+                gdrcopy=settings.gdrcopy,
             )
             _OPEN[key] = gpu
         return gpu

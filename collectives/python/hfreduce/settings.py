@@ -32,6 +32,8 @@ NAMES = {
     "8-bit types are not rounded), both with a comma between them, or default",
     "HFREDUCE_DUMP_DIR": "folder for what the flight recorder holds when an error ends a group "
     "(default: hfreduce-UID/dumps in the temporary folder)",
+    "HFREDUCE_GDRCOPY": "the library of GDRCopy, for small tensors of GPUs (default: "
+    "libgdrapi.so.2 where it is there), or off",
     "HFREDUCE_ISA": "scalar, avx2 or avx512: the widest instructions to use (default: the best)",
     "HFREDUCE_KEY_FILE": "file with the key that proves who belongs to the job (default: rank 0 "
     "makes one and hands it out through torch's store)",
@@ -70,6 +72,7 @@ class Settings:
     transport: str = "auto"
     determinism: str = "default"
     cuda_library: str | None = None
+    gdrcopy: str | None = None
     pinned_bytes: int | None = None
     registered_bytes: int | None = None
     daemon: str | None = None
@@ -100,6 +103,7 @@ class Settings:
             transport=_transport(text("HFREDUCE_TRANSPORT")),
             determinism=_determinism(text("HFREDUCE_DETERMINISM")),
             cuda_library=text("HFREDUCE_CUDA_LIBRARY"),
+            gdrcopy=text("HFREDUCE_GDRCOPY"),
             pinned_bytes=_pinned_bytes(text("HFREDUCE_PINNED_BYTES")),
             registered_bytes=_registered_bytes(text("HFREDUCE_REGISTERED_BYTES")),
             daemon=text("HFREDUCE_DAEMON"),

@@ -1,6 +1,7 @@
 """hfreduce-doctor over folders that say what a machine says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,14 @@ def test_what_is_in_the_way_is_found_with_its_remedy(machine, name, status, file
 def test_the_instruction_set_in_force_is_told(machine):
     assert "HFREDUCE_ISA" in found(machine(used="avx2"), "instructions")[0].remedy
     assert found(machine(used="scalar", best="scalar"), "instructions")[0].status == "warning"
+
+
+def test_gdrcopy_is_told_where_there_are_gpus(machine):
+    assert "no GPU" in found(machine(), "gdrcopy")[0].found
+    here = machine({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: none"})
+    assert "by the processor" in found(here, "gdrcopy")[0].found
+    lost = found(replace(here, without_gdrcopy="no /dev/gdrdrv"), "gdrcopy")[0]
+    assert (lost.status, "no /dev/gdrdrv" in lost.found) == ("ok", True)
 
 
 def test_a_small_dev_shm_is_no_finding(machine):

@@ -149,6 +149,28 @@ def test_arrays_of_gpus_are_reduced_in_place(driver):
     assert ranks(reduce_arrays, Layout.two_zones(1, 2), driver) == [True] * 4
 
 
+def reduce_small_arrays(rank, size):
+    """Ranks that have GDRCopy and ranks that do not: the same sums."""
+    library, group = stub(), hfreduce.torch.communicator()
+    if rank == 0:
+        gpu._settings.cache_clear()
+        os.environ["HFREDUCE_GDRCOPY"] = "off"
+    for _ in range(3):
+        array = Array(library, np.full(1000, rank + 1, np.float32))
+        hfreduce.allreduce(array, group)
+        assert (array.host == sum(range(1, size + 1))).all()
+    device = gpu.opened(0)
+    why, told = device.without_gdrcopy, device.stats()
+    assert (why is None) == (rank != 0), why
+    assert told["by_processor_bytes"] == (3 * 2 * 4000 if rank else 0)
+    return clean(library)
+
+
+def test_small_arrays_are_copied_by_the_processor_where_gdrcopy_is_there(driver):
+    driver = driver | {"HFREDUCE_GDRCOPY": driver["HFREDUCE_CUDA_LIBRARY"]}
+    assert ranks(reduce_small_arrays, Layout.one_node(2), driver) == [True] * 2
+
+
 def refuse_arrays(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
     ones = np.ones((4, 4), np.float32)
@@ -186,6 +208,11 @@ def one_without_a_gpu(rank, size):
 
 def test_a_gpu_that_cannot_be_opened_ends_the_wait_of_the_others(driver):
     assert ranks(one_without_a_gpu, Layout.one_node(2), driver) == [True] * 2
+
+
+def test_without_gdrcopy_it_says_why():
+    assert "off" in _native.without_gdrcopy("off")
+    assert "libgdrapi-that-nobody-has" in _native.without_gdrcopy("libgdrapi-that-nobody-has.so")
 
 
 def test_without_a_driver_the_error_says_what_is_missing():

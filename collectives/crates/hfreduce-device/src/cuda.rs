@@ -27,6 +27,8 @@ pub(crate) const HOST_REGISTER_PORTABLE: c_uint = 1;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` and its value for memory of a device.
 const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 const MEMORY_TYPE_DEVICE: c_uint = 2;
+/// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: one for each allocation of the process, never given twice.
+const ATTRIBUTE_BUFFER_ID: c_int = 7;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
 
@@ -162,6 +164,15 @@ impl Cuda {
         )
         .ok()?;
         (kind == MEMORY_TYPE_DEVICE && ordinal >= 0).then_some(ordinal)
+    }
+
+    /// The number of the allocation that this address belongs to.
+    pub(crate) fn allocation_of(&self, pointer: Pointer) -> Option<u64> {
+        let mut number = 0_u64;
+        let at = (&raw mut number).cast();
+        let attribute = ATTRIBUTE_BUFFER_ID;
+        call!(self, -1, pointer_attribute, "cuPointerGetAttribute", at, attribute, pointer).ok()?;
+        Some(number)
     }
 
     pub(crate) fn device(&self, ordinal: i32) -> Result<c_int, DeviceError> {

@@ -12,10 +12,12 @@ use crate::arena::{Arena, Block};
 use crate::context::{Context, Event, Stream};
 use crate::cuda::{Cuda, Pointer};
 use crate::error::DeviceError;
+use crate::gdr::{self, Gdr};
 use crate::handle::DeviceWork;
 use crate::job::{Job, Lane, Parts};
 use crate::numa;
 use crate::settled::{Failure, Settled};
+use crate::windows::Windows;
 use crate::worker::{self, Inbox};
 
 const ALIGNMENT_BYTES: usize = 4096;
@@ -32,11 +34,18 @@ pub struct Settings {
     /// How long the driver may keep silent beyond a deadline, and closing wait for copies that are
     /// queued; what they use stays theirs after that.
     pub patience: Duration,
+    /// The library of GDRCopy, for small copies, where it is there; none: it is not asked for.
+    pub gdrcopy: Option<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { chunk_bytes: 512 << 10, pinned_bytes_max: 1 << 30, patience: Duration::from_secs(5) }
+        Self {
+            chunk_bytes: 512 << 10,
+            pinned_bytes_max: 1 << 30,
+            patience: Duration::from_secs(5),
+            gdrcopy: Some(gdr::LIBRARY.to_owned()),
+        }
     }
 }
 
@@ -80,6 +89,8 @@ pub struct Counters {
     pub down_bytes: AtomicU64,
     /// Bytes copied to the GPU.
     pub up_bytes: AtomicU64,
+    /// Bytes among both that the processor copied, through GDRCopy.
+    pub by_processor_bytes: AtomicU64,
     /// Times that the worker paused for a copy.
     pub pauses: AtomicU64,
 }
@@ -91,6 +102,7 @@ pub struct Device {
     inbox: Arc<Inbox>,
     counters: Arc<Counters>,
     settings: Settings,
+    gdrcopy: Result<(), String>,
     worker: Thread,
     join: Mutex<Option<JoinHandle<()>>>,
     /// Only this process has the worker.
@@ -106,16 +118,26 @@ impl Device {
         let context = Context::new(cuda.clone(), ordinal)?;
         let node = numa::node_of(&context.pci()?, Path::new("/sys"));
         let counters = Arc::new(Counters::default());
-        let lane = {
+        let gdr = match &settings.gdrcopy {
+            Some(library) => Gdr::open(library),
+            None => Err("it is not asked for".to_owned()),
+        };
+        let (gdr, gdrcopy) = match gdr {
+            Ok(gdr) => (Some(gdr), Ok(())),
+            Err(why) => (None, Err(why)),
+        };
+        tracing::info!(ordinal, why = gdrcopy.as_ref().err(), "GDRCopy for small copies");
+        let mut lane = {
             let _current = context.enter()?;
             let (down, up) = (Stream::new(&context)?, Stream::new(&context)?);
-            Lane { context: context.clone(), down, up, counters: counters.clone() }
+            let (context, counters) = (context.clone(), counters.clone());
+            Lane { context, down, up, windows: Windows::new(gdr), counters }
         };
         let inbox = Arc::new(Inbox::default());
         let (jobs, patience) = (inbox.clone(), settings.patience);
         let thread = std::thread::Builder::new().name(format!("hfreduce-gpu{ordinal}"));
         let thread = thread.spawn(move || {
-            worker::run(&jobs, &lane, patience);
+            worker::run(&jobs, &mut lane, patience);
             drop(lane);
             jobs.ended();
         });
@@ -130,6 +152,7 @@ impl Device {
             inbox,
             counters,
             settings,
+            gdrcopy,
             worker: thread.thread().clone(),
             join: Mutex::new(Some(thread)),
             process: std::process::id(),
@@ -144,6 +167,14 @@ impl Device {
     /// What it did.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Whether GDRCopy was there when this was opened, or why not.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn gdrcopy(&self) -> Result<(), &str> {
+        self.gdrcopy.as_ref().map_err(String::as_str).copied()
     }
 
     /// Pinned bytes, used or kept for the next operation.

@@ -4,6 +4,8 @@
 //! operation has ended in failure no further copy is queued; those that are queued are waited for
 //! (*drained*) before the block goes back. A job that is dropped before leaves its block to nobody.
 
+mod small;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -18,6 +20,7 @@ use crate::cursor::Cursor;
 use crate::device::{Counters, Memory};
 use crate::error::DeviceError;
 use crate::settled::{Failure, Settled};
+use crate::windows::Windows;
 
 /// Copies of one operation that are queued at a time and direction: enough to keep a copy engine
 /// busy while the worker looks elsewhere.
@@ -30,6 +33,7 @@ pub struct Lane {
     pub context: Arc<Context>,
     pub down: Stream,
     pub up: Stream,
+    pub windows: Windows,
     pub counters: Arc<Counters>,
 }
 
@@ -51,6 +55,10 @@ pub struct Job {
     flights_down: VecDeque<Flight>,
     flights_up: VecDeque<Flight>,
     follows: [bool; 2],
+    /// By direction: the processor did not copy it, so the copy engine does.
+    engine_copies: [bool; 2],
+    /// The caller's stream is asked for what the processor copies then.
+    asks_stream: bool,
     pace: Option<Arc<Pace>>,
     settled: Arc<Settled>,
     work: Arc<OnceLock<Work>>,
@@ -89,6 +97,8 @@ impl Job {
             flights_down: VecDeque::new(),
             flights_up: VecDeque::new(),
             follows: [false; 2],
+            engine_copies: [false; 2],
+            asks_stream: false,
             pace,
             settled,
             work,
@@ -107,6 +117,11 @@ impl Job {
         !self.flights_down.is_empty() || !self.flights_up.is_empty()
     }
 
+    /// True while the GPU must be asked whether something has ended.
+    pub fn is_asking(&self) -> bool {
+        self.is_flying() || self.asks_stream
+    }
+
     /// True once nothing is left to do, or nothing can be done.
     pub fn is_over(&self) -> bool {
         self.settled.is_ended()
@@ -120,7 +135,7 @@ impl Job {
     }
 
     /// Does what can be done now; true if anything moved. The context is current.
-    pub fn advance(&mut self, lane: &Lane, may_begin: bool) -> bool {
+    pub fn advance(&mut self, lane: &mut Lane, may_begin: bool) -> bool {
         if self.settled.is_ended() {
             return self.drain(lane);
         }
@@ -133,7 +148,7 @@ impl Job {
         }
     }
 
-    fn step(&mut self, lane: &Lane, may_begin: bool) -> Result<bool, DeviceError> {
+    fn step(&mut self, lane: &mut Lane, may_begin: bool) -> Result<bool, DeviceError> {
         let work = self.work.clone();
         let engine = work.get();
         if let Some(error) = engine.and_then(Work::error) {
@@ -167,9 +182,10 @@ impl Job {
         DeviceError::Late { what, device: lane.context.ordinal }
     }
 
-    fn queue_down(&mut self, lane: &Lane) -> Result<bool, DeviceError> {
-        let mut moved = false;
+    fn queue_down(&mut self, lane: &mut Lane) -> Result<bool, DeviceError> {
+        let mut moved = self.copy_at_once(lane, true, usize::MAX)?;
         while self.flights_down.len() < QUEUED_MAX
+            && !self.is_processors(lane, true)
             && !self.settled.is_ended()
             && let Some(range) = self.down.next(usize::MAX)
         {
@@ -182,9 +198,10 @@ impl Job {
         Ok(moved)
     }
 
-    fn queue_up(&mut self, lane: &Lane, there: usize) -> Result<bool, DeviceError> {
-        let mut moved = false;
+    fn queue_up(&mut self, lane: &mut Lane, there: usize) -> Result<bool, DeviceError> {
+        let mut moved = self.copy_at_once(lane, false, there)?;
         while self.flights_up.len() < QUEUED_MAX
+            && !self.is_processors(lane, false)
             && !self.settled.is_ended()
             && let Some(range) = self.up.next(there)
         {

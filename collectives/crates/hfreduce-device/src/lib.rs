@@ -6,6 +6,7 @@
 //!                                            └──── worker: one thread per device ────┘
 //! ```
 //! - [`cuda`]: the driver API, loaded when first asked for; no GPU is a state, not a fault.
+//! - [`gdr`], `windows`: small copies, which the processor makes itself where GDRCopy is there.
 //! - `context`, `arena`, `numa`: the device, its pinned memory and where that lies.
 //! - `cursor`: which bytes are copied next (pure). `job`: one operation. `worker`: the thread.
 //! - [`device`]: what callers use.
@@ -20,10 +21,12 @@ pub mod cuda;
 mod cursor;
 pub mod device;
 mod error;
+pub mod gdr;
 mod handle;
 mod job;
 pub mod numa;
 mod settled;
+pub mod windows;
 mod worker;
 
 pub use cuda::Cuda;

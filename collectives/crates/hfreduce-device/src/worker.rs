@@ -72,7 +72,7 @@ impl Inbox {
 }
 
 /// Runs until it is stopped and has nothing left, or for `patience` after it was stopped.
-pub fn run(inbox: &Inbox, lane: &Lane, patience: Duration) {
+pub fn run(inbox: &Inbox, lane: &mut Lane, patience: Duration) {
     let mut jobs: VecDeque<Job> = VecDeque::new();
     let mut pause = PAUSE_MIN;
     let mut closing: Option<Instant> = None;
@@ -95,7 +95,7 @@ pub fn run(inbox: &Inbox, lane: &Lane, patience: Duration) {
         }
         if moved || jobs.len() < before {
             pause = PAUSE_MIN;
-        } else if jobs.iter().any(Job::is_flying) || closing.is_some() {
+        } else if jobs.iter().any(Job::is_asking) || closing.is_some() {
             lane.counters.pauses.fetch_add(1, Ordering::Relaxed);
             std::thread::park_timeout(pause);
             pause = (pause * 2).min(PAUSE_MAX);
@@ -107,11 +107,11 @@ pub fn run(inbox: &Inbox, lane: &Lane, patience: Duration) {
     }
 }
 
-fn advance(jobs: &mut VecDeque<Job>, lane: &Lane) -> bool {
+fn advance(jobs: &mut VecDeque<Job>, lane: &mut Lane) -> bool {
     if jobs.is_empty() {
         return false;
     }
-    let context: &Arc<Context> = &lane.context;
+    let context: Arc<Context> = lane.context.clone();
     let current = match context.enter() {
         Ok(current) => current,
         Err(error) => {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use hfreduce_device::{Cuda, Device, DeviceError, Memory, Range, Settings};
+use hfreduce_device::{Cuda, Device, DeviceError, Memory, Range, Settings, gdr};
 use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, Work as EngineWork};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -45,14 +45,15 @@ pub struct Gpu {
 #[pymethods]
 impl Gpu {
     #[new]
-    #[pyo3(signature = (ordinal, *, library = None, pinned_bytes = None))]
+    #[pyo3(signature = (ordinal, *, library = None, pinned_bytes = None, gdrcopy = None))]
     fn new(
         py: Python<'_>,
         ordinal: i32,
         library: Option<String>,
         pinned_bytes: Option<usize>,
+        gdrcopy: Option<String>,
     ) -> PyResult<Self> {
-        let mut settings = Settings::default();
+        let mut settings = Settings { gdrcopy: wanted(gdrcopy), ..Settings::default() };
         settings.pinned_bytes_max = pinned_bytes.unwrap_or(settings.pinned_bytes_max);
         let opened = py.detach(|| {
             let cuda = driver(library)?;
@@ -74,6 +75,12 @@ impl Gpu {
         self.device.ordinal()
     }
 
+    /// Why GDRCopy does not make the small copies; None where it does.
+    #[getter]
+    fn without_gdrcopy(&self) -> Option<&str> {
+        self.device.gdrcopy().err()
+    }
+
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.device.close());
     }
@@ -84,12 +91,29 @@ impl Gpu {
         for (name, counter) in [
             ("from_gpu_bytes", &counters.down_bytes),
             ("to_gpu_bytes", &counters.up_bytes),
+            ("by_processor_bytes", &counters.by_processor_bytes),
             ("pauses", &counters.pauses),
         ] {
             stats.set_item(name, counter.load(Ordering::Relaxed))?;
         }
         stats.set_item("pinned_bytes", self.device.pinned_bytes())?;
         Ok(stats)
+    }
+}
+
+/// The library of GDRCopy that HFREDUCE_GDRCOPY asks for.
+fn wanted(gdrcopy: Option<String>) -> Option<String> {
+    let library = gdrcopy.unwrap_or_else(|| gdr::LIBRARY.to_owned());
+    (library != "off").then_some(library)
+}
+
+/// Why GDRCopy cannot be used here; None where it can. `gdrcopy`: what HFREDUCE_GDRCOPY says.
+#[pyfunction]
+#[pyo3(signature = (gdrcopy = None))]
+pub fn without_gdrcopy(py: Python<'_>, gdrcopy: Option<String>) -> Option<String> {
+    match wanted(gdrcopy) {
+        Some(library) => py.detach(|| gdr::Gdr::open(&library).err()),
+        None => Some("HFREDUCE_GDRCOPY is off".to_owned()),
     }
 }
 

@@ -42,5 +42,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<probe::Triad>()?;
     module.add_function(wrap_pyfunction!(probe::instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(probe::best_instruction_set, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::without_gdrcopy, module)?)?;
     Ok(())
 }

@@ -189,6 +189,17 @@ def instructions(machine: Machine, _: Wanted) -> list[Finding]:
     return [Finding(name, "ok", used)]
 
 
+def gdrcopy(machine: Machine, _: Wanted) -> list[Finding]:
+    """Small tensors of GPUs do without it: some microseconds are no finding."""
+    if not any((machine.root / "proc/driver/nvidia/gpus").glob("*")):
+        return [Finding("gdrcopy", "ok", "no GPU here; not needed")]
+    why = machine.without_gdrcopy
+    found = "small tensors of GPUs are copied by the processor"
+    if why is not None:
+        found = f"small tensors of GPUs take some µs more by the copy engines: {why}"
+    return [Finding("gdrcopy", "ok", found)]
+
+
 def tracing(machine: Machine, _: Wanted) -> list[Finding]:
     """Said because other libraries need it."""
     scope = machine.text("proc/sys/kernel/yama/ptrace_scope")
@@ -251,6 +262,7 @@ CHECKS: tuple[Callable[[Machine, Wanted], list[Finding]], ...] = (
     shared_memory,
     locked_memory,
     open_files,
+    gdrcopy,
     tracing,
     network.interfaces,
     network.congestion,

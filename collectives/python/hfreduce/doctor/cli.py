@@ -61,7 +61,11 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     given = parser.parse_args(arguments)
     machine = machine or Machine(
-        Path("/"), os.environ, _native.instruction_set(), _native.best_instruction_set()
+        Path("/"),
+        os.environ,
+        _native.instruction_set(),
+        _native.best_instruction_set(),
+        _native.without_gdrcopy(os.environ.get("HFREDUCE_GDRCOPY") or None),
     )
     ranks, world = given.ranks, given.world_size
     if ranks is None:

@@ -66,6 +66,8 @@ class Machine:
     instruction_set: str = ""
     """What the kernels use here."""
     best_instruction_set: str = ""
+    without_gdrcopy: str | None = None
+    """Why GDRCopy cannot be used here; None where it can."""
 
     def text(self, path: str) -> str:
         """A file's text without the end of its line; empty where there is none."""

@@ -1,4 +1,5 @@
-/* A CUDA driver over host memory, for tests: streams are threads, "device memory" is malloc's.
+/* A CUDA driver and GDRCopy over host memory, for tests: streams are threads, "device memory" is
+ * malloc's.
  *
  * Copies run late, on their stream's thread, and check both ends at that moment: a host range that is
  * not registered any more or device memory that was freed is a violation, counted and not touched.
@@ -26,12 +27,13 @@ typedef struct op {
     long number;
 } op_t;
 typedef struct { op_t *first, **last; int dying; } stream_t;
-typedef struct { char *base; size_t bytes; } range_t;
+typedef struct { char *base; size_t bytes; uint64_t number; } range_t;
 typedef struct { int kind; uint64_t device; size_t bytes; } entry_t;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static range_t registered[4096], device[4096];
+static range_t registered[4096], device[4096], windows[4096];
+static uint64_t allocations;
 static entry_t journal[65536];
 static long journal_length, violations, launches, stalls, streams, events, contexts, depth;
 static long allowed[2] = {-1, -1}, gate_open = 1, delay_us;
@@ -78,20 +80,24 @@ static int enter(const char *name) {
         return code;                        \
     }
 
-static int holds(const range_t *ranges, size_t count, const char *at, size_t bytes) {
+static const range_t *find(const range_t *ranges, size_t count, const char *at, size_t bytes) {
     for (size_t i = 0; i < count; i++) {
         const range_t *range = &ranges[i];
         if (range->base && at >= range->base && at + bytes <= range->base + range->bytes) {
-            return 1;
+            return range;
         }
     }
-    return 0;
+    return NULL;
+}
+
+static int holds(const range_t *ranges, size_t count, const char *at, size_t bytes) {
+    return find(ranges, count, at, bytes) != NULL;
 }
 
 static int put(range_t *ranges, size_t count, char *base, size_t bytes) {
     for (size_t i = 0; i < count; i++) {
         if (!ranges[i].base) {
-            ranges[i] = (range_t){base, bytes};
+            ranges[i] = (range_t){base, bytes, ++allocations};
             return OK;
         }
     }
@@ -226,7 +232,9 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, stream_t *
          queue(stream, (op_t){.kind = UP, .to = (char *)(uintptr_t)to, .from = from, .bytes = bytes}))
 int cuPointerGetAttribute(void *out, int attribute, uint64_t pointer)
     CALL("cuPointerGetAttribute",
-         if (!holds(device, LENGTH(device), (char *)(uintptr_t)pointer, 1)) code = INVALID_VALUE;
+         const range_t *range = find(device, LENGTH(device), (char *)(uintptr_t)pointer, 1);
+         if (!range) code = INVALID_VALUE;
+         else if (attribute == 7) *(uint64_t *)out = range->number;
          else *(int *)out = attribute == 2 ? 2 : 0)
 
 int cuGetErrorName(int code, const char **name) {
@@ -237,6 +245,59 @@ int cuGetErrorString(int code, const char **text) {
     *text = code == 700 ? "an illegal memory access was encountered" : code == 2 ? "out of memory" : NULL;
     return *text ? OK : INVALID_VALUE;
 }
+
+/* GDRCopy over the same memory: a window begins at the address that it shows, and what is copied
+ * must lie in one that is mapped, and in memory that is allocated. */
+
+static long sessions, pins;
+
+typedef struct { unsigned long number; } pin_t;
+typedef struct {
+    uint64_t address, mapped_bytes;
+    uint32_t page_bytes;
+    uint64_t cycles;
+    uint32_t cycles_per_ms;
+    unsigned flags;
+    int kind;
+} info_t;
+
+void *gdr_open(void) {
+    pthread_mutex_lock(&mutex);
+    int code = enter("gdr_open");
+    sessions += code == OK;
+    pthread_mutex_unlock(&mutex);
+    return code == OK ? &sessions : NULL;
+}
+int gdr_close(void *session) CALL("gdr_close", (void)session; sessions--)
+int gdr_pin_buffer(void *session, unsigned long address, size_t bytes, uint64_t token, uint32_t space,
+                   pin_t *pin)
+    CALL("gdr_pin_buffer", (void)session; (void)token; (void)space; pins++;
+         violations += address % 65536 != 0 || bytes % 65536 != 0;
+         code = put(windows, LENGTH(windows), (char *)address, bytes); pin->number = address)
+int gdr_unpin_buffer(void *session, pin_t pin)
+    CALL("gdr_unpin_buffer", (void)session;
+         code = take(windows, LENGTH(windows), (char *)pin.number))
+int gdr_get_info_v2(void *session, pin_t pin, info_t *info)
+    CALL("gdr_get_info_v2", (void)session; *info = (info_t){.address = pin.number})
+int gdr_map(void *session, pin_t pin, void **map, size_t bytes)
+    CALL("gdr_map", (void)session; (void)bytes; *map = (void *)pin.number)
+int gdr_unmap(void *session, pin_t pin, void *map, size_t bytes)
+    CALL("gdr_unmap", (void)session; (void)pin; (void)map; (void)bytes)
+
+static void by_processor(int kind, char *to, const char *from, size_t bytes) {
+    const char *gpu = kind == 'w' ? to : from;
+    if (holds(windows, LENGTH(windows), gpu, bytes) && holds(device, LENGTH(device), gpu, bytes)) {
+        memcpy(to, from, bytes);
+    } else {
+        violations++;
+    }
+    note(kind, (uint64_t)(uintptr_t)gpu, bytes);
+}
+
+int gdr_copy_to_mapping(pin_t pin, void *to, const void *from, size_t bytes)
+    CALL("gdr_copy_to_mapping", (void)pin; by_processor('w', to, from, bytes))
+int gdr_copy_from_mapping(pin_t pin, void *to, const void *from, size_t bytes)
+    CALL("gdr_copy_from_mapping", (void)pin; by_processor('r', to, from, bytes))
 
 /* Whatever could start a kernel only counts that it was called. */
 int cuLaunchKernel(void) { return launches++, OK; }
@@ -274,9 +335,19 @@ uint64_t stub_device_alloc(size_t bytes) {
     LOCKED(put(device, LENGTH(device), base, bytes))
     return (uint64_t)(uintptr_t)base;
 }
-/* The memory itself stays: what touches it after this is counted, not crashed on. */
+/* The memory itself stays: what touches it after this is counted, not crashed on. Windows to it show
+ * nothing any more. */
 void stub_device_free(uint64_t base)
-    LOCKED(take(device, LENGTH(device), (char *)(uintptr_t)base))
+    LOCKED(const range_t *range = find(device, LENGTH(device), (char *)(uintptr_t)base, 1);
+           for (size_t i = 0; range && i < LENGTH(windows); i++) {
+               if (windows[i].base && windows[i].base < range->base + range->bytes &&
+                   range->base < windows[i].base + windows[i].bytes) {
+                   windows[i].bytes = 0;
+               }
+           } take(device, LENGTH(device), (char *)(uintptr_t)base))
+/* Allocated again where memory was freed. */
+void stub_device_again(uint64_t base, size_t bytes)
+    LOCKED(put(device, LENGTH(device), (char *)(uintptr_t)base, bytes))
 
 long stub_count(const char *what) {
     long count = -1;
@@ -287,6 +358,13 @@ long stub_count(const char *what) {
                 count += registered[i].base != NULL;
             }
         }
+        if (!strcmp(what, "windows")) {
+            count = sessions;
+            for (size_t i = 0; i < LENGTH(windows); i++) {
+                count += windows[i].base != NULL;
+            }
+        }
+        if (!strcmp(what, "pins")) count = pins;
         if (!strcmp(what, "streams")) count = streams;
         if (!strcmp(what, "events")) count = events;
         if (!strcmp(what, "contexts")) count = contexts;
@@ -297,7 +375,7 @@ long stub_count(const char *what) {
         if (!strcmp(what, "journal")) count = journal_length)
     return count;
 }
-/* Entry `at`: D, U queued; d, u done. */
+/* Entry `at`: D, U queued; d, u done; r, w read and written by the processor. */
 int stub_journal(long at, uint64_t *where, size_t *bytes) {
     int kind = 0;
     LOCKED(if (at < journal_length) {

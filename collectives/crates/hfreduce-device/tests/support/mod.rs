@@ -39,6 +39,7 @@ fn compiled() -> &'static Path {
 pub struct Stub {
     pub cuda: Arc<Cuda>,
     library: Library,
+    path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
@@ -50,7 +51,7 @@ impl Stub {
         // SAFETY: our own library.
         let library = unsafe { Library::new(&path) }.unwrap();
         let cuda = Cuda::load(path.to_str().unwrap()).unwrap();
-        Self { cuda, library, _folder: folder }
+        Self { cuda, library, path, _folder: folder }
     }
 
     fn function<T: Copy>(&self, name: &str) -> T {
@@ -95,7 +96,8 @@ impl Stub {
         found
     }
 
-    /// What was queued (`D`, `U`) and done (`d`, `u`), in this order.
+    /// What was queued (`D`, `U`) and done (`d`, `u`), and what the processor read and wrote (`r`, `w`),
+    /// in this order.
     pub fn journal(&self) -> String {
         let read: unsafe extern "C" fn(c_long, *mut u64, *mut usize) -> c_int =
             self.function("stub_journal");
@@ -132,7 +134,7 @@ impl Stub {
     /// Nothing of ours is left, nothing was touched that is not ours, and no kernel ran.
     pub fn assert_clean(&self, what: &str) {
         self.assert_sound(what);
-        for kind in ["registrations", "streams", "events", "contexts", "depth"] {
+        for kind in ["registrations", "streams", "events", "contexts", "depth", "windows"] {
             assert_eq!(self.count(kind), 0, "{kind} are left: {what}");
         }
     }
@@ -144,6 +146,17 @@ impl Stub {
 
     pub fn device(&self, ordinal: i32) -> Result<Device, DeviceError> {
         Device::open(&self.cuda, ordinal, settings())
+    }
+
+    /// Where this stub's library is.
+    pub fn path(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+
+    /// A device that has GDRCopy, too.
+    pub fn device_with_gdrcopy(&self) -> Device {
+        let gdrcopy = Some(self.path().to_owned());
+        Device::open(&self.cuda, 0, Settings { gdrcopy, ..settings() }).unwrap()
     }
 
     /// Memory of a GPU that holds these values.
@@ -159,7 +172,7 @@ impl Stub {
 
 pub fn settings() -> Settings {
     let patience = Duration::from_secs(60);
-    Settings { chunk_bytes: CHUNK_BYTES, pinned_bytes_max: 64 << 20, patience }
+    Settings { chunk_bytes: CHUNK_BYTES, pinned_bytes_max: 64 << 20, patience, gdrcopy: None }
 }
 
 /// Memory of a stub's GPU, which is memory of this process.
@@ -172,6 +185,17 @@ pub struct Tensor<'a> {
 impl Tensor<'_> {
     pub fn range(&self) -> Range {
         Range { pointer: self.pointer, bytes: self.numel * 4 }
+    }
+
+    /// Freed, and allocated again at the same address.
+    pub fn again(&self) {
+        let free: unsafe extern "C" fn(u64) = self.stub.function("stub_device_free");
+        let again: unsafe extern "C" fn(u64, usize) = self.stub.function("stub_device_again");
+        // SAFETY: what the stub gave.
+        unsafe {
+            free(self.pointer);
+            again(self.pointer, self.numel * 4);
+        }
     }
 
     pub fn write(&self, values: &[f32]) {

@@ -1,0 +1,222 @@
+//! GDRCopy: a GPU's memory mapped into this process, read and written by the processor.
+//!
+//! Types and names are those of `gdrapi.h` 2; found at run time, as the driver is. Not being there is
+//! a state: copies then go by the copy engines alone.
+
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+
+use libloading::os::unix::Library;
+
+use crate::cuda::Pointer;
+
+/// Its library, as packages name it.
+pub const LIBRARY: &str = "libgdrapi.so.2";
+
+/// `gdr_t`.
+type Session = *mut c_void;
+
+/// `gdr_mh_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Pin {
+    number: c_ulong,
+}
+
+/// `gdr_info_v2_t`.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    address: u64,
+    _mapped_bytes: u64,
+    _page_bytes: u32,
+    _cycles: u64,
+    _cycles_per_ms: u32,
+    _flags: c_uint,
+    _kind: c_int,
+}
+
+macro_rules! functions {
+    ($($field:ident = $symbol:ident ( $($argument:ty),* ) -> $result:ty;)*) => {
+        struct Functions { $($field: unsafe extern "C" fn($($argument),*) -> $result,)* }
+
+        /// Every function of the library that is called, by name.
+        pub const FUNCTIONS: &[&str] = &[$(stringify!($symbol)),*];
+
+        impl Functions {
+            fn of(library: &Library) -> Result<Self, String> {
+                $(
+                    // SAFETY: the type is the one that `gdrapi.h` gives this name.
+                    let found = unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) };
+                    let $field: unsafe extern "C" fn($($argument),*) -> $result = match found {
+                        Ok(symbol) => *symbol,
+                        Err(_) => return Err(concat!("it has no ", stringify!($symbol)).to_owned()),
+                    };
+                )*
+                Ok(Self { $($field),* })
+            }
+        }
+    };
+}
+
+functions! {
+    open = gdr_open() -> Session;
+    close = gdr_close(Session) -> c_int;
+    pin = gdr_pin_buffer(Session, c_ulong, usize, u64, u32, *mut Pin) -> c_int;
+    unpin = gdr_unpin_buffer(Session, Pin) -> c_int;
+    info = gdr_get_info_v2(Session, Pin, *mut Info) -> c_int;
+    map = gdr_map(Session, Pin, *mut *mut c_void, usize) -> c_int;
+    unmap = gdr_unmap(Session, Pin, *mut c_void, usize) -> c_int;
+    write = gdr_copy_to_mapping(Pin, *mut c_void, *const c_void, usize) -> c_int;
+    read = gdr_copy_from_mapping(Pin, *mut c_void, *const c_void, usize) -> c_int;
+}
+
+/// A connection to its kernel module. One thread uses it.
+pub struct Gdr {
+    functions: Functions,
+    session: Session,
+    // Dropped after the functions that point into it.
+    _library: Library,
+}
+
+// SAFETY: the library keeps nothing of a session in a thread; one thread at a time calls it.
+unsafe impl Send for Gdr {}
+
+/// Memory of a GPU, mapped. Give it back with [`Gdr::give_back`].
+pub struct Mapped {
+    pin: Pin,
+    map: *mut c_void,
+    bytes: usize,
+    /// The GPU's address of the map's first byte.
+    from: Pointer,
+}
+
+// SAFETY: an address range, used by whoever holds it.
+unsafe impl Send for Mapped {}
+
+impl Gdr {
+    /// Loads the library and connects to its kernel module, or says why not.
+    ///
+    /// # Errors
+    /// In words: it is a state, and nothing fails for it.
+    pub fn open(library: &str) -> Result<Self, String> {
+        // SAFETY: its initialisers only read the environment; which library that is, the caller
+        // decides.
+        let opened = unsafe { Library::open(Some(library), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let opened = opened.map_err(|error| {
+            std::error::Error::source(&error).map_or(error.to_string(), |e| e.to_string())
+        })?;
+        let functions = Functions::of(&opened)?;
+        // SAFETY: no arguments.
+        let session = unsafe { (functions.open)() };
+        if session.is_null() {
+            return Err(format!(
+                "{library} finds no kernel module: load gdrdrv and let /dev/gdrdrv into the pod"
+            ));
+        }
+        Ok(Self { functions, session, _library: opened })
+    }
+
+    /// Maps `bytes` bytes of a GPU's memory from `from` on, both multiples of a GPU's page.
+    pub(crate) fn map(&self, from: Pointer, bytes: usize) -> Result<Mapped, String> {
+        let mut pin = Pin::default();
+        // SAFETY: an address that the driver checks, and a place for the handle.
+        let code =
+            unsafe { (self.functions.pin)(self.session, from as c_ulong, bytes, 0, 0, &mut pin) };
+        told("gdr_pin_buffer", code)?;
+        let mut map = std::ptr::null_mut();
+        // SAFETY: a handle of this session, and a place for the address.
+        let code = unsafe { (self.functions.map)(self.session, pin, &mut map, bytes) };
+        if let Err(why) = told("gdr_map", code) {
+            self.unpin(pin);
+            return Err(why);
+        }
+        let mapped = Mapped { pin, map, bytes, from };
+        let mut info = Info::default();
+        // SAFETY: a handle of this session, and a place for what it tells.
+        let code = unsafe { (self.functions.info)(self.session, pin, &mut info) };
+        let checked = told("gdr_get_info_v2", code).and_then(|()| match info.address == from {
+            true => Ok(()),
+            false => Err(format!("it mapped {:#x} instead of {from:#x}", info.address)),
+        });
+        match checked {
+            Ok(()) => Ok(mapped),
+            Err(why) => {
+                self.give_back(mapped);
+                Err(why)
+            }
+        }
+    }
+
+    /// Copies from the GPU.
+    ///
+    /// # Safety
+    /// The GPU's memory is allocated and mapped by `mapped`; `to` is writable for `bytes`.
+    pub(crate) unsafe fn read(
+        &self,
+        mapped: &Mapped,
+        to: *mut u8,
+        from: Pointer,
+        bytes: usize,
+    ) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.functions.read)(mapped.pin, to.cast(), mapped.at(from), bytes) };
+        told("gdr_copy_from_mapping", code)
+    }
+
+    /// Copies to the GPU; whatever is queued on it after this finds the bytes.
+    ///
+    /// # Safety
+    /// The GPU's memory is allocated and mapped by `mapped`; `from` is readable for `bytes`.
+    pub(crate) unsafe fn write(
+        &self,
+        mapped: &Mapped,
+        to: Pointer,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.functions.write)(mapped.pin, mapped.at(to), from.cast(), bytes) };
+        told("gdr_copy_to_mapping", code)
+    }
+
+    /// Unmaps and unpins.
+    pub(crate) fn give_back(&self, mapped: Mapped) {
+        let Mapped { pin, map, bytes, .. } = mapped;
+        // SAFETY: what `map` made, which nobody uses any more.
+        let code = unsafe { (self.functions.unmap)(self.session, pin, map, bytes) };
+        if let Err(why) = told("gdr_unmap", code) {
+            tracing::warn!(why, "memory of a GPU stays mapped");
+        }
+        self.unpin(pin);
+    }
+
+    fn unpin(&self, pin: Pin) {
+        // SAFETY: a handle of this session that is not mapped.
+        let code = unsafe { (self.functions.unpin)(self.session, pin) };
+        // Memory that its owner has freed meanwhile is not pinned any more.
+        if let Err(why) = told("gdr_unpin_buffer", code) {
+            tracing::debug!(why, "memory of a GPU may stay pinned");
+        }
+    }
+}
+
+impl Drop for Gdr {
+    fn drop(&mut self) {
+        // SAFETY: what `open` gave; nothing of it is mapped any more.
+        let _ = unsafe { (self.functions.close)(self.session) };
+    }
+}
+
+impl Mapped {
+    /// Where a byte of the GPU's memory lies here.
+    fn at(&self, address: Pointer) -> *mut c_void {
+        self.map.wrapping_byte_add((address - self.from) as usize)
+    }
+}
+
+fn told(call: &'static str, code: c_int) -> Result<(), String> {
+    match code {
+        0 => Ok(()),
+        code => Err(format!("{call} failed: {}", std::io::Error::from_raw_os_error(code.abs()))),
+    }
+}

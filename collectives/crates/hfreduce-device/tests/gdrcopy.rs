@@ -1,0 +1,190 @@
+//! Small copies that the processor makes: which ones, when, and what happens where it cannot.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hfreduce_device::gdr::{FUNCTIONS, LIBRARY};
+use hfreduce_device::windows::{READ_BYTES_MAX, WRITE_BYTES_MAX};
+use hfreduce_device::{Device, Settings};
+use hfreduce_engine::{CauseKind, DType, WaitError};
+use support::{Stub, TIMEOUT, Tensor};
+use support::{allreduce, eventually, placement, run, settings, sum, values};
+
+const SMALL: usize = READ_BYTES_MAX / 4;
+
+#[test]
+fn the_size_decides_who_copies() {
+    let stubs = [Stub::new(), Stub::new()];
+    run(&placement(2, 1), |comm| {
+        let stub = &stubs[comm.rank() as usize];
+        let device = stub.device_with_gdrcopy();
+        assert_eq!(device.gdrcopy(), Ok(()));
+        for (numel, how) in [
+            (1, "rw"),
+            (SMALL, "rw"),
+            (SMALL + 1, "Ddw"),
+            (WRITE_BYTES_MAX / 4, "Ddw"),
+            (WRITE_BYTES_MAX / 4 + 1, "DdUu"),
+        ] {
+            let before = stub.journal().len();
+            let tensor = stub.tensor(&values(comm.rank(), numel));
+            let work = allreduce(&device, comm, &tensor, 0, TIMEOUT).unwrap();
+            work.wait(None).unwrap();
+            assert!(work.drain(TIMEOUT));
+            assert_eq!(tensor.read(), sum(2, numel), "{numel}");
+            assert_eq!(stub.journal()[before..], *how, "{numel}");
+        }
+        let ours = 2 * 4 + 2 * READ_BYTES_MAX + 4 * (SMALL + 1) + WRITE_BYTES_MAX;
+        let counted = device.counters().by_processor_bytes.load(Ordering::Relaxed);
+        assert_eq!(counted, ours as u64);
+    });
+    stubs.iter().for_each(|stub| stub.assert_clean("after several sizes"));
+}
+
+#[test]
+fn a_rank_that_brings_or_takes_nothing_copies_one_way() {
+    let stubs = [Stub::new(), Stub::new()];
+    run(&placement(2, 1), |comm| {
+        let stub = &stubs[comm.rank() as usize];
+        let device = stub.device_with_gdrcopy();
+        let tensor = stub.tensor(&values(comm.rank(), SMALL));
+        let root = comm.rank() == 1;
+        let memory = hfreduce_device::Memory::in_place(tensor.range(), root, !root);
+        let call = |buffer, _, timeout| comm.broadcast(buffer, DType::F32, 1, timeout, false);
+        // SAFETY: the tensor outlives the work.
+        let work = unsafe { device.start(comm, "broadcast", memory, 0, TIMEOUT, call) }.unwrap();
+        work.wait(None).unwrap();
+        assert_eq!(tensor.read(), values(1, SMALL));
+        assert_eq!(stub.journal(), if root { "r" } else { "w" });
+    });
+    stubs.iter().for_each(|stub| stub.assert_clean("after a broadcast"));
+}
+
+#[test]
+fn nothing_is_touched_before_the_callers_stream_made_it() {
+    let stubs = [Stub::new(), Stub::new()];
+    run(&placement(2, 1), |comm| {
+        let stub = &stubs[comm.rank() as usize];
+        let device = stub.device_with_gdrcopy();
+        let stream = stub.stream();
+        let tensor = stub.tensor(&[-1.0; SMALL]);
+        stub.gate(stream);
+        let work = allreduce(&device, comm, &tensor, stream, TIMEOUT).unwrap();
+        // Asked again and again, so it had its chance to be too early.
+        let pauses = || device.counters().pauses.load(Ordering::Relaxed);
+        eventually("a question", || pauses() > 3);
+        assert_eq!(stub.journal(), "");
+        tensor.write(&values(comm.rank(), SMALL));
+        stub.open();
+        work.wait(None).unwrap();
+        assert_eq!((tensor.read(), stub.journal()), (sum(2, SMALL), "rw".to_owned()));
+    });
+    stubs.iter().for_each(|stub| stub.assert_sound("after a gate"));
+}
+
+#[test]
+fn windows_are_used_again_and_never_for_other_memory() {
+    let stubs = [Stub::new(), Stub::new()];
+    run(&placement(2, 1), |comm| {
+        let stub = &stubs[comm.rank() as usize];
+        let device = stub.device_with_gdrcopy();
+        let add = |tensor: &Tensor<'_>| {
+            tensor.write(&values(comm.rank(), SMALL));
+            let work = allreduce(&device, comm, tensor, 0, TIMEOUT).unwrap();
+            work.wait(None).unwrap();
+            assert_eq!(tensor.read(), sum(2, SMALL));
+        };
+        let tensor = stub.tensor(&[0.0; SMALL]);
+        (0..20).for_each(|_| add(&tensor));
+        assert_eq!(stub.count("pins"), 1);
+        // The old window shows pages that are nobody's now.
+        tensor.again();
+        (0..3).for_each(|_| add(&tensor));
+        assert_eq!(stub.count("pins"), 2);
+        let many: Vec<Tensor<'_>> = (0..70).map(|_| stub.tensor(&[0.0; SMALL])).collect();
+        many.iter().for_each(add);
+        assert_eq!((stub.count("pins"), stub.count("windows")), (72, 64 + 1), "and a session");
+        many[69..].iter().for_each(add);
+        assert_eq!(stub.count("pins"), 72);
+    });
+    stubs.iter().for_each(|stub| stub.assert_clean("after many windows"));
+}
+
+#[test]
+fn whatever_fails_in_it_the_copy_engines_do_its_work() {
+    for call in FUNCTIONS {
+        let stubs = [Stub::new(), Stub::new()];
+        run(&placement(2, 1), |comm| {
+            let stub = &stubs[comm.rank() as usize];
+            if comm.rank() == 0 {
+                stub.fail(call, 1, 22, false);
+            }
+            let device = stub.device_with_gdrcopy();
+            for numel in [SMALL, SMALL, 2 * SMALL] {
+                let tensor = stub.tensor(&values(comm.rank(), numel));
+                let work = allreduce(&device, comm, &tensor, 0, TIMEOUT).unwrap();
+                work.wait(None).unwrap();
+                assert!(work.drain(TIMEOUT));
+                assert_eq!(tensor.read(), sum(2, numel), "{call}");
+            }
+            if comm.rank() == 0 && *call == "gdr_open" {
+                assert!(device.gdrcopy().unwrap_err().contains("/dev/gdrdrv"));
+            }
+            let releases = ["gdr_close", "gdr_unmap", "gdr_unpin_buffer"].contains(call);
+            // The last one comes down by the engine anyway.
+            let engine = stub.journal().matches(['D', 'U']).count();
+            assert_eq!(engine > 1, comm.rank() == 0 && !releases, "{call}: {}", stub.journal());
+        });
+        stubs[1].assert_clean(call);
+        stubs[0].assert_sound(call);
+    }
+}
+
+#[test]
+fn where_it_is_not_there_nothing_fails() {
+    let stub = Stub::new();
+    run(&placement(1, 2), |comm| {
+        for (library, why) in [
+            (Some("libgdrapi-that-nobody-has.so"), "libgdrapi-that-nobody-has.so"),
+            (Some("libc.so.6"), "it has no gdr_open"),
+            (None, "not asked for"),
+        ] {
+            let gdrcopy = library.map(str::to_owned);
+            let device = Device::open(&stub.cuda, 0, Settings { gdrcopy, ..settings() }).unwrap();
+            assert!(device.gdrcopy().unwrap_err().contains(why), "{:?}", device.gdrcopy());
+            let tensor = stub.tensor(&values(comm.rank(), SMALL));
+            allreduce(&device, comm, &tensor, 0, TIMEOUT).unwrap().wait(None).unwrap();
+            assert_eq!(tensor.read(), sum(2, SMALL));
+        }
+    });
+    assert_eq!(Settings::default().gdrcopy.as_deref(), Some(LIBRARY));
+    stub.assert_clean("without GDRCopy");
+}
+
+#[test]
+fn a_copy_that_does_not_come_back_holds_nobody() {
+    let stubs = [Stub::new(), Stub::new()];
+    run(&placement(2, 1), |comm| {
+        let stub = &stubs[comm.rank() as usize];
+        let tensor = stub.tensor(&values(comm.rank(), SMALL));
+        let gdrcopy = Some(stub.path().to_owned());
+        let patience = Duration::from_millis(100);
+        let settings = Settings { patience, gdrcopy, ..settings() };
+        let device = Device::open(&stub.cuda, 0, settings).unwrap();
+        if comm.rank() == 0 {
+            stub.stall("gdr_copy_from_mapping");
+        }
+        let work = allreduce(&device, comm, &tensor, 0, Duration::from_secs(4)).unwrap();
+        let WaitError::Failed(error) = work.wait(None).unwrap_err() else { panic!() };
+        assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(0)), "{error}");
+        assert!(comm.rank() == 1 || !work.is_drained());
+        drop(device);
+        stub.open();
+        comm.close(TIMEOUT);
+    });
+    stubs[0].assert_sound("after a hung copy");
+    stubs[1].assert_clean("after its peer's");
+}
