@@ -5,7 +5,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::ptr::NonNull;
@@ -240,11 +240,29 @@ fn same_user(stream: UnixStream) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The process at the other end, as a descriptor that becomes readable when it ends. `None` where
-/// it lives in a PID namespace that we do not see: then the socket's hang-up must do.
+/// The process that connected or listened at the other end, as a descriptor that becomes readable
+/// when it ends, in whichever PID namespace it lives. `None` where the kernel is older than that
+/// (Linux 6.5) and does not see it in ours: then the socket's hang-up must do.
 pub fn peer_process(stream: &UnixStream) -> Option<OwnedFd> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+    if let Some(process) = peer_option::<libc::c_int>(stream, libc::SO_PEERPIDFD) {
+        // SAFETY: the kernel has just made this descriptor for us.
+        return Some(unsafe { OwnedFd::from_raw_fd(process) });
+    }
+    let peer = peer_option::<libc::ucred>(stream, libc::SO_PEERCRED)?;
+    let peer = rustix::process::Pid::from_raw(peer.pid)?; // 0: in another namespace.
+    rustix::process::pidfd_open(peer, rustix::process::PidfdFlags::empty()).ok()
+}
+
+fn peer_option<T>(stream: &UnixStream, option: libc::c_int) -> Option<T> {
+    let mut value = MaybeUninit::<T>::uninit();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: a socket of ours, and room for as many bytes as are said.
+    let told = unsafe {
+        let place = value.as_mut_ptr().cast();
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, place, &mut length)
+    };
+    // SAFETY: the kernel says that it has written all of it, and any bits are numbers.
+    (told == 0 && length as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
 }
 
 /// Sends a short message with descriptors.

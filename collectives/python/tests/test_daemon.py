@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ PROMPT_SECONDS = 60
 class Served:
     """A daemon as a process, ready when made."""
 
-    def __init__(self, path):
+    def __init__(self, path, *before):
         self.path = path
-        command = [sys.executable, "-m", "hfreduce.daemon", "--socket", str(path)]
+        command = [*before, sys.executable, "-m", "hfreduce.daemon", "--socket", str(path)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.said = [self.process.stderr.readline()]
         assert "listens at" in self.said[0], self.said
@@ -54,8 +55,8 @@ class Served:
 def daemons(tmp_path):
     made = []
 
-    def make():
-        made.append(Served(tmp_path / f"{len(made)}.sock"))
+    def make(*before):
+        made.append(Served(tmp_path / f"{len(made)}.sock", *before))
         return made[-1]
 
     yield make
@@ -142,6 +143,30 @@ def test_a_daemon_that_is_hit_is_named_by_every_rank(number, daemons):
         assert "hfreduced" in failure.text, failure
         assert failure.fields["peer_node"] == "a0", failure
         assert failure.fields["peer"] in (0, 1), failure
+
+
+def leave_a_child(rank, size):
+    """Rank 1 is killed and leaves a child that has all its descriptors, as a data loader may."""
+    dist.all_reduce(torch.ones(10))
+    if rank == BAD:
+        if os.fork() == 0:
+            time.sleep(PATIENCE_SECONDS)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(10))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another PID namespace is root's to make")
+def test_a_death_is_seen_across_namespaces_whoever_keeps_the_socket(daemons):
+    """As in a pod, where each container has its own processes."""
+    daemon = daemons("unshare", "--pid", "--fork", "--kill-child")
+    outcomes = run(
+        leave_a_child, Layout.one_node(2), environment=daemon.environment, lost=[BAD],
+        timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
+    )  # fmt: skip
+    failure = outcomes[0].failure
+    assert failure is not None
+    assert (failure.fields["kind"], failure.fields["peer"]) == ("peer_died", BAD), failure
 
 
 def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):

@@ -100,6 +100,14 @@ def test_success_and_release_are_told_at_once() -> None:
     assert exits.due() is None
 
 
+def test_who_lost_its_peers_says_whom() -> None:
+    exits = Exits(SETTINGS)
+    words = "CollectiveError: allreduce #2: rank 0 on node a0 (peer_died): hfreduced ended"
+    lost = failure(0, 10.0, peer_lost=True, traceback=f"Traceback:\n  x\n{words}\n")
+    assert exits.add(0, LOST_PEERS, lost, 10.0) == []
+    assert exits.tick(13.0) == [(0, Killed(0, f"it lost its peers: rank 0: {words}"))]
+
+
 def test_lost_peers_wait_for_who_lost_them() -> None:
     exits = Exits(SETTINGS)
     assert exits.add(0, LOST_PEERS, failure(0, 10.0, peer_lost=True), 10.0) == []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flyer.engine import Failed, Killed
 from flyer.job.failure import Failure, first
-from flyer.kube.gateway.outcome import LOST_PEERS
+from flyer.kube.gateway.outcome import LOST_PEERS, explained
 
 if TYPE_CHECKING:
     from flyer.engine import Outcome
@@ -78,7 +78,8 @@ class Exits:
         while self._waiting:
             guilty = first(one.failure for one in self._waiting.values())
             node_rank = next(rank for rank, one in self._waiting.items() if one.failure is guilty)
-            ordered.append((node_rank, self._waiting.pop(node_rank).outcome))
+            ended = self._waiting.pop(node_rank)
+            ordered.append((node_rank, explained(ended.outcome, ended.failure)))
         self.told.update(ordered)
         return ordered
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flyer.engine import Outcome
     from flyer.job.failure import Failure
 
-__all__ = ["LOST_PEERS", "outcome_of", "outcome_of_code"]
+__all__ = ["LOST_PEERS", "explained", "outcome_of", "outcome_of_code"]
 
 REASON_CHARACTERS_MAX: Final = 300
 LOST_PEERS: Final = Killed(0, "it lost its peers, and none of them says why")
@@ -40,6 +40,13 @@ def outcome_of_code(code: int, failure: Failure | None) -> Outcome:
     if failure is None:
         return Failed(code)
     return Failed(code, _last_line(failure), failure.rank, failure.traceback or "")
+
+
+def explained(outcome: Outcome, failure: Failure) -> Outcome:
+    """Whom a pod lost, in its rank's words, where nothing else says why."""
+    if outcome != LOST_PEERS or not failure.traceback:
+        return outcome
+    return Killed(0, _cut(f"it lost its peers: {_last_line(failure)}"))
 
 
 def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
