@@ -51,6 +51,8 @@ DAEMON_PROBE_FAILURES_MAX = 600
 
 _TOOLS_VOLUME = "flyer-tools"
 _RUN_VOLUME = "flyer-run"
+# The orders and reports of the largest gang, and a few failures.
+_RUN_SIZE = "64Mi"
 _TOKEN_VOLUME = "flyer-token"  # noqa: S105  a name
 _SHARED_MEMORY_VOLUME = "flyer-shm"
 _SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108  the kernel's own
@@ -79,7 +81,10 @@ def add_tools(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettin
 
 def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
     """The native sidecar, the folder that it shares with the trainer, and its token."""
-    add_named(spec, "volumes", {"name": _RUN_VOLUME, "emptyDir": {}})
+    # In memory: a suspension is noted there on its way to the ranks, and a node's disk may be busy
+    # with the very checkpoints of others.
+    memory = {"medium": "Memory", "sizeLimit": _RUN_SIZE}
+    add_named(spec, "volumes", {"name": _RUN_VOLUME, "emptyDir": memory})
     token = {
         "path": "token",
         "audience": TOKEN_AUDIENCE,
