@@ -14,6 +14,8 @@
 //!   `input[r][g mod K]`, or what r has registered for the operation.
 //! - `published[o] > g`, for a chunk g that o owns: its result is in `result[g mod K]`, for those who
 //!   copy it there, and in the memory of those who registered theirs. Written by o (release).
+//!   Where a sum goes round (see the driver's `relay`), only r + 1 may then use `result[g mod K]`, and
+//!   after the last rank everybody may read it; nobody publishes it.
 //! - `released[r] > g`: r neither reads nor writes the slot of g. When all ranks say so of g, the slot
 //!   belongs to chunk g + K.
 //!
@@ -62,6 +64,8 @@ pub const FOR_SLOT: u32 = 4;
 pub const FOR_ABORT: u32 = 8;
 /// Sleeping for the last result of an operation.
 pub const FOR_END: u32 = 16;
+/// Sleeping for the rank before to have added to a sum that goes round.
+pub const FOR_TURN: u32 = 32;
 
 const NOT_REGISTERED: u64 = u64::MAX;
 
@@ -193,6 +197,11 @@ impl Board {
         unsafe { self.segment.base().add(offset) }
     }
 
+    /// The chunks whose slots `local` is through with: all below this number.
+    pub fn released(&self, local: usize) -> u64 {
+        self.rank(local).released.told()
+    }
+
     /// The chunks whose slots belong to nobody any more: all below this number.
     pub fn released_by_all(&self) -> u64 {
         self.least(|rank| &rank.released)
@@ -241,13 +250,13 @@ impl Board {
         block.write(sequence + 1, [word(memory.input), word(memory.output)]);
     }
 
-    /// What `local` said there; valid once it has staged a chunk of the operation.
-    pub fn registered(&self, local: usize, ordinal: u64, sequence: u64) -> Registered {
+    /// What `local` said there, if it did; it has once it has staged a chunk of the operation and
+    /// registered anything.
+    pub fn registered(&self, local: usize, ordinal: u64, sequence: u64) -> Option<Registered> {
         let block = &self.rank(local).registered[ordinal as usize % REGISTERED_MAX];
         let place = |word| Some(word).filter(|word| *word != NOT_REGISTERED);
-        let words = block.read(sequence + 1).map(|words| words.map(place));
-        let [input, output] = words.unwrap_or_default();
-        Registered { input, output }
+        let [input, output] = block.read(sequence + 1)?.map(place);
+        Some(Registered { input, output })
     }
 
     /// Before `local` uses registered memory of others; false if all has ended and it must not.

@@ -25,10 +25,9 @@ fn registered_memory_is_known_by_operation() {
     let board = board();
     let memory = Registered { input: Some(0), output: None };
     board.register(1, 3, 7, memory);
-    assert_eq!(board.registered(1, 3, 7), memory);
-    let none = Registered::default();
-    assert_eq!((board.registered(1, 3, 8), board.registered(0, 3, 7)), (none, none));
-    assert_eq!(board.registered(1, 3 + REGISTERED_MAX as u64, 9), none);
+    assert_eq!(board.registered(1, 3, 7), Some(memory));
+    assert_eq!((board.registered(1, 3, 8), board.registered(0, 3, 7)), (None, None));
+    assert_eq!(board.registered(1, 3 + REGISTERED_MAX as u64, 9), None);
 }
 
 #[test]

@@ -155,12 +155,14 @@ impl Endpoint {
         let nodes = self.placement.nodes().len();
         let slots =
             options.slots.unwrap_or_else(|| default_slots(nodes, channels, options.slot_bytes));
+        let crowded = self.is_crowded(&infos);
         let identity = Identity {
             job: options.job.clone(),
             rank: options.rank,
             placement: self.placement.clone(),
             channels,
             liveness: options.liveness,
+            relays: crowded && nodes == 1,
             determinism: options.determinism,
             served: infos.iter().map(|info| info.served).collect(),
         };
@@ -169,9 +171,8 @@ impl Endpoint {
         let (board, neighbourhood, arenas) =
             self.meet_locals(&infos, group, &bell, (slots, channels), deadline)?;
         let trunk = self.meet_neighbours(&infos, group, channels, &board, deadline)?;
-        let on_host = infos.iter().filter(|info| info.host == self.info.host).count();
-        // With more ranks than processors whoever looks longer only keeps the others from working.
-        let spin = if on_host <= self.info.processors { 30 } else { 0 };
+        // Whoever looks longer only keeps the others from working.
+        let spin = if crowded { 0 } else { 30 };
         let shared = Arc::new(Shared {
             identity,
             submissions: Mutex::default(),
@@ -256,6 +257,13 @@ impl Endpoint {
             read.push(info);
         }
         Ok(read)
+    }
+
+    /// True if this machine has more ranks than processors; all of its ranks say the same.
+    fn is_crowded(&self, infos: &[Info]) -> bool {
+        let here = infos.iter().filter(|info| info.host == self.info.host);
+        let processors = here.clone().map(|info| info.processors).min().unwrap_or(1);
+        here.count() > processors
     }
 
     /// How many ranks of each node share its work: as many as the busiest machine has processors

@@ -8,6 +8,7 @@ mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,10 @@ const ELEMENTS: usize = 1_000_000;
 fn a_rank() {
     let Ok(spec) = std::env::var(RANK) else { return };
     let numbers: Vec<usize> = spec.split(',').map(|word| word.parse().unwrap()).collect();
-    let [rank, nodes, locals, liveness_ms] = numbers[..] else { panic!("{spec}") };
+    let [rank, nodes, locals, liveness_ms, round] = numbers[..] else { panic!("{spec}") };
     let mut options = Options::new(rank as u32, placement(nodes, locals));
+    // Where they share processors and rank 0's memory is its own, they add in turn.
+    options.processors = (round == 1).then_some(1);
     options.liveness = Duration::from_millis(liveness_ms as u64);
     options.folders = Folders::default();
     let endpoint = Endpoint::new(options, &KEY).unwrap();
@@ -35,16 +38,17 @@ fn a_rank() {
         (0..nodes * locals).map(|_| lines.next().unwrap().unwrap().into_bytes()).collect();
     let comm = endpoint.connect(&infos, Duration::from_secs(30)).unwrap();
     // Every other rank's memory is registered: the others of its node read and write it.
+    let registered = rank % 2 == round;
     let block = comm.allocate(4 * ELEMENTS).unwrap();
     let mut private = vec![1.0; ELEMENTS];
-    let data: &mut [f32] = if rank % 2 == 0 {
+    let data: &mut [f32] = if registered {
         // SAFETY: the block holds so many and nobody else refers to it here.
         unsafe { std::slice::from_raw_parts_mut(block.base().cast(), ELEMENTS) }
     } else {
         &mut private
     };
     data.fill(1.0);
-    for round in 0.. {
+    for calls in 0.. {
         // Stopped between two operations, it hears of its own end when it calls the next.
         let called = comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
         if let Err(error) = called.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
@@ -59,11 +63,15 @@ fn a_rank() {
             return;
         }
         data.fill(1.0);
-        if round == 3 {
+        if calls == 3 {
+            assert_eq!(comm.counters().relayed_bytes.load(Ordering::Relaxed) > 0, round == 1);
             println!("\n@running");
         }
     }
 }
+
+/// Nodes, and ranks on each.
+type Shape = (usize, usize);
 
 struct Rank {
     process: Child,
@@ -72,10 +80,10 @@ struct Rank {
 }
 
 impl Rank {
-    fn start(rank: usize, nodes: usize, locals: usize, liveness_ms: u64) -> Self {
+    fn start(rank: usize, (nodes, locals): Shape, liveness_ms: u64, round: bool) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
-            .env(RANK, format!("{rank},{nodes},{locals},{liveness_ms}"))
+            .env(RANK, format!("{rank},{nodes},{locals},{liveness_ms},{}", u8::from(round)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -111,15 +119,15 @@ impl Drop for Rank {
 
 /// Sends `signal` to `victim` in the middle of operations; all others must name it in time.
 fn survivors_name(
-    (nodes, locals): (usize, usize),
-    victim: usize,
+    shape: Shape,
+    (victim, round): (usize, bool),
     signal: i32,
     kind: &str,
     (liveness_ms, within): (u64, Duration),
 ) {
-    let world = nodes * locals;
+    let (nodes, locals) = shape;
     let mut ranks: Vec<Rank> =
-        (0..world).map(|rank| Rank::start(rank, nodes, locals, liveness_ms)).collect();
+        (0..nodes * locals).map(|rank| Rank::start(rank, shape, liveness_ms, round)).collect();
     let infos: Vec<String> = ranks.iter().map(|rank| rank.word("@info")).collect();
     for rank in &mut ranks {
         for info in &infos {
@@ -160,7 +168,7 @@ fn a_killed_rank_is_named_at_once_by_every_survivor() {
         [((1, 2), 0), ((1, 3), 1), ((2, 1), 1), ((2, 2), 0), ((2, 2), 3), ((4, 1), 2), ((3, 2), 1)]
     {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name(shape, victim, libc::SIGKILL, "peer_died", limits);
+        survivors_name(shape, (victim, false), libc::SIGKILL, "peer_died", limits);
     }
 }
 
@@ -169,6 +177,16 @@ fn a_stopped_rank_is_named_after_the_liveness_time() {
     for (shape, victim) in [((1, 2), 1), ((1, 3), 0), ((2, 2), 0), ((2, 2), 3), ((3, 1), 1)] {
         // Far longer than a busy host keeps a process from running.
         let limits = (6000, Duration::from_secs(60));
-        survivors_name(shape, victim, libc::SIGSTOP, "peer_stalled", limits);
+        survivors_name(shape, (victim, false), libc::SIGSTOP, "peer_stalled", limits);
     }
+}
+
+#[test]
+fn who_ends_or_stops_while_a_sum_goes_round_is_named() {
+    for victim in 0..3 {
+        let limits = (240_000, Duration::from_secs(60));
+        survivors_name((1, 3), (victim, true), libc::SIGKILL, "peer_died", limits);
+    }
+    let limits = (6000, Duration::from_secs(60));
+    survivors_name((1, 3), (1, true), libc::SIGSTOP, "peer_stalled", limits);
 }

@@ -75,7 +75,7 @@ fn the_bits_are_the_same_wherever_buffers_are() {
         for channels in [1, 2] {
             let tune = |options: &mut Options| options.channels = Some(channels);
             let told = run(&placement(nodes, locals), tune, |comm| {
-                let sizes = [1, 1000, 70_000, 400_001];
+                let sizes = [1, 1000, 70_000, 260_001];
                 sizes.map(|count| {
                     let content = bytes_of(&values(comm.rank(), 3, count));
                     let results = WHO.map(|registers| {

@@ -70,8 +70,8 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// Every input must be readable and the output writable for `numel` elements of their types. The output may
-    /// start where the first input (of `inputs`, or of `wide` without those) starts if its elements are not
-    /// larger, and must overlap no input otherwise. Nobody may write what is read, nor touch the output, meanwhile.
+    /// start where the first of `inputs` or the first of `wide` starts if its elements are not larger, and must
+    /// overlap no input otherwise. Nobody may write what is read, nor touch the output, meanwhile.
     pub unsafe fn run_with(&self, isa: Isa, store: Store) -> Result<(), KernelError> {
         let &Pass { dtype, op, .. } = self;
         if self.inputs.is_empty() && self.wide.is_empty() {

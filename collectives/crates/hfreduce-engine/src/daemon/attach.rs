@@ -141,6 +141,7 @@ impl Attachment {
             channels,
             liveness: options.liveness,
             determinism: options.determinism,
+            relays: false, // The daemon's part.
             served: Vec::new(),
         };
         let shared = Arc::new(Shared {

@@ -1,5 +1,6 @@
 //! The chunks that this rank owns: from everybody's contributions to results in their places.
 
+use super::relay::Relayed;
 use super::{Active, Driver};
 use crate::board::{FOR_END, FOR_RESULT, Registered};
 use crate::core::{Action, Chunk, Who};
@@ -22,7 +23,8 @@ impl Driver {
         while self.next_activate < self.next_stage && active < self.board.shape().slots {
             let number = self.next_activate;
             let Some((at, chunk)) = self.find(number) else { break };
-            if self.shared.identity.owner_of(chunk.index) == local {
+            let round = self.active[at].relayed == Relayed::Yes;
+            if !round && self.shared.identity.owner_of(chunk.index) == local {
                 if !self.is_alone() && !self.slot_is_free(number) {
                     self.wants_slot = true;
                     break;
@@ -118,8 +120,8 @@ impl Driver {
         if active.others.is_empty() && active.operation.print.kind.reduces() {
             let (ordinal, sequence) = (active.ordinal, active.work.sequence);
             let locals = 0..self.board.shape().locals;
-            active.others =
-                locals.map(|local| self.board.registered(local, ordinal, sequence)).collect();
+            let said = |local| self.board.registered(local, ordinal, sequence);
+            active.others = locals.map(|local| said(local).unwrap_or_default()).collect();
         }
     }
 
@@ -146,7 +148,10 @@ impl Driver {
 
     /// True if this rank's result of an owned or registered chunk was made where it belongs.
     pub(super) fn is_in_its_place(&self, at: usize, chunk: &Chunk) -> bool {
-        let Active { registered, operation, .. } = &self.active[at];
+        let Active { registered, operation, relayed, .. } = &self.active[at];
+        if *relayed == Relayed::Yes {
+            return false;
+        }
         let identity = &self.shared.identity;
         let owned = identity.owner_of(chunk.index) == identity.local();
         let made = owned && chunk.source == Who::All && self.is_alone();

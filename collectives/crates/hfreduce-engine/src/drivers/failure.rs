@@ -7,6 +7,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::relay::Relayed;
 use super::wire::{Frame, Head};
 use super::{Driver, TICK, lock};
 use crate::board::FOR_ABORT;
@@ -346,6 +347,9 @@ impl Driver {
         }
         if self.lacks_its_input() {
             return ("waiting for its own input to arrive".to_owned(), Some(identity.rank));
+        }
+        if active.relayed == Relayed::Yes {
+            return self.waiting_for_round();
         }
         let Some(waiting) = self.trunk.as_ref().and_then(|trunk| trunk.core.waiting()) else {
             let chunk = (self.next_deliver - active.first.min(self.next_deliver)) as u32;

@@ -4,6 +4,7 @@
 //! background thread while nobody waits. Split by subject:
 //! - `node`: this rank's part inside its node (contribute, deliver, release);
 //! - `combine`: the chunks that this rank owns, from contributions to results; `reduce`: one of them;
+//! - `relay`: sums to which the ranks of a node add in turn, where they share processors;
 //! - `registered`: memory that the ranks of a node use in place;
 //! - `trunk`: the connections along the trees, on ranks that own a channel;
 //! - `farewell`: how those end;
@@ -26,6 +27,7 @@ mod node;
 pub mod poller;
 mod reduce;
 pub mod registered;
+mod relay;
 mod shared;
 pub mod trunk;
 pub mod wire;
@@ -38,7 +40,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, OwnedFd};
 
-use crate::board::{Board, FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, Registered};
+use crate::board::{
+    Board, FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, FOR_TURN, Registered,
+};
 use crate::cause::Cause;
 use crate::core::Geometry;
 use crate::core::liveness::Liveness;
@@ -51,6 +55,7 @@ use mesh::Mesh;
 use poller::{Poller, Ready};
 use reduce::Scratch;
 use registered::Arenas;
+use relay::Relayed;
 use trunk::Trunk;
 
 /// How often signs of life are given and looked for.
@@ -79,6 +84,8 @@ pub(crate) struct Active {
     pub(crate) registered: Registered,
     /// The same of every local rank, once an owner needs it.
     pub(crate) others: Vec<Registered>,
+    /// Whether the ranks add to it in turn.
+    pub(crate) relayed: Relayed,
 }
 
 impl Active {
@@ -130,6 +137,7 @@ pub struct Driver {
     /// When the last allreduce ended.
     reduced_until: Option<Instant>,
     wants_slot: bool,
+    wants_turn: bool,
     trunk: Option<Trunk>,
     mesh: Mesh,
     live: Liveness,
@@ -205,6 +213,7 @@ impl Driver {
             to_ring: 0,
             reduced_until: None,
             wants_slot: false,
+            wants_turn: false,
             trunk,
             mesh,
             started: now,
@@ -377,12 +386,18 @@ impl Driver {
     fn sleep_reasons(&self) -> u32 {
         let rank = self.shared.identity.rank;
         let whole = self.active.front().is_some_and(|active| active.is_made_in_place(rank));
-        let mut reasons = FOR_ABORT | if whole { FOR_END } else { FOR_RESULT };
+        let mut reasons = FOR_ABORT;
+        if !self.turn_comes() {
+            reasons |= if whole { FOR_END } else { FOR_RESULT };
+        }
         if self.trunk.is_some() {
             reasons |= FOR_INPUT;
         }
         if self.wants_slot {
             reasons |= FOR_SLOT;
+        }
+        if self.wants_turn {
+            reasons |= FOR_TURN;
         }
         reasons
     }

@@ -1,5 +1,6 @@
 //! This rank's part inside its node: contribute chunks and deliver results.
 
+use super::relay::Relayed;
 use super::{Active, Driver, Identity, Submission};
 use crate::board::{FOR_INPUT, FOR_SLOT, REGISTERED_MAX, Registered};
 use crate::core::{Chunk, Geometry, Kind, Stage, Who};
@@ -38,7 +39,10 @@ impl Driver {
             return;
         }
         let world = self.shared.identity.placement.world_size();
-        let geometry = Geometry::new(&print, world, self.board.shape().slot_bytes);
+        let relayed = self.may_go_round(&print);
+        // A slot holds a partial sum that goes round, too.
+        let widening = relayed.filter(|_| !print.modes.wide).unwrap_or(1);
+        let geometry = Geometry::new(&print, world, self.board.shape().slot_bytes / widening);
         let first = self.next_chunk;
         self.next_chunk += u64::from(geometry.chunks());
         self.shared.recorder.cut(work.flight, geometry.chunks());
@@ -51,6 +55,7 @@ impl Driver {
         }
         let others = Vec::new();
         let (first, verified) = (first, 0);
+        let relayed = if relayed.is_some() { Relayed::Unknown } else { Relayed::No };
         self.active.push_back(Active {
             operation,
             work,
@@ -60,6 +65,7 @@ impl Driver {
             ordinal,
             registered,
             others,
+            relayed,
         });
         self.refuse_the_departed();
     }
@@ -69,7 +75,7 @@ impl Driver {
         let from = self.next_stage;
         let local = self.shared.identity.local();
         let mut told = from;
-        self.wants_slot = false;
+        (self.wants_slot, self.wants_turn) = (false, false);
         while self.next_stage < self.next_chunk {
             let number = self.next_stage;
             let Some((at, chunk)) = self.find(number) else { break };
@@ -78,7 +84,14 @@ impl Driver {
             if brings && !self.active[at].operation.input.has_arrived(chunk.input_end()) {
                 break; // Whoever brings it rings.
             }
-            let copies = brings && self.is_copied(at, &chunk, owned);
+            let Some(round) = self.goes_round(at) else {
+                self.wants_turn = true;
+                break; // Rank 0 calls.
+            };
+            if round && !self.take_turn(at, number, &chunk) {
+                break;
+            }
+            let copies = !round && brings && self.is_copied(at, &chunk, owned);
             if copies {
                 if !self.slot_is_free(number) {
                     self.wants_slot = true;
@@ -90,17 +103,22 @@ impl Driver {
             self.record_progress(at);
             if copies {
                 self.board.stage(local, self.next_stage);
-                if !self.is_crowded() {
-                    self.tell_owners(told);
-                    told = self.next_stage;
-                }
+            }
+            let calls = match round {
+                true => self.makes_a_part(self.next_stage - told),
+                false => copies && !self.is_crowded(),
+            };
+            if calls {
+                self.board.stage(local, self.next_stage);
+                self.tell(told);
+                told = self.next_stage;
             }
         }
         if self.next_stage == from {
             return false;
         }
         self.board.stage(local, self.next_stage);
-        self.tell_owners(told);
+        self.tell(told);
         self.let_go();
         true
     }
@@ -114,14 +132,16 @@ impl Driver {
                 let owned = self.shared.identity.owner_of(chunk.index) == local;
                 let copies = chunk.source.includes(rank) && self.is_copied(at, &chunk, owned);
                 let out = self.active[at].registered.output;
-                !(owned || copies || (chunk.sink.includes(rank) && out.is_none()))
+                let round = self.active[at].relayed == Relayed::Yes;
+                !(round || owned || copies || (chunk.sink.includes(rank) && out.is_none()))
             })
         };
         (number..self.next_stage).find(|number| !unused(number)).unwrap_or(self.next_stage)
     }
 
-    /// Wakes the owners of chunks from `from` on that lack nobody's contribution any more.
-    fn tell_owners(&self, from: u64) {
+    /// Wakes the owners of chunks from `from` on that lack nobody's contribution any more, and whose
+    /// turn it is.
+    fn tell(&self, from: u64) {
         let channels = self.shared.identity.channels.min(self.board.shape().locals);
         if from == self.next_stage || self.board.shape().locals == 1 {
             return;
@@ -129,8 +149,13 @@ impl Driver {
         self.board.announce();
         let ready = self.board.staged_by_all();
         let mut told = 0_usize;
+        let mut round = false;
         for number in from..self.next_stage {
-            let Some((_, chunk)) = self.find(number) else { break };
+            let Some((at, chunk)) = self.find(number) else { break };
+            if self.active[at].relayed == Relayed::Yes {
+                round = true;
+                continue;
+            }
             // A lone contribution waits for nobody else's.
             if number < ready || chunk.source == Who::Rank(self.shared.identity.rank) {
                 let owner = self.shared.identity.owner_of(chunk.index);
@@ -142,6 +167,9 @@ impl Driver {
             if told.count_ones() as usize == channels {
                 break;
             }
+        }
+        if round {
+            self.hand_on();
         }
     }
 
@@ -184,7 +212,11 @@ impl Driver {
             let number = self.next_deliver;
             let Some((at, chunk)) = self.find(number) else { break };
             let owner = self.shared.identity.owner_of(chunk.index);
-            if owner == self.shared.identity.local() {
+            if self.active[at].relayed == Relayed::Yes {
+                if !self.has_come_round(at, number) {
+                    break;
+                }
+            } else if owner == self.shared.identity.local() {
                 let finished = self.trunk.as_mut().is_some_and(|t| t.finished.remove(&number));
                 if !finished {
                     break;
@@ -253,6 +285,10 @@ impl Driver {
                 let bytes = done.operation.input.bytes() as u64;
                 counters.in_place_bytes.fetch_add(bytes, Ordering::Relaxed);
             }
+            if done.relayed == Relayed::Yes {
+                let bytes = done.operation.input.bytes() as u64;
+                counters.relayed_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
             let now = Instant::now();
             counters.count_allreduce(&done.work, &mut self.reduced_until, now);
             self.shared.recorder.finished(done.work.flight, false, now);
@@ -299,7 +335,7 @@ impl Driver {
 
 /// # Safety
 /// `place` must be writable for `bytes`; the buffer's promise covers the rest.
-unsafe fn gather(from: &Buffer, offset: usize, bytes: usize, place: *mut u8) {
+pub(super) unsafe fn gather(from: &Buffer, offset: usize, bytes: usize, place: *mut u8) {
     let mut at = place;
     for (memory, count) in from.ranges(offset, bytes) {
         if memory.addr().abs_diff(at.addr()) >= count {

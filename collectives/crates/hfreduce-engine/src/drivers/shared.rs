@@ -29,6 +29,8 @@ pub struct Identity {
     pub channels: usize,
     /// Silence after which a peer counts as stopped.
     pub liveness: Duration,
+    /// The ranks share processors and are the only node: large sums go round.
+    pub relays: bool,
     /// What its operations promise about bits.
     pub determinism: Determinism,
     /// By rank: a daemon runs its part.
@@ -79,6 +81,8 @@ pub struct Counters {
     pub reduced_bytes: AtomicU64,
     /// Bytes of this rank's registered buffers that were combined in place.
     pub in_place_bytes: AtomicU64,
+    /// Bytes of this rank's own buffers that were added in turn with the others'.
+    pub relayed_bytes: AtomicU64,
     /// Time during which at least one allreduce was under way, from the call to its end.
     pub reducing_nanoseconds: AtomicU64,
 }

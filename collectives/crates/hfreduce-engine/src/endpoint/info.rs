@@ -69,7 +69,9 @@ impl Options {
             rank,
             id: home.id,
             host: host(),
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            processors: self
+                .processors
+                .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
             addresses: self.address.map_or_else(own_addresses, |address| vec![address]),
             port: home.port(),
             local_socket: doors.local_name.clone(),

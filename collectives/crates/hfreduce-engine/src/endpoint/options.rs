@@ -44,6 +44,8 @@ pub struct Options {
     pub liveness: Duration,
     /// Ranks of a node that share its work; by default as many as there are processors for.
     pub channels: Option<usize>,
+    /// Processors that this machine has for its ranks; by default those that this process may use.
+    pub processors: Option<usize>,
     /// Where the flight recorder and its dumps are: folders of the process that has the connections.
     #[serde(skip, default = "Folders::from_environment")]
     pub folders: Folders,
@@ -71,6 +73,7 @@ impl Options {
             window: 16,
             liveness: Duration::from_secs(10),
             channels: None,
+            processors: None,
             folders: Folders::from_environment(),
             registered_bytes: registered_bytes(),
             lend: true,

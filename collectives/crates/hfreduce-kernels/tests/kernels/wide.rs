@@ -153,3 +153,26 @@ proptest! {
         case.check(shift);
     }
 }
+
+#[test]
+fn the_output_may_be_the_first_partial_result_beside_inputs_of_any_length() {
+    for dtype in SHORT {
+        for (isa, numel) in [Isa::Scalar, Isa::chosen()].into_iter().zip([77, 5000]) {
+            let (narrow, wide) =
+                (random(dtype.size_bytes() * numel, 3), special(Dtype::F32, numel, 1));
+            for to in [Width::Narrow, Width::Wide] {
+                let lists = (vec![narrow.clone()], vec![wide.clone()]);
+                let case = Case::new(dtype, Op::Sum, lists.0);
+                let expected = Case { wide: lists.1, to, ..case }.check(0);
+                let mut memory = wide.clone();
+                let (inputs, partial) = ([narrow.as_ptr()], [memory.as_ptr()]);
+                let (op, output, divisor) = (Op::Sum, memory.as_mut_ptr(), 1);
+                let (inputs, wide) = (&inputs[..], &partial[..]);
+                let pass = Pass { dtype, op, inputs, wide, output, to, numel, divisor };
+                // SAFETY: both hold `numel` elements, and the output starts at the partial result.
+                unsafe { pass.run_with(isa, Store::Cached).unwrap() };
+                assert!(memory[..expected.len()] == expected, "{dtype} {to:?} {isa:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Sums that go round where ranks share processors: the bits of an owner's sum, whatever the memory,
+//! and the same failures.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hfreduce_engine::{Buffer, CauseKind, Communicator, DType, Options, ReduceOp, WaitError, Work};
+use support::{TIMEOUT, placement, run, try_run, values};
+
+/// Of an operation that goes round: several chunks, the last of them short.
+const BYTES: usize = (1 << 20) + 1000 * 8;
+const OPS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::Average];
+
+/// Ranks that share a processor, or have one each.
+fn sharing(processors: usize) -> impl Fn(&mut Options) {
+    move |options| {
+        options.processors = Some(processors);
+        options.slot_bytes = 64 << 10;
+    }
+}
+
+fn went_round(comm: &Communicator) -> u64 {
+    comm.counters().relayed_bytes.load(Ordering::Relaxed)
+}
+
+/// Any bytes are numbers: not-a-number, infinities and zeros of both signs among them.
+fn content(rank: u32, salt: u64) -> Vec<u8> {
+    let numbers = values(rank, salt, BYTES / 4);
+    let mut bytes: Vec<u8> = numbers.iter().flat_map(|value| value.to_le_bytes()).collect();
+    bytes[..1 << 14].fill(if rank.is_multiple_of(2) { 0 } else { 0x80 });
+    bytes
+}
+
+fn whole(bytes: &mut [u8]) -> Buffer {
+    // SAFETY: the tests wait for the work before they touch or drop the memory.
+    unsafe { Buffer::new([(bytes.as_mut_ptr(), bytes.len())]) }
+}
+
+fn sum(comm: &Communicator, buffer: Buffer) -> Work {
+    comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true).unwrap()
+}
+
+/// Every type and operation, and pieces that cut elements; what each rank got.
+fn everything(processors: usize) -> Vec<Vec<u8>> {
+    let mut told = run(&placement(1, 3), sharing(processors), |comm| {
+        let mut made = Vec::new();
+        let given = content(comm.rank(), 1);
+        for dtype in (0..=u8::MAX).map_while(DType::from_code) {
+            for op in OPS.into_iter().filter(|op| op.supports(dtype)) {
+                let mut data = given.clone();
+                let buffer = whole(&mut data);
+                let work = comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true).unwrap();
+                work.wait(None).unwrap();
+                made.push(data);
+            }
+        }
+        let mut data = given;
+        let (left, right) = data.split_at_mut(300_001);
+        let pieces = [left, right].map(|piece| (piece.as_mut_ptr(), piece.len()));
+        // SAFETY: as for `whole`.
+        sum(&comm, unsafe { Buffer::new(pieces) }).wait(None).unwrap();
+        made.push(data);
+        assert_eq!(went_round(&comm) > 0, processors == 1);
+        made
+    });
+    assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
+    told.remove(0)
+}
+
+#[test]
+fn a_sum_that_goes_round_has_the_bits_of_one_that_an_owner_makes() {
+    assert!(everything(1) == everything(3));
+}
+
+#[test]
+fn one_rank_or_one_block_of_it_gets_what_all_would() {
+    let told = [1, 4].map(|processors| {
+        run(&placement(1, 4), sharing(processors), |comm| {
+            let mut reduced = content(comm.rank(), 1);
+            let (dtype, op) = (DType::F32, ReduceOp::Sum);
+            let work = comm.reduce(whole(&mut reduced), dtype, op, 2, TIMEOUT, true).unwrap();
+            work.wait(None).unwrap();
+            let mut input = content(comm.rank(), 2).repeat(4);
+            let mut block = vec![0; BYTES];
+            let (input, output) = (whole(&mut input), whole(&mut block));
+            let work = comm.reduce_scatter(input, output, dtype, op, TIMEOUT, true).unwrap();
+            work.wait(None).unwrap();
+            assert_eq!(went_round(&comm) > 0, processors == 1);
+            (reduced, block)
+        })
+    });
+    assert!(told[0] == told[1]);
+    assert!(told[0][0].0 == content(0, 1), "what is not the root's stays");
+}
+
+#[test]
+fn rank_0_decides_whoever_registers_and_small_operations_go_between() {
+    let registers: [fn(u32) -> bool; 4] = [|_| true, |rank| rank == 0, |rank| rank == 1, |_| false];
+    run(&placement(1, 3), sharing(1), |comm| {
+        let given = content(comm.rank(), 5);
+        let mut expected = given.clone();
+        sum(&comm, whole(&mut expected)).wait(None).unwrap();
+        for who in registers {
+            let before = went_round(&comm);
+            let block = comm.allocate(BYTES).unwrap();
+            let mut own = vec![0; BYTES];
+            let place = if who(comm.rank()) { block.base() } else { own.as_mut_ptr() };
+            // SAFETY: both hold so many bytes; nobody else refers to them before the call.
+            let data = unsafe { std::slice::from_raw_parts_mut(place, BYTES) };
+            data.copy_from_slice(&given);
+            let mut small = [1.0_f32; 100];
+            let first = sum(&comm, whole(data));
+            let second = sum(&comm, support::buffer(&mut small));
+            second.wait(None).unwrap();
+            first.wait(None).unwrap();
+            assert!(data == expected && small == [3.0; 100]);
+            assert_eq!(went_round(&comm) > before, !who(0));
+        }
+    });
+}
+
+#[test]
+fn more_operations_than_the_board_remembers_end_in_order() {
+    run(&placement(1, 3), sharing(1), |comm| {
+        let count = (1 << 18) + 1;
+        let mut data: Vec<Vec<f32>> =
+            (0..24).map(|salt| vec![(comm.rank() + salt) as f32; count]).collect();
+        let works: Vec<Work> =
+            data.iter_mut().map(|data| sum(&comm, support::buffer(data))).collect();
+        works.iter().rev().for_each(|work| work.wait(None).unwrap());
+        for (salt, data) in data.iter().enumerate() {
+            assert!(data.iter().all(|value| *value == 3.0 + 3.0 * salt as f32), "operation {salt}");
+        }
+        assert_eq!(went_round(&comm), 24 * 4 * count as u64);
+    });
+}
+
+#[test]
+fn who_calls_something_else_or_nothing_is_named() {
+    for wrong in 0..3 {
+        try_run(&placement(1, 3), sharing(1), |comm| {
+            let comm = comm.unwrap();
+            let mut data = vec![1.0_f32; (1 << 18) + usize::from(comm.rank() == wrong)];
+            let buffer = support::buffer(&mut data);
+            let failed = comm
+                .allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true)
+                .map_err(WaitError::Failed)
+                .and_then(|work| work.wait(None));
+            let Err(WaitError::Failed(error)) = failed else { panic!("{failed:?}") };
+            assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+        });
+        try_run(&placement(1, 3), sharing(1), |comm| {
+            let comm = comm.unwrap();
+            if comm.rank() == wrong {
+                while comm.error().is_none() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return;
+            }
+            let mut data = vec![1.0_f32; 1 << 18];
+            let (buffer, soon) = (support::buffer(&mut data), Duration::from_millis(300));
+            let work = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true).unwrap();
+            let Err(WaitError::Failed(error)) = work.wait(None) else { panic!("rank {wrong}") };
+            let told = (error.cause.kind, error.cause.peer);
+            assert_eq!(told, (CauseKind::TimedOut, Some(wrong)), "{error}");
+        });
+    }
+}
