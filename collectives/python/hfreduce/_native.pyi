@@ -65,6 +65,9 @@ class Work:
     def error(self) -> CollectiveError | None: ...
     @property
     def sequence(self) -> int: ...
+    # Of a receive from anybody: who sent, once that is known.
+    @property
+    def source(self) -> int | None: ...
 
 def read_flight(path: str | PathLike[str]) -> str: ...
 def flight_folders() -> tuple[list[str], str | None]: ...
@@ -173,7 +176,13 @@ class Communicator:
         self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
     ) -> Work: ...
     def recv(
-        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        peer: int | None,
+        tag: int,
+        timeout_seconds: float,
     ) -> Work: ...
     def barrier(self, timeout_seconds: float, lazy: bool = False) -> Work: ...
     def abort(self, reason: str) -> None: ...
@@ -295,7 +304,13 @@ class OnGpu:
         self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
     ) -> Work: ...
     def recv(
-        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        peer: int | None,
+        tag: int,
+        timeout_seconds: float,
     ) -> Work: ...
 
 class Newcomer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hfreduce import tensors
+from hfreduce import sparse, tensors
 from hfreduce.group import Group
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class HFReduceBackend(Group):
         """In place."""
         op = tensors.operation_code(opts.reduceOp)
         tensor = tensors.single(tensor_list, "allreduce")
+        if tensor.is_sparse:
+            sparse.allreduce(self, tensor, opts)
+            return self._work([], tensor_list, lazy=True)
         buffer = tensors.for_reduction(tensor, "allreduce", op)
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).allreduce(
@@ -251,6 +254,13 @@ class HFReduceBackend(Group):
 
     def recv(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
         """From one rank."""
+        return self._recv(tensor_list, peer, tag)
+
+    def recv_anysource(self, tensor_list: list[torch.Tensor], tag: int) -> CollectiveWork:
+        """From whoever sends with this tag first; who that was depends on who is faster."""
+        return self._recv(tensor_list, None, tag)
+
+    def _recv(self, tensor_list: list[torch.Tensor], peer: int | None, tag: int) -> CollectiveWork:
         tensor = tensors.single(tensor_list, "recv")
         buffer = tensors.for_transport(tensor, "recv")
         seconds = self._timeout_seconds
@@ -258,10 +268,6 @@ class HFReduceBackend(Group):
             buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
         )
         return self._work([operation], tensor_list, lazy=False)
-
-    def recv_anysource(self, tensor_list: list[torch.Tensor], tag: int) -> CollectiveWork:
-        """Refused: its result would depend on who is faster."""
-        raise NotImplementedError(f"recv (tag {tag}): name the source rank, hfreduce needs it")
 
     def barrier(self, opts: Any) -> CollectiveWork:
         """Until everybody is here."""

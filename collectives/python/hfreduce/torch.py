@@ -23,6 +23,7 @@ from hfreduce import _native, bootstrap, tensors
 from hfreduce.backend import HFReduceBackend
 from hfreduce.group import NAME, OPEN
 from hfreduce.settings import Settings
+from hfreduce.work import answer_for_works
 
 __all__ = ["NAME", "HFReduceBackend", "communicator", "empty", "plan", "register", "stats"]
 
@@ -30,6 +31,7 @@ __all__ = ["NAME", "HFReduceBackend", "communicator", "empty", "plan", "register
 def register() -> None:
     """Tells torch about the backend; called by torch when a script names it."""
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    answer_for_works()
     atexit.register(_close_all)
 
 

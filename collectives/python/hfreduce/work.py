@@ -6,7 +6,7 @@ import queue
 import threading
 import traceback
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed import Work
 from torch.futures import Future
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from hfreduce import _native
 
-__all__ = ["CollectiveWork", "Completer"]
+__all__ = ["CollectiveWork", "Completer", "answer_for_works"]
 
 NO_TIMEOUT = timedelta(0)
 """What torch passes when the caller gave no timeout: the operation's own deadline holds."""
+_UNKNOWN: Final = 100
+"""c10d's number for operations that a backend does not name, as those in Python cannot."""
 
 
 _LOCK = threading.RLock()
@@ -77,6 +79,13 @@ class CollectiveWork(Work):
             return self.operations[0].done()
         return all(operation.done() for operation in self.operations)
 
+    def source_rank(self) -> int:
+        """Of a receive from anybody that has ended: who sent, as the group counts its ranks."""
+        source = self.operations[0].source if self.operations else None
+        if source is None:
+            raise RuntimeError("source_rank: this is no receive from anybody, or it has not ended")
+        return source
+
     def is_success(self) -> bool:
         """True once finished in success."""
         return self.is_completed() and self.exception() is None
@@ -101,6 +110,10 @@ class CollectiveWork(Work):
         alone (C++ would see a success and train on unreduced gradients). What a callback raises
         reaches both, therefore the future handed out is a callback's.
         """
+        asked = _ASKING.works
+        if asked is not None:
+            asked.append(self)
+            return _NO_ANSWER
         with self._lock:
             if self._future is None:
                 started: Future[Any] = Future()
@@ -152,3 +165,47 @@ class Completer:
             except Exception:  # noqa: BLE001  (a user's callback must not end everybody's waits)
                 traceback.print_exc()
             del started
+
+
+class _Asking(threading.local):
+    works: list[CollectiveWork] | None = None
+
+
+_ASKING = _Asking()
+_NO_ANSWER: Future[Any] = Future()
+
+
+def answer_for_works() -> None:
+    """Makes torch ask our works whether they are completed, and who sent.
+
+    torch hides a Python backend's work behind one of its own, which passes on `wait` and
+    `get_future` and answers everything else itself: never completed, no source. A script that polls
+    would do so for ever. The works of other backends are asked as before.
+    """
+    is_completed, source_rank = Work.is_completed, Work._source_rank
+
+    def is_completed_of(self: Work) -> bool:
+        ours = _behind(self)
+        return is_completed(self) if ours is None else ours.is_completed()
+
+    def source_rank_of(self: Work) -> int:
+        ours = _behind(self)
+        return source_rank(self) if ours is None else ours.source_rank()
+
+    Work.is_completed = is_completed_of  # type: ignore[method-assign]
+    Work._source_rank = source_rank_of  # type: ignore[method-assign]
+
+
+def _behind(work: Work) -> CollectiveWork | None:
+    """Our work behind one of torch's: whichever is asked, by this thread, for a future now."""
+    if work._get_op_type() != _UNKNOWN:  # type: ignore[attr-defined]
+        return None
+    found: list[CollectiveWork] = []
+    _ASKING.works = found
+    try:
+        work.get_future()
+    except RuntimeError:
+        return None  # a work that has none, so none of ours
+    finally:
+        _ASKING.works = None
+    return found[0] if found else None

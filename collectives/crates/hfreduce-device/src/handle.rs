@@ -98,6 +98,11 @@ impl DeviceWork {
         }
     }
 
+    /// Who sent what a receive from anybody was given, once it is known.
+    pub fn source(&self) -> Option<u32> {
+        self.work.source()
+    }
+
     /// Its number in the communicator.
     pub fn sequence(&self) -> u64 {
         self.work.sequence()

@@ -8,7 +8,7 @@
 //! Connect: everybody's infos         ─▶         Endpoint::connect
 //!                                    ◀─         Connected, or Refused: the error
 //! Call: operation, places in the arena ─▶       Communicator::submit
-//!                                    ◀─         Done: tickets
+//!                                    ◀─         Done: tickets, and who sent
 //!                                    ◀─         Broken: the cause; nothing is touched any more
 //! Leave                              ─▶         Communicator::close
 //! ```
@@ -97,13 +97,21 @@ struct Region {
     bytes: usize,
 }
 
+/// A call that has ended well.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Done {
+    ticket: u64,
+    /// Of a receive from anybody: who sent.
+    source: Option<u32>,
+}
+
 /// What the daemon says.
 #[derive(Debug, Serialize, Deserialize)]
 enum Tell {
     Opened { info: String, process: u32 },
     Connected { channels: usize },
     Refused(Box<CollectiveError>),
-    Done(Vec<u64>),
+    Done(Vec<Done>),
     Broken { cause: Cause, record: Option<String>, retired: bool },
     Beat,
     Left,

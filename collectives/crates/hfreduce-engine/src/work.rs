@@ -1,12 +1,13 @@
 //! The handle of one operation, and the room where threads wait for them.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::atomics::{Atomic, Atomics, Native};
 use crate::cause::CollectiveError;
 use crate::core::Fingerprint;
+use crate::core::pair::ANY_RANK;
 
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
@@ -26,6 +27,7 @@ pub struct WorkState {
     /// Its number in the flight recorder.
     pub flight: u64,
     state: AtomicU8,
+    source: AtomicU32,
     error: OnceLock<CollectiveError>,
 }
 
@@ -45,6 +47,7 @@ impl WorkState {
             deadline: now + timeout,
             timeout,
             state: AtomicU8::new(PENDING),
+            source: AtomicU32::new(ANY_RANK),
             error: OnceLock::new(),
         }
     }
@@ -66,6 +69,15 @@ impl WorkState {
             DONE => Some(Ok(())),
             _ => self.error.get().cloned().map(Err),
         }
+    }
+
+    /// Who sent what a receive from anybody was given; none before, and none for anything else.
+    pub fn source(&self) -> Option<u32> {
+        Some(self.source.load(Ordering::Acquire)).filter(|rank| *rank != ANY_RANK)
+    }
+
+    pub(crate) fn came_from(&self, rank: u32) {
+        self.source.store(rank, Ordering::Release);
     }
 
     pub(crate) fn complete(&self) {

@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{DType, ReduceOp};
+use hfreduce_engine::{ANY_RANK, DType, ReduceOp};
 use support::{TIMEOUT, allreduce, buffer, digest, numbers, placement, run, values};
 
 const GROUPS: [(usize, usize); 6] = [(1, 1), (1, 3), (2, 1), (3, 1), (4, 2), (5, 1)];
@@ -313,6 +313,38 @@ fn the_root_gathers_and_scatters_blocks() {
                 }
             },
         );
+    }
+}
+
+#[test]
+fn a_receive_from_anybody_says_who_sent() {
+    for (nodes, locals) in [(1, 4), (4, 1), (2, 2)] {
+        let told = run(
+            &placement(nodes, locals),
+            |_| {},
+            |comm| {
+                let mut data = [comm.rank() as f32; 100];
+                if comm.rank() > 0 {
+                    comm.send(buffer(&mut data), DType::F32, 0, 3, TIMEOUT)
+                        .unwrap()
+                        .wait(None)
+                        .unwrap();
+                    // Nobody but a receive from anybody waits for those who have left.
+                    return vec![];
+                }
+                let mut told: Vec<(u32, f32)> = (1..4)
+                    .map(|_| {
+                        let from = buffer(&mut data);
+                        let work = comm.recv(from, DType::F32, ANY_RANK, 3, TIMEOUT).unwrap();
+                        work.wait(None).unwrap();
+                        (work.source().unwrap(), data[99])
+                    })
+                    .collect();
+                told.sort_by_key(|(source, _)| *source);
+                told
+            },
+        );
+        assert_eq!(told[0], [(1, 1.0), (2, 2.0), (3, 3.0)]);
     }
 }
 

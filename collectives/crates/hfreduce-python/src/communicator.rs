@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{Buffer, Communicator as Engine, DType, Member, Work as EngineWork};
+use hfreduce_engine::{
+    ANY_RANK, Buffer, Communicator as Engine, DType, Member, Work as EngineWork,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -238,12 +240,13 @@ impl Communicator {
         pointer: usize,
         numel: usize,
         dtype: u8,
-        peer: u32,
+        peer: Option<u32>,
         tag: u64,
         timeout_seconds: f64,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let buffer = buffer(pointer, numel, dtype)?;
+        let peer = peer.unwrap_or(ANY_RANK);
         Self::made(py, self.engine.recv(buffer, dtype, peer, tag, timeout))
     }
 

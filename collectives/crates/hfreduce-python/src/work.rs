@@ -50,6 +50,13 @@ impl Handle {
             Self::Gpu(work) => work.sequence(),
         }
     }
+
+    fn source(&self) -> Option<u32> {
+        match self {
+            Self::Host(work) => work.source(),
+            Self::Gpu(work) => work.source(),
+        }
+    }
 }
 
 /// One operation under way.
@@ -115,6 +122,11 @@ impl Work {
     #[getter]
     fn sequence(&self) -> u64 {
         self.handle.sequence()
+    }
+
+    #[getter]
+    fn source(&self) -> Option<u32> {
+        self.handle.source()
     }
 
     fn drained(&self) -> bool {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Communicator, TAG_MAX, Work};
 use crate::cause::{CauseKind, CollectiveError};
+use crate::core::pair::ANY_RANK;
 use crate::core::{Determinism, Fingerprint, Kind};
 use crate::operation::{Buffer, DType, ReduceOp, Transfer};
 
@@ -227,7 +228,8 @@ impl Communicator {
         self.point_to_point(Kind::Send, buffer, dtype, peer, tag, timeout)
     }
 
-    /// From one rank, which sends with the same tag.
+    /// From one rank, which sends with the same tag, or from [`crate::ANY_RANK`]: from whoever does
+    /// so first ([`Work::source`] says who that was).
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -251,7 +253,9 @@ impl Communicator {
         tag: u64,
         timeout: Duration,
     ) -> Result<Work, CollectiveError> {
-        self.check_rank(kind, "peer", peer)?;
+        if kind == Kind::Send || peer != ANY_RANK {
+            self.check_rank(kind, "peer", peer)?;
+        }
         if peer == self.rank() || tag > TAG_MAX {
             let detail = format!(
                 "peer {peer} (we are rank {}), tag {tag}: a rank does not write to \

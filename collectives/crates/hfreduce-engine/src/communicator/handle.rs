@@ -115,6 +115,11 @@ impl Work {
         self.state.deadline
     }
 
+    /// Who sent what a receive from [`crate::ANY_RANK`] was given, once it is known.
+    pub fn source(&self) -> Option<u32> {
+        self.state.source()
+    }
+
     /// Its number in the communicator.
     pub fn sequence(&self) -> u64 {
         self.state.sequence

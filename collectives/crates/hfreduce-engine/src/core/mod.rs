@@ -36,4 +36,6 @@ pub use tree::{Action, DataHead, Place, Stage, TreeCore};
 #[cfg(test)]
 mod fuzz_test;
 #[cfg(test)]
+mod pair_test;
+#[cfg(test)]
 mod regroup_test;

@@ -5,7 +5,8 @@
 //! receiver          ◀── Grant               once a receive of that tag is posted
 //! sender    Piece, Piece, … ──▶             straight into the receiver's memory
 //! ```
-//! Offers and receives of one tag pair up in order. Lengths and fingerprints must be equal.
+//! Offers and receives of one tag pair up in order. Lengths and fingerprints must be equal. A receive
+//! from [`ANY_RANK`] takes the oldest offer of its tag, whoever made it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,6 +15,9 @@ use super::tree::Violation;
 
 /// Offers without a grant that one rank may have at another.
 pub const OFFERS_MAX: usize = 1024;
+
+/// In place of a peer: a receive from whoever sends first.
+pub const ANY_RANK: u32 = u32::MAX;
 
 /// Names one transfer of one operation on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +57,8 @@ pub enum PairAction {
         peer: u32,
         /// The peer's number for it.
         message: u64,
+        /// The receive that takes it.
+        ticket: Ticket,
     },
     /// Send the bytes.
     Stream {
@@ -70,14 +76,30 @@ pub enum PairAction {
     },
 }
 
+/// A receive that waits for an offer. Of one peer and of any, the one posted first goes first.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    order: u64,
+    ticket: Ticket,
+    letter: Letter,
+}
+
+/// An offer that waits for a receive.
+#[derive(Clone, Copy, Debug)]
+struct Offered {
+    order: u64,
+    message: u64,
+    letter: Letter,
+}
+
 #[derive(Debug, Default)]
 struct Pair {
     next_message: u64,
     /// Sends that wait for their turn to be offered.
     queued: VecDeque<(Ticket, Letter)>,
     offered: BTreeMap<u64, (Ticket, Letter)>,
-    offers: VecDeque<(u64, Letter)>,
-    posted: VecDeque<(Ticket, Letter)>,
+    offers: VecDeque<Offered>,
+    posted: VecDeque<Posted>,
     arriving: BTreeMap<u64, (Ticket, u64, u64)>,
 }
 
@@ -85,6 +107,10 @@ struct Pair {
 #[derive(Debug, Default)]
 pub struct Pairs {
     pairs: BTreeMap<u32, Pair>,
+    /// Receives from whoever comes.
+    posted_to_any: VecDeque<Posted>,
+    /// Counts receives and offers in the order in which they came.
+    order: u64,
     actions: VecDeque<PairAction>,
 }
 
@@ -100,22 +126,26 @@ impl Pairs {
         self.offer(peer);
     }
 
-    /// We want to receive.
+    /// We want to receive, from `peer` or from [`ANY_RANK`].
     ///
     /// # Errors
-    /// [`Violation`] if what the peer offers does not fit.
-    pub fn receive(&mut self, peer: u32, ticket: Ticket, letter: Letter) -> Result<(), Violation> {
-        let pair = self.pairs.entry(peer).or_default();
-        match pair.offers.iter().position(|(_, offer)| offer.tag == letter.tag) {
-            Some(at) => match pair.offers.remove(at) {
-                Some((message, offer)) => self.grant(peer, message, offer, ticket, letter),
-                None => Ok(()),
-            },
-            None => {
-                pair.posted.push_back((ticket, letter));
-                Ok(())
-            }
+    /// The peer whose offer does not fit, and why.
+    pub fn receive(
+        &mut self,
+        peer: u32,
+        ticket: Ticket,
+        letter: Letter,
+    ) -> Result<(), (u32, Violation)> {
+        if let Some((peer, offer)) = self.take_offer(peer, letter.tag) {
+            let taken = self.grant(peer, offer.message, offer.letter, ticket, letter);
+            return taken.map_err(|why| (peer, why));
         }
+        let posted = Posted { order: self.next_order(), ticket, letter };
+        match peer {
+            ANY_RANK => self.posted_to_any.push_back(posted),
+            peer => self.pairs.entry(peer).or_default().posted.push_back(posted),
+        }
+        Ok(())
     }
 
     /// The peer wants to send.
@@ -123,20 +153,48 @@ impl Pairs {
     /// # Errors
     /// [`Violation`] if it does not fit, or the peer offers too much.
     pub fn offered(&mut self, peer: u32, message: u64, offer: Letter) -> Result<(), Violation> {
-        let pair = self.pairs.entry(peer).or_default();
-        match pair.posted.iter().position(|(_, letter)| letter.tag == offer.tag) {
-            Some(at) => match pair.posted.remove(at) {
-                Some((ticket, letter)) => self.grant(peer, message, offer, ticket, letter),
-                None => Ok(()),
-            },
-            None if pair.offers.len() >= OFFERS_MAX => {
-                Err(Violation::Protocol(format!("more than {OFFERS_MAX} offers wait here")))
-            }
-            None => {
-                pair.offers.push_back((message, offer));
-                Ok(())
-            }
+        if let Some(posted) = self.take_posted(peer, offer.tag) {
+            return self.grant(peer, message, offer, posted.ticket, posted.letter);
         }
+        let order = self.next_order();
+        let pair = self.pairs.entry(peer).or_default();
+        if pair.offers.len() >= OFFERS_MAX {
+            return Err(Violation::Protocol(format!("more than {OFFERS_MAX} offers wait here")));
+        }
+        pair.offers.push_back(Offered { order, message, letter: offer });
+        Ok(())
+    }
+
+    /// The oldest offer of this tag that `peer` has made; of all peers', for any.
+    fn take_offer(&mut self, peer: u32, tag: u64) -> Option<(u32, Offered)> {
+        let first = |pair: &Pair| {
+            let found = pair.offers.iter().enumerate().find(|(_, offer)| offer.letter.tag == tag);
+            found.map(|(at, offer)| (offer.order, at))
+        };
+        let (peer, at) = if peer == ANY_RANK {
+            let all = self.pairs.iter().filter_map(|(peer, pair)| Some((first(pair)?, *peer)));
+            all.min().map(|((_, at), peer)| (peer, at))?
+        } else {
+            (peer, first(self.pairs.get(&peer)?)?.1)
+        };
+        Some((peer, self.pairs.get_mut(&peer)?.offers.remove(at)?))
+    }
+
+    /// The oldest receive that takes an offer of this tag from `peer`.
+    fn take_posted(&mut self, peer: u32, tag: u64) -> Option<Posted> {
+        let own = &mut self.pairs.entry(peer).or_default().posted;
+        let queues = [own, &mut self.posted_to_any];
+        let of_tag = queues.into_iter().filter_map(|queue| {
+            let at = queue.iter().position(|posted| posted.letter.tag == tag)?;
+            Some((queue.get(at)?.order, at, queue))
+        });
+        let (_, at, queue) = of_tag.min_by_key(|(order, ..)| *order)?;
+        queue.remove(at)
+    }
+
+    fn next_order(&mut self) -> u64 {
+        self.order += 1;
+        self.order
     }
 
     /// The peer wants our message now.
@@ -215,7 +273,7 @@ impl Pairs {
                 theirs: of_length(offer),
             });
         }
-        self.actions.push_back(PairAction::Grant { peer, message });
+        self.actions.push_back(PairAction::Grant { peer, message, ticket });
         if letter.bytes == 0 {
             self.actions.push_back(PairAction::Complete { ticket });
         } else {
@@ -242,99 +300,5 @@ fn of_length(letter: Letter) -> Fingerprint {
             Fingerprint { count: bytes / u64::from(print.element_bytes.max(1)), ..print }
         }
         _ => print,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::Determinism;
-
-    fn letter(kind: Kind, tag: u64, bytes: u64) -> Letter {
-        let print = Fingerprint {
-            kind,
-            dtype: 0,
-            element_bytes: 1,
-            op: 0,
-            root: 0,
-            count: bytes,
-            shape: 0,
-            modes: Determinism::DEFAULT,
-        };
-        Letter { tag, bytes, print }
-    }
-
-    fn ticket(operation: u64) -> Ticket {
-        Ticket { operation, transfer: 0 }
-    }
-
-    fn actions(pairs: &mut Pairs) -> Vec<PairAction> {
-        std::iter::from_fn(|| pairs.poll()).collect()
-    }
-
-    #[test]
-    fn messages_of_one_tag_pair_up_in_order_whoever_is_first() {
-        let mut pairs = Pairs::default();
-        pairs.offered(3, 10, letter(Kind::Send, 7, 4)).unwrap();
-        pairs.offered(3, 11, letter(Kind::Send, 8, 4)).unwrap();
-        pairs.receive(3, ticket(1), letter(Kind::Recv, 8, 4)).unwrap();
-        pairs.receive(3, ticket(2), letter(Kind::Recv, 7, 4)).unwrap();
-        pairs.receive(3, ticket(4), letter(Kind::Recv, 7, 4)).unwrap();
-        pairs.offered(3, 12, letter(Kind::Send, 7, 4)).unwrap();
-        let grants = [11, 10, 12].map(|message| PairAction::Grant { peer: 3, message });
-        assert_eq!(actions(&mut pairs), grants);
-        assert_eq!(pairs.piece(3, 10, 3), Ok((ticket(2), 0)));
-        pairs.arrived(3, 10, 3);
-        assert!(pairs.piece(3, 10, 2).is_err() && pairs.piece(2, 10, 1).is_err());
-        assert_eq!(pairs.piece(3, 10, 1), Ok((ticket(2), 3)));
-        pairs.arrived(3, 10, 1);
-        assert_eq!(actions(&mut pairs), [PairAction::Complete { ticket: ticket(2) }]);
-    }
-
-    #[test]
-    fn nothing_is_sent_before_it_is_granted() {
-        let mut pairs = Pairs::default();
-        let sent = letter(Kind::Send, 7, 4);
-        pairs.send(1, ticket(0), sent);
-        assert_eq!(actions(&mut pairs), [PairAction::Offer { peer: 1, message: 0, letter: sent }]);
-        assert!(pairs.granted(1, 5).is_err());
-        pairs.granted(1, 0).unwrap();
-        let stream = PairAction::Stream { peer: 1, message: 0, ticket: ticket(0) };
-        assert_eq!(actions(&mut pairs), [stream]);
-        assert!(pairs.granted(1, 0).is_err());
-    }
-
-    #[test]
-    fn what_does_not_fit_is_refused() {
-        let mut pairs = Pairs::default();
-        pairs.receive(3, ticket(1), letter(Kind::Recv, 8, 4)).unwrap();
-        let other = pairs.offered(3, 0, letter(Kind::Send, 8, 5));
-        assert!(matches!(other, Err(Violation::Mismatch { .. })));
-        // Both call the same; what one sends is not what the other expects.
-        let uneven = |bytes| Letter { bytes, tag: 1 << 63 | 5, ..letter(Kind::Alltoall, 0, 0) };
-        pairs.receive(5, ticket(2), uneven(8)).unwrap();
-        let Err(Violation::Mismatch { sequence, ours, theirs }) = pairs.offered(5, 0, uneven(12))
-        else {
-            panic!("lengths differ")
-        };
-        assert_eq!((sequence, ours.count, theirs.count), (5, 8, 12));
-        for message in 0..OFFERS_MAX as u64 {
-            pairs.offered(4, message, letter(Kind::Send, 1, 1)).unwrap();
-        }
-        assert!(pairs.offered(4, 9999, letter(Kind::Send, 1, 1)).is_err());
-    }
-
-    #[test]
-    fn empty_messages_still_meet() {
-        let mut pairs = Pairs::default();
-        pairs.send(1, ticket(0), letter(Kind::Send, 7, 0));
-        pairs.granted(1, 0).unwrap();
-        pairs.receive(1, ticket(1), letter(Kind::Recv, 7, 0)).unwrap();
-        pairs.offered(1, 0, letter(Kind::Send, 7, 0)).unwrap();
-        let done: Vec<_> = actions(&mut pairs)
-            .into_iter()
-            .filter(|action| matches!(action, PairAction::Complete { .. }))
-            .collect();
-        assert_eq!(done.len(), 2);
     }
 }

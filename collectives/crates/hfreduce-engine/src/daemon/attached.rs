@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fabric::arena::Arena;
 
 use super::memory::{Laid, Memory};
-use super::{Ask, BEAT, Call, Tell};
+use super::{Ask, BEAT, Call, Done, Tell};
 use crate::cause::{Cause, CauseKind};
 use crate::drivers::poller::{Poller, Ready};
 use crate::drivers::{Shared, Submission, TICK, lock};
@@ -223,7 +223,7 @@ impl Attached {
 
     fn hear(&mut self, word: Tell) {
         match word {
-            Tell::Done(tickets) => tickets.into_iter().for_each(|ticket| self.complete(ticket)),
+            Tell::Done(done) => done.into_iter().for_each(|done| self.complete(done)),
             Tell::Broken { cause, record, retired } => {
                 self.end_touching(retired);
                 self.shared.recorder.dumped_at(record.map(PathBuf::from));
@@ -237,9 +237,12 @@ impl Attached {
         }
     }
 
-    fn complete(&mut self, ticket: u64) {
-        let Some(done) = self.calls.remove(&ticket) else { return };
-        let UnderWay { operation, work, laid } = done;
+    fn complete(&mut self, done: Done) {
+        let Some(ended) = self.calls.remove(&done.ticket) else { return };
+        let UnderWay { operation, work, laid } = ended;
+        if let Some(source) = done.source {
+            work.came_from(source);
+        }
         let (counters, now) = (&self.shared.counters, Instant::now());
         counters.operations.fetch_add(1, Ordering::Relaxed);
         if operation.print.kind.reduces() && laid.is_in_place() {

@@ -4,6 +4,7 @@ use fabric::shm::Segment;
 
 use super::{Call, Region};
 use crate::communicator::TAG_MAX;
+use crate::core::pair::ANY_RANK;
 use crate::core::{Fingerprint, Kind};
 use crate::operation::{Buffer, DType, Operation, ReduceOp};
 
@@ -22,7 +23,8 @@ pub fn operation(
     for transfer in &call.transfers {
         let side = if transfer.sends { call.input } else { call.output };
         let inside = transfer.offset.checked_add(transfer.bytes).is_some_and(|e| e <= side.bytes);
-        let peer = transfer.peer != rank && (transfer.peer as usize) < world;
+        let anybody = transfer.peer == ANY_RANK && print.kind == Kind::Recv && !transfer.sends;
+        let peer = anybody || (transfer.peer != rank && (transfer.peer as usize) < world);
         // Those of collectives are given where they are submitted.
         let tagged = matches!(print.kind, Kind::Send | Kind::Recv);
         if !inside || !peer || (tagged && transfer.tag > TAG_MAX) {

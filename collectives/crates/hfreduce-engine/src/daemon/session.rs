@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 
 use super::{
-    ANSWER, Ask, BEAT, CALLS_MAX, Call, Open, Tell, VERSION, WORD_BYTES_MAX, await_word, check,
-    sleep,
+    ANSWER, Ask, BEAT, CALLS_MAX, Call, Done, Open, Tell, VERSION, WORD_BYTES_MAX, await_word,
+    check, sleep,
 };
 use crate::cause::{CauseKind, CollectiveError};
 use crate::communicator::{Communicator, Work};
@@ -204,7 +204,7 @@ impl Session<'_> {
         self.calls.retain(|(ticket, work)| {
             let well = work.is_done() && work.error().is_none();
             if well {
-                done.push(*ticket);
+                done.push(Done { ticket: *ticket, source: work.source() });
             }
             !well
         });

@@ -163,10 +163,10 @@ impl Driver {
         let Some(late) = late else { return };
         let (sequence, print, timeout) = (late.sequence, late.print, late.timeout);
         let (phase, peer) = match self.mesh.waiting_for(&late) {
-            Some((phase, peer)) => (phase, Some(peer)),
+            Some(waiting) => waiting,
             None => self.waiting_for(),
         };
-        let detail = format!("not done within {:.1} s", timeout.as_secs_f64());
+        let detail = format!("not done within the timeout of {:.1} s", timeout.as_secs_f64());
         let cause = match peer {
             Some(rank) => self.blame(CauseKind::TimedOut, rank, detail),
             None => Cause::new(CauseKind::TimedOut, self.shared.identity.rank, detail),
@@ -335,7 +335,7 @@ impl Driver {
         let Some(active) = self.active.front() else {
             let oldest = self.mesh.works().min_by_key(|work| work.sequence);
             let waiting = oldest.and_then(|work| self.mesh.waiting_for(work));
-            return waiting.map_or_else(Default::default, |(phase, rank)| (phase, Some(rank)));
+            return waiting.unwrap_or_default();
         };
         let identity = &self.shared.identity;
         let sequence = active.work.sequence;

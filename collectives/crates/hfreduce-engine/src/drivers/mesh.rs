@@ -23,7 +23,7 @@ use super::connection::{Connection, Payload};
 use super::wire::{Frame, Head};
 use crate::cause::CauseKind;
 use crate::core::Kind;
-use crate::core::pair::{Letter, PairAction, Pairs, Ticket};
+use crate::core::pair::{ANY_RANK, Letter, PairAction, Pairs, Ticket};
 use crate::operation::{Operation, Transfer};
 use crate::work::WorkState;
 
@@ -125,13 +125,27 @@ impl Mesh {
         self.works().filter(|work| !matches!(work.print.kind, Kind::Send | Kind::Recv))
     }
 
-    /// What this operation waits for.
-    pub(super) fn waiting_for(&self, work: &WorkState) -> Option<(String, u32)> {
+    /// What this operation waits for, and for whom if that is known.
+    pub(super) fn waiting_for(&self, work: &WorkState) -> Option<(String, Option<u32>)> {
         let found = self.operations.values().find(|o| std::ptr::eq(&*o.work, work))?;
         let transfer = found.open().next()?;
+        if transfer.peer == ANY_RANK {
+            return Some(("waiting for a message from any rank".to_owned(), None));
+        }
         let what =
             if transfer.sends { "waiting for a receive of" } else { "waiting for a message from" };
-        Some((format!("{what} rank {}", transfer.peer), transfer.peer))
+        Some((format!("{what} rank {}", transfer.peer), Some(transfer.peer)))
+    }
+
+    /// A receive from anybody has found its sender.
+    fn found_source(&mut self, ticket: Ticket, peer: u32) {
+        let Some(found) = self.operations.get_mut(&ticket.operation) else { return };
+        if let Some(transfer) = found.operation.transfers.get_mut(ticket.transfer)
+            && transfer.peer == ANY_RANK
+        {
+            transfer.peer = peer;
+            found.work.came_from(peer);
+        }
     }
 }
 
@@ -147,8 +161,8 @@ impl Driver {
             let letter = Letter { tag: what.tag, bytes: what.bytes as u64, print };
             if what.sends {
                 self.mesh.pairs.send(what.peer, ticket, letter);
-            } else if let Err(why) = self.mesh.pairs.receive(what.peer, ticket, letter) {
-                self.violated(what.peer, why);
+            } else if let Err((peer, why)) = self.mesh.pairs.receive(what.peer, ticket, letter) {
+                self.violated(peer, why);
                 return;
             }
             debug_assert!(what.peer != own, "copies to oneself are made before");
@@ -167,7 +181,8 @@ impl Driver {
                     let Letter { tag, bytes, print } = letter;
                     self.say(peer, Head::bare(Frame::Offer { message, tag, bytes, print }));
                 }
-                PairAction::Grant { peer, message } => {
+                PairAction::Grant { peer, message, ticket } => {
+                    self.mesh.found_source(ticket, peer);
                     if let Some(incoming) = self.mesh.incoming.get_mut(&peer) {
                         let grant = Head::bare(Frame::Grant { message });
                         incoming.connection.push(&grant, Payload::Owned(vec![]), None);

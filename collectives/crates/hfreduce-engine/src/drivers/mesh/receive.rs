@@ -4,7 +4,7 @@ use std::io;
 
 use super::MeshOperation;
 use crate::cause::{Cause, CauseKind};
-use crate::core::pair::Letter;
+use crate::core::pair::{ANY_RANK, Letter};
 use crate::core::tree::Violation;
 use crate::drivers::connection::Arrival;
 use crate::drivers::poller::Ready;
@@ -119,7 +119,11 @@ impl Driver {
             self.mesh.outgoing.remove(&peer).is_some_and(|outgoing| outgoing.left)
         };
         let mut open = self.mesh.operations.values().flat_map(MeshOperation::open);
-        let needed = open.any(|transfer| transfer.peer == peer && transfer.sends != inward);
+        let needed = open.any(|transfer| match transfer.peer {
+            // Who took leave sends nothing more, but others may.
+            ANY_RANK => inward && !left,
+            needed => needed == peer && transfer.sends != inward,
+        });
         drop(open);
         if !needed {
             return;
