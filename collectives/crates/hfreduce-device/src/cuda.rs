@@ -29,6 +29,9 @@ const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 const MEMORY_TYPE_DEVICE: c_uint = 2;
 /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: one for each allocation of the process, never given twice.
 const ATTRIBUTE_BUFFER_ID: c_int = 7;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID`: the physical memory behind an address, which may change
+/// under an allocation whose addresses were reserved.
+const ATTRIBUTE_MEMORY_BLOCK_ID: c_int = 20;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
 
@@ -166,13 +169,17 @@ impl Cuda {
         (kind == MEMORY_TYPE_DEVICE && ordinal >= 0).then_some(ordinal)
     }
 
-    /// The number of the allocation that this address belongs to.
-    pub(crate) fn allocation_of(&self, pointer: Pointer) -> Option<u64> {
-        let mut number = 0_u64;
-        let at = (&raw mut number).cast();
-        let attribute = ATTRIBUTE_BUFFER_ID;
-        call!(self, -1, pointer_attribute, "cuPointerGetAttribute", at, attribute, pointer).ok()?;
-        Some(number)
+    /// The allocation of an address, and the physical memory behind it; `None` if the driver does not
+    /// tell.
+    pub(crate) fn memory_of(&self, pointer: Pointer) -> Option<(u64, u64)> {
+        let number = |attribute: c_int| {
+            let mut number = 0_u64;
+            let at = (&raw mut number).cast();
+            let told =
+                call!(self, -1, pointer_attribute, "cuPointerGetAttribute", at, attribute, pointer);
+            told.ok().map(|()| number)
+        };
+        Some((number(ATTRIBUTE_BUFFER_ID)?, number(ATTRIBUTE_MEMORY_BLOCK_ID)?))
     }
 
     pub(crate) fn device(&self, ordinal: i32) -> Result<c_int, DeviceError> {

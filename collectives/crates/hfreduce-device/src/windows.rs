@@ -4,9 +4,9 @@
 //! A copy engine takes some µs to begin whatever it copies; the processor begins at once, writes
 //! almost as fast and reads slowly. So the small copies come here, and all others never do.
 //!
-//! A window is known by its allocation's number, which the driver never gives twice: memory that was
-//! freed and allocated again at the same address gets a window of its own. The old one is not used
-//! again and goes when room is needed.
+//! A window is known by the driver's numbers for its allocation and for the physical memory behind it:
+//! memory that was freed and allocated again at the same address, or mapped anew there, gets a window
+//! of its own. The old one is not used again and goes when room is needed.
 
 use std::collections::VecDeque;
 
@@ -25,8 +25,8 @@ const PAGE_BYTES: u64 = 64 << 10;
 const WINDOWS_MAX: usize = 64;
 
 struct Window {
-    /// The allocation that it looks into.
-    allocation: u64,
+    /// The allocation that it looks into, and the memory behind it.
+    memory: (u64, u64),
     start: Pointer,
     end: Pointer,
     /// None: it cannot be mapped, and is not tried again.
@@ -83,8 +83,11 @@ impl Windows {
         bytes: usize,
         copy: impl FnOnce(&Gdr, &Mapped) -> Result<(), String>,
     ) -> bool {
-        let Some(allocation) = cuda.allocation_of(at) else { return false };
-        if !self.bring_forward(allocation, at, bytes) {
+        let Some(memory) = cuda.memory_of(at) else { return false };
+        // Two pieces of physical memory may change apart.
+        if cuda.memory_of(at + bytes as u64 - 1) != Some(memory)
+            || !self.bring_forward(memory, at, bytes)
+        {
             return false;
         }
         let first = self.open.front().and_then(|window| window.mapped.as_ref());
@@ -100,13 +103,12 @@ impl Windows {
     }
 
     /// Makes the window with these bytes the first one, a new one if need be.
-    fn bring_forward(&mut self, allocation: u64, at: Pointer, bytes: usize) -> bool {
+    fn bring_forward(&mut self, memory: (u64, u64), at: Pointer, bytes: usize) -> bool {
         let (Some(gdr), Some(end)) = (&self.gdr, at.checked_add(bytes as u64)) else {
             return false;
         };
-        let holds = |window: &Window| {
-            window.allocation == allocation && window.start <= at && end <= window.end
-        };
+        let holds =
+            |window: &Window| window.memory == memory && window.start <= at && end <= window.end;
         let known = self.open.iter().position(holds).and_then(|place| self.open.remove(place));
         let window = known.unwrap_or_else(|| {
             if self.open.len() >= WINDOWS_MAX {
@@ -118,7 +120,7 @@ impl Windows {
             if let Err(why) = &mapped {
                 tracing::info!(why, "memory of a GPU cannot be mapped: it goes by copy engine");
             }
-            Window { allocation, start, end, mapped: mapped.ok() }
+            Window { memory, start, end, mapped: mapped.ok() }
         });
         self.open.push_front(window);
         true

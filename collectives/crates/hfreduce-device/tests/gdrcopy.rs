@@ -101,14 +101,16 @@ fn windows_are_used_again_and_never_for_other_memory() {
         (0..20).for_each(|_| add(&tensor));
         assert_eq!(stub.count("pins"), 1);
         // The old window shows pages that are nobody's now.
-        tensor.again();
-        (0..3).for_each(|_| add(&tensor));
-        assert_eq!(stub.count("pins"), 2);
+        for (same, pins) in [(false, 2), (true, 3)] {
+            tensor.again(same);
+            (0..3).for_each(|_| add(&tensor));
+            assert_eq!(stub.count("pins"), pins);
+        }
         let many: Vec<Tensor<'_>> = (0..70).map(|_| stub.tensor(&[0.0; SMALL])).collect();
         many.iter().for_each(add);
-        assert_eq!((stub.count("pins"), stub.count("windows")), (72, 64 + 1), "and a session");
+        assert_eq!((stub.count("pins"), stub.count("windows")), (73, 64 + 1), "and a session");
         many[69..].iter().for_each(add);
-        assert_eq!(stub.count("pins"), 72);
+        assert_eq!(stub.count("pins"), 73);
     });
     stubs.iter().for_each(|stub| stub.assert_clean("after many windows"));
 }
@@ -179,10 +181,16 @@ fn a_copy_that_does_not_come_back_holds_nobody() {
         }
         let work = allreduce(&device, comm, &tensor, 0, Duration::from_secs(4)).unwrap();
         let WaitError::Failed(error) = work.wait(None).unwrap_err() else { panic!() };
-        assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(0)), "{error}");
-        assert!(comm.rank() == 1 || !work.is_drained());
+        assert_eq!(error.cause.kind, CauseKind::TimedOut, "{error}");
+        // A machine so slow that it did not come that far has shown nothing.
+        if stubs[0].count("stalls") > 0 {
+            assert_eq!(error.cause.peer, Some(0), "{error}");
+            assert!(comm.rank() == 1 || !work.is_drained());
+        }
         drop(device);
         stub.open();
+        // What was closed over ends, and the tensor is the caller's again.
+        assert!(work.drain(TIMEOUT));
         comm.close(TIMEOUT);
     });
     stubs[0].assert_sound("after a hung copy");

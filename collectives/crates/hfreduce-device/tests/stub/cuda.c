@@ -27,7 +27,7 @@ typedef struct op {
     long number;
 } op_t;
 typedef struct { op_t *first, **last; int dying; } stream_t;
-typedef struct { char *base; size_t bytes; uint64_t number; } range_t;
+typedef struct { char *base; size_t bytes; uint64_t number, block; } range_t;
 typedef struct { int kind; uint64_t device; size_t bytes; } entry_t;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -97,7 +97,8 @@ static int holds(const range_t *ranges, size_t count, const char *at, size_t byt
 static int put(range_t *ranges, size_t count, char *base, size_t bytes) {
     for (size_t i = 0; i < count; i++) {
         if (!ranges[i].base) {
-            ranges[i] = (range_t){base, bytes, ++allocations};
+            allocations++;
+            ranges[i] = (range_t){base, bytes, allocations, allocations};
             return OK;
         }
     }
@@ -235,6 +236,7 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t pointer)
          const range_t *range = find(device, LENGTH(device), (char *)(uintptr_t)pointer, 1);
          if (!range) code = INVALID_VALUE;
          else if (attribute == 7) *(uint64_t *)out = range->number;
+         else if (attribute == 20) *(uint64_t *)out = range->block;
          else *(int *)out = attribute == 2 ? 2 : 0)
 
 int cuGetErrorName(int code, const char **name) {
@@ -335,19 +337,25 @@ uint64_t stub_device_alloc(size_t bytes) {
     LOCKED(put(device, LENGTH(device), base, bytes))
     return (uint64_t)(uintptr_t)base;
 }
-/* The memory itself stays: what touches it after this is counted, not crashed on. Windows to it show
- * nothing any more. */
+/* Windows to this range show nothing any more. */
+static void darken(const range_t *range) {
+    for (size_t i = 0; range && i < LENGTH(windows); i++) {
+        if (windows[i].base && windows[i].base < range->base + range->bytes &&
+            range->base < windows[i].base + windows[i].bytes) {
+            windows[i].bytes = 0;
+        }
+    }
+}
+
+/* The memory itself stays: what touches it after this is counted, not crashed on. */
 void stub_device_free(uint64_t base)
-    LOCKED(const range_t *range = find(device, LENGTH(device), (char *)(uintptr_t)base, 1);
-           for (size_t i = 0; range && i < LENGTH(windows); i++) {
-               if (windows[i].base && windows[i].base < range->base + range->bytes &&
-                   range->base < windows[i].base + windows[i].bytes) {
-                   windows[i].bytes = 0;
-               }
-           } take(device, LENGTH(device), (char *)(uintptr_t)base))
-/* Allocated again where memory was freed. */
-void stub_device_again(uint64_t base, size_t bytes)
-    LOCKED(put(device, LENGTH(device), (char *)(uintptr_t)base, bytes))
+    LOCKED(darken(find(device, LENGTH(device), (char *)(uintptr_t)base, 1));
+           take(device, LENGTH(device), (char *)(uintptr_t)base))
+/* At the same address, over what looks like the same memory, another allocation; or the same
+ * allocation over other memory. */
+void stub_device_again(uint64_t base, int same)
+    LOCKED(range_t *range = (range_t *)find(device, LENGTH(device), (char *)(uintptr_t)base, 1);
+           darken(range); *(same ? &range->block : &range->number) = ++allocations)
 
 long stub_count(const char *what) {
     long count = -1;

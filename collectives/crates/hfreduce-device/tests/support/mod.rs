@@ -187,15 +187,11 @@ impl Tensor<'_> {
         Range { pointer: self.pointer, bytes: self.numel * 4 }
     }
 
-    /// Freed, and allocated again at the same address.
-    pub fn again(&self) {
-        let free: unsafe extern "C" fn(u64) = self.stub.function("stub_device_free");
-        let again: unsafe extern "C" fn(u64, usize) = self.stub.function("stub_device_again");
+    /// Another allocation at the same address, or the same one over other memory.
+    pub fn again(&self, same: bool) {
+        let again: unsafe extern "C" fn(u64, c_int) = self.stub.function("stub_device_again");
         // SAFETY: what the stub gave.
-        unsafe {
-            free(self.pointer);
-            again(self.pointer, self.numel * 4);
-        }
+        unsafe { again(self.pointer, c_int::from(same)) }
     }
 
     pub fn write(&self, values: &[f32]) {
