@@ -132,7 +132,9 @@ def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: R
     for webhook in configuration["webhooks"]:
         assert webhook["failurePolicy"] == "Ignore"
         assert webhook["timeoutSeconds"] <= 5
-        assert webhook["objectSelector"]["matchLabels"] == {"fireflyer.dev/inject": "true"}
+        (asked,) = webhook["objectSelector"]["matchExpressions"]
+        assert (asked["key"], asked["operator"]) == ("fireflyer.dev/inject", "In")
+        assert asked["values"] == ["true", "daemon"]
         [names] = webhook["namespaceSelector"]["matchExpressions"]
         assert names["operator"] == "NotIn"
         assert names["values"] == ["fireflyer-system", "kube-system"]

@@ -48,6 +48,23 @@ def pod(name: str, **labels: str) -> dict[str, Any]:
     }
 
 
+def sums_by_daemon(name: str) -> dict[str, Any]:
+    """A training pod of one rank, whose sidecar makes its sums."""
+    script = (
+        "import array, os, hfreduce, hfreduce.standalone\n"
+        "os.environ.update(RANK='0', WORLD_SIZE='1')\n"
+        "os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')\n"
+        "group = hfreduce.standalone.connect(os.environ)\n"
+        "numbers = array.array('f', [3.0] * 1000)\n"
+        "hfreduce.allreduce(numbers, group)\n"
+        "group.close()\n"
+        "print('sum', numbers[999], 'by', os.environ['HFREDUCE_DAEMON'])\n"
+    )
+    made = pod(name, **{"fireflyer.dev/inject": "daemon"})
+    made["spec"]["containers"][0]["command"] = ["python3", "-c", script]
+    return made
+
+
 def inits(made: dict[str, Any]) -> list[str]:
     """The init containers that the API server stored."""
     return [one["name"] for one in made["spec"].get("initContainers", [])]
@@ -120,6 +137,7 @@ async def test_a_real_server_calls_it_and_goes_on_without_it(
         assert inits(made) == [TOOLS]
         env = {one["name"] for one in made["spec"]["containers"][0]["env"]}
         assert {"PYTHONPATH", "HFREDUCE_ADDRESS", "FLYER_ZONE"} <= env
+        assert inits(create(sums_by_daemon("with-daemon"))) == [TOOLS, "flyer-hfreduced"]
         assert not inits(create(pod("plain")))
         assert not inits(create(pod("refused", **{"fireflyer.dev/inject": "false"})))
         # Our own namespace is left out by the registration, and by the webhook itself.
@@ -164,7 +182,8 @@ def test_an_injected_pod_finds_hfreduce(release: chart.Release, namespace: str) 
         return TOOLS in inits(json.loads(text))
 
     wait_for("the registration's certificate", injected, SECONDS)
-    cluster.apply(pod("trains", **LABEL), pod("plain"), namespace=namespace)
+    pods = (pod("trains", **LABEL), sums_by_daemon("sums"), pod("plain"))
+    cluster.apply(*pods, namespace=namespace)
 
     def phase(name: str) -> str:
         return str(cluster.get("pod", name, namespace)["status"]["phase"])
@@ -172,6 +191,9 @@ def test_an_injected_pod_finds_hfreduce(release: chart.Release, namespace: str) 
     wait_for("its end", lambda: phase("trains") in ("Succeeded", "Failed"), SECONDS)
     said = cluster.kubectl("logs", "trains", f"--namespace={namespace}")
     assert "hfreduce is /flyer/" in said
+    wait_for("its end", lambda: phase("sums") in ("Succeeded", "Failed"), SECONDS)
+    said = cluster.kubectl("logs", "sums", f"--namespace={namespace}")
+    assert "sum 3.0 by /run/flyer/hfreduced.sock" in said
     # Without the label there is none.
     wait_for("its end", lambda: phase("plain") in ("Succeeded", "Failed"), SECONDS)
     assert phase("plain") == "Failed"

@@ -77,6 +77,23 @@ def test_a_labelled_pod_gets_tools_hfreduce_and_its_environment() -> None:
     assert answer == inject_again(answer)
 
 
+def test_with_the_daemon_a_pod_gets_its_sidecar_too() -> None:
+    asked = pod(metadata={"name": "w0", "labels": {"fireflyer.dev/inject": "daemon"}})
+    changed, warnings = inject(asked, SETTINGS)
+    assert warnings == []
+    tools, daemon = changed["spec"]["initContainers"]
+    assert (tools["name"], daemon["name"]) == ("flyer-tools", "flyer-hfreduced")
+    assert daemon["restartPolicy"] == "Always"
+    (trainer,) = changed["spec"]["containers"]
+    socket = next(one["value"] for one in trainer["env"] if one["name"] == "HFREDUCE_DAEMON")
+    assert socket in daemon["command"]
+    # Both see the socket's folder.
+    for container in (trainer, daemon):
+        folders = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        assert folders["/run/flyer"] == "flyer-run"
+    assert inject(changed, SETTINGS) == (changed, [])
+
+
 def inject_again(answer: dict[str, Any]) -> dict[str, Any]:
     """A second call, after another webhook changed the pod, finds nothing left to do."""
     changed = applied(pod(), answer)

@@ -1,6 +1,7 @@
 """Collectives for training pods that no FlyerJob made: a mutating webhook that fails open.
 
-A pod with the label `fireflyer.dev/inject: "true"` gets the tools, HFReduce and its environment.
+A pod with the label `fireflyer.dev/inject: "true"` gets the tools, HFReduce and its environment;
+with the value `daemon` also hfreduced in a native sidecar.
 `respond` is pure; `Webhook` serves it.
 """
 

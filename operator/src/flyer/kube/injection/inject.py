@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.kube.pods.additions import (
     LIBRARY_FOLDER,
+    add_daemon,
     add_environment,
     add_shared_memory,
     add_tools,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ANNOTATION_CONTAINER", "inject"]
 
+# The label's values: the collectives alone, or with hfreduced as a sidecar beside them.
+COLLECTIVES, WITH_DAEMON = "true", "daemon"
 ANNOTATION_CONTAINER: Final = "fireflyer.dev/inject-container"
 # Kubernetes copies the node's zone to a pod's label when the pod is bound (from 1.35 on).
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
@@ -36,7 +39,7 @@ def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], 
     """The pod with what is added, and warnings for whoever creates it. `pod` stays as it is."""
     metadata = pod.get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    if labels.get(LABEL_INJECT) != "true" or LABEL_JOB in labels:
+    if labels.get(LABEL_INJECT) not in (COLLECTIVES, WITH_DAEMON) or LABEL_JOB in labels:
         return pod, []
     changed = copy.deepcopy(pod)
     spec = changed["spec"]
@@ -51,6 +54,8 @@ def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], 
     warnings = _warnings(trainer)
     add_tools(spec, trainer, settings)
     add_shared_memory(spec, trainer)
+    if labels[LABEL_INJECT] == WITH_DAEMON:
+        add_daemon(spec, trainer, settings)
     add_environment(trainer, {"PYTHONPATH": LIBRARY_FOLDER})
     _add_field(trainer, "HFREDUCE_ADDRESS", "status.podIP")
     _add_field(trainer, "FLYER_ZONE", f"metadata.labels['{ZONE_LABEL}']")

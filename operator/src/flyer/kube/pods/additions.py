@@ -81,10 +81,7 @@ def add_tools(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettin
 
 def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
     """The native sidecar, the folder that it shares with the trainer, and its token."""
-    # In memory: a suspension is noted there on its way to the ranks, and a node's disk may be busy
-    # with the very checkpoints of others.
-    memory = {"medium": "Memory", "sizeLimit": _RUN_SIZE}
-    add_named(spec, "volumes", {"name": _RUN_VOLUME, "emptyDir": memory})
+    _add_run_folder(spec, trainer)
     token = {
         "path": "token",
         "audience": TOKEN_AUDIENCE,
@@ -123,7 +120,6 @@ def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSett
         ],
     }
     add_named(spec, "initContainers", container)
-    add_mount(trainer, _RUN_VOLUME, RUN_FOLDER)
 
 
 def add_daemon(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
@@ -151,6 +147,7 @@ def add_daemon(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSetti
         },
         "volumeMounts": [{"name": _RUN_VOLUME, "mountPath": RUN_FOLDER}],
     }
+    _add_run_folder(spec, trainer)
     add_named(spec, "initContainers", container)
     add_environment(trainer, {"HFREDUCE_DAEMON": DAEMON_SOCKET_PATH})
 
@@ -204,6 +201,15 @@ def add_named(spec: dict[str, Any], field: str, item: dict[str, Any]) -> None:
     items = _list(spec, field)
     if all(one.get("name") != item["name"] for one in items):
         spec[field] = [*items, item]
+
+
+def _add_run_folder(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
+    """What trainer and sidecars share."""
+    # In memory: a suspension is noted there on its way to the ranks, and a node's disk may be busy
+    # with the very checkpoints of others.
+    memory = {"medium": "Memory", "sizeLimit": _RUN_SIZE}
+    add_named(spec, "volumes", {"name": _RUN_VOLUME, "emptyDir": memory})
+    add_mount(trainer, _RUN_VOLUME, RUN_FOLDER)
 
 
 def _list(body: dict[str, Any], field: str) -> list[dict[str, Any]]:
