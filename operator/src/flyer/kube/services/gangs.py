@@ -43,7 +43,7 @@ EXIT_NOT_STARTED: Final = 73
 # later that a container has ended; less than the engine's patience.
 LINGER_SECONDS: Final = 8.0
 # Others wait for the nodes of a job that released them, and its ranks may sleep through a SIGTERM.
-LINGER_RELEASED_SECONDS: Final = 1.0  # after the two that the inbox has waited for them
+LINGER_RELEASED_SECONDS: Final = 0.5  # after the four that the inbox has waited for them
 # Who has had its time and is killed from inside after it: a second until SIGKILL, and the kubelet.
 LINGER_KILLED_SECONDS: Final = 3.0
 LINGER_POLL_SECONDS: Final = 0.02

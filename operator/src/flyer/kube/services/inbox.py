@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["GATHER_SECONDS", "LEAVE_SECONDS", "Inbox", "Leaving", "leaving"]
 
 GATHER_SECONDS: Final = 0.2
-# A job that has released its nodes is waited for so long: kubelets say within two seconds that a
-# pod has ended. What it has not left by then is taken from it.
-LEAVE_SECONDS: Final = 2.0
+# A job that has released its nodes is waited for so long: a kubelet says within two seconds that a
+# pod has ended, and hundreds at once a busy API server in twice that. What it has not left by then
+# is taken from it.
+LEAVE_SECONDS: Final = 4.0
 _PATIENT: Final = (
     CheckpointReported, LifeStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
     ProgressReported, Released, SuspendReceived,
