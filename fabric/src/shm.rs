@@ -3,23 +3,25 @@
 //! Never `/dev/shm` (a pod has 64 MiB of it) and never locked memory (a pod may lock 8 MiB):
 //! a segment is a memfd, sealed so that no peer can shrink it under our feet.
 
+mod mapping;
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::ptr::NonNull;
 use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::ProtFlags;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 
 use crate::deadline::Deadline;
+use mapping::{Mapped, map};
 
 /// Descriptors that travel in one message at most (the kernel allows 253).
 pub const DESCRIPTORS_MAX: usize = 250;
@@ -28,14 +30,8 @@ pub const DESCRIPTORS_MAX: usize = 250;
 #[derive(Debug)]
 pub struct Segment {
     fd: OwnedFd,
-    base: NonNull<u8>,
-    bytes: usize,
+    mapped: Mapped,
 }
-
-// SAFETY: a segment is an address range; what threads do inside it is their users' protocol.
-unsafe impl Send for Segment {}
-// SAFETY: as above; a shared reference gives nothing but the address.
-unsafe impl Sync for Segment {}
 
 impl Segment {
     /// New zeroed memory. Pages cost nothing until they are touched.
@@ -60,23 +56,23 @@ impl Segment {
     }
 
     fn map(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
-        let base = map(&fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
-        Ok(Self { fd, base, bytes })
+        let mapped = map(&fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok(Self { fd, mapped })
     }
 
     /// Its first byte. Valid for [`Segment::bytes`] bytes while the segment lives.
     pub fn base(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.mapped.base.as_ptr()
     }
 
     /// Its size.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.mapped.bytes
     }
 
     /// Where these bytes lie; `None` if they are not all inside.
     pub fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
-        inside(self.base, self.bytes, offset, bytes)
+        self.mapped.at(offset, bytes)
     }
 
     /// The descriptor, to hand to a peer.
@@ -95,22 +91,11 @@ impl Segment {
     }
 }
 
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: `map` made exactly this mapping, and nobody may use it after us.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-    }
-}
-
 /// A peer's [`Segment`], to read from. Unmapped when dropped.
 #[derive(Debug)]
 pub struct View {
-    base: NonNull<u8>,
-    bytes: usize,
+    mapped: Mapped,
 }
-
-// SAFETY: as for a segment.
-unsafe impl Send for View {}
 
 impl View {
     /// Maps what a peer lends. The same conditions as in [`Segment::open`].
@@ -119,27 +104,13 @@ impl View {
     /// As there.
     pub fn open(fd: &OwnedFd, bytes: usize) -> io::Result<Self> {
         check_sealed(fd, bytes)?;
-        Ok(Self { base: map(fd, bytes, ProtFlags::READ)?, bytes })
+        Ok(Self { mapped: map(fd, bytes, ProtFlags::READ)? })
     }
 
     /// Where these bytes lie; `None` if they are not all inside.
     pub fn at(&self, offset: u64, bytes: usize) -> Option<*const u8> {
-        inside(self.base, self.bytes, offset, bytes).map(<*mut u8>::cast_const)
+        self.mapped.at(offset, bytes).map(<*mut u8>::cast_const)
     }
-}
-
-impl Drop for View {
-    fn drop(&mut self) {
-        // SAFETY: as for a segment.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-    }
-}
-
-fn inside(base: NonNull<u8>, size: usize, offset: u64, bytes: usize) -> Option<*mut u8> {
-    let offset = usize::try_from(offset).ok()?;
-    let inside = offset.checked_add(bytes).is_some_and(|end| end <= size);
-    // SAFETY: the offset lies inside the mapping.
-    inside.then(|| unsafe { base.as_ptr().add(offset) })
 }
 
 fn check_sealed(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
@@ -152,13 +123,6 @@ fn check_sealed(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
         io::ErrorKind::InvalidData,
         format!("a shared segment has {actual} bytes (expected {bytes}, sealed)"),
     ))
-}
-
-fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<NonNull<u8>> {
-    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
-    let base =
-        unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, 0)? };
-    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 /// Listens on a name that lives as long as the socket and leaves no file behind.
@@ -381,7 +345,7 @@ mod tests {
         // SAFETY: inside the view; nobody writes any more.
         assert_eq!(unsafe { view.at(4096, 4096).unwrap().read() }, 7);
         assert!(view.at(4096, 4097).is_none() && view.at(u64::MAX, 2).is_none());
-        let writable = map(&fd, 8192, ProtFlags::READ | ProtFlags::WRITE);
+        let writable = mapping::Mapping::new(&fd, 8192, ProtFlags::READ | ProtFlags::WRITE);
         assert_eq!(writable.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert!(View::open(&fd, 4096).is_err());
     }

@@ -105,8 +105,8 @@ async fn messages_and_payloads_of_all_sizes_come_back() {
         let payload: Bytes = (0..length).map(|i| (i % 251) as u8).collect::<Vec<u8>>().into();
         assert_eq!(echo(&connection, b"hello", payload.clone()).await, payload);
     }
-    let long: &'static [u8] = vec![7; 100_000].leak();
-    assert_eq!(echo(&connection, long, Bytes::new()).await, Bytes::new());
+    static LONG: [u8; 100_000] = [7; 100_000];
+    assert_eq!(echo(&connection, &LONG, Bytes::new()).await, Bytes::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

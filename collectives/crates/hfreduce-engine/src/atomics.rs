@@ -23,7 +23,6 @@ pub trait Atomic<T> {
     fn swap(&self, value: T, order: Ordering) -> T;
     fn fetch_add(&self, value: T, order: Ordering) -> T;
     fn fetch_sub(&self, value: T, order: Ordering) -> T;
-    fn fetch_max(&self, value: T, order: Ordering) -> T;
     fn compare_exchange(&self, old: T, new: T, yes: Ordering, no: Ordering) -> Result<T, T>;
 }
 
@@ -63,10 +62,6 @@ macro_rules! atomic {
             #[inline(always)]
             fn fetch_sub(&self, value: $value, order: Ordering) -> $value {
                 self.fetch_sub(value, order)
-            }
-            #[inline(always)]
-            fn fetch_max(&self, value: $value, order: Ordering) -> $value {
-                self.fetch_max(value, order)
             }
             #[inline(always)]
             fn compare_exchange(

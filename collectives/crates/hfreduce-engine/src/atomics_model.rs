@@ -79,9 +79,6 @@ impl<const WHAT: u8, V, T: Atomic<V>> Atomic<V> for Weakened<WHAT, T> {
     fn fetch_sub(&self, value: V, order: Ordering) -> V {
         self.0.fetch_sub(value, Weak::<WHAT>::order(order))
     }
-    fn fetch_max(&self, value: V, order: Ordering) -> V {
-        self.0.fetch_max(value, Weak::<WHAT>::order(order))
-    }
     fn compare_exchange(&self, old: V, new: V, yes: Ordering, no: Ordering) -> Result<V, V> {
         self.0.compare_exchange(old, new, Weak::<WHAT>::order(yes), Weak::<WHAT>::order(no))
     }

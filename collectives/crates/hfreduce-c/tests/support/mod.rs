@@ -26,6 +26,8 @@ pub fn library() -> PathBuf {
 pub fn compile(source: &Path, into: &Path) -> PathBuf {
     let program = into.join(source.file_stem().unwrap());
     let folder = library().parent().unwrap().to_owned();
+    // A sanitizer's runtime, for a library that was built with one.
+    let more = std::env::var("TEST_LINK_FLAGS").unwrap_or_default();
     let done = Command::new("cc")
         .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-pedantic"])
         .arg("-I")
@@ -37,6 +39,7 @@ pub fn compile(source: &Path, into: &Path) -> PathBuf {
         .arg(&folder)
         .arg(format!("-Wl,-rpath,{}", folder.display()))
         .arg("-lhfreduce")
+        .args(more.split_whitespace())
         .output()
         .expect("a C compiler");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

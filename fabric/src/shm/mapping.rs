@@ -1,0 +1,83 @@
+//! Where the bytes of a descriptor lie in this process.
+//!
+//! Each descriptor is mapped where the kernel likes, as often as it is opened. To the thread
+//! sanitizer that is as many memories, so that it would see no race between ranks that are threads:
+//! `scripts/sanitize` sets `cfg(one_mapping)`, and all maps of one file in a process are the same.
+
+use std::io;
+use std::ptr::NonNull;
+
+use rustix::fd::OwnedFd;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// An address range. Unmapped when dropped.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pub(super) base: NonNull<u8>,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: an address range; what threads do inside it is their users' protocol.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; a shared reference gives nothing but the address.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(super) fn new(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, bytes })
+    }
+
+    /// Where these bytes lie; `None` if they are not all inside.
+    pub(super) fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
+        let offset = usize::try_from(offset).ok()?;
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        // SAFETY: the offset lies inside the mapping.
+        inside.then(|| unsafe { self.base.as_ptr().add(offset) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `new` made exactly this mapping, and nobody may use it after us.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// The mapping that one descriptor's owner uses.
+#[cfg(not(one_mapping))]
+pub(super) type Mapped = Mapping;
+#[cfg(one_mapping)]
+pub(super) type Mapped = std::sync::Arc<Mapping>;
+
+/// Maps a file, as [`Mapping::new`].
+#[cfg(not(one_mapping))]
+pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Mapped> {
+    Mapping::new(fd, bytes, access)
+}
+
+/// The mapping of this file that is there, or a new one. Its creator comes first and may write, so
+/// whoever opens it finds at least the access that it asks for.
+#[cfg(one_mapping)]
+pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Mapped> {
+    use std::collections::HashMap;
+    use std::sync::{LazyLock, Mutex, PoisonError, Weak};
+
+    type Maps = HashMap<(u64, u64, usize), Weak<Mapping>>;
+    static MAPS: LazyLock<Mutex<Maps>> = LazyLock::new(Mutex::default);
+
+    let file = rustix::fs::fstat(fd)?;
+    let mut maps = MAPS.lock().unwrap_or_else(PoisonError::into_inner);
+    maps.retain(|_, mapping| mapping.strong_count() > 0);
+    let key = (file.st_dev, file.st_ino, bytes);
+    if let Some(mapping) = maps.get(&key).and_then(Weak::upgrade) {
+        return Ok(mapping);
+    }
+    let mapping = std::sync::Arc::new(Mapping::new(fd, bytes, access)?);
+    maps.insert(key, std::sync::Arc::downgrade(&mapping));
+    Ok(mapping)
+}
