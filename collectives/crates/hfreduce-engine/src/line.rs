@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 /// The longest word: the cards of ten thousand members.
 const WORD_BYTES_MAX: usize = 16 << 20;
 /// What is read at once.
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 16 << 10;
 
 /// One connection.
 pub struct Line<S = TcpStream> {
@@ -93,6 +93,13 @@ impl<S: Read + Write> Line<S> {
                 None
             }
         }
+    }
+
+    /// Takes what has come; true if anything has, or it has ended.
+    pub fn has_more(&mut self) -> bool {
+        let before = self.came.len();
+        self.receive();
+        self.came.len() > before || self.ended.is_some()
     }
 
     /// How it ended, once all that came was read.

@@ -35,10 +35,27 @@ impl Communicator {
         served
     }
 
-    /// As a daemon: moves data until `done` holds or the client says something, `until` at most.
-    pub(crate) fn wait_for_client(&self, until: Instant, done: impl Fn() -> bool) {
+    /// As a daemon: moves data until `done` holds, the client says something, or `until` has come.
+    /// `more` takes what it has said meanwhile; true if it said anything.
+    pub(crate) fn wait_for_client(
+        &self,
+        until: Instant,
+        done: impl Fn() -> bool,
+        mut more: impl FnMut() -> bool,
+    ) {
         let called = &self.inner.shared.called;
-        self.inner.wait(until, || called.load(Ordering::SeqCst) || done());
-        called.store(false, Ordering::SeqCst);
+        let heard = || called.load(Ordering::SeqCst) || done();
+        let lent = self.inner.try_driver(|driver| {
+            // What was read before has left its mark: that is taken away, and then looked at again.
+            driver.glance();
+            called.store(false, Ordering::SeqCst);
+            if !more() {
+                driver.drive(until, heard);
+            }
+        });
+        if !lent {
+            self.inner.wait(until, heard);
+            called.store(false, Ordering::SeqCst);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fabric::arena::{Arena, ArenaError, Block};
+use hfreduce_kernels::Store;
 
 use super::Region;
 use crate::core::Kind;
@@ -14,6 +15,7 @@ const STEP_BYTES: usize = 64 << 10;
 const KEPT_BYTES_MAX: usize = 256 << 20;
 /// How many they may be.
 const KEPT_MAX: usize = 64;
+const STREAM_FROM_BYTES: usize = 4 << 20;
 
 /// A rank's part of the memory that it shares with the daemon.
 pub struct Memory {
@@ -59,7 +61,7 @@ impl Memory {
         {
             copy(&operation.input, (0, *bytes), block, |memory, staged, count| {
                 // SAFETY: `count` bytes of the caller's and of a block that nobody else uses yet.
-                unsafe { std::ptr::copy_nonoverlapping(memory, staged, count) };
+                unsafe { hfreduce_kernels::copy_raw(store(count), memory, staged, count) };
             });
         }
         Ok(Laid { input, output })
@@ -82,7 +84,7 @@ impl Memory {
             let out = |range| {
                 copy(&operation.output, range, block, |memory, staged, count| {
                     // SAFETY: as above; the daemon has ended the operation.
-                    unsafe { std::ptr::copy_nonoverlapping(staged, memory, count) };
+                    unsafe { hfreduce_kernels::copy_raw(store(count), staged, memory, count) };
                 });
             };
             if print.kind.uses_trees() {
@@ -165,6 +167,11 @@ impl Place {
             Self::Same => None,
         }
     }
+}
+
+/// What is larger than caches hold until it is read goes past them.
+fn store(bytes: usize) -> Store {
+    if bytes >= STREAM_FROM_BYTES { Store::Streaming } else { Store::Cached }
 }
 
 /// Hands each piece of a range of a buffer to `each`, with the place of the same bytes in the block.

@@ -236,10 +236,9 @@ impl Session<'_> {
 
     fn wait(&mut self) {
         if !self.calls.is_empty() {
-            let calls = &self.calls;
-            let until = Instant::now() + TICK;
-            self.communicator
-                .wait_for_client(until, || calls.iter().any(|(_, work)| work.is_done()));
+            let Self { line, calls, communicator, .. } = self;
+            let done = || calls.iter().any(|(_, work)| work.is_done());
+            communicator.wait_for_client(Instant::now() + TICK, done, || line.has_more());
             return;
         }
         let mut events = PollFlags::IN;
