@@ -5,6 +5,14 @@ import itertools
 
 import pytest
 from flyer.api import API_VERSION, Phase
+from flyer.kube.services import inbox
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """What belongs together is told together, also where the machine is busy with other things."""
+    monkeypatch.setattr(inbox, "GATHER_SECONDS", 1.0)
+    monkeypatch.setattr(inbox, "LEAVE_SECONDS", 30.0)
 
 
 def writes(cluster, since):
@@ -26,6 +34,7 @@ async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, zones, n
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.usefixtures("patient")
 async def test_a_suspension_costs_three_writes(cluster, until, nodes):
     cluster.nodes("A" * nodes)
     operator = cluster.operator()
@@ -40,6 +49,7 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes):
     assert len(done) <= 3, done
 
 
+@pytest.mark.usefixtures("patient")
 async def test_nodes_that_fall_empty_one_after_another_are_written_once(cluster, until):
     """Asked, saved, left: kubelets say at different times that their pods have ended."""
     cluster.nodes("AAAA")
@@ -58,6 +68,7 @@ async def test_nodes_that_fall_empty_one_after_another_are_written_once(cluster,
     assert len(done) <= 3, done
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
     """And costs three writes for each gang that gives way, whatever its size."""
     cluster.nodes("A" * 12)
