@@ -88,9 +88,16 @@ async def test_a_lost_answer_shows_as_what_the_call_itself_did(api_server, conne
         await api.delete(FLYERJOBS, "a", "default")
 
 
-async def test_what_admission_cannot_judge_yet_is_tried_again(api_server, connect):
-    words = "denied request: failed to configure policy: failed to find resource referenced by"
-    answers = [f"ValidatingAdmissionPolicy 'x' {words} paramKind: 'x/v1, Kind=X'"] * 2
+POLICY = "denied request: failed to configure policy: failed to find resource referenced by"
+ACCOUNT = 'is forbidden: error looking up service account new/default: serviceaccount "default"'
+
+
+@pytest.mark.parametrize(
+    "words",
+    [f"ValidatingAdmissionPolicy 'x' {POLICY} paramKind: 'x/v1, Kind=X'", f"{ACCOUNT} not found"],
+)
+async def test_what_admission_cannot_judge_yet_is_tried_again(api_server, connect, words):
+    answers = [words] * 2
     checks = api_server.store.table("flyerjobs").checks
     checks.append(lambda _before, _after: answers.pop() if answers else None)
     await connect().create(FLYERJOBS, job("a"), "default")

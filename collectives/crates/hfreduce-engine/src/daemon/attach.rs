@@ -70,10 +70,10 @@ impl Attachment {
         let (process, key) = (std::process::id(), key.to_vec());
         let open = Open { version: VERSION, process, options: options.clone(), key };
         let mut size = [0; 8];
-        let fds = stream
-            .write_all(&framed(&Ask::Open(Box::new(open))))
-            .and_then(|()| shm::receive_descriptors(&stream, &mut size, deadline))
-            .map_err(|error| absent(&error))?;
+        // A daemon that is full says so and hangs up, maybe before it has heard all of this.
+        let said = stream.write_all(&framed(&Ask::Open(Box::new(open))));
+        let fds = shm::receive_descriptors(&stream, &mut size, deadline)
+            .map_err(|error| absent(&said.err().unwrap_or(error)))?;
         stream.set_nonblocking(true).map_err(|error| absent(&error))?;
         let mut line = Line::over(stream, WORD_BYTES_MAX);
         let answer = await_word::<Tell>(&mut line, Instant::now() + ANSWER);

@@ -18,9 +18,11 @@ __all__ = [
 ]
 
 _MESSAGE_CHARS_MAX = 500
-# Of k8s.io/apiserver's admission plug-ins, which tell it by these words alone.
+# Of k8s.io/apiserver's admission plug-ins, which tell it by these words alone. Every namespace gets
+# the service account `default` soon after it was made.
 _NOT_JUDGED = re.compile(
     r"failed to configure (?:policy|binding): |not yet ready to handle request"
+    r"|error looking up service account [^/ ]+/default: serviceaccount \"default\" not found"
 )
 
 
@@ -79,7 +81,8 @@ class OverloadedError(ApiError):
     """429, 500, 503, 504: the server had no time or no luck; waits `retry_after_seconds`.
 
     Also what admission refuses (403, 422) because it knows too little yet: for half a minute after
-    its start a server may not know the kinds that its policies' parameters have.
+    its start a server may not know the kinds that its policies' parameters have, and a namespace
+    just made has no service account for pods.
     """
 
     retryable = True
