@@ -34,7 +34,7 @@ async def test_refusals_change_nothing(stage: Stage, code: int, reason: str) -> 
     every = Fault("refuse", times=OFTEN, every=4, code=code, reason=reason)
     every.retry_after_seconds = 1 if code == 429 else None
     # A conflict is an answer to a compare-and-swap.
-    every.verb = "patch" if code == 409 else ""
+    every.resource = "flyerjobs/status" if code == 409 else ""
     stage.proxy.faults.add(every)
     stage.operators.start()
     await stage.live("low", "high")

@@ -134,12 +134,13 @@ class FakeGateway:
             return
         saved = gang.start.restore_from.step if gang.start.restore_from else 0
         job, attempt, step = signal.job, signal.attempt, saved + 1
-        said = self._said[(job, attempt)] = [
+        left: list[Event] = [
             SuspendReceived(job, attempt),
             CheckpointReported(job, attempt, step, f"step-{step}"),
             Released(job, attempt),
         ]
-        for event in said:
+        # Asked again, by the next leader, a gang that has saved and left saves no further step.
+        for event in self._said.setdefault((job, attempt), left):
             self._tell(event)
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())
