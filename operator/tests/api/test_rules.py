@@ -19,7 +19,7 @@ from flyer.sim import sample_job
 from .rule_cases import CASES, NODES, RUNNING, TEMPLATE, TIME, Case, job, status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Iterator
 
     from e2e.cluster.handle import Cluster
 
@@ -237,22 +237,34 @@ def policies(kinds: Cluster) -> Iterator[Cluster]:
 
 
 async def in_force(api: Api) -> None:
-    """Wait until the policies are: the API server takes a moment to read them."""
+    """Wait until the policies are: the API server takes a moment to read them, one by one."""
+    jobs = RESOURCES["flyerjobs"]
     for _ in range(600):
         name = f"probe-{secrets.token_hex(4)}"
         await stored(api, "flyerjobs", name, job())
         try:
-            await api.merge(
-                RESOURCES["flyerjobs"], name, {"status": {"phase": "Queued"}}, "default", "status"
-            )
-        except ApiError:
-            found = await api.get(RESOURCES["flyerjobs"], name, "default")
-            if names.USER_ANNOTATION in found["metadata"].get("annotations", {}):
+            found = await api.merge(jobs, name, {"spec": {"stop": "graceful"}}, "default")
+            stamped = names.USER_ANNOTATION in found["metadata"].get("annotations", {})
+            status_patch, taken_back = {"status": {"phase": "Queued"}}, {"spec": {"stop": None}}
+            if (
+                stamped
+                and await refused(api.merge(jobs, name, status_patch, "default", "status"))
+                and await refused(api.merge(jobs, name, taken_back, "default"))
+            ):
                 return
         finally:
             await gone(api, "flyerjobs", name)
         await asyncio.sleep(0.1)
     raise AssertionError("the policies never came into force")
+
+
+async def refused(call: Awaitable[object]) -> bool:
+    """Whether a policy stands in its way."""
+    try:
+        await call
+    except ApiError:
+        return True
+    return False
 
 
 async def test_policies(policies: Cluster, api: Api) -> None:
