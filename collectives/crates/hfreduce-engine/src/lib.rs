@@ -27,7 +27,6 @@ mod work;
 pub use cause::{Cause, CauseKind, CollectiveError};
 pub use communicator::{Communicator, WaitError, Work};
 pub use core::Determinism;
-pub use core::pair::ANY_RANK;
 pub use drivers::wire;
 pub use endpoint::{Endpoint, Member, Newcomer, Options};
 pub use fabric::arena::Block;

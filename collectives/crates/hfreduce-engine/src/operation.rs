@@ -211,7 +211,7 @@ pub struct Operation {
 /// One message between two ranks, as part of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// The other rank; [`crate::ANY_RANK`] until a receive from anybody has found its sender.
+    /// The other rank; `ANY_RANK` until a receive from anybody has found its sender.
     pub peer: u32,
     /// True if we send.
     pub sends: bool,

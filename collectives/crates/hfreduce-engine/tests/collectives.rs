@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{ANY_RANK, DType, ReduceOp};
+use hfreduce_engine::{DType, ReduceOp};
 use support::{TIMEOUT, allreduce, buffer, digest, numbers, placement, run, values};
 
 const GROUPS: [(usize, usize); 6] = [(1, 1), (1, 3), (2, 1), (3, 1), (4, 2), (5, 1)];
@@ -335,12 +335,14 @@ fn a_receive_from_anybody_says_who_sent() {
                 let mut told: Vec<(u32, f32)> = (1..4)
                     .map(|_| {
                         let from = buffer(&mut data);
-                        let work = comm.recv(from, DType::F32, ANY_RANK, 3, TIMEOUT).unwrap();
+                        let work = comm.recv_any(from, DType::F32, 3, TIMEOUT).unwrap();
                         work.wait(None).unwrap();
                         (work.source().unwrap(), data[99])
                     })
                     .collect();
                 told.sort_by_key(|(source, _)| *source);
+                let nobody = comm.recv(buffer(&mut data), DType::F32, u32::MAX, 3, TIMEOUT);
+                assert!(nobody.err().unwrap().to_string().contains("does not exist"));
                 told
             },
         );

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hfreduce_engine::daemon::Entrance;
 use hfreduce_engine::{
-    ANY_RANK, Buffer, CauseKind, Communicator, DType, Member, Options, Pace, ReduceOp, WaitError,
+    Buffer, CauseKind, Communicator, DType, Member, Options, Pace, ReduceOp, WaitError,
 };
 use support::{
     KEY, Served, TIMEOUT, allreduce, buffer, digest, numbers, placement, run_at, values,
@@ -73,7 +73,7 @@ fn everything(comm: &Communicator) -> Vec<u64> {
         done(comm.send(buffer(&mut there), F32, next, 7, TIMEOUT));
         received.wait(None).unwrap();
         results.push(digest(&here));
-        let received = comm.recv(buffer(&mut here), F32, ANY_RANK, 8, TIMEOUT).unwrap();
+        let received = comm.recv_any(buffer(&mut here), F32, 8, TIMEOUT).unwrap();
         done(comm.send(buffer(&mut there), F32, next, 8, TIMEOUT));
         received.wait(None).unwrap();
         assert_eq!(received.source(), Some(before));

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{
-    ANY_RANK, Buffer, Communicator as Engine, DType, Member, Work as EngineWork,
-};
+use hfreduce_engine::{Buffer, Communicator as Engine, DType, Member, Work as EngineWork};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -246,8 +244,11 @@ impl Communicator {
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let buffer = buffer(pointer, numel, dtype)?;
-        let peer = peer.unwrap_or(ANY_RANK);
-        Self::made(py, self.engine.recv(buffer, dtype, peer, tag, timeout))
+        let made = match peer {
+            Some(peer) => self.engine.recv(buffer, dtype, peer, tag, timeout),
+            None => self.engine.recv_any(buffer, dtype, tag, timeout),
+        };
+        Self::made(py, made)
     }
 
     #[pyo3(signature = (timeout_seconds, lazy = false))]
@@ -283,6 +284,7 @@ impl Communicator {
             ("received_bytes", &counters.received_bytes),
             ("refused_connections", &counters.refused),
             ("in_place_bytes", &counters.in_place_bytes),
+            ("relayed_bytes", &counters.relayed_bytes),
             ("reduced_bytes", &counters.reduced_bytes),
             ("reducing_nanoseconds", &counters.reducing_nanoseconds),
         ] {

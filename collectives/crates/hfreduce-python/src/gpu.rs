@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use hfreduce_device::{Cuda, Device, DeviceError, Memory, Range, Settings, gdr};
-use hfreduce_engine::{ANY_RANK, Buffer, CollectiveError, Communicator, DType, Work as EngineWork};
+use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, Work as EngineWork};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -322,10 +322,10 @@ impl OnGpu {
         timeout_seconds: f64,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let peer = peer.unwrap_or(ANY_RANK);
         let memory = Memory::in_place(range(pointer, numel, dtype)?, false, true);
-        self.between_pairs(py, "recv", memory, timeout, |buffer, _, timeout| {
-            self.engine.recv(buffer, dtype, peer, tag, timeout)
+        self.between_pairs(py, "recv", memory, timeout, |buffer, _, timeout| match peer {
+            Some(peer) => self.engine.recv(buffer, dtype, peer, tag, timeout),
+            None => self.engine.recv_any(buffer, dtype, tag, timeout),
         })
     }
 }

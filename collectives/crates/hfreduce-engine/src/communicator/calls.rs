@@ -225,11 +225,11 @@ impl Communicator {
         tag: u64,
         timeout: Duration,
     ) -> Result<Work, CollectiveError> {
+        self.check_rank(Kind::Send, "peer", peer)?;
         self.point_to_point(Kind::Send, buffer, dtype, peer, tag, timeout)
     }
 
-    /// From one rank, which sends with the same tag, or from [`crate::ANY_RANK`]: from whoever does
-    /// so first ([`Work::source`] says who that was).
+    /// From one rank, which sends with the same tag.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -241,7 +241,22 @@ impl Communicator {
         tag: u64,
         timeout: Duration,
     ) -> Result<Work, CollectiveError> {
+        self.check_rank(Kind::Recv, "peer", peer)?;
         self.point_to_point(Kind::Recv, buffer, dtype, peer, tag, timeout)
+    }
+
+    /// From whoever sends with the same tag first; [`Work::source`] says who that was.
+    ///
+    /// # Errors
+    /// As for [`Communicator::allreduce`].
+    pub fn recv_any(
+        &self,
+        buffer: Buffer,
+        dtype: DType,
+        tag: u64,
+        timeout: Duration,
+    ) -> Result<Work, CollectiveError> {
+        self.point_to_point(Kind::Recv, buffer, dtype, ANY_RANK, tag, timeout)
     }
 
     fn point_to_point(
@@ -253,9 +268,6 @@ impl Communicator {
         tag: u64,
         timeout: Duration,
     ) -> Result<Work, CollectiveError> {
-        if kind == Kind::Send || peer != ANY_RANK {
-            self.check_rank(kind, "peer", peer)?;
-        }
         if peer == self.rank() || tag > TAG_MAX {
             let detail = format!(
                 "peer {peer} (we are rank {}), tag {tag}: a rank does not write to \

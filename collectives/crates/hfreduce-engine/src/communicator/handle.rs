@@ -115,7 +115,7 @@ impl Work {
         self.state.deadline
     }
 
-    /// Who sent what a receive from [`crate::ANY_RANK`] was given, once it is known.
+    /// Who sent what a receive from anybody was given, once it is known.
     pub fn source(&self) -> Option<u32> {
         self.state.source()
     }
