@@ -20,7 +20,7 @@ mod regroup;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fabric::arena::Arena;
@@ -173,21 +173,7 @@ impl Endpoint {
         let trunk = self.meet_neighbours(&infos, group, channels, &board, deadline)?;
         // Whoever looks longer only keeps the others from working.
         let spin = if crowded { 0 } else { 30 };
-        let shared = Arc::new(Shared {
-            identity,
-            submissions: Mutex::default(),
-            admitted: Mutex::default(),
-            dialled: Mutex::default(),
-            abort_asked: Mutex::default(),
-            news: false.into(),
-            called: false.into(),
-            bell,
-            room: Default::default(),
-            broken: Default::default(),
-            unended: u64::MAX.into(),
-            counters: Default::default(),
-            recorder,
-        });
+        let shared = Arc::new(Shared::new(identity, bell, recorder));
         let infos = Arc::new(infos);
         let (key, host) = (self.home.key.clone(), self.info.host.clone());
         let directory = infos.clone();

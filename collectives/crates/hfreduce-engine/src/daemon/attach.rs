@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::arena::Arena;
@@ -144,21 +144,8 @@ impl Attachment {
             relays: false, // The daemon's part.
             served: Vec::new(),
         };
-        let shared = Arc::new(Shared {
-            identity,
-            submissions: Mutex::default(),
-            admitted: Mutex::default(),
-            dialled: Mutex::default(),
-            abort_asked: Mutex::default(),
-            news: false.into(),
-            called: false.into(),
-            bell: poller::bell().map_err(trouble)?,
-            room: Default::default(),
-            broken: Default::default(),
-            unended: u64::MAX.into(),
-            counters: Default::default(),
-            recorder: Arc::new(Recorder::unseen(&about)),
-        });
+        let bell = poller::bell().map_err(trouble)?;
+        let shared = Arc::new(Shared::new(identity, bell, Arc::new(Recorder::unseen(&about))));
         let driver = Attached::new(shared.clone(), self.line, self.arena.clone(), self.name)
             .map_err(trouble)?;
         Communicator::attached(shared, driver, self.plan, self.arena).map_err(trouble)

@@ -148,6 +148,25 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Of a rank for which nothing has happened yet.
+    pub fn new(identity: Identity, bell: OwnedFd, recorder: Arc<Recorder>) -> Self {
+        Self {
+            identity,
+            submissions: Mutex::default(),
+            admitted: Mutex::default(),
+            dialled: Mutex::default(),
+            abort_asked: Mutex::default(),
+            news: false.into(),
+            called: false.into(),
+            bell,
+            room: WaitingRoom::default(),
+            broken: OnceLock::new(),
+            unended: u64::MAX.into(),
+            counters: Counters::default(),
+            recorder,
+        }
+    }
+
     /// Tells the driver, wherever it sleeps, to look.
     pub fn ring(&self) {
         self.news.store(true, Ordering::SeqCst);
