@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mode(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text, 8) <= 0o777):
+    if not re.fullmatch("0?[0-7]{3}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no mode, as 600 is")
     return int(text, 8)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.context import ForkServerContext, ForkServerProcess
 
-__all__ = ["Failure", "Layout", "Outcome", "run"]
+__all__ = ["Failure", "Layout", "Outcome", "run", "values"]
 
 ERROR_FIELDS = (
     "kind", "job", "rank", "node", "peer", "peer_node", "operation", "sequence", "phase", "detail",
@@ -235,6 +235,16 @@ def _call(task: _Task) -> object:
     if dist.is_initialized():
         dist.destroy_process_group()
     return value
+
+
+def values(outcomes: Sequence[Outcome]) -> list[Any]:
+    """What each rank returned; an AssertionError names a rank that did not."""
+    for outcome in outcomes:
+        if outcome.failure is not None:
+            raise AssertionError(f"rank {outcome.rank}: {outcome.failure}")
+        if not outcome.answered:
+            raise AssertionError(f"rank {outcome.rank} ended without an answer")
+    return [outcome.value for outcome in outcomes]
 
 
 def _load(file: str, name: str) -> Callable[..., object]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hfreduce.group import OPEN
-from hfreduce.testing import Layout, run
+from hfreduce.testing import Layout, run, values
 
 pytestmark = pytest.mark.torch
 
@@ -21,13 +21,6 @@ LAYOUTS = {
     "mixed-order": Layout((("a0", "A"), ("b0", "B"), ("a1", "A"), ("b1", "B")), 1),
     "alone": Layout.one_node(1),
 }
-
-
-def values(outcomes):
-    for outcome in outcomes:
-        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
-        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
-    return [outcome.value for outcome in outcomes]
 
 
 def content(rank, numel, dtype=torch.float32):

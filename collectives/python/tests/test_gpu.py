@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from hfreduce import CollectiveError, _native, gpu
 from hfreduce.pairs import Pairs
-from hfreduce.testing import Layout, run
+from hfreduce.testing import Layout, run, values
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllToAllOptions,
@@ -93,13 +93,6 @@ def on_stub(library, values):
 
 def plain(tensor):
     return tensor.as_subclass(torch.Tensor).clone()
-
-
-def values(outcomes):
-    for outcome in outcomes:
-        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
-        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
-    return [outcome.value for outcome in outcomes]
 
 
 def clean(library):

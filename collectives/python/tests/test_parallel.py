@@ -6,20 +6,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.testing import Layout, run
+from hfreduce.testing import Layout, run, values
 from torch import nn
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120, func_only=True)]
 
 LAYOUT = Layout.two_zones(2, 1)
 RANKS = LAYOUT.world_size
-
-
-def values(outcomes):
-    for outcome in outcomes:
-        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
-        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
-    return [outcome.value for outcome in outcomes]
 
 
 @pytest.fixture(scope="module", autouse=True)

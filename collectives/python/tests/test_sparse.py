@@ -3,19 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.testing import Layout, run
+from hfreduce.testing import Layout, run, values
 from torch import nn
 
 pytestmark = pytest.mark.torch
 
 LAYOUT = Layout.two_zones(1, 2)
-
-
-def values(outcomes):
-    for outcome in outcomes:
-        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
-        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
-    return [outcome.value for outcome in outcomes]
 
 
 def tensor_of(rank, dtype, dense_dims):

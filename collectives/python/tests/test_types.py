@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.testing import Layout, run
+from hfreduce.testing import Layout, run, values
 
 pytestmark = pytest.mark.torch
 
@@ -11,13 +11,6 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32,
             torch.int64, torch.uint64)  # fmt: skip
 OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
-
-
-def values(outcomes):
-    for outcome in outcomes:
-        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
-        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
-    return [outcome.value for outcome in outcomes]
 
 
 def same(actual, expected, what):

@@ -6,19 +6,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.testing import Layout, run
+from hfreduce.testing import Layout, run, values
 
 pytestmark = pytest.mark.torch
 
 LAYOUT = Layout.two_zones(1, 2)
 POLL_SECONDS = 60
-
-
-def values(outcomes):
-    for outcome in outcomes:
-        assert outcome.failure is None, f"rank {outcome.rank}: {outcome.failure}"
-        assert outcome.answered, f"rank {outcome.rank} ended without an answer"
-    return [outcome.value for outcome in outcomes]
 
 
 def polled(work):
