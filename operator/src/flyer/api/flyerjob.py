@@ -31,7 +31,8 @@ from flyer.job.limits import PATH_CHARS_MAX
 NAME_CHARS_MAX = 51
 # Kubernetes bounds no name of a user; the longest of a service account has 339.
 USER_CHARS_MAX = 512
-_WAITS = ", ".join(f"'{phase.value}'" for phase in WAIT)
+# For CEL: the phases in which a job has no nodes yet, or none any more.
+WAITING = "[" + ", ".join(f"'{phase.value}'" for phase in WAIT) + "]"
 _GROUP = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(#[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 
 
@@ -205,7 +206,7 @@ FIXED_FIELDS = ("ranksPerNode", "group", "crossZone", "template")
 JOB_RULES = (
     Rule(
         "self.spec.nodes == oldSelf.spec.nodes"
-        f" || self.?status.?phase.orValue('{WAIT[0].value}') in [{_WAITS}]",
+        f" || self.?status.?phase.orValue('{WAIT[0].value}') in {WAITING}",
         "spec.nodes: is fixed while the job has nodes: suspend it first, or create another job",
         says(
             "spec.nodes: %d cannot replace what the job has while it is %s: suspend it first "

@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import Any
 
 from flyer.api import names
-from flyer.api.flyerjob import FIXED_FIELDS
+from flyer.api.flyerjob import FIXED_FIELDS, WAITING
 from flyer.api.lifecycle import WAIT
 from flyer.api.priorities import Priority
 
@@ -212,7 +212,6 @@ def _identity() -> dict[str, Any]:
 
 
 def _fixed() -> dict[str, Any]:
-    waits = "[" + ", ".join(f"'{phase.value}'" for phase in WAIT) + "]"
     phase = f"oldObject.?status.?phase.orValue('{WAIT[0].value}')"
     shown = {"template": "'this template'"}
     validations = [
@@ -240,7 +239,7 @@ def _fixed() -> dict[str, Any]:
         _matches(["UPDATE"], names.PLURAL_JOBS),
         variables=[
             {"name": "phase", "expression": phase},
-            {"name": "waits", "expression": f"variables.phase in {waits}"},
+            {"name": "waits", "expression": f"variables.phase in {WAITING}"},
         ],
         validations=validations,
     )

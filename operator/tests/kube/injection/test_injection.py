@@ -92,6 +92,10 @@ def test_with_the_daemon_a_pod_gets_its_sidecar_too() -> None:
         folders = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
         assert folders["/run/flyer"] == "flyer-run"
     assert inject(changed, SETTINGS) == (changed, [])
+    # A volume of theirs in its place would keep the socket from them.
+    trainer["volumeMounts"] = [{"name": "mine", "mountPath": "/run/flyer"}]
+    _, (warning,) = inject(changed, SETTINGS)
+    assert "its own volume at /run/flyer, where hfreduced's socket would be" in warning
 
 
 def inject_again(answer: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,10 @@ from flyer.kube.pods.names import (
     ANNOTATION_DEFAULT_CONTAINER,
     LABEL_INJECT,
     LABEL_JOB,
+    RUN_FOLDER,
     TOOLS_FOLDER,
 )
+from flyer.kube.pods.refusals import VOLUME_PREFIX
 
 if TYPE_CHECKING:
     from flyer.kube.pods.settings import PodSettings
@@ -51,7 +53,7 @@ def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], 
             f'{ANNOTATION_CONTAINER}: "{wanted}" is no container of this pod (there are: {names}): '
             "nothing was injected"
         ]
-    warnings = _warnings(trainer)
+    warnings = _warnings(trainer, with_daemon=labels[LABEL_INJECT] == WITH_DAEMON)
     add_tools(spec, trainer, settings)
     add_shared_memory(spec, trainer)
     if labels[LABEL_INJECT] == WITH_DAEMON:
@@ -69,7 +71,7 @@ def _trainer(spec: dict[str, Any], name: str | None) -> dict[str, Any] | None:
     return next((one for one in containers if one.get("name") == name), None)
 
 
-def _warnings(trainer: dict[str, Any]) -> list[str]:
+def _warnings(trainer: dict[str, Any], *, with_daemon: bool) -> list[str]:
     warnings = []
     path = next((one for one in trainer.get("env") or [] if one.get("name") == "PYTHONPATH"), None)
     if path is not None and LIBRARY_FOLDER not in str(path.get("value", "")):
@@ -77,14 +79,16 @@ def _warnings(trainer: dict[str, Any]) -> list[str]:
             f"container {trainer.get('name')} sets PYTHONPATH, which is left alone: add "
             f"{LIBRARY_FOLDER} to it, or `import hfreduce` finds nothing"
         )
-    mounts = trainer.get("volumeMounts") or []
-    if any(
-        one.get("mountPath") == TOOLS_FOLDER and one.get("name") != "flyer-tools" for one in mounts
-    ):
-        warnings.append(
-            f"container {trainer.get('name')} mounts its own volume at {TOOLS_FOLDER}, where the "
-            "collectives would be: mount it elsewhere"
-        )
+    ours = {TOOLS_FOLDER: "the collectives"}
+    if with_daemon:
+        ours[RUN_FOLDER] = "hfreduced's socket"
+    for one in trainer.get("volumeMounts") or []:
+        folder = one.get("mountPath")
+        if folder in ours and not str(one.get("name", "")).startswith(VOLUME_PREFIX):
+            warnings.append(
+                f"container {trainer.get('name')} mounts its own volume at {folder}, where "
+                f"{ours[folder]} would be: mount it elsewhere"
+            )
     return warnings
 
 
