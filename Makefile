@@ -47,7 +47,7 @@ test: install ## all tests: units, properties, simulators, real processes, the d
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'alone and not soak'
 
 .PHONY: sanitize
-sanitize: ## the native tests of the collectives under the thread and the address sanitizer: half an hour
+sanitize: ## the native tests of the collectives under the thread and the address sanitizer: long
 	scripts/sanitize
 
 .PHONY: soak
