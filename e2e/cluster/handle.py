@@ -45,7 +45,8 @@ class KubectlError(ClusterError):
     @property
     def unanswered(self) -> bool:
         """Whether the API server had no time for it: nobody refused anything."""
-        return "Unable to connect to the server" in self.stderr
+        no_time = ("Unable to connect to the server", "(ServiceUnavailable)")
+        return any(words in self.stderr for words in no_time)
 
 
 @dataclass(frozen=True)

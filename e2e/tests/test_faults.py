@@ -65,10 +65,10 @@ def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace:
     wait_step(cluster, "steady", namespace, seen + 40)
     assert uids(cluster, "steady", namespace) == before
     assert attempts(cluster, "steady", namespace) == (1, 0)
-    # And it is still obeyed.
-    patch = '{"spec": {"suspend": true}}'
+    # And it is still obeyed, once the server's policies know the kind again: 503 until then.
     words = ("patch", "flyerjob", "steady", f"--namespace={namespace}", "--type=merge")
-    cluster.kubectl(*words, f"--patch={patch}")
+    patch = '--patch={"spec": {"suspend": true}}'
+    wait_for("the server takes wishes", partial(cluster.kubectl, *words, patch), END_SECONDS)
     found = wait_phase(cluster, "steady", namespace, "Suspended")
     assert found["eviction"]["lostSteps"] == 0
 
