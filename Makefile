@@ -105,7 +105,10 @@ cluster-down: ## remove it without a trace
 images: cluster-tools ## the container images as archives, without a daemon
 	$(PYTHON) -m images.build
 
+# The parts' own tests of a real API server first: they need no nodes and are over in minutes.
 e2e: images ## the stories on a real Kubernetes; JUnit files in build/e2e
+	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \
+		$(PYTHON) -m pytest -v --no-header -m real_server --junitxml=build/e2e/servers.xml
 	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \
 		$(PYTHON) -m pytest -v --no-header e2e/tests --junitxml=build/e2e/junit.xml
 

@@ -2,7 +2,8 @@
 
 Registered by the repository's conftest.py, so that every part's tests can ask for them. They do
 not build Kubernetes (minutes, the first time): `make cluster-tools` does, before the tests.
-Where it was not run, the tests that ask are skipped, or fail if FLYER_E2E_REQUIRED is set.
+Where it was not run, the tests that ask are skipped, or fail if FLYER_E2E_REQUIRED is set, as
+`make e2e` does for all of them: it finds them by the mark `real_server`, which they get here.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from e2e.cluster.up import Options
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has all the tests of the control plane: one is started, in one order of tests."""
+    """Marks the tests of the control plane.
+
+    One worker has all of them: one control plane is started, in one order of tests.
+    """
     for item in items:
         if "control_plane" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real_server)
             item.add_marker(pytest.mark.xdist_group("control-plane"))
 
 

@@ -1,0 +1,60 @@
+"""Tests that ask a real API server are found by `make e2e`, and cannot be skipped there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.doc_blocks import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLACES = (
+    "operator/tests/api/test_rules.py",
+    "operator/tests/kube/test_real_server.py",
+    "charts/tests/test_server.py",
+    "tests/test_docs.py",
+)
+
+
+def run_pytest(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_mark_finds_them() -> None:
+    done = run_pytest("--collect-only", "-q", "-m", "real_server", *PLACES)
+    found = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert found == set(PLACES), done.stderr
+    assert "test_a_real_server_takes_the_manifests" in done.stdout
+    assert "test_every_message_names_a_remedy" not in done.stdout
+
+
+def test_make_e2e_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
+    recipe = re.search(r"^e2e: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    commands = recipe[1].replace("\\\n", "").splitlines()
+    assert any("-m real_server" in one for one in commands)
+    for command in commands:
+        assert "FLYER_E2E_REQUIRED=1" in command
+
+
+def test_where_one_was_promised_and_is_not_built_they_fail(tmp_path: Path) -> None:
+    one = "operator/tests/kube/test_real_server.py"
+    nowhere = {"FLYER_E2E_CACHE": str(tmp_path), "FLYER_E2E_REQUIRED": ""}
+    skipped = run_pytest("-q", one, **nowhere)
+    assert (skipped.returncode, "2 skipped" in skipped.stdout) == (0, True), skipped.stdout
+    failed = run_pytest("-q", one, **{**nowhere, "FLYER_E2E_REQUIRED": "1"})
+    assert failed.returncode == 1, failed.stdout
+    assert "is not built; run `python -m e2e.cluster build" in failed.stdout
