@@ -54,12 +54,15 @@ class Fault:
     retry_after_seconds: int | None = None
     seconds: float = 0.0
     every: int = 1
+    watches: bool = True  # also to requests that open a watch
     seen: int = 0
+    committed: int = 0
 
     def matches(self, call: Call) -> bool:
         """Whether it is meant for this call."""
         return (
             self.times > 0
+            and (self.watches or call.verb != "watch")
             and self.verb in ("", call.verb)
             and self.resource in ("", call.resource)
             and self.name in ("", call.name)
@@ -86,13 +89,16 @@ class Death:
 
 @dataclass(slots=True)
 class WatchFaults:
-    """What happens to the events of watches."""
+    """What happens to the events of watches, and how often it has."""
 
     double: bool = False
     delay_seconds: float = 0.0
     frozen: bool = False  # connected, silent, no bookmarks
     bookmarks: bool = True
     cut_after: int = 0  # events of each stream; 0: never. The proxy does it.
+    doubled: int = 0
+    delayed: int = 0
+    cut: int = 0
 
 
 @dataclass(slots=True)
@@ -138,6 +144,7 @@ class Faults:
                 fault.seen += 1
                 if fault.seen % fault.every == 1 % fault.every:
                     fault.times -= 1
+                    fault.committed += 1
                     return fault
         return None
 

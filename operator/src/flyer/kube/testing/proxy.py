@@ -67,9 +67,9 @@ class Proxy:
         call = _call_of(request)
         if call.agent in self.faults.dead:
             return _cut(request)
-        if "watch" in request.query:
-            return await self._forward(request, call, cut=False)
-        fault, death = self.faults.take(call), self.faults.dies(call)
+        fault = self.faults.take(call)
+        # A watch is no call that counts.
+        death = None if call.verb == "watch" else self.faults.dies(call)
         if death is not None and not death.performed:
             death.then()
             return _cut(request)
@@ -89,11 +89,14 @@ class Proxy:
         async for line in lines_of(answer.content):
             if faults.delay_seconds:
                 await asyncio.sleep(faults.delay_seconds)
+                faults.delayed += 1
             yield line + b"\n"
             if faults.double:
                 yield line + b"\n"
+                faults.doubled += 1
             sent += 1
             if sent == faults.cut_after:
+                faults.cut += 1
                 return
 
     async def _forward(self, request: web.Request, call: Call, *, cut: bool) -> web.StreamResponse:
@@ -106,14 +109,15 @@ class Proxy:
             data=await request.read(),
             ssl=self._access.context or True,
         ) as answer:
+            watches = answer.ok and call.verb == "watch"
             if cut:
-                await answer.read()
+                if not watches:  # whose answer has no end
+                    await answer.read()
                 return _cut(request)
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
             response = web.StreamResponse(status=answer.status, headers=headers)
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
                 await response.prepare(request)
-                watches = answer.ok and "watch" in request.query
                 chunks = self._watched(answer) if watches else answer.content.iter_any()
                 async for chunk in chunks:
                     if call.agent in self.faults.dead:
@@ -151,6 +155,8 @@ def _call_of(request: web.Request) -> Call:
     except ApiRefusal:
         return Call(agent, "get", request.path, "", "")
     verb = _VERBS.get(request.method) or ("get" if place.name else "list")
+    if "watch" in request.query:
+        verb = "watch"
     return Call(agent, verb, place.resource, place.namespace, place.name)
 
 

@@ -108,9 +108,11 @@ class Watch:
             return
         if faults.delay_seconds:
             await asyncio.sleep(faults.delay_seconds)
+            faults.delayed += 1
         await _line(response, kind, change.after.encoded)
         if faults.double:
             await _line(response, kind, change.after.encoded)
+            faults.doubled += 1
 
     def _kind(self, change: Change) -> str:
         """ADDED, MODIFIED, DELETED for this selector; empty: nothing to it."""
