@@ -76,13 +76,16 @@ def choose_range(routes: list[dict[str, Any]]) -> int:
     raise ClusterError(f"all of 10.{OCTETS[0]}.0.0 to 10.{OCTETS[-1]}.0.0 are in use here")
 
 
+def disconnect(state: State, index: int) -> None:
+    """Pulls the node's leg out: nobody hears a last word, as the kernel says it for the dead."""
+    with contextlib.suppress(ClusterError):
+        ip("link", "delete", _leg(state, index))
+
+
 def connect(state: State, index: int, init_pid: int) -> None:
     """Gives the node's namespace its leg on the bridge, and routes to and from its pods."""
-    leg = f"{_prefix(state)}n{index}"
-    address = node_address(state, index)
-    # A node that lost its power leaves its leg behind for as long as the kernel takes to tidy up.
-    with contextlib.suppress(ClusterError):
-        ip("link", "delete", leg)
+    leg, address = _leg(state, index), node_address(state, index)
+    disconnect(state, index)  # a node that died leaves its leg behind until the kernel tidies up
     ip("link", "add", leg, "type", "veth", "peer", "name", "eth0", "netns", str(init_pid))
     ip("link", "set", leg, "master", _bridge(state), "up")
     lines = [
@@ -111,6 +114,10 @@ def remove(state: State) -> None:
 
 def _prefix(state: State) -> str:
     return f"ff{state.id}"
+
+
+def _leg(state: State, index: int) -> str:
+    return f"{_prefix(state)}n{index}"
 
 
 def _bridge(state: State) -> str:

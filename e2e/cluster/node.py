@@ -120,7 +120,12 @@ class Node:
         self._process("kube-proxy", proxy, {}).start()
 
     def power_off(self) -> None:
-        """As if the plug were pulled: all its processes, mounts and addresses are gone at once."""
+        """As if the plug were pulled: all its processes, mounts and addresses are gone at once.
+
+        Its address first: a kernel that closes the connections of the dead, or refuses new ones
+        until it has tidied up, is alive.
+        """
+        network.disconnect(self.state, self.index)
         self.process("init").kill()
 
     def power_on(self) -> None:

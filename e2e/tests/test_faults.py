@@ -218,9 +218,9 @@ def test_a_machine_that_loses_power_costs_its_gang_the_time_to_notice(
     before = status(cluster, "moves", namespace)["assignment"]["nodes"]
     victim = before[1]["name"]
     machine = cluster.machine(victim)
+    began = time.monotonic()
     machine.power_off()
     try:
-        began = time.monotonic()
         found = wait_phase(cluster, "moves", namespace, "Running", attempt=2)
         figure("faults", "power_cut_to_running_seconds", time.monotonic() - began, most=10)
         assert victim not in [one["name"] for one in found["assignment"]["nodes"]]

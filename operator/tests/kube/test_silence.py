@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from itertools import pairwise
 
 import pytest
 from flyer.api import Phase
@@ -22,21 +23,27 @@ class Watch:
         self.talks, self.answering, self.found, self.returned = set(names), set(names), {}, []
         self.asked = []
         self.alone = set()
+        self.slow = False  # answers come when it has been judged
         self.look()
 
     def look(self, seconds=LOOK_SECONDS):
         self.now += seconds
         self.said |= dict.fromkeys(self.talks, self.now)
         heard = {name: Heard(at, name not in self.alone) for name, at in self.said.items()}
-        for name in self.silence.look(heard, self.now):
-            self.asked.append(name)
-            self.silence.probed(name, answered=self._answer(name))
+        due = self.silence.look(heard, self.now)
+        self.asked += due
+        if not self.slow:
+            self._answer(due)
         found, back = self.silence.judge()
         self.found |= found
         self.returned += back
+        if self.slow:
+            self._answer(due)
 
-    def _answer(self, name):
-        return None if self.answering is None else name in self.answering
+    def _answer(self, due):
+        for name in due:
+            answered = None if self.answering is None else name in self.answering
+            self.silence.probed(name, answered=answered)
 
     def pass_time(self, seconds):
         for _ in range(int(seconds / LOOK_SECONDS)):
@@ -100,6 +107,77 @@ def test_who_never_answered_may_be_behind_a_wall():
     watch.pass_time(100)
     assert not watch.found
     assert len(watch.asked) < 12  # nor is it asked all the time
+
+
+def test_a_first_probe_that_failed_by_chance_is_made_up_for_in_seconds():
+    """A machine may be busy just when it is asked first: so it is while its pod starts."""
+    watch = Watch()
+    watch.talks, watch.answering = set(names(4)), {"n0", "n2", "n3"}
+    watch.look()
+    assert sorted(watch.asked) == names(4)
+    watch.answering.add("n1")
+    watch.pass_time(3)
+    assert watch.asked[4:] == ["n1"]
+    cut(watch, "n1")
+    watch.pass_time(6)
+    assert list(watch.found) == ["n1"]
+
+
+def test_who_never_answers_is_asked_ever_less():
+    watch = Watch()
+    watch.talks, watch.answering, asked_at = {"n0"}, set(), []
+    while watch.silence.now < 250:
+        watch.look()
+        asked_at += [watch.silence.now] * (len(watch.asked) - len(asked_at))
+    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert pauses == [3, 6, 12, 24, 48, 60, 60]
+
+
+def test_two_that_are_silent_and_alive_hide_no_death():
+    """Sidecars may hang: their machines answer, and are none of those that are too many."""
+    watch = Watch(*names(6))
+    watch.talks -= {"n4", "n5"}
+    watch.pass_time(6)
+    cut(watch, "n1")
+    watch.pass_time(6)
+    assert list(watch.found) == ["n1"]
+
+
+def test_what_nobody_answered_while_many_were_silent_is_held_against_nobody():
+    watch = Watch(*names(8))
+    cut(watch, "n1")
+    watch.pass_time(1)
+    cut(watch, *names(8))
+    watch.pass_time(60)
+    assert watch.asked[8:10] == ["n1", "n1"], "in vain, before it is seen that we hear nobody"
+    watch.talks |= set(names(8)) - {"n1"}
+    watch.answering |= set(names(8))
+    watch.slow = True
+    watch.pass_time(60)
+    assert not watch.found
+
+
+def test_whose_silence_is_left_to_kubernetes_is_told_once():
+    watch = Watch()
+    watch.talks, watch.answering, watch.alone = set(names(8)), set(names(8)) - {"n1"}, {"n3"}
+    watch.look()
+    watch.talks -= {"n1", "n2", "n3"}
+    told = []
+    for _ in range(40):
+        watch.look()
+        told.append(watch.silence.spared())
+    assert [one for one in told if one] == [
+        {
+            "n1": "it has never answered a probe",
+            "n2": "it answers probes",
+            "n3": "what runs there needs nobody else",
+        }
+    ]
+    watch.talks.add("n2")
+    watch.look()
+    watch.talks.remove("n2")
+    watch.pass_time(6)
+    assert watch.silence.spared() == {"n2": "it answers probes"}
 
 
 def test_whoever_hears_nobody_is_cut_off_himself():

@@ -89,6 +89,8 @@ class Nodes:
         for name, evidence in lost.items():
             log.warning("node %s is lost: %s", name, evidence)
             self.changed(name)
+        for name, why in self.silence.spared().items():
+            log.info("node %s is silent, and left to Kubernetes: %s", name, why)
         for name in back:
             log.warning("node %s is back: it answers", name)
             self.changed(name)

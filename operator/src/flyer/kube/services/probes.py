@@ -64,15 +64,18 @@ class Probes:
     async def run(self) -> None:
         """Threads of our own: an answer is seen in time although the event loop is busy."""
         loop, silence = asyncio.get_running_loop(), self._nodes.silence
-        threads = ThreadPoolExecutor(AT_ONCE, "probe")
+        # Of two kinds: a thousand machines behind a wall keep no silent one waiting.
+        known, unknown = ThreadPoolExecutor(AT_ONCE, "probe"), ThreadPoolExecutor(AT_ONCE, "first")
         try:
             while True:
                 for node in silence.look(self._gateway.heard(), loop.time()):
+                    threads = known if silence.answers(node) else unknown
                     self._spawn(self._probe(node, threads), f"probe {node}")
                 self._nodes.judge()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+            for threads in (known, unknown):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     async def _probe(self, node: str, threads: ThreadPoolExecutor) -> None:
         view = self._world.nodes.get("", node)

@@ -7,7 +7,8 @@ before, and does not answer two in a row now, is dead.
 
 Whoever hears nothing may be the one who is cut off, busy or just begun. So there count only
 
-- what is silent while others talk: every fourth of those that are listened to, or one, at most;
+- what is silent while others talk: every fourth of those that are listened to, or one, at most.
+  When more are silent they are asked too, but only an answer says something then;
 - machines that this process has heard itself, and that have answered it;
 - time in which this process looked on: while it stood still nobody was silent.
 """
@@ -34,8 +35,9 @@ PROBES: Final = 2
 """Unanswered in a row: a link that is back within two seconds has cost nothing."""
 PAUSE_SECONDS: Final = 3.0
 """From one probe of a machine to the next while it is silent."""
-UNANSWERED_SECONDS: Final = 60.0
-"""And while it talks, but has never answered: there may be a wall between."""
+UNANSWERED_SECONDS_MAX: Final = 60.0
+"""And while it has never answered: twice as long each time, up to this. The first probe may have
+failed by chance, and until one is answered nothing is known; but there may be a wall between."""
 SHARE: Final = 4
 """One of so many may fall silent at a time; more than that is for others to judge."""
 
@@ -49,8 +51,11 @@ class _Machine:
     answers: bool = False  # it has ever answered a probe
     probing: bool = False
     probed_at: float | None = None  # when the latest probe began
-    unanswered: int = 0  # probes in a row that began in this silence
+    pause: float = PAUSE_SECONDS  # from it to the next, while none was answered
+    weighs: bool = False  # the latest began while few were silent, and they still are
+    unanswered: int = 0  # probes in a row that began in this silence, and weigh
     lives: bool = False  # the latest that began in this silence was answered
+    spared: bool = False  # this silence has been told of, and why nothing follows from it
 
     @property
     def dead(self) -> bool:
@@ -82,12 +87,18 @@ class Silence:
             machine.replaceable, machine.runs = heard.replaceable, heard.runs
             if at > machine.said_at:
                 machine.said_at, machine.heard_at = at, self._now
-                machine.unanswered, machine.lives = 0, False
+                machine.unanswered, machine.lives, machine.spared = 0, False, False
         few = self._are_few()
-        due = [name for name, one in self._machines.items() if self._is_due(name, one, few=few)]
+        if not few:
+            self._weigh_nothing()
+        due = [name for name, one in self._machines.items() if self._is_due(name, one)]
         for name in due:
-            self._machines[name].probing = True
-            self._machines[name].probed_at = self._now
+            machine = self._machines[name]
+            if machine.probed_at is not None:
+                machine.pause = min(2 * machine.pause, UNANSWERED_SECONDS_MAX)
+            machine.probing = True
+            machine.probed_at = self._now
+            machine.weighs = few or name in self.lost
         return due
 
     def probed(self, node: str, *, answered: bool | None) -> None:
@@ -100,7 +111,7 @@ class Silence:
             return
         machine.answers = machine.answers or answered
         if machine.probed_at - machine.heard_at >= SUSPECT_SECONDS or node in self.lost:
-            machine.unanswered = 0 if answered else machine.unanswered + 1
+            machine.unanswered = 0 if answered else machine.unanswered + machine.weighs
             machine.lives = answered
 
     def judge(self) -> tuple[dict[str, str], list[str]]:
@@ -119,10 +130,30 @@ class Silence:
         self.lost |= found
         return found, back
 
+    def spared(self) -> dict[str, str]:
+        """Who has fallen silent and is left to Kubernetes, and why; each silence is told once."""
+        found = {}
+        for name, one in self._machines.items():
+            if one.said_at and not one.spared and self._now - one.heard_at >= LOST_SECONDS:
+                if not one.replaceable:
+                    found[name] = "what runs there needs nobody else"
+                elif one.lives:
+                    found[name] = "it answers probes"
+                elif not one.answers:
+                    found[name] = "it has never answered a probe"
+        for name in found:
+            self._machines[name].spared = True
+        return found
+
     @property
     def now(self) -> float:
         """The time spent looking, in seconds."""
         return self._now
+
+    def answers(self, node: str) -> bool:
+        """Whether it has ever answered a probe."""
+        machine = self._machines.get(node)
+        return machine is not None and machine.answers
 
     def heard_at(self, node: str) -> float | None:
         """When what runs there was heard last, or was first expected; None = nothing runs there."""
@@ -138,13 +169,19 @@ class Silence:
         self.lost.pop(node, None)
         self._machines.pop(node, None)
 
-    def _is_due(self, name: str, machine: _Machine, *, few: bool) -> bool:
+    def _weigh_nothing(self) -> None:
+        """We may be deaf: who does not answer now has to be asked again."""
+        for name, machine in self._machines.items():
+            if name not in self.lost:
+                machine.unanswered, machine.weighs = 0, False
+
+    def _is_due(self, name: str, machine: _Machine) -> bool:
         if machine.probing or not (machine.replaceable or name in self.lost):
             return False
-        if name in self.lost or (few and machine.answers and self._is_late(machine)):
+        if name in self.lost or (machine.answers and self._is_late(machine)):
             pause = 0.0 if 0 < machine.unanswered < PROBES else PAUSE_SECONDS
         elif not machine.answers:
-            pause = UNANSWERED_SECONDS
+            pause = machine.pause
         else:
             return False
         return machine.probed_at is None or self._now - machine.probed_at >= pause

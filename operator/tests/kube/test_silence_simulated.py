@@ -1,0 +1,99 @@
+"""Leaders follow each other, machines are busy when they are asked first, and one loses power."""
+
+import random
+
+import pytest
+from flyer.kube.gateway import Heard
+from flyer.kube.services.probes import PROBE_SECONDS
+from flyer.kube.services.silence import LOOK_SECONDS, Silence
+
+BEAT_SECONDS = 2.0
+RECONNECT_SECONDS_MAX = 2.5
+# From being heard to having answered, with so many first probes that fail by chance.
+KNOWN_SECONDS = (0.5, 4.0, 10.5)
+NOTICE_SECONDS = 8.0
+VICTIM = "n0"
+
+
+class Machines:
+    """What each says and answers. The time is in seconds."""
+
+    def __init__(self, chance, count):
+        self.names = [f"n{index}" for index in range(count)]
+        self.cut_at = float("inf")
+        self.talks_from = {}  # to the present leader
+        self.busy = {}  # how many of its probes fail
+        self._beats = {name: chance.uniform(0, BEAT_SECONDS) for name in self.names}
+        self._chance = chance
+
+    def follow(self, now, busy_most):
+        """A new leader: all come to it, soon."""
+        for name in self.names:
+            self.talks_from[name] = now + self._chance.uniform(0, RECONNECT_SECONDS_MAX)
+            self.busy[name] = self._chance.randint(0, busy_most)
+
+    def said_at(self, name, now):
+        """When it said its last word to the present leader; 0 = none yet."""
+        last = min(now, self.cut_at) if name == VICTIM else now
+        began = self.talks_from[name]
+        if last < began:
+            return 0.0
+        return max(began, last - (last - self._beats[name]) % BEAT_SECONDS)
+
+    def probe(self, name, now):
+        """Whether it answers, and when that is known."""
+        if name == VICTIM and now >= self.cut_at:
+            return False, now + PROBE_SECONDS
+        if self.busy[name]:
+            self.busy[name] -= 1
+            return False, now + PROBE_SECONDS
+        return True, now + 0.01
+
+
+class Leader:
+    """Looks and asks, as `Probes` does."""
+
+    def __init__(self, machines):
+        self.silence, self.found, self._machines, self._probes = Silence(), {}, machines, []
+
+    def look(self, now):
+        for one in [one for one in self._probes if one[0] <= now]:
+            self._probes.remove(one)
+            self.silence.probed(one[1], answered=one[2])
+        said = {name: self._machines.said_at(name, now) for name in self._machines.names}
+        heard = {name: Heard(at, replaceable=at > 0) for name, at in said.items()}
+        for name in self.silence.look(heard, now):
+            answered, at = self._machines.probe(name, now)
+            self._probes.append((at, name, answered))
+        self.found |= dict.fromkeys(self.silence.judge()[0], now)
+
+
+def live(seed, busy_most):
+    """Three leaders; power is cut under the third. When, and what it found."""
+    chance, now = random.Random(seed), 100.0
+    machines = Machines(chance, chance.randint(2, 12))
+    for third in (False, False, True):
+        machines.follow(now, busy_most)
+        leader, came_at = Leader(machines), now
+        if third:
+            machines.cut_at = now + chance.uniform(0, 20)
+        until = now + (50 if third else chance.uniform(0.5, 8))
+        while now < until:
+            leader.look(now)
+            now += LOOK_SECONDS
+        assert third or not leader.found
+    return came_at, machines.cut_at, leader.found
+
+
+@pytest.mark.parametrize("busy_most", range(len(KNOWN_SECONDS)))
+def test_who_was_heard_and_had_seconds_to_answer_is_lost_within_ten(busy_most):
+    noticed = 0
+    for seed in range(300):
+        came_at, cut_at, found = live(seed, busy_most)
+        assert found.keys() <= {VICTIM}, f"seed {seed}"
+        noticed += VICTIM in found
+        if cut_at > came_at + RECONNECT_SECONDS_MAX + KNOWN_SECONDS[busy_most]:
+            assert VICTIM in found, f"seed {seed}: never noticed"
+        if VICTIM in found:
+            assert found[VICTIM] - cut_at < NOTICE_SECONDS, f"seed {seed}"
+    assert noticed > 100
