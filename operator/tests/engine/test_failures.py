@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.api import Phase
 from flyer.engine import (
+    Action,
     CheckpointReported,
     Failed,
     Finish,
@@ -231,26 +232,65 @@ def test_repeated_failures_pause_longer_and_longer(desk: Callable) -> None:
 
 
 def test_pods_that_may_not_be_made_are_waited_for(desk: Callable, pick: Callable) -> None:
-    d = desk(backoff_seconds_max=30.0)
+    d = desk()
     d.submit("a", 2, maxRestarts=0)
-    for attempt in (1, 2, 3):
+    for attempt, pause_seconds in enumerate((60, 120, 240, 480, 600, 600), 1):
         assert d.status("a").phase is Phase.STARTING
         d.tell(StartRefused(A, attempt - 1, "late"), StartRefused(A, attempt, "quota is full"))
         d.empty("a")
         status = d.status("a")
         assert (status.phase, status.pending.reason) == (Phase.QUEUED, "PodsRefused")
+        assert status.pending.eta == d.now + pause_seconds
         assert "quota is full" in status.pending.message
-        assert not pick(d.wait(29), Start)
+        assert (f"{attempt} times" in status.pending.message) == (attempt > 1)
+        d.restart()  # all of it is in the status
+        assert not pick(d.wait(pause_seconds - 1), Start)
         (start,) = pick(d.wait(1), Start)
         assert start.attempt == attempt + 1
     assert d.status("a").chain.restarts == 0
     d.up("a")
-    d.tell(StartRefused(A, 4, "it runs"))
+    assert d.status("a").chain.refusals == 0
+    d.tell(StartRefused(A, attempt + 1, "it runs"))
     assert d.status("a").phase is Phase.RUNNING
 
 
+@pytest.mark.parametrize("asked", ["another spec", "suspended and resumed", "a word in passing"])
+def test_what_is_asked_anew_is_tried_at_once(desk: Callable, pick: Callable, asked: str) -> None:
+    d = desk()
+    job = sample_job("a", 2)
+
+    def submit(generation: int, **spec: Any) -> tuple[Action, ...]:
+        metadata = job.metadata.replace(generation=generation)
+        return d.tell(JobSubmitted(job.replace(metadata=metadata, spec=job.spec.replace(**spec))))
+
+    submit(1)
+    for attempt in (1, 2):
+        d.tell(StartRefused(A, attempt, "quota is full"))
+        d.empty("a")
+        assert d.status("a").chain.refusals == attempt
+        if attempt == 1:
+            d.wait(60)
+    if asked == "another spec":
+        actions = submit(2, ranks_per_node=1)
+    elif asked == "suspended and resumed":
+        submit(2, suspend=True)
+        assert d.status("a").phase is Phase.SUSPENDED
+        actions = submit(3)
+    else:
+        actions = submit(1)
+    if asked == "a word in passing":
+        assert not pick(actions, Start)
+        assert d.status("a").chain.refusals == 2
+        return
+    (start,) = pick(actions, Start)
+    assert d.status("a").chain.refusals == 0
+    d.tell(StartRefused(A, start.attempt, "quota is full"))
+    d.empty("a")
+    assert d.status("a").pending.eta == d.now + 60
+
+
 def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(desk: Callable) -> None:
-    d = desk(backoff_seconds_max=30.0, refused_seconds=200.0)
+    d = desk(refused_backoff_seconds=30.0, refused_seconds=200.0)
     d.run("a", 6)
     d.wait(100)
     d.submit("b", 6, priority="high")
@@ -261,9 +301,9 @@ def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(desk: Callable) 
     d.tell(StartRefused("default/b", 1, "quota is full"))
     d.empty("b")
     d.up("a")
-    d.wait(150)
+    d.wait(229)
     assert d.status("a").phase is Phase.RUNNING
-    d.wait(60)
+    d.wait(1)
     assert d.status("a").phase is Phase.SUSPENDING
 
 

@@ -134,7 +134,12 @@ class Chain(Model):
     life_state: int = Field(default=0, ge=0, le=2**32 - 1, description="The user's own word")
     submitted_at: Timestamp | None = Field(default=None, description="Its place in the queue")
     queued_at: Timestamp | None = Field(default=None, description="Waiting since")
-    not_before: Timestamp | None = Field(default=None, description="Pause after repeated failures")
+    not_before: Timestamp | None = Field(
+        default=None, description="Pause after repeated failures, or since its pods were refused"
+    )
+    refusals: int = Field(
+        default=0, ge=0, description="Attempts in a row whose pods the API server refused"
+    )
     fruitless_restarts: int = Field(
         default=0, ge=0, description="Consecutive ones without a newer durable checkpoint"
     )

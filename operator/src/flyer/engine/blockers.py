@@ -117,7 +117,9 @@ def pausing(job: JobState, until: float) -> Pending:
     """It is tried again then."""
     left = job.status.eviction
     if left is not None and left.reason == PODS_REFUSED:
-        why = f"its pods were refused, and are tried again: {left.message}"
+        times = job.status.chain.refusals
+        often = "" if times < 2 else f" {times} times in a row"
+        why = f"its pods were refused{often}, and are tried again: {left.message}"
         return Pending(reason=PODS_REFUSED, message=why, eta=until)
     why = (
         f"failed {job.status.chain.fruitless_restarts} times in a row without a newer checkpoint: "

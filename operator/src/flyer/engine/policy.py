@@ -28,7 +28,11 @@ class Policy:
     # Pause before the second, third … restart in a row without a newer checkpoint: doubling.
     backoff_seconds: float = 1.0
     backoff_seconds_max: float = 60.0
-    # A job whose pods were refused interrupts nobody for so long: they may be refused again.
+    # Pause after a job's pods were refused, doubling each time: every attempt asks the API server
+    # for a whole gang, and holds its nodes meanwhile.
+    refused_backoff_seconds: float = 60.0
+    refused_backoff_seconds_max: float = 600.0
+    # From then on it interrupts nobody for so long: they may be refused again.
     refused_seconds: float = 600.0
     # Progress is written into the job's status at most so often.
     progress_commit_seconds: float = 5.0

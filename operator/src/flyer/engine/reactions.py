@@ -245,6 +245,7 @@ def _(event: happened.GangStarted, draft: Draft) -> None:
         phase=Phase.RUNNING,
         assignment=job.status.assignment.replace(running_at=draft.now),
     )
+    transitions.forget_refusals(draft, event.job)
     if job.status.checkpoint is None:
         transitions.remember_nodes(draft, event.job)
 

@@ -216,7 +216,8 @@ def _was_refused(draft: Draft, job: JobState) -> bool:
     left = job.status.eviction
     if left is None or left.reason != PODS_REFUSED:
         return False
-    until = left.time + draft.policy.refused_seconds
+    not_before = job.status.chain.not_before
+    until = (left.time if not_before is None else not_before) + draft.policy.refused_seconds
     draft.wake(until)
     return until > draft.now
 

@@ -55,13 +55,15 @@ def _queued(draft: Draft, job: JobState) -> None:
         return
     if job.suspend:
         draft.update(job.key, phase=Phase.SUSPENDED, pending=None)
+    elif job.generation != job.status.observed_generation:
+        transitions.forget_refusals(draft, job.key)
 
 
 def _suspended(draft: Draft, job: JobState) -> None:
     if _stopped(draft, job):
         return
     if not job.suspend:
-        chain = job.status.chain.replace(queued_at=draft.now, not_before=None)
+        chain = job.status.chain.replace(queued_at=draft.now, not_before=None, refusals=0)
         draft.update(job.key, phase=Phase.QUEUED, chain=chain)
 
 

@@ -252,6 +252,7 @@ def restart(draft: Draft, key: str, *, reason: str, message: str, avoid: Sequenc
         chain=chain.replace(
             restarts=chain.restarts + 1,
             fruitless_restarts=fruitless,
+            refusals=0,
             restored_step=step,
             not_before=quantize(draft.now + min(pause, policy.backoff_seconds_max))
             if pause
@@ -263,11 +264,22 @@ def restart(draft: Draft, key: str, *, reason: str, message: str, avoid: Sequenc
 
 
 def refuse_start(draft: Draft, key: str, why: str) -> None:
-    """Its pods may not be made now: it waits, and is no more often restarted for it."""
-    pause_seconds = draft.policy.backoff_seconds_max
-    chain = draft.jobs[key].status.chain
-    draft.update(key, chain=chain.replace(not_before=quantize(draft.now + pause_seconds)))
+    """Its pods may not be made now: it waits, ever longer, and no restart is counted."""
+    policy, chain = draft.policy, draft.jobs[key].status.chain
+    pause_seconds = min(
+        policy.refused_backoff_seconds * 2.0 ** min(chain.refusals, 30),
+        policy.refused_backoff_seconds_max,
+    )
+    not_before = quantize(draft.now + pause_seconds)
+    draft.update(key, chain=chain.replace(refusals=chain.refusals + 1, not_before=not_before))
     _requeue(draft, key, PODS_REFUSED, "", why)
+
+
+def forget_refusals(draft: Draft, key: str) -> None:
+    """Its pods were made, or what is asked for is another thing: the next refusal is a first."""
+    chain = draft.jobs[key].status.chain
+    if chain.refusals:
+        draft.update(key, chain=chain.replace(refusals=0, not_before=None))
 
 
 def end(draft: Draft, key: str, phase: Phase, reason: str, message: str) -> None:
@@ -329,6 +341,7 @@ __all__ = [
     "end_suspension",
     "extend_grace",
     "flush_progress",
+    "forget_refusals",
     "new_job",
     "refuse_start",
     "remember_nodes",
