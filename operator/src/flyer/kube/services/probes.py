@@ -87,4 +87,6 @@ class Probes:
                 )
             except Exception:  # an address that is none, no thread: that says nothing of the node
                 log.exception("node %s: no probe of %s", node, view.address)
+        if not answered:
+            log.debug("node %s: a probe was not answered (%s)", node, answered)
         self._nodes.silence.probed(node, answered=answered)
