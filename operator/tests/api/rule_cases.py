@@ -1,7 +1,8 @@
-"""One case a rule: an object, an edit that breaks the rule, and what the API server answers.
+"""A case a rule and branch: an object, an edit that breaks it, and what the API server answers.
 
 `before` is stored first (its status by the status subresource), then `edit` is sent as a merge
-patch. `says` is the rule's whole message: field, value, remedy.
+patch. `says` is the rule's whole message: field, value, remedy. `path` is the field that the error
+is reported at; that which the message names, unless `at` says another one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ class Case:
     subresource: str = ""
     fixed_name: str = ""  # otherwise made up
     policy: bool = False  # an admission policy's, not the CRD's
+    at: str | None = None
+
+    @property
+    def path(self) -> str:
+        return self.says.partition(": ")[0] if self.at is None else self.at
 
 
 def job(*, status: Json | None = None, **spec: Any) -> Json:
@@ -45,8 +51,20 @@ def status(phase: str, *, attempt: int = 1, nodes: Any = NODES, **more: Any) -> 
 RUNNING = job(status=status("Running"))
 
 
-def on_status(name: str, says: str, edit: Json, before: Json = RUNNING) -> Case:
-    return Case(name, "flyerjobs", {"status": edit}, says, before, "status")
+def on_status(
+    name: str, says: str, edit: Json, before: Json = RUNNING, at: str | None = None
+) -> Case:
+    return Case(name, "flyerjobs", {"status": edit}, says, before, "status", at=at)
+
+
+def on_topology(
+    name: str, says: str, edit: Json, before: Json | None = None, at: str | None = None
+) -> Case:
+    held = {"epoch": 4, "holder": HOLDER} if before is None else before
+    return Case(
+        name, "flyertopologies", {"status": edit}, says, {"spec": {}, "status": held}, "status",
+        "cluster", at=at,
+    )  # fmt: skip
 
 
 def on_spec(
@@ -86,8 +104,13 @@ CASES = [
     ),
     on_spec(
         "a limit of nothing",
-        "0s would be over at once: leave the field out for no limit",
+        "spec.maxRuntime: 0s would be over at once: leave the field out for no limit",
         {"maxRuntime": "0s"},
+    ),
+    on_spec(
+        "a watchdog that barks at once",
+        "spec.watchdog: 0m0s would be over at once: write null for no limit",
+        {"watchdog": "0m0s"},
     ),
     on_spec(
         "a stop cannot be taken back",
@@ -98,13 +121,24 @@ CASES = [
         policy=True,
     ),
     Case(
-        "a name that pods cannot have",
+        "a name too long for pods",
         "flyerjobs",
         {},
         f"metadata.name: {'x' * 52} (52 characters) cannot begin the names of pods: use at most 51 "
         "lower-case letters, digits and dashes",
         job(),
         fixed_name="x" * 52,
+        at="",
+    ),
+    Case(
+        "a name that host names cannot have",
+        "flyerjobs",
+        {},
+        "metadata.name: gpt.2 (5 characters) cannot begin the names of pods: use at most 51 "
+        "lower-case letters, digits and dashes",
+        job(),
+        fixed_name="gpt.2",
+        at="",
     ),
     Case(
         "the status cannot be removed",
@@ -123,12 +157,21 @@ CASES = [
             "chain": {"attempt": 2},
             "assignment": {"nodes": NODES[:1]},
         },
+        at="status.assignment",
     ),
     on_status(
         "a bridge in one zone",
         "status.assignment.bridge: does not fit zones A: name the one pair of nodes that talks "
         "across, for two zones alone",
         {"zones": "A", "assignment": {"bridge": ["a1", "a2"]}},
+        at="status.assignment",
+    ),
+    on_status(
+        "two zones without a bridge",
+        "status.assignment.bridge: does not fit zones A+B: name the one pair of nodes that talks "
+        "across, for two zones alone",
+        {"zones": "A+B"},
+        at="status.assignment",
     ),
     on_status(
         "half a bridge",
@@ -140,6 +183,11 @@ CASES = [
         "a lower epoch",
         "status.epoch: 2 is lower than 3: a newer leader exists, stop writing and elect again",
         {"epoch": 2},
+    ),
+    on_status(
+        "no epoch",
+        "status.epoch: 0 is lower than 3: a newer leader exists, stop writing and elect again",
+        {"epoch": None},
     ),
     on_status(
         "an attempt is skipped",
@@ -182,21 +230,30 @@ CASES = [
         "status.assignment.nodes: cannot change within attempt 1: give the nodes back and begin a "
         "new attempt",
         {"assignment": {"nodes": [NODES[1], NODES[0]]}},
+        at="status.assignment",
     ),
     on_status(
         "running on nothing",
         "status.assignment: is missing in phase Running: commit the nodes together with the phase",
         {"assignment": None},
+        at="status.phase",
     ),
     on_status(
         "waiting with nodes",
         "status.assignment: is kept in phase Queued: a job that waits has no nodes, remove it",
         {"phase": "Queued"},
+        at="status.phase",
     ),
     on_status(
         "another chain",
         "status.chain.id: d cannot replace c: all attempts of a job are one chain, keep the id",
         {"chain": {"id": "d"}},
+    ),
+    on_status(
+        "a chain without a name",
+        "status.chain.id: nothing cannot replace c: all attempts of a job are one chain, keep the "
+        "id",
+        {"chain": {"id": ""}},
     ),
     on_status(
         "restarts are forgotten",
@@ -221,50 +278,76 @@ CASES = [
         "status",
     ),
     Case(
+        "a quota's status from nobody",
+        "flyerquotas",
+        {"status": {"epoch": None}},
+        "status.epoch: 0 is lower than 3: a newer leader exists, stop writing and elect again",
+        {"spec": {"nodes": 4}, "status": {"epoch": 3}},
+        "status",
+    ),
+    Case(
         "a second topology",
         "flyertopologies",
         {},
         "metadata.name: other is a second FlyerTopology: a cluster has one, call it cluster",
         {"spec": {}},
         fixed_name="other",
+        at="",
     ),
-    Case(
+    on_topology(
         "a topology's status from an earlier leader",
-        "flyertopologies",
-        {"status": {"epoch": 2}},
         "status.epoch: 2 is lower than 4: a newer leader exists, stop writing and elect again",
-        {"spec": {}, "status": {"epoch": 4}},
-        "status",
-        "cluster",
+        {"epoch": 2},
+        {"epoch": 4},
     ),
-    Case(
+    on_topology(
+        "a topology's status from nobody",
+        "status.epoch: 0 is lower than 4: a newer leader exists, stop writing and elect again",
+        {"epoch": None},
+        {"epoch": 4},
+    ),
+    on_topology(
         "a second job crosses zones",
-        "flyertopologies",
-        {"status": {"epoch": 5, "holder": {**HOLDER, "job": "bert", "epoch": 5}}},
         "status.holder: ml/bert cannot cross zones while ml/gpt does (epoch 4): release it first, "
         "once its nodes are empty",
-        {"spec": {}, "status": {"epoch": 4, "holder": HOLDER}},
-        "status",
-        "cluster",
+        {"epoch": 5, "holder": {**HOLDER, "job": "bert", "epoch": 5}},
     ),
-    Case(
+    on_topology(
+        "a job of that name elsewhere crosses zones",
+        "status.holder: nlp/gpt cannot cross zones while ml/gpt does (epoch 4): release it first, "
+        "once its nodes are empty",
+        {"epoch": 5, "holder": {**HOLDER, "namespace": "nlp", "epoch": 5}},
+    ),
+    on_topology(
         "an earlier leader changes the holder",
-        "flyertopologies",
-        {"status": {"epoch": 5, "holder": {**HOLDER, "epoch": 3}}},
         "status.holder: ml/gpt got the token in epoch 4 and epoch 3 is earlier: elect again and "
         "write with an epoch that is not lower",
-        {"spec": {}, "status": {"epoch": 4, "holder": HOLDER}},
-        "status",
-        "cluster",
+        {"epoch": 5, "holder": {**HOLDER, "epoch": 3}},
     ),
-    Case(
+    on_topology(
+        "an earlier leader takes the token back",
+        "status.holder: ml/gpt got the token in epoch 4 and epoch 3 is earlier: elect again and "
+        "write with an epoch that is not lower",
+        {"epoch": 3, "holder": None},
+    ),
+    on_topology(
+        "nobody takes the token back",
+        "status.holder: ml/gpt got the token in epoch 4 and epoch 0 is earlier: elect again "
+        "and write with an epoch that is not lower",
+        {"epoch": None, "holder": None},
+    ),
+    on_topology(
         "a holder of the future",
-        "flyertopologies",
-        {"status": {"holder": {**HOLDER, "epoch": 9}}},
         "status.holder.epoch: 9 is above status.epoch 4: write both with your own epoch",
-        {"spec": {}, "status": {"epoch": 4, "holder": HOLDER}},
-        "status",
-        "cluster",
+        {"holder": {**HOLDER, "epoch": 9}},
+        at="status.holder",
+    ),
+    on_topology(
+        "a holder of no epoch",
+        "status.holder.epoch: 4 is above status.epoch 0: write both with your own epoch",
+        {"holder": HOLDER},
+        {},
+        at="status.holder",
     ),
     Case(
         "a device out without a cause",
@@ -274,6 +357,7 @@ CASES = [
         "Xid79",
         {"spec": {}, "status": {"state": "Healthy"}},
         "status",
+        at="status.devices[0].reason",
     ),
     Case(
         "a device out without a way back",
@@ -283,6 +367,7 @@ CASES = [
         "back, say what ends it",
         {"spec": {}, "status": {"state": "Healthy"}},
         "status",
+        at="status.devices[0].recovery",
     ),
     Case(
         "a node out without a cause",

@@ -96,6 +96,11 @@ def test_one_file_may_hold_several_jobs(tmp_path: Path) -> None:
         ),
         ("24h", "a day", 'job.yaml:9: spec.maxRuntime: "a day" is not a duration: write hours,'),
         ("24h", "0s", 'job.yaml:9: spec.maxRuntime: "0s" would be over at once: leave the field'),
+        (
+            "maxRuntime: 24h",
+            "watchdog: 0s",
+            'job.yaml:9: spec.watchdog: "0s" would be over at once: write null for no limit',
+        ),
         ("24h", "-1h", 'job.yaml:9: spec.maxRuntime: "-1h" is not a duration'),
         ("kind: FlyerJob", "kind: Job", 'job.yaml:2: kind: "Job" is not known: give FlyerJob'),
         ("v1alpha1", "v2", "job.yaml:1: apiVersion: "),

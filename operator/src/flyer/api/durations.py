@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
 from flyer.api.rules import Rule, rules, says
@@ -121,33 +121,36 @@ def _parse_ms(text: str) -> int:
     return total_ms
 
 
-def _positive(duration: Duration) -> Duration:
-    if duration.milliseconds == 0:
-        raise ValueError("would be over at once: leave the field out for no limit")
-    return duration
+@dataclass(frozen=True, slots=True)
+class AboveZero:
+    """Marks a limit that may not be nothing: `Annotated[Duration, AboveZero(...)]`."""
+
+    field: str
+    unlimited: str  # what to do for no limit
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        rule = Rule(
+            "duration(self) > duration('0s')",
+            f"{self.field}: {self._why}",
+            says(f"{self.field}: %s {self._why}", "self"),
+        )
+        return {**handler(schema), **rules(rule)}
+
+    @property
+    def _why(self) -> str:
+        return f"would be over at once: {self.unlimited} for no limit"
+
+    def _check(self, duration: Duration) -> Duration:
+        if duration.milliseconds == 0:
+            raise ValueError(self._why)
+        return duration
 
 
-PositiveDuration = Annotated[
-    Duration,
-    AfterValidator(_positive),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": _PATTERN,
-            "minLength": 1,
-            "maxLength": 40,
-            **rules(
-                Rule(
-                    "duration(self) > duration('0s')",
-                    "would be over at once: leave the field out for no limit",
-                    says(
-                        "%s would be over at once: leave the field out for no limit",
-                        "self",
-                    ),
-                )
-            ),
-        }
-    ),
-]
-
-__all__ = ["Duration", "PositiveDuration"]
+__all__ = ["AboveZero", "Duration"]

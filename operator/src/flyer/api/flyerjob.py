@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from flyer.api.base import StrictModel
-from flyer.api.durations import Duration, PositiveDuration
+from flyer.api.durations import AboveZero, Duration
 from flyer.api.lifecycle import WAIT
 from flyer.api.metadata import LABEL, ObjectMeta
 from flyer.api.names import (
@@ -161,10 +161,10 @@ class FlyerJobSpec(StrictModel):
         description="End the job for good: graceful lets it save first, now kills it. Its object, "
         "checkpoints and logs stay; deleting the object stops it at once",
     )
-    max_runtime: PositiveDuration | None = Field(
-        default=None, description="Of one attempt; then the job is suspended for good"
+    max_runtime: Annotated[Duration, AboveZero("spec.maxRuntime", "leave the field out")] | None = (
+        Field(default=None, description="Of one attempt; then the job is suspended for good")
     )
-    watchdog: PositiveDuration | None = Field(
+    watchdog: Annotated[Duration, AboveZero("spec.watchdog", "write null")] | None = Field(
         default=Duration("30m"),
         description="Neither progress nor a log line for so long = hung: restarted from its "
         "checkpoint. null: never",

@@ -1,0 +1,32 @@
+"""A real API server with our kinds. Skipped where none was built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.kube.client import Api, find_access
+
+from .real_api import CRDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from e2e.cluster.handle import Cluster
+
+
+@pytest.fixture(scope="session")
+def kinds(control_plane: Cluster) -> Cluster:
+    """The API server with our kinds."""
+    control_plane.kubectl("apply", "--server-side", "-f", str(CRDS))
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all", deadline_s=70
+    )
+    return control_plane
+
+
+@pytest.fixture
+async def api(kinds: Cluster) -> AsyncIterator[Api]:
+    access = await find_access(kinds.kubeconfig)
+    async with Api(access, agent="tests") as found:
+        yield found

@@ -1,0 +1,78 @@
+"""Objects of our kinds on a real API server, and the people who touch them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flyer.api import crd, names
+from flyer.kube.client import Access, Api, find_access
+from flyer.kube.client import resources as known
+from flyer.kube.client.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from e2e.cluster.handle import Cluster
+
+    from .rule_cases import Case
+
+CRDS = Path(__file__).parents[3] / "crds"
+RESOURCES = {
+    one.plural: one
+    for one in (
+        known.FLYERJOBS, known.FLYERQUOTAS, known.FLYERTOPOLOGIES, known.NODEHEALTHS,
+    )
+}  # fmt: skip
+KINDS = {kind.plural: kind.kind for kind in crd.KINDS}
+OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
+AGENT = "system:serviceaccount:fireflyer-system:flyer-node"
+
+
+async def acting(kinds: Cluster, user: str, *groups: str, node: str = "") -> Api:
+    """The same server, seen by somebody else."""
+    access = await find_access(kinds.kubeconfig)
+
+    async def headers() -> dict[str, str]:
+        found = {**await access.headers(), "Impersonate-User": user}
+        found["Impersonate-Group"] = groups[0] if groups else "system:masters"
+        if node:
+            found["Impersonate-Extra-authentication.kubernetes.io%2Fnode-name"] = node
+        return found
+
+    return Api(Access(access.url, access.context, headers), agent="tests")
+
+
+def named(plural: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name}
+    if plural == names.PLURAL_JOBS:
+        metadata["namespace"] = "default"
+    return {
+        "apiVersion": names.API_VERSION, "kind": KINDS[plural], "metadata": metadata, **body,
+    }  # fmt: skip
+
+
+async def stored(
+    api: Api, plural: str, name: str, before: dict[str, Any], operator: Api | None = None
+) -> None:
+    resource, namespace = RESOURCES[plural], namespace_of(plural)
+    wanted = {key: value for key, value in before.items() if key != "status"}
+    await api.create(resource, named(plural, name, wanted), namespace)
+    if "status" in before:
+        patch = {"status": before["status"]}
+        await (operator or api).merge(resource, name, patch, namespace, "status")
+
+
+def namespace_of(plural: str) -> str:
+    return "default" if plural == names.PLURAL_JOBS else ""
+
+
+async def gone(api: Api, plural: str, name: str) -> None:
+    with contextlib.suppress(NotFoundError):
+        await api.delete(RESOURCES[plural], name, namespace_of(plural))
+
+
+async def broken(api: Api, operator: Api, case: Case, name: str) -> None:
+    """Store what the case begins with, then send the edit that should be refused."""
+    await stored(api, case.plural, name, case.before, operator)
+    resource, namespace = RESOURCES[case.plural], namespace_of(case.plural)
+    await api.merge(resource, name, case.edit, namespace, case.subresource)
