@@ -61,11 +61,17 @@ class Undone:
     """False if something was under way that was not waited for."""
     unwritten: str = ""
     """Why the holder believes that written data did not reach 3FS, and is lost."""
+    unseen: bool = False
+    """True if nothing could be seen of what was under way; it was synced before."""
 
     @property
     def how(self) -> str:
-        """`clean`, `detached` or `unwritten`."""
-        return "unwritten" if self.unwritten else "clean" if self.clean else "detached"
+        """`clean`, `unseen`, `detached` or `unwritten`."""
+        if self.unwritten:
+            return "unwritten"
+        if not self.clean:
+            return "detached"
+        return "unseen" if self.unseen else "clean"
 
 
 class Holder(Protocol):
@@ -123,7 +129,8 @@ class HolderClient:
         answer = self._ask(CALL_SECONDS, op="unmount", target=target)
         # A holder of a version before says nothing of what was not written.
         unwritten = str(answer.get("unwritten", ""))
-        return Undone(answer["was"], answer["how"] != "detached", unwritten)
+        how = answer["how"]
+        return Undone(answer["was"], how != "detached", unwritten, unseen=how == "unseen")
 
     def state(self) -> tuple[list[MountedAt], list[Served]]:
         """See `Holder`."""

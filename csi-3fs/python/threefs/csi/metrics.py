@@ -56,7 +56,8 @@ class Metrics:
         )
         self.undone = Counter(
             "threefs_csi_mounts_undone_total",
-            "Mounts undone by how: clean, detached, or unwritten (detached, data not written).",
+            "Mounts undone by how: clean, unseen (synced, but without fusectl nothing says whether "
+            "all was answered), detached, or unwritten (detached, data not written).",
             ["how"],
             registry=self.registry,
         )

@@ -64,17 +64,23 @@ class Held:
         return bool(self.node) and not self.read_only
 
 
+HOW = ("none", "clean", "unseen", "detached")
+"""The better first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a mount ended: `none` was there, `clean`, or `detached`; why data may be lost."""
+    """How a mount ended: `none` was there, `clean`, `unseen` or `detached`; why data may be lost.
+
+    `unseen`: as cleanly as can be told where the kernel does not say whether all was answered.
+    """
 
     how: str
     unwritten: str = ""
 
     def and_then(self, other: Ended) -> Ended:
         """How several mounts at one place were undone: as well as the worst of them."""
-        how = "detached" if "detached" in (self.how, other.how) else other.how
-        return Ended(how, self.unwritten or other.unwritten)
+        return Ended(max(self.how, other.how, key=HOW.index), self.unwritten or other.unwritten)
 
 
 class Mounts:
@@ -382,7 +388,8 @@ class Mounts:
             else:
                 gently = self._end(held, daemon, at_once=False)
                 _tell_lost(held, writing.lost)
-                return Ended("clean" if gently else "detached", writing.lost)
+                how = "unseen" if writing.unseen else "clean"
+                return Ended(how if gently else "detached", writing.lost)
         self._ask_again(held, writing, f"{reason}; its daemon is {state}")
         told = f"{reason}; its daemon is {state}"
         return self._undo_held(held, daemon, at_once=True, unwritten=writing.lost or told)

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import mountinfo
+from . import connections, mountinfo
 from .held import PATIENCE_SECONDS, Held, Mounts
 from .keeper import KeeperClient
 from .protocol import (
@@ -220,6 +220,11 @@ def main(arguments: list[str] | None = None) -> int:
     # The command may be followed by its own arguments, so it comes last on the command line.
     command = options.daemon or [sys.executable, "-P", "-m", "threefs", "fuse"]
     options.socket.parent.mkdir(parents=True, exist_ok=True)
+    if not connections.make_visible():
+        _say(
+            f"{connections.CONNECTIONS} is not there and fusectl cannot be mounted at it: the end "
+            "of a volume that is written behind cannot be watched; run the holder privileged"
+        )
     keeper = KeeperClient(options.keeper)
     mounts = Mounts(
         options.kubelet_dir,

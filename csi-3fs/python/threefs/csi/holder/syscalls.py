@@ -87,6 +87,11 @@ def fuse(descriptor: str, source: str, kind: str, options: str, target: str) -> 
     _mount(source, target, kind, flags, data)
 
 
+def connections(target: str) -> None:
+    """Mount the file system that has a directory for each FUSE connection."""
+    _mount("fusectl", target, "fusectl", MS_NOSUID | MS_NODEV | MS_NOEXEC, "")
+
+
 def bind(source: str, options: str, target: str) -> None:
     """Show a mount at a second place, with flags of its own there."""
     os.makedirs(target, mode=0o750, exist_ok=True)  # noqa: PTH103
@@ -146,6 +151,7 @@ def libc() -> ctypes.CDLL:
 
 OPERATIONS: dict[str, Callable[..., None]] = {
     "fuse": fuse,
+    "connections": connections,
     "bind": bind,
     "unmount": unmount,
     "detach": detach,

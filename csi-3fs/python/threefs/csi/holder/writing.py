@@ -28,6 +28,8 @@ class Writing:
         self._refused: float | None = None
         self.lost = ""
         """What the kernel said of data that it could not write and has dropped."""
+        self.unseen = False
+        """Whether nothing says if all that was sent has its answer."""
 
     def out(self, seconds: float) -> str:
         """Write out for so long; why it is not done yet, empty when it is."""
@@ -48,12 +50,16 @@ class Writing:
         return self.answered(deadline - time.monotonic())
 
     def answered(self, seconds: float) -> str:
-        """Wait for what was sent: older kernels do not, when they sync. Empty when all is there."""
+        """Wait for what was sent: not every kernel does, when it syncs.
+
+        Why it is not all answered; empty when it is, and when nobody can know.
+        """
         deadline = time.monotonic() + seconds
         while count := connections.waiting(self._device):
             if time.monotonic() >= deadline:
                 return f"{count} requests have no answer yet"
             time.sleep(PAUSE_SECONDS)
+        self.unseen = count is None
         return ""
 
     def is_over(self, patience_seconds: float) -> bool:
