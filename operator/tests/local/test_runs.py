@@ -262,3 +262,18 @@ def test_peers_that_notice_first_do_not_hide_the_cause(bench, cause):
         assert "lost node a1" in run.stderr
         assert "MaxRestartsExceeded" in run.stderr
         assert run.returncode == 100
+
+
+@pytest.mark.torch
+def test_a_stolen_master_port_is_named_and_the_next_attempt_has_another(bench):
+    run = bench.flyer(
+        "run", bench.manifest(script="stolen_port.py", spec__ranksPerNode=1),
+        "--cluster", bench.cluster(),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    ports = [int(line.split(" port ")[1]) for line in run.stdout.splitlines() if " port " in line]
+    stolen, *others = dict.fromkeys(ports)
+    assert len(others) == 1
+    (evicted,) = [line for line in run.stderr.splitlines() if "Evicted" in line]
+    assert f"MASTER_PORT {stolen} is taken by another program on node a0" in evicted
+    assert "started again, the job gets another port" in evicted

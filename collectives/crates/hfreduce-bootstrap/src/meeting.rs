@@ -25,6 +25,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(2);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// The remedy where the port is not rank 0's.
+const ANOTHER_PORT: &str = "give a free port of rank 0's machine (MASTER_PORT, or \
+    HFREDUCE_RENDEZVOUS=HOST:PORT where another program has that one)";
 
 /// Who comes to a meeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +47,7 @@ pub enum MeetingError {
     #[error("{0}")]
     Invalid(String),
     /// Rank 0 cannot listen.
-    #[error(
-        "rank 0 cannot listen at {address}: {source}; give a free port of this machine \
-         (MASTER_PORT, or HFREDUCE_RENDEZVOUS=HOST:PORT where another program has that one)"
-    )]
+    #[error("rank 0 cannot listen at {address}: {source}; {ANOTHER_PORT}")]
     Listen {
         /// The address asked for.
         address: String,
@@ -223,7 +223,7 @@ impl Meeting {
             Answer::read(&mut io::BufReader::new(&stream), world)
         };
         let answer = talk().map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => MeetingError::Absent {
+            _ if is_late(&error) => MeetingError::Absent {
                 ranks: vec![],
                 detail: format!("rank 0 at {at} did not answer in time; it still waits for others"),
             },
@@ -251,11 +251,19 @@ impl Meeting {
                     match tcp::dial(&found, &self.key, &context(&self.who.job), class, deadline) {
                         Ok(stream) => return Ok(stream),
                         // A door that closes may only be busy, or belong to the one before.
-                        Err(DialError::Refused(AuthError::Broken { source, .. })) => format!(
-                            "it closes the connection ({source}); does another program listen there?"
-                        ),
+                        Err(DialError::Refused(AuthError::Broken { source, .. })) => {
+                            let what = if is_late(&source) {
+                                "who listens there says nothing".to_owned()
+                            } else {
+                                format!("who listens there closes the connection ({source})")
+                            };
+                            format!("{what}; if it is another program, {ANOTHER_PORT}")
+                        }
                         Err(DialError::Refused(error)) => {
-                            return Err(MeetingError::Broken(format!("rank 0 at {at}: {error}")));
+                            return Err(MeetingError::Broken(format!(
+                                "rank 0 at {at}: {error}; if another program listens there, \
+                                 {ANOTHER_PORT}"
+                            )));
                         }
                         Err(error) => error.to_string(),
                     }
@@ -332,6 +340,11 @@ fn conclude(answer: Answer) -> Result<Vec<Vec<u8>>, MeetingError> {
         Answer::Failed { absent, detail } if absent.is_empty() => Err(MeetingError::Broken(detail)),
         Answer::Failed { absent, detail } => Err(MeetingError::Absent { ranks: absent, detail }),
     }
+}
+
+/// Whether a socket's deadline passed: the kernel has two names for it.
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 fn absence(absent: &[u32], world: u32) -> String {

@@ -129,7 +129,41 @@ fn a_port_that_is_taken_is_named_with_the_remedy() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let error = Meeting::new(who(0, 2), "127.0.0.1", port, &KEY).err().unwrap().to_string();
-    assert!(error.contains(&port.to_string()) && error.contains("HFREDUCE_RENDEZVOUS"), "{error}");
+    for part in [&port.to_string(), "in use", "MASTER_PORT", "HFREDUCE_RENDEZVOUS"] {
+        assert!(error.contains(part), "`{part}` is not in: {error}");
+    }
+}
+
+/// Another program at rank 0's port: it does `what` to whoever comes.
+fn stolen(what: fn(&mut TcpStream)) -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        // Kept: a connection that is dropped would be closed.
+        let mut guests = Vec::new();
+        for mut guest in listener.incoming().flatten() {
+            what(&mut guest);
+            guests.push(guest);
+        }
+    });
+    port
+}
+
+#[test]
+fn another_program_at_the_port_is_suspected_with_the_remedy() {
+    let programs: [(fn(&mut TcpStream), &str); 3] = [
+        (|_| (), "says nothing"),
+        (|guest| guest.shutdown(std::net::Shutdown::Both).unwrap(), "closes the connection"),
+        (|guest| guest.write_all(&[b'H'; 128]).unwrap(), "holds another key or is another service"),
+    ];
+    for (what, said) in programs {
+        let port = stolen(what);
+        let met = guest(1, 2, port).exchange("place", b"", Duration::from_millis(300));
+        let error = met.unwrap_err().to_string();
+        for part in [&format!("127.0.0.1:{port}"), said, "another program", "MASTER_PORT"] {
+            assert!(error.contains(part), "`{part}` is not in: {error}");
+        }
+    }
 }
 
 #[test]

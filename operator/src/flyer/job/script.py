@@ -243,6 +243,11 @@ def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, FAILED_SECONDS_MAX)
     name = type(error).__name__
+    if _port_is_taken(error):
+        error.add_note(
+            f"MASTER_PORT {spec.master_port} is taken by another program on node {spec.node}: "
+            "started again, the job gets another port"
+        )
     peer_lost = bool(getattr(error, "peer_lost", name in _PEER_ERRORS))
     status = EXIT_PEER_LOST if peer_lost else 1
     note = RankError(
@@ -256,6 +261,11 @@ def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -
         write_atomically(error_path(Path(spec.run_dir), rank), json.dumps(asdict(note)))
     sys.excepthook(type(error), error, error.__traceback__)
     _finish(status)
+
+
+def _port_is_taken(error: BaseException) -> bool:
+    """Whether torch's store could not listen: it says the number, not whose it is or what to do."""
+    return type(error).__name__ == "DistNetworkError" and "EADDRINUSE" in str(error)
 
 
 def _exit_status(error: SystemExit) -> int:

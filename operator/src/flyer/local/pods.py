@@ -226,6 +226,8 @@ def _outcome(ended: PodExit, failure: Failure | None) -> Outcome:
     if ended.exit_status == EXIT_SUSPENDED:
         return Killed(0, "it gave its node back")
     if ended.exit_status == EXIT_PEER_LOST:
+        if failure is not None and failure.traceback:
+            return Killed(0, f"it lost its peers: {_last_line(failure)}")
         return Killed(0, "it lost its peers, and none of them says why")
     if ended.signal is not None:
         rank = f"rank {failure.rank}: " if failure else ""
