@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import random
 import socket
 import struct
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-KINDS = ["mgmtd", "meta", "storage-1"]
+SERVICES = ["mgmtd", "meta", "storage-1", "storage-2", "storage-3"]
+GARBAGE = random.Random(3).randbytes(4096)
 HEADER = struct.Struct("<4sBBHQIIII")
 
 
@@ -64,32 +66,58 @@ def is_closed(connection: socket.socket) -> bool:
 @contextmanager
 def undisturbed(cluster: Any) -> Iterator[None]:
     """A file that is open meanwhile, and every process, are as before."""
-    pids = {service: cluster.pid(service) for service in KINDS}
+    pids = {service: cluster.pid(service) for service in SERVICES}
     with cluster.client() as client:
         client.write_file("/undisturbed", b"before")
         yield
         client.write_file("/undisturbed", b"after")
         assert client.read_file("/undisturbed") == b"after"
-    assert pids == {service: cluster.pid(service) for service in KINDS}
+    assert pids == {service: cluster.pid(service) for service in SERVICES}
 
 
-@pytest.mark.parametrize("service", KINDS)
-def test_garbage_instead_of_a_handshake_closes_the_connection(cluster: Any, service: str) -> None:
+def test_no_service_is_left_out(cluster: Any) -> None:
+    assert sorted(cluster.status_file()["services"]) == sorted(SERVICES)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    "bad",
+    [b"GET / HTTP/1.1\r\nHost: somewhere\r\nAccept: anything\r\n\r\n", GARBAGE],
+    ids=["http", "garbage"],
+)
+def test_garbage_instead_of_a_handshake_closes_the_connection(
+    cluster: Any, service: str, bad: bytes
+) -> None:
     with undisturbed(cluster), dial(cluster, service) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\nAccept: anything\r\n\r\n")
+        connection.sendall(bad)
         assert is_closed(connection)
 
 
-@pytest.mark.parametrize("service", KINDS)
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_frame_that_breaks_off_is_nobody_s_trouble(cluster: Any, service: str) -> None:
+    with undisturbed(cluster), authenticated(cluster, service) as connection:
+        connection.sendall(frame(b"", message_bytes=1000) + b"half of it")
+        connection.shutdown(socket.SHUT_WR)
+        assert is_closed(connection)
+
+
+@pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize(
     "bad",
     [
-        os.urandom(4096),
+        GARBAGE,
         frame(b"", message_bytes=(1 << 32) - 1),
         frame(b"", payload_bytes=(1 << 32) - 1),
         frame(b"message")[:-1] + b"?",
+        frame(b"message")[:32] + b"????",
     ],
-    ids=["garbage", "huge message", "huge payload", "wrong checksum"],
+    ids=[
+        "garbage",
+        "huge message",
+        "huge payload",
+        "wrong checksum",
+        "wrong checksum of the header",
+    ],
 )
 def test_a_bad_frame_closes_its_connection_only(cluster: Any, service: str, bad: bytes) -> None:
     with undisturbed(cluster), authenticated(cluster, service) as connection:
@@ -97,7 +125,7 @@ def test_a_bad_frame_closes_its_connection_only(cluster: Any, service: str, bad:
         assert is_closed(connection)
 
 
-@pytest.mark.parametrize("service", KINDS)
+@pytest.mark.parametrize("service", SERVICES)
 def test_a_message_that_means_nothing_is_refused_and_the_connection_stays(
     cluster: Any, service: str
 ) -> None:
