@@ -35,7 +35,8 @@ def main() -> int:
         with only_one(folder.with_suffix(".lock")):
             return run(folder, console)
     except DemoError as error:
-        console.print(f"[red bold]demo failed:[/] {error}", highlight=False)
+        # Not wrapped: it names paths.
+        console.print(f"[red bold]demo failed:[/] {error}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted; every process of the demo has been ended")

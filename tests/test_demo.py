@@ -1,18 +1,20 @@
 """The demo keeps its promises, alone on the machine, and refuses a second one beside it."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from demo.processes import only_one
-
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_SECONDS = 900
 CHAOS_SECONDS = 900
+LOCK_SECONDS = 60
+END_SECONDS = 60
 VICTIMS = ("meta", "flyer")
 """Whom the demo itself does not kill; `python -m demo.chaos` kills twenty times, anybody."""
 
@@ -91,10 +93,27 @@ def test_a_kill_at_a_random_moment_changes_no_bit(tmp_path: Path) -> None:
 
 
 def test_a_second_demo_beside_the_first_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    with only_one(folder.with_suffix(".lock")):
-        second = run_module("demo", "--folder", str(folder), timeout=60)
+    folder, lock = tmp_path / "demo", tmp_path / "demo.lock"
+    with (tmp_path / "first.log").open("w") as log:
+        first = subprocess.Popen(
+            [sys.executable, "-m", "demo", "--folder", str(folder)],
+            cwd=ROOT, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not lock.exists() or lock.read_text() != str(first.pid):
+            assert first.poll() is None, "the first demo ended"
+            assert time.monotonic() < deadline, "the first demo took no lock"
+            time.sleep(0.01)
+        second = run_module("demo", "--folder", str(folder), timeout=LOCK_SECONDS)
+        assert first.poll() is None, "the second demo ended the first"
+        first.send_signal(signal.SIGINT)
+        assert first.wait(END_SECONDS) == 130
+    finally:
+        first.kill()
+        first.wait()
     assert second.returncode == 1
-    assert "another demo" in second.stderr
+    assert f"another demo (process {first.pid}) runs in {tmp_path};" in second.stderr
     assert "--folder" in second.stderr
-    assert not folder.exists()
+    assert "interrupted" in (tmp_path / "first.log").read_text()
+    assert left_behind(folder) == []

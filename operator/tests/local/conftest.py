@@ -102,7 +102,8 @@ class Bench:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
             patch.setenv("FLYER_STATE", str(self.state))
-            patch.setenv("NO_COLOR", "1")
+            patch.setenv("TERM", "xterm-256color")
+            patch.delenv("NO_COLOR", raising=False)
             patch.setattr(sys, "argv", ["flyer", *map(str, arguments)])
             with redirect_stdout(out), redirect_stderr(err):
                 try:
@@ -196,7 +197,9 @@ class Bench:
         return [sys.executable, "-m", "flyer.cli", *map(str, arguments)]
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "FLYER_STATE": str(self.state), "NO_COLOR": "1"}
+        # Nothing here is a terminal: that alone must keep colours away.
+        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        return {**inherited, "FLYER_STATE": str(self.state), "TERM": "xterm-256color"}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_screens_fit_their_columns(running):
     assert header == [
         "NAME", "STATE", "REASON", "NODES", "ZONE", "PRIORITY", "PROGRESS", "RESTARTS", "AGE",
     ]  # fmt: skip
+
+
+def test_off_a_terminal_nothing_is_printed_that_controls_one(bench):
+    run = bench.flyer("run", bench.manifest(steps=3), "--cluster", bench.cluster())
+    assert run.returncode == 0, run.stderr
+    verbs = ("ps", "nodes", "queues", "show job", "logs job", "why job", "show nobody", "help")
+    printed = [run, *(bench.flyer(*verb.split()) for verb in verbs)]
+    told = "".join(one.stdout + one.stderr for one in printed)
+    assert "Succeeded" in told
+    controls = {letter for letter in told if unicodedata.category(letter) == "Cc"}
+    assert controls == {"\n"}
 
 
 def test_ps_watch_prints_changes_as_lines(running):
