@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from threefs.csi.holder import connections
-from threefs.csi.holder.held import Ended
+from threefs.csi.holder.undoing import Ended
 from threefs.csi.holder.writing import Writing
 from threefs.csi.holder_client import Undone
 

@@ -21,8 +21,8 @@ from threefs.csi.errors import (
     Unreachable,
 )
 from threefs.csi.holder import mountinfo
-from threefs.csi.holder.held import Held, Mounts
 from threefs.csi.holder.keeper import KeeperClient
+from threefs.csi.holder.mounts import Mounts
 from threefs.csi.holder.protocol import Refused
 from threefs.csi.holder_client import HolderClient, Undone
 
@@ -30,6 +30,8 @@ from .holder_process import PATIENCE_SECONDS, HolderProcess, can_mount, end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from threefs.csi.holder.held import Held
 
 pytestmark = pytest.mark.skipif(not can_mount(), reason="FUSE mounts need root and /dev/fuse")
 
@@ -234,21 +236,22 @@ def test_a_holder_that_asks_and_dies_takes_nothing(holder: HolderProcess) -> Non
     assert read(f"{place}/hello")
 
 
-def test_while_mounts_are_taken_back_calls_are_refused(tmp_path: Path) -> None:
+def test_while_mounts_are_taken_back_calls_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call in between would take them for those of a holder that has died, and undo them."""
     refused = []
-
-    class Watched(Mounts):
-        def adopt(self, given: list[Held]) -> None:
-            with pytest.raises(Refused) as caught:
-                self.unmount(str(tmp_path / "volume"))
-            refused.append(caught.value.kind)
-            super().adopt(given)
-
     keeper = KeeperClient(tmp_path / "keeper.sock")
-    mounts = Watched(tmp_path, tmp_path / "clusters", tmp_path, ["true"], keeper)
-    mounts.give_up()
-    mounts.take_back()
+    mounts = Mounts(tmp_path, tmp_path / "clusters", tmp_path, ["true"], keeper)
+
+    def watched(_: list[Held]) -> None:
+        with pytest.raises(Refused) as caught:
+            mounts.unmount(str(tmp_path / "volume"))
+        refused.append(caught.value.kind)
+
+    monkeypatch.setattr(mounts.handover, "adopt", watched)
+    mounts.handover.give_up()
+    mounts.handover.take_back()
     assert refused == ["again"]
     assert not mounts.leaving
     assert mounts.unmount(str(tmp_path / "volume")) == {"was": None, "how": "none", "unwritten": ""}

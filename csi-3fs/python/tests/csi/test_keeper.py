@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from threefs.csi.holder.held import Mounts
 from threefs.csi.holder.keeper import KeeperClient
+from threefs.csi.holder.mounts import Mounts
 
 from .holder_process import PATIENCE_SECONDS, SMALL_DAEMON, HolderProcess, can_mount, end
 
@@ -109,7 +109,7 @@ def test_a_mount_that_a_new_holder_did_not_get_at_first_is_taken_later(
     assert holder.keeper is not None
     keeper = KeeperClient(holder.keeper)
     mounts = Mounts(holder.kubelet, tmp_path / "clusters", tmp_path, SMALL_DAEMON, keeper)
-    mounts.remind()
+    mounts.handover.remind()
     try:
         assert list(keeper.known() or {}) == [place]
         assert read(f"{place}/hello")

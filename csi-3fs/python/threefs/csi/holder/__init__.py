@@ -15,8 +15,11 @@ runs as a package of its own, without loading the rest of `threefs`.
 | `syscalls` | one call about a mount in a child of its own, which can be killed |
 | `connections` | the kernel's side of a mount, through /sys |
 | `writing` | written-behind data, written out before a mount is undone |
-| `daemon` | one daemon: started, watched, replaced |
-| `held` | the mounts: make, bind, undo, list, hand over |
+| `daemon`, `daemons` | one daemon: started, watched, replaced; how that of a mount is made |
+| `held` | what is held here, and where a call is under way |
+| `mounts` | what is asked for: make, bind, undo, list |
+| `undoing` | how a mount ends, in bounded time |
+| `handover` | mounts that change their holder |
 | `keeper` | a second process with copies of the descriptors, for when the holder is killed |
 | `server` | the socket, and taking over from an older holder |
 """

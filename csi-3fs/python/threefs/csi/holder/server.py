@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from . import connections, mountinfo
-from .held import PATIENCE_SECONDS, Held, Mounts
+from .held import Held
 from .keeper import KeeperClient
+from .mounts import Mounts
 from .protocol import (
     PROTOCOL,
     Refused,
@@ -33,6 +34,7 @@ from .protocol import (
     send,
     send_descriptors,
 )
+from .undoing import PATIENCE_SECONDS
 
 __all__ = ["Server", "main", "take_over"]
 
@@ -141,7 +143,7 @@ class Server:
 
     def _hand_over(self, connection: socket.socket) -> None:
         connection.settimeout(HANDOVER_SECONDS)
-        given = self._mounts.give_up()
+        given = self._mounts.handover.give_up()
         try:
             send(connection, {"ok": True, "held": [asdict(held) for held in given]})
             # In turns: a line that is read together with a descriptor's message would lose it.
@@ -150,13 +152,13 @@ class Server:
                 send_descriptors(connection, [held.descriptor for held in given])
             taken = wanted and receive(connection).get("op") == "taken"
         except (OSError, Refused) as error:
-            self._mounts.take_back()
+            self._mounts.handover.take_back()
             _say(f"handing over failed, the mounts stay here: {error}")
             return
         if not taken:
-            self._mounts.take_back()
+            self._mounts.handover.take_back()
             return
-        self._mounts.gone()
+        self._mounts.handover.gone()
         _say(f"{len(given)} mounts were handed over; waiting to be ended")
 
 
@@ -239,8 +241,8 @@ def main(arguments: list[str] | None = None) -> int:
     if taken is None:
         taken = take_from(keeper)
     server.open()
-    mounts.adopt(taken)
-    mounts.remind()
+    mounts.handover.adopt(taken)
+    mounts.handover.remind()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: server.close())
     threading.Thread(target=_remind, args=(mounts,), daemon=True).start()
@@ -248,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     server.serve()
-    mounts.stop()
+    mounts.handover.stop()
     return 0
 
 
@@ -256,7 +258,7 @@ def _remind(mounts: Mounts) -> None:
     while True:
         time.sleep(REMIND_SECONDS)
         try:
-            mounts.remind()
+            mounts.handover.remind()
         except Exception as error:  # noqa: BLE001 -- one that fails must not be the last
             _say(f"the keeper was not reminded, next try in {REMIND_SECONDS:g} s: {error!r}")
 
