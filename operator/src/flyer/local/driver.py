@@ -11,25 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
-from flyer.api import FlyerJob, FlyerJobStatus, Phase
+from flyer.api import FlyerJob, Phase
 from flyer.engine import (
     Commit,
     Event,
     Finish,
     JobFault,
-    Killed,
     LogObserved,
     NodeEmptied,
     NodeLost,
     NodeObserved,
-    PodExited,
-    Policy,
     ProgressReported,
     Signal,
     Start,
@@ -37,7 +32,7 @@ from flyer.engine import (
     Tick,
     WakeAt,
 )
-from flyer.engine.log import rebuild_line, step_line
+from flyer.engine.log import step_line
 from flyer.local.attempts import Attempts
 from flyer.local.errors import ExitStatus, FlyerError
 from flyer.local.eventlog import EventLog
@@ -47,6 +42,7 @@ from flyer.local.narration import narrate
 from flyer.local.pods import Pods
 from flyer.local.present import job_view, node_view
 from flyer.local.publish import Publisher
+from flyer.local.restart import rebuilt, vanished_pods
 from flyer.local.store import write_atomically
 from flyer.local.views import EventView, FailureView, JobView, NodeView, ProgressView, to_json
 
@@ -87,7 +83,7 @@ class Driver:
         self.events = EventLog(store, self._event_told)
         for event in self.events.since(0):
             self.history.add(event)
-        self.jobs: dict[str, FlyerJob] = {}
+        self.jobs: dict[str, FlyerJob] = {job.key: job for job in store.jobs()}
         self.progress: dict[str, ProgressView] = {}
         self.ending = False
         self._keep = keep
@@ -108,7 +104,7 @@ class Driver:
             log_path=store.paths.root / "zygote.log",
         )
         self._attempts = Attempts(store.paths, self._pods, self.tell, self._crashed)
-        self._state = self._rebuilt()
+        self._state = rebuilt(cluster, store, self.jobs)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -127,7 +123,8 @@ class Driver:
         """Go on with every stored job."""
         write_atomically(self.store.paths.cluster, self.cluster.to_object())
         self._pods.open()
-        self.advance([*self._observed_nodes(), *self._vanished_pods()])
+        observed = [NodeObserved(node) for node in self.cluster.engine_nodes()]
+        self.advance([*observed, *vanished_pods(self.jobs, self.events)])
 
     async def run(self) -> None:
         """Drive until every job has ended (with `keep`: until stopped)."""
@@ -401,52 +398,3 @@ class Driver:
         items: list[dict[str, Any]] = [{"kind": "nodes", "nodes": to_json(self.node_views())}]
         items += [{"kind": "job", "job": to_json(self.view(key))} for key in sorted(self.jobs)]
         return items
-
-    # -- taking over ---------------------------------------------------------------------------
-
-    def _rebuilt(self) -> EngineState:
-        self.jobs = {job.key: job for job in self.store.jobs()}
-        epochs = [job.status.epoch for job in self.jobs.values() if job.status]
-        # Written by an earlier version, which kept it in the assignment alone.
-        epochs += [
-            job.status.assignment.epoch
-            for job in self.jobs.values()
-            if job.status and job.status.assignment
-        ]
-        settings = self.cluster.settings
-        policy = replace(
-            Policy(),
-            failure_window_seconds=settings.failure_window_seconds,
-            start_deadline_seconds=settings.start_deadline_seconds,
-            same_split_seconds=settings.same_split_seconds,
-            restart_cost_seconds=settings.restart_cost_seconds,
-        )
-        nodes, jobs = self.cluster.engine_nodes(), list(self.jobs.values())
-        now, epoch = time.time(), max(epochs, default=0) + 1
-        quotas = self.cluster.engine_quotas()
-        line = rebuild_line(nodes, jobs, now, epoch, policy, quotas)
-        self.store.note(self.store.decisions, line)
-        return engine.rebuild(nodes, jobs, now, epoch, policy, quotas)
-
-    def _observed_nodes(self) -> list[Event]:
-        return [NodeObserved(node) for node in self.cluster.engine_nodes()]
-
-    def _vanished_pods(self) -> list[Event]:
-        """Nothing runs (`clear_leftovers` looked): tell it of every node that was in use."""
-        events: list[Event] = []
-        for key, job in sorted(self.jobs.items()):
-            status = job.status or FlyerJobStatus()
-            if status.occupied:
-                self.events.tell(
-                    time.time(),
-                    "DriverRestarted",
-                    f"the driver before ended with the job {status.phase}; "
-                    f"process {os.getpid()} goes on",
-                    job=key,
-                    attempt=status.chain.attempt,
-                )
-            for one in status.occupied:
-                gone = Killed(0, "the driver ended")
-                events.append(PodExited(key, one.attempt, one.name, gone))
-                events.append(NodeEmptied(one.name, key, one.attempt))
-        return events

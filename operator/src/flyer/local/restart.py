@@ -1,0 +1,74 @@
+"""What a new driver makes of the jobs that an earlier one left in their files.
+
+The engine's state comes from the jobs alone. No pod has outlived its driver, so the nodes that were
+in use are told as empty, whatever they were doing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer import engine
+from flyer.api import FlyerJobStatus
+from flyer.engine import Killed, NodeEmptied, PodExited, Policy
+from flyer.engine.log import rebuild_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flyer.api import FlyerJob
+    from flyer.engine import EngineState, Event
+    from flyer.local.cluster import LocalCluster
+    from flyer.local.eventlog import EventLog
+    from flyer.local.store import Store
+
+__all__ = ["rebuilt", "vanished_pods"]
+
+
+def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) -> EngineState:
+    """The engine's state, in a term of its own; the log of decisions begins with it."""
+    epochs = [job.status.epoch for job in known.values() if job.status]
+    # Written by an earlier version, which kept it in the assignment alone.
+    epochs += [
+        job.status.assignment.epoch
+        for job in known.values()
+        if job.status and job.status.assignment
+    ]
+    settings = cluster.settings
+    policy = replace(
+        Policy(),
+        failure_window_seconds=settings.failure_window_seconds,
+        start_deadline_seconds=settings.start_deadline_seconds,
+        same_split_seconds=settings.same_split_seconds,
+        restart_cost_seconds=settings.restart_cost_seconds,
+    )
+    nodes, jobs = cluster.engine_nodes(), list(known.values())
+    now, epoch = time.time(), max(epochs, default=0) + 1
+    quotas = cluster.engine_quotas()
+    line = rebuild_line(nodes, jobs, now, epoch, policy, quotas)
+    store.note(store.decisions, line)
+    return engine.rebuild(nodes, jobs, now, epoch, policy, quotas)
+
+
+def vanished_pods(jobs: Mapping[str, FlyerJob], told: EventLog) -> list[Event]:
+    """Nothing runs (`clear_leftovers` looked): the end of every node's pod that was in use."""
+    events: list[Event] = []
+    for key, job in sorted(jobs.items()):
+        status = job.status or FlyerJobStatus()
+        if status.occupied:
+            told.tell(
+                time.time(),
+                "DriverRestarted",
+                f"the driver before ended with the job {status.phase}; "
+                f"process {os.getpid()} goes on",
+                job=key,
+                attempt=status.chain.attempt,
+            )
+        for one in status.occupied:
+            gone = Killed(0, "the driver ended")
+            events.append(PodExited(key, one.attempt, one.name, gone))
+            events.append(NodeEmptied(one.name, key, one.attempt))
+    return events
