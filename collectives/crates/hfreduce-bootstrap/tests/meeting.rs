@@ -134,8 +134,11 @@ fn a_port_that_is_taken_is_named_with_the_remedy() {
     }
 }
 
-/// Another program at rank 0's port: it does `what` to whoever comes.
-fn stolen(what: fn(&mut TcpStream)) -> u16 {
+/// What another program does to whoever comes.
+type Program = fn(&mut TcpStream);
+
+/// Another program at rank 0's port.
+fn stolen(what: Program) -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -151,7 +154,7 @@ fn stolen(what: fn(&mut TcpStream)) -> u16 {
 
 #[test]
 fn another_program_at_the_port_is_suspected_with_the_remedy() {
-    let programs: [(fn(&mut TcpStream), &str); 3] = [
+    let programs: [(Program, &str); 3] = [
         (|_| (), "says nothing"),
         (|guest| guest.shutdown(std::net::Shutdown::Both).unwrap(), "closes the connection"),
         (|guest| guest.write_all(&[b'H'; 128]).unwrap(), "holds another key or is another service"),
