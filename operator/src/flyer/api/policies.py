@@ -105,8 +105,9 @@ def _status_writers() -> dict[str, Any]:
             {
                 "expression": "request.userInfo.username == variables.operator",
                 "messageExpression": "'status: ' + request.userInfo.username + ' may not write it:"
-                " only ' + variables.operator + ' does; change spec instead (suspend, stop,"
-                " priority)'",
+                " only ' + variables.operator + ' does; change spec instead' +"
+                f" (request.resource.resource == '{names.PLURAL_JOBS}'"
+                " ? ' (suspend, stop, priority)' : '')",
                 "reason": "Forbidden",
             }
         ],
