@@ -91,13 +91,23 @@ impl<A: Atomics> Sleeper<A> {
     }
 
     pub fn wake_up(&self) {
-        self.0.store(0, Relaxed);
+        // Exchanged: the model checker orders stores of several threads only by what they read.
+        self.0.swap(0, Relaxed);
     }
 
     /// After a change: true if the rank must be woken by the caller, and by nobody else.
     pub fn must_wake(&self, reasons: u32) -> bool {
         A::fence(SeqCst);
-        self.0.load(Relaxed) & reasons != 0 && self.0.swap(0, Relaxed) & reasons != 0
+        let mut asleep_for = self.0.load(Relaxed);
+        while asleep_for & reasons != 0 {
+            // Between two looks it may have woken up by itself and sleep for something else: that is
+            // not ours to take away.
+            match self.0.compare_exchange(asleep_for, 0, Relaxed, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => asleep_for = now,
+            }
+        }
+        false
     }
 }
 

@@ -101,6 +101,85 @@ fn no_slot_is_written_while_it_is_read() {
     assert!(breaks(slot_is_reused::<Weak<NO_ACQUIRE>>));
 }
 
+/// Two ranks add to one sum in turn, chunk after chunk in one slot.
+struct Round<A: Atomics> {
+    staged: [Counter<A>; 2],
+    released: [Counter<A>; 2],
+    sum: UnsafeCell<u64>,
+}
+
+impl<A: Atomics> Round<A> {
+    fn rank(&self, local: usize, chunks: u64) {
+        for chunk in 0..chunks {
+            if local == 0 {
+                until(|| self.released.iter().all(|released| released.told() >= chunk));
+                // SAFETY: as in `Node::rank`.
+                self.sum.with_mut(|sum| unsafe { *sum = 10 + chunk });
+            } else {
+                until(|| self.staged[0].told() > chunk);
+                // SAFETY: as above.
+                self.sum.with_mut(|sum| unsafe { *sum += 1 });
+            }
+            self.staged[local].tell(chunk + 1);
+            until(|| self.staged[1].told() > chunk);
+            // SAFETY: as above.
+            assert_eq!(self.sum.with(|sum| unsafe { *sum }), 11 + chunk);
+            self.released[local].tell(chunk + 1);
+        }
+    }
+}
+
+fn sum_goes_round<A: Atomics>() {
+    let round = Arc::new(Round::<A> {
+        staged: Default::default(),
+        released: Default::default(),
+        sum: UnsafeCell::new(0),
+    });
+    let other = round.clone();
+    let first = thread::spawn(move || other.rank(0, 2));
+    round.rank(1, 2);
+    first.join().unwrap();
+}
+
+#[test]
+fn who_adds_in_turn_has_the_sum_alone() {
+    every_order(sum_goes_round::<Modelled>);
+    assert!(breaks(sum_goes_round::<Weak<NO_RELEASE>>));
+    assert!(breaks(sum_goes_round::<Weak<NO_ACQUIRE>>));
+}
+
+/// Who is third hears of the first from the second alone.
+fn sum_is_handed_on<A: Atomics>() {
+    let shared = Arc::new((<[Counter<A>; 2]>::default(), UnsafeCell::new(0)));
+    let (zeroth, first) = (shared.clone(), shared.clone());
+    let ranks = [
+        thread::spawn(move || {
+            // SAFETY: as in `Node::rank`.
+            zeroth.1.with_mut(|sum| unsafe { *sum = 1 });
+            zeroth.0[0].tell(1);
+        }),
+        thread::spawn(move || {
+            if first.0[0].told() == 1 {
+                // SAFETY: as above.
+                first.1.with_mut(|sum| unsafe { *sum += 1 });
+                first.0[1].tell(1);
+            }
+        }),
+    ];
+    if shared.0[1].told() == 1 {
+        // SAFETY: as above.
+        assert_eq!(shared.1.with(|sum| unsafe { *sum }), 2);
+    }
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+}
+
+#[test]
+fn a_sum_that_was_handed_on_twice_is_whole() {
+    every_order(sum_is_handed_on::<Modelled>);
+    assert!(breaks(sum_is_handed_on::<Weak<NO_RELEASE>>));
+    assert!(breaks(sum_is_handed_on::<Weak<NO_ACQUIRE>>));
+}
+
 /// Two readers let go of a slot; its owner writes it again when both have.
 fn slot_is_taken_after_both<A: Atomics>() {
     let shared = Arc::new((<[Counter<A>; 2]>::default(), UnsafeCell::new(7)));
@@ -218,6 +297,28 @@ fn one_of_two_rings<A: Atomics>() {
 #[test]
 fn a_sleeper_is_rung_for_once() {
     every_order(one_of_two_rings::<Modelled>);
+}
+
+/// A rank wakes up by itself, a socket's event perhaps, and sleeps for something else while another
+/// is about to ring for what it slept for before.
+fn who_turns_over_sleeps_on(must_wake: fn(&Sleeper<Modelled>) -> bool) {
+    let sleeper = Arc::new(Sleeper::<Modelled>::default());
+    sleeper.fall_asleep(1);
+    let other = sleeper.clone();
+    let waker = thread::spawn(move || must_wake(&other));
+    sleeper.wake_up();
+    sleeper.fall_asleep(2);
+    waker.join().unwrap();
+    assert!(sleeper.must_wake(2), "asleep for what nobody rings for");
+}
+
+#[test]
+fn nobody_takes_away_what_another_sleeps_for() {
+    every_order(|| who_turns_over_sleeps_on(|sleeper| sleeper.must_wake(1)));
+    let blindly = |sleeper: &Sleeper<Modelled>| {
+        sleeper.0.load(Relaxed) & 1 != 0 && sleeper.0.swap(0, Relaxed) & 1 != 0
+    };
+    assert!(breaks(move || who_turns_over_sleeps_on(blindly)), "a look is not enough");
 }
 
 fn whole_or_not_at_all<A: Atomics>() {
