@@ -20,8 +20,8 @@ const BATCH: usize = 8;
 pub enum Payload {
     /// Bytes of our own.
     Owned(Vec<u8>),
-    /// Memory that stays valid and unchanged until the frame is gone (the caller's promise).
-    Memory(*const u8, usize),
+    /// Memory of somebody else's.
+    Memory(Lasting),
     /// So many bytes of our board, which the peer copies from there: the head says where. The
     /// frame is gone once the peer has said that it did.
     Lent(usize),
@@ -29,13 +29,31 @@ pub enum Payload {
     Shown(usize),
 }
 
+/// Memory that stays valid and unchanged until its frame is gone.
+#[derive(Debug)]
+pub struct Lasting {
+    at: *const u8,
+    bytes: usize,
+}
+
+impl Lasting {
+    /// # Safety
+    /// The memory must stay valid for `bytes`, and nobody may write to it, until its frame is gone or
+    /// [`Connection::detach`] was called.
+    pub unsafe fn new(at: *const u8, bytes: usize) -> Self {
+        Self { at, bytes }
+    }
+}
+
 impl Payload {
     fn bytes(&self) -> &[u8] {
         match self {
             Payload::Owned(bytes) => bytes,
-            Payload::Memory(_, 0) | Payload::Lent(_) | Payload::Shown(_) => &[],
-            // SAFETY: whoever queued it promised that it stays valid and unchanged.
-            Payload::Memory(at, bytes) => unsafe { std::slice::from_raw_parts(*at, *bytes) },
+            Payload::Memory(Lasting { bytes: 0, .. }) | Payload::Lent(_) | Payload::Shown(_) => &[],
+            // SAFETY: the promise of `Lasting::new`; a frame that is gone has no payload.
+            Payload::Memory(memory) => unsafe {
+                std::slice::from_raw_parts(memory.at, memory.bytes)
+            },
         }
     }
 }

@@ -3,8 +3,9 @@ use crate::core::{DataHead, Determinism, Fingerprint, Kind, Stage};
 use crate::drivers::wire::{Frame, PIECE_BYTES_MAX};
 use hfreduce_testing::{cases, changed, changes};
 use proptest::prelude::*;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::time::Duration;
 
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -105,18 +106,32 @@ fn garbage_and_the_end_are_errors() {
 
 #[test]
 fn after_detaching_no_foreign_memory_is_touched() {
-    let (one, _other) = pair();
+    let (one, mut other) = pair();
     let mut one = Connection::new(one, 64 << 20).unwrap();
     let big = vec![1_u8; 32 << 20];
     let head = Head { payload_bytes: big.len(), ..Head::bare(Frame::Abort) };
     for note in 0..3 {
-        one.push(&head, Payload::Memory(big.as_ptr(), big.len()), note);
+        // SAFETY: it lives until `detach` was called.
+        let memory = unsafe { Lasting::new(big.as_ptr(), big.len()) };
+        one.push(&head, Payload::Memory(memory), note);
     }
     one.flush(&mut Vec::new()).unwrap();
     assert_eq!(one.queued(), 3, "the socket cannot take that much");
     one.detach();
     assert_eq!(one.queued(), 1);
     assert!(matches!(one.queue[0].payload, Payload::Owned(_)));
+    drop(big);
+    let reader = std::thread::spawn(move || {
+        other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut frame = vec![0; HEAD_BYTES + (32 << 20)];
+        other.read_exact(&mut frame).map(|()| frame)
+    });
+    while one.queued() > 0 {
+        one.flush(&mut Vec::new()).unwrap();
+        std::thread::yield_now();
+    }
+    let frame = reader.join().unwrap().unwrap();
+    assert!(frame[HEAD_BYTES..].iter().all(|byte| *byte == 1));
 }
 
 /// Frames of every kind, as they go over a wire.

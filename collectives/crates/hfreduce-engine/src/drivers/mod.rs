@@ -6,7 +6,8 @@
 //! - `combine`: the chunks that this rank owns, from contributions to results; `reduce`: one of them;
 //! - `relay`: sums to which the ranks of a node add in turn, where they share processors;
 //! - `registered`: memory that the ranks of a node use in place;
-//! - `trunk`: the connections along the trees, on ranks that own a channel;
+//! - `trunk`: the connections along the trees, on ranks that own a channel; `pools`: where what comes
+//!   over them waits;
 //! - `farewell`: how those end;
 //! - `lending`: chunks that a neighbour on this machine copies out of our board;
 //! - `mesh`: direct connections between two ranks;
@@ -25,6 +26,7 @@ pub mod mesh;
 mod mover;
 mod node;
 pub mod poller;
+mod pools;
 mod reduce;
 pub mod registered;
 mod relay;

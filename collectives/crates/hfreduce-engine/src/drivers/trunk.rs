@@ -5,9 +5,10 @@ use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 
-use super::connection::{Arrival, Connection, Payload};
+use super::connection::{Arrival, Connection, Lasting, Payload};
 use super::lending::{Counter, Loan, is_shown};
 use super::poller::{Poller, Ready};
+use super::pools::Pools;
 use super::wire::{Frame, Head};
 use super::{Driver, TOKEN_TRUNK};
 use crate::core::credit::{CLASSES, Key};
@@ -47,8 +48,7 @@ pub struct Trunk {
     /// Owned chunks that the core is done with and that are not delivered here yet.
     pub finished: HashSet<u64>,
     pub(super) counter: Counter,
-    pools: Vec<[Vec<u8>; CLASSES]>,
-    slot_bytes: usize,
+    pools: Pools,
 }
 
 impl Trunk {
@@ -88,11 +88,7 @@ impl Trunk {
                 })
             })
             .collect::<io::Result<Vec<TreeLink>>>()?;
-        // Zeroed memory of this size comes from the kernel untouched: it costs nothing until used.
-        let pools = links
-            .iter()
-            .map(|_| std::array::from_fn(|_| vec![0; window as usize * slot_bytes]))
-            .collect();
+        let pools = Pools::new(links.len(), window, slot_bytes);
         Ok(Self {
             core: TreeCore::new(flows, channel, window),
             links,
@@ -100,7 +96,6 @@ impl Trunk {
             finished: HashSet::new(),
             counter,
             pools,
-            slot_bytes,
         })
     }
 
@@ -123,17 +118,7 @@ impl Trunk {
     /// Where a partial sum lies: in its slot, or in the board of the neighbour that made it.
     pub fn partial(&self, partial: &Partial) -> *const u8 {
         let shown = self.links[partial.link].loan.shown(partial);
-        shown.unwrap_or_else(|| self.pool(partial).cast_const())
-    }
-
-    /// The memory of a slot.
-    fn pool(&self, partial: &Partial) -> *mut u8 {
-        let pool = &self.pools[partial.link][partial.class];
-        let at = partial.slot as usize * self.slot_bytes;
-        debug_assert!(at + self.slot_bytes <= pool.len());
-        // Written through this pointer by the connection, read by the kernels: never both at once,
-        // which the core's slot accounting guarantees.
-        pool[at..].as_ptr().cast_mut()
+        shown.unwrap_or_else(|| self.pools.place(partial))
     }
 
     /// The core wants a chunk sent.
@@ -256,7 +241,7 @@ impl Driver {
             return;
         }
         let memory = match &slot {
-            Some(slot) => trunk.pool(slot),
+            Some(slot) => trunk.pools.place_mut(slot),
             None => match self.find_key((data.sequence, data.chunk)) {
                 Some((op, chunk, number)) => self.place(number, op, &chunk),
                 None => return,
@@ -311,14 +296,16 @@ impl Driver {
             let credits = trunk.core.take_owed(at);
             let payload_bytes = bytes;
             let head = Head { credits, payload_bytes, lent, ..Head::bare(Frame::Data(data)) };
-            // The place stays unchanged until the core hears that it is sent.
             let payload = match lent {
                 Some(_) => {
                     let lent = &self.shared.counters.lent_bytes;
                     lent.fetch_add(bytes as u64, Ordering::Relaxed);
                     if is_shown(&data) { Payload::Shown(bytes) } else { Payload::Lent(bytes) }
                 }
-                None => Payload::Memory(place, bytes),
+                // SAFETY: a slot of the board or a caller's output, which holds the chunk and is
+                // neither written nor given away until the core hears that it is sent, or `fail` has
+                // detached the connection.
+                None => Payload::Memory(unsafe { Lasting::new(place, bytes) }),
             };
             trunk.links[at].connection.push(&head, payload, Some(key));
             loaded = true;

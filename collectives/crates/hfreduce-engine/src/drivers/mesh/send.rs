@@ -1,6 +1,6 @@
 //! What goes out over direct connections.
 
-use crate::drivers::connection::Payload;
+use crate::drivers::connection::{Lasting, Payload};
 use crate::drivers::poller::Ready;
 use crate::drivers::wire::{Frame, Head, PIECE_BYTES_MAX};
 use crate::drivers::{Driver, TOKEN_MESH_IN, TOKEN_MESH_OUT};
@@ -45,8 +45,10 @@ impl Driver {
             let last = stream.sent == transfer.bytes;
             let head = Frame::Piece { message: stream.message };
             let head = Head { payload_bytes: bytes, ..Head::bare(head) };
-            // The input stays unchanged until the operation ends, which needs this frame gone.
-            connection.push(&head, Payload::Memory(memory, bytes), last.then_some(stream.ticket));
+            // SAFETY: inside the operation's input, which stays unchanged until the operation ends:
+            // not before this frame is gone or `detach` was called.
+            let payload = Payload::Memory(unsafe { Lasting::new(memory, bytes) });
+            connection.push(&head, payload, last.then_some(stream.ticket));
             loaded = true;
             if last {
                 outgoing.streams.pop_front();
