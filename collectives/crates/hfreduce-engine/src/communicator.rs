@@ -5,7 +5,7 @@ mod calls;
 mod handle;
 mod served;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -87,9 +87,12 @@ impl Inner {
             act(driver);
             driver.is_busy()
         });
+        let retired = lent.is_none();
         drop(lent);
         self.shared.room.call();
-        if busy {
+        // A call that came after the look at `busy` woke a background thread that found the driver
+        // taken. Which is looked at after the driver was given back, with the room's fence between.
+        if busy || (!retired && self.shared.news.load(Ordering::SeqCst)) {
             self.wake_background();
         }
         true
@@ -112,6 +115,7 @@ impl Inner {
                 }
                 *gate = false;
             }
+            fence(Ordering::SeqCst); // Between what woke us and whether the driver is free.
             self.try_driver(|driver| {
                 driver.glance();
                 if driver.is_busy() {

@@ -1,6 +1,6 @@
 //! The handle of one operation, and the room where threads wait for them.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ use crate::cause::CollectiveError;
 use crate::core::Fingerprint;
 use crate::core::pair::ANY_RANK;
 
-const PENDING: u8 = 0;
-const DONE: u8 = 1;
-const FAILED: u8 = 2;
+const PENDING: u32 = 0;
+const DONE: u32 = 1;
+const FAILED: u32 = 2;
 
 /// What is known of one operation from outside.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct WorkState {
     pub timeout: Duration,
     /// Its number in the flight recorder.
     pub flight: u64,
-    state: AtomicU8,
+    end: End,
     source: AtomicU32,
     error: OnceLock<CollectiveError>,
 }
@@ -46,7 +46,7 @@ impl WorkState {
             print,
             deadline: now + timeout,
             timeout,
-            state: AtomicU8::new(PENDING),
+            end: End::default(),
             source: AtomicU32::new(ANY_RANK),
             error: OnceLock::new(),
         }
@@ -59,12 +59,12 @@ impl WorkState {
 
     /// True once it has ended.
     pub fn is_done(&self) -> bool {
-        self.state.load(Ordering::Acquire) != PENDING
+        self.end.told() != PENDING
     }
 
     /// How it ended, if it did.
     pub fn result(&self) -> Option<Result<(), CollectiveError>> {
-        match self.state.load(Ordering::Acquire) {
+        match self.end.told() {
             PENDING => None,
             DONE => Some(Ok(())),
             _ => self.error.get().cloned().map(Err),
@@ -81,12 +81,33 @@ impl WorkState {
     }
 
     pub(crate) fn complete(&self) {
-        self.state.store(DONE, Ordering::Release);
+        self.end.tell(DONE);
     }
 
     pub(crate) fn fail(&self, error: CollectiveError) {
         let _ = self.error.set(error);
-        self.state.store(FAILED, Ordering::Release);
+        self.end.tell(FAILED);
+    }
+}
+
+/// How an operation ended, [`PENDING`] before. What was done before it is told is seen by whoever hears
+/// of it: its result is in the caller's memory, which nobody else uses any more.
+#[derive(Debug)]
+struct End<A: Atomics = Native>(A::U32);
+
+impl<A: Atomics> End<A> {
+    fn tell(&self, how: u32) {
+        self.0.store(how, Ordering::Release);
+    }
+
+    fn told(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl<A: Atomics> Default for End<A> {
+    fn default() -> Self {
+        Self(A::U32::default())
     }
 }
 
@@ -156,7 +177,31 @@ impl WaitingRoom {
 mod models {
     use super::*;
     use crate::atomics::model::*;
+    use loom::cell::UnsafeCell;
     use std::sync::Arc;
+
+    /// One thread moves the data and says that it is done; the caller uses its memory again.
+    fn the_result_is_the_callers<A: Atomics>() {
+        let shared = Arc::new((End::<A>::default(), UnsafeCell::new(0)));
+        let moving = shared.clone();
+        let mover = loom::thread::spawn(move || {
+            // SAFETY: loom reports whoever touches it at the same time.
+            moving.1.with_mut(|value| unsafe { *value = 1 });
+            moving.0.tell(DONE);
+        });
+        if shared.0.told() == DONE {
+            // SAFETY: as above.
+            shared.1.with_mut(|value| unsafe { *value += 1 });
+        }
+        mover.join().unwrap();
+    }
+
+    #[test]
+    fn who_hears_of_the_end_has_its_memory_back() {
+        every_order(the_result_is_the_callers::<Modelled>);
+        assert!(breaks(the_result_is_the_callers::<Weak<NO_RELEASE>>));
+        assert!(breaks(the_result_is_the_callers::<Weak<NO_ACQUIRE>>));
+    }
 
     /// The lock that the room's bell goes with is not in the model: it only delays.
     fn one_sees_the_other<A: Atomics>() {
@@ -176,5 +221,29 @@ mod models {
         every_order(one_sees_the_other::<Modelled>);
         assert!(breaks(one_sees_the_other::<Weak<NO_FENCE>>));
         assert!(breaks(one_sees_the_other::<Weak<NO_TOTAL_ORDER>>));
+    }
+    /// Of the communicator's driver: one thread gives it back, calls the room and looks for news; the
+    /// background thread, woken by the news, finds it free or taken.
+    fn one_of_two_takes_the_news<A: Atomics>() {
+        let shared = Arc::new((Attendance::<A>::default(), A::U32::default(), A::U32::default()));
+        let called = shared.clone();
+        let background = loom::thread::spawn(move || {
+            let (_, free, news) = &*called;
+            news.store(1, Ordering::Release);
+            A::fence(Ordering::SeqCst);
+            free.load(Ordering::Acquire) == 1
+        });
+        let (room, free, news) = &*shared;
+        free.store(1, Ordering::Release);
+        room.is_anybody_there();
+        let saw = news.load(Ordering::Acquire) == 1;
+        assert!(background.join().unwrap() || saw, "nobody moves it before the next tick");
+    }
+
+    #[test]
+    fn news_that_came_while_the_driver_was_given_back_are_taken() {
+        every_order(one_of_two_takes_the_news::<Modelled>);
+        assert!(breaks(one_of_two_takes_the_news::<Weak<NO_FENCE>>));
+        assert!(breaks(one_of_two_takes_the_news::<Weak<NO_TOTAL_ORDER>>));
     }
 }

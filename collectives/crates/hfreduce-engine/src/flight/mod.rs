@@ -339,15 +339,7 @@ impl Recorder {
     }
 
     fn text(&self, at: usize, bytes: &[u8], end: usize) {
-        let bytes = &bytes[..bytes.len().min((end - at - 1) * 8)];
-        self.set(at, 0);
-        fence(Ordering::Release);
-        for (word, bytes) in bytes.chunks(8).enumerate() {
-            let mut value = [0; 8];
-            value[..bytes.len()].copy_from_slice(bytes);
-            self.set(at + 1 + word, u64::from_le_bytes(value));
-        }
-        self.word(at).store(bytes.len() as u64, Ordering::Release);
+        sealed::write_text::<Native>(&self.memory.words()[at..end], bytes);
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {

@@ -203,10 +203,8 @@ impl Words<'_> {
     }
 
     fn text(&self, at: usize, end: usize) -> String {
-        let length = (self.get(at) as usize).min((end - at - 1) * 8);
         // Otherwise it was changed while it was read: the next reader sees it.
-        let bytes = self.0.same(at, 8 + length).unwrap_or(&[0; 8]);
-        String::from_utf8_lossy(&bytes[8..]).into_owned()
+        String::from_utf8_lossy(self.0.text(at, end).unwrap_or_default()).into_owned()
     }
 }
 

@@ -16,6 +16,20 @@ pub fn change<A: Atomics>(stamp: &A::U64, during: u64, after: u64, change: impl 
     stamp.store(after, Release);
 }
 
+/// Writes a text: its length in bytes, which is 0 meanwhile, then the bytes. What has no room is cut off.
+pub fn write_text<A: Atomics>(place: &[A::U64], bytes: &[u8]) {
+    let Some((length, words)) = place.split_first() else { return };
+    let bytes = &bytes[..bytes.len().min(words.len() * 8)];
+    length.store(0, Relaxed);
+    A::fence(Release);
+    for (word, bytes) in words.iter().zip(bytes.chunks(8)) {
+        let mut value = [0; 8];
+        value[..bytes.len()].copy_from_slice(bytes);
+        word.store(u64::from_le_bytes(value), Relaxed);
+    }
+    length.store(bytes.len() as u64, Release);
+}
+
 /// One look at all words. A later look sees at least what this one saw.
 pub fn look<A: Atomics>(words: &[A::U64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect()
@@ -37,10 +51,11 @@ impl Looks<'_> {
         value.is_multiple_of(2) && word(self.1, stamp) == value
     }
 
-    /// The bytes in these words, if both looks saw the same.
-    pub fn same(&self, at: usize, bytes: usize) -> Option<&[u8]> {
-        let range = at * 8..at * 8 + bytes;
-        (self.0[range.clone()] == self.1[range.clone()]).then(|| &self.0[range])
+    /// The text in the words `at..end`, if both looks saw the same.
+    pub fn text(&self, at: usize, end: usize) -> Option<&[u8]> {
+        let length = (self.get(at) as usize).min((end - at - 1) * 8);
+        let range = at * 8..at * 8 + 8 + length;
+        (self.0[range.clone()] == self.1[range.clone()]).then(|| &self.0[range][8..])
     }
 }
 
@@ -86,5 +101,28 @@ mod models {
         assert!(breaks(|| a_record_is_whole::<Weak<NO_ACQUIRE>>(true)));
         assert!(breaks(|| a_record_is_whole::<Weak<NO_FENCE>>(true)));
         assert!(breaks(|| a_record_is_whole::<Modelled>(false)), "one look is not enough");
+    }
+    fn a_text_is_whole<A: Atomics>(twice: bool) {
+        let words: Arc<[A::U64; 3]> = Arc::new(std::array::from_fn(|_| A::U64::default()));
+        write_text::<A>(&*words, &[1; 16]);
+        let other = words.clone();
+        let writer = loom::thread::spawn(move || write_text::<A>(&*other, &[2; 16]));
+        let first = look::<A>(&*words);
+        let second = if twice { look::<A>(&*words) } else { first.clone() };
+        if let Some(text) = Looks(&first, &second).text(0, 3) {
+            assert!(text.is_empty() || text == [1; 16] || text == [2; 16], "{text:?}");
+        }
+        writer.join().unwrap();
+        let last = look::<A>(&*words);
+        assert_eq!(Looks(&last, &last).text(0, 3), Some(&[2; 16][..]));
+    }
+
+    #[test]
+    fn a_text_that_two_looks_saw_is_whole() {
+        every_order(|| a_text_is_whole::<Modelled>(true));
+        assert!(breaks(|| a_text_is_whole::<Weak<NO_RELEASE>>(true)));
+        assert!(breaks(|| a_text_is_whole::<Weak<NO_ACQUIRE>>(true)));
+        assert!(breaks(|| a_text_is_whole::<Weak<NO_FENCE>>(true)));
+        assert!(breaks(|| a_text_is_whole::<Modelled>(false)), "one look is not enough");
     }
 }
