@@ -1,22 +1,27 @@
 //! STREAM's triad, a = b + s c, with the stores that the kernels use: what a machine's memory can do.
 
-/// Goes through the three arrays once; they must have one length, a multiple of 256 bytes is best.
+use std::ops::Range;
+
+/// The widest vector, to which streaming stores are aligned.
+const VECTOR_BYTES: usize = 64;
+
+/// Goes through the three arrays once; they must have one length, and be aligned to their elements
+/// where vectors are to be used.
 ///
 /// # Panics
 /// If the lengths differ.
 pub fn triad(b: &[u8], c: &[u8], a: &mut [u8]) {
     assert!(a.len() == b.len() && a.len() == c.len(), "three arrays of one length");
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has what is asked for, and all three have one length.
-            return unsafe { triad_avx512(b, c, a) };
-        }
-        if is_x86_feature_detected!("avx") {
-            // SAFETY: as above.
-            return unsafe { triad_avx(b, c, a) };
-        }
-    }
+    let head = a.as_ptr().align_offset(VECTOR_BYTES).min(a.len());
+    let end = head + (a.len() - head) / VECTOR_BYTES * VECTOR_BYTES;
+    // No vector begins with a part of an element.
+    let middle = if head.is_multiple_of(size_of::<f32>()) { head..end } else { 0..0 };
+    let done = if vectors(b, c, a, middle.clone()) { middle } else { 0..0 };
+    elements(&b[..done.start], &c[..done.start], &mut a[..done.start]);
+    elements(&b[done.end..], &c[done.end..], &mut a[done.end..]);
+}
+
+fn elements(b: &[u8], c: &[u8], a: &mut [u8]) {
     for (i, a) in a.chunks_exact_mut(4).enumerate() {
         let of =
             |x: &[u8]| f32::from_le_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
@@ -24,17 +29,35 @@ pub fn triad(b: &[u8], c: &[u8], a: &mut [u8]) {
     }
 }
 
+/// False if the processor has no vectors that we use.
+fn vectors(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has what is asked for; the range is whole aligned vectors of all.
+            unsafe { triad_avx512(b, c, a, range) };
+            return true;
+        }
+        if is_x86_feature_detected!("avx") {
+            // SAFETY: as above.
+            unsafe { triad_avx(b, c, a, range) };
+            return true;
+        }
+    }
+    let _ = (b, c, a, range);
+    false
+}
+
 /// # Safety
-/// The three slices have one length, a multiple of four vectors.
+/// The range lies in all three slices, is a multiple of [`VECTOR_BYTES`] long, and begins in `a` where
+/// it is aligned to that.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn triad_avx512(b: &[u8], c: &[u8], a: &mut [u8]) {
+unsafe fn triad_avx512(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) {
     use std::arch::x86_64::*;
     let scale = _mm512_set1_ps(3.0);
     let (from, target) = ((b.as_ptr(), c.as_ptr()), a.as_mut_ptr());
-    let head = target.align_offset(64);
-    let end = head + (a.len() - head) / 256 * 256;
-    for at in (head..end).step_by(64) {
+    for at in range.step_by(64) {
         // SAFETY: within all three; the output is aligned.
         unsafe {
             let product = _mm512_mul_ps(_mm512_loadu_ps(from.1.add(at).cast()), scale);
@@ -49,13 +72,11 @@ unsafe fn triad_avx512(b: &[u8], c: &[u8], a: &mut [u8]) {
 /// As for [`triad_avx512`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
-unsafe fn triad_avx(b: &[u8], c: &[u8], a: &mut [u8]) {
+unsafe fn triad_avx(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) {
     use std::arch::x86_64::*;
     let scale = _mm256_set1_ps(3.0);
     let (from, target) = ((b.as_ptr(), c.as_ptr()), a.as_mut_ptr());
-    let head = target.align_offset(32);
-    let end = head + (a.len() - head) / 256 * 256;
-    for at in (head..end).step_by(32) {
+    for at in range.step_by(32) {
         // SAFETY: within all three; the output is aligned.
         unsafe {
             let product = _mm256_mul_ps(_mm256_loadu_ps(from.1.add(at).cast()), scale);
