@@ -206,7 +206,8 @@ impl Arena {
         let place = self.segment.at(offset, bytes).ok_or(io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh private mapping of `bytes`, filled from a range of ours of the same length
-        // and then put in its place whole; nobody but the caller uses that range meanwhile.
+        // and then put in its place whole; in this process nobody but the caller uses that range
+        // meanwhile. A peer that goes on just now changes bytes that are nobody's result any more.
         unsafe {
             let nowhere = std::ptr::null_mut();
             let copy = rustix::mm::mmap_anonymous(nowhere, bytes, access, MapFlags::PRIVATE)?;

@@ -336,4 +336,14 @@ mod tests {
         let error = dial(&[nobody], &key(1), "test", TrafficClass::Other, deadline).unwrap_err();
         assert!(error.to_string().contains(&nobody.to_string()), "{error}");
     }
+    #[test]
+    fn own_addresses_are_this_machines_and_not_the_loopback() {
+        let own = own_addresses();
+        assert!(own.iter().all(|address| !address.is_loopback()), "{own:?}");
+        assert!(own.is_sorted_by_key(IpAddr::is_ipv6), "{own:?}");
+        // Nobody can listen at an address that is another machine's, or was read wrongly.
+        for address in own.into_iter().filter(IpAddr::is_ipv4) {
+            TcpListener::bind((address, 0)).unwrap();
+        }
+    }
 }
