@@ -113,6 +113,20 @@ CASES = [
         {"watchdog": "0m0s"},
     ),
     on_spec(
+        "another controller cannot take a job over",
+        "spec.managedBy: lab.example/other cannot replace nothing: it is fixed when a job is "
+        "created, create another job",
+        {"managedBy": "lab.example/other"},
+        job(),
+    ),
+    on_spec(
+        "another controller cannot give a job to a third",
+        "spec.managedBy: lab.example/other cannot replace lab.example/one: it is fixed when a job "
+        "is created, create another job",
+        {"managedBy": "lab.example/other"},
+        job(managedBy="lab.example/one"),
+    ),
+    on_spec(
         "a stop cannot be taken back",
         "spec.stop: nothing cannot replace graceful: a stop cannot be taken back, create another "
         "job",

@@ -49,6 +49,32 @@ def test_a_good_manifest_gets_its_defaults() -> None:
     assert job.spec.template.trainer.command == ["python", "train.py"]
 
 
+@pytest.mark.parametrize(
+    ("metadata", "spec", "queue"),
+    [
+        ("{name: gpt}", "", "default"),
+        ("{name: gpt, labels: {kueue.x-k8s.io/queue-name: vision}}", "", "vision"),
+        ("{name: gpt, labels: {kueue.x-k8s.io/queue-name: vision}}", "  queue: mine\n", "mine"),
+    ],
+)
+def test_the_queue_is_the_jobs_own_word_or_kueues(metadata: str, spec: str, queue: str) -> None:
+    text = GOOD.replace("{name: gpt}", metadata).replace("spec:\n", f"spec:\n{spec}", 1)
+    (job,) = load_manifest(text)
+    assert job.queue == queue
+
+
+def test_whose_job_it_is() -> None:
+    def others(value: str) -> str:
+        (job,) = load_manifest(GOOD.replace("spec:\n", f"spec:\n  managedBy: {value}\n", 1))
+        return job.others
+
+    assert others("fireflyer.dev/flyerjob-controller") == ""
+    assert others("kueue.x-k8s.io/multikueue") == "kueue.x-k8s.io/multikueue"
+    wrong = problems(GOOD.replace("spec:\n", "spec:\n  managedBy: kueue\n", 1))
+    assert "spec.managedBy" in wrong[0]
+    assert "is not allowed here" in wrong[0]
+
+
 def test_what_kubernetes_alone_reads_is_kept() -> None:
     (job,) = load_manifest(GOOD)
     assert job.to_object()["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}

@@ -90,6 +90,7 @@ async def test_policies(policies: Cluster, api: Api) -> None:
     async with await acting(policies, "anna") as anna, operator:
         await _people(policies, reader, anna, name)
         await _statuses(reader, anna, operator, api, name)
+        await _others(anna)
         await _fixed(reader, anna, operator)
         await _epochs(reader, api, operator, name)
         await gone(anna, "flyerjobs", name)
@@ -151,6 +152,15 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
         await reader.refuses(write, key)
         await operator.merge(RESOURCES[plural], thing, written, "", "status")
         await gone(anna, plural, thing)
+
+
+async def _others(anna: Api) -> None:
+    """The status of another controller's job is written by whom RBAC lets do so."""
+    name = f"others-{secrets.token_hex(4)}"
+    await stored(anna, "flyerjobs", name, job(managedBy="kueue.x-k8s.io/multikueue"))
+    patch = {"status": {"phase": "Queued", "message": "elsewhere"}}
+    await anna.merge(RESOURCES["flyerjobs"], name, patch, "default", "status")
+    await gone(anna, "flyerjobs", name)
 
 
 async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:

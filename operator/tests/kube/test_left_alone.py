@@ -211,6 +211,26 @@ async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
     assert cluster.status("a").chain.restarts == 0
 
 
+async def test_a_job_of_another_controller_is_not_touched(cluster, until):
+    cluster.nodes("A")
+    cluster.operator()
+    theirs = "kueue.x-k8s.io/multikueue"
+    cluster.submit("theirs", managedBy=theirs, priority="extreme-high")
+    before = cluster.store.find("flyerjobs", "theirs", "default")
+    cluster.submit("ours", managedBy="fireflyer.dev/flyerjob-controller")
+    await until(lambda: cluster.phase("ours") is Phase.RUNNING)
+    # Its name goes to another controller's job: what ran under it is ended, and nothing begins.
+    cluster.store.delete("flyerjobs", "ours", "default")
+    cluster.submit("ours", managedBy=theirs)
+    cluster.submit("next")
+    await until(lambda: cluster.phase("next") is Phase.RUNNING)
+    assert not cluster.pods("ours")
+    assert not cluster.pods("theirs")
+    assert cluster.store.find("flyerjobs", "theirs", "default") == before
+    assert "status" not in cluster.store.find("flyerjobs", "ours", "default")
+    assert not told(cluster, "theirs", "InvalidJob")
+
+
 async def test_a_label_that_was_taken_away_comes_back(cluster, until, monkeypatch):
     monkeypatch.setattr("flyer.kube.services.leader.MARK_SECONDS", 0.05)
     namespace = "fireflyer-system"

@@ -17,6 +17,8 @@ from flyer.api.names import (
     API_VERSION,
     CHANGED_BY_ANNOTATION,
     KIND_JOB,
+    MANAGER,
+    QUEUE_LABEL,
     REASON_ANNOTATION,
     REQUEUE_ANNOTATION,
     USER_ANNOTATION,
@@ -33,6 +35,10 @@ NAME_CHARS_MAX = 51
 USER_CHARS_MAX = 512
 # For CEL: the phases in which a job has no nodes yet, or none any more.
 WAITING = "[" + ", ".join(f"'{phase.value}'" for phase in WAIT) + "]"
+# For `queue` and its like: what people read when nobody said anything.
+DEFAULT_QUEUE = "default"
+# A domain, a slash, a path, as batch/v1 has it.
+_MANAGER = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-._~A-Za-z0-9/]+$"
 _GROUP = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(#[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 
 
@@ -138,8 +144,12 @@ class FlyerJobSpec(StrictModel):
         description="Higher goes first and may preempt lower; auto: the highest level that a "
         "FlyerQuota names and that has room. May change at any time",
     )
-    queue: str = Field(
-        default="default", pattern=LABEL, max_length=63, description="For people and reports"
+    queue: str | None = Field(
+        default=None,
+        pattern=LABEL,
+        max_length=63,
+        description=f"For people and reports. Absent: the job's label {QUEUE_LABEL}, or else "
+        f"{DEFAULT_QUEUE}",
     )
     group: str | None = Field(
         default=None,
@@ -182,6 +192,13 @@ class FlyerJobSpec(StrictModel):
     collectives: Collectives = Field(
         default=Collectives(), description="What is added to the pods for communication"
     )
+    managed_by: str | None = Field(
+        default=None,
+        pattern=_MANAGER,
+        max_length=63,
+        description="As in batch/v1 Job: which controller runs the job. Absent, or "
+        f"{MANAGER}: this one; it leaves others' jobs alone. Fixed when the job is created",
+    )
     template: PodTemplate = Field(
         description="The pod of one node, the same for all nodes of the gang",
         json_schema_extra=atomic_map(),
@@ -215,6 +232,19 @@ JOB_RULES = (
             "self.status.phase",
         ),
         ".spec.nodes",
+    ),
+    Rule(
+        # By fields, not by optionals: of what these hold the API server knows no length.
+        "has(self.spec.managedBy) == has(oldSelf.spec.managedBy)"
+        " && (!has(self.spec.managedBy) || self.spec.managedBy == oldSelf.spec.managedBy)",
+        "spec.managedBy: is fixed when a job is created: create another job",
+        says(
+            "spec.managedBy: %s cannot replace %s: it is fixed when a job is created, create "
+            "another job",
+            "self.spec.?managedBy.orValue('nothing')",
+            "oldSelf.spec.?managedBy.orValue('nothing')",
+        ),
+        ".spec.managedBy",
     ),
     Rule(
         f"size(self.metadata.name) <= {NAME_CHARS_MAX}"
@@ -260,6 +290,17 @@ class FlyerJob(StrictModel):
     def key(self) -> str:
         """`namespace/name`: what the scheduler calls the job."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def queue(self) -> str:
+        """What people and reports call its queue."""
+        return self.spec.queue or self.metadata.labels.get(QUEUE_LABEL) or DEFAULT_QUEUE
+
+    @property
+    def others(self) -> str:
+        """The controller that runs it in place of ours; empty: it is ours."""
+        named = self.spec.managed_by or MANAGER
+        return "" if named == MANAGER else named
 
     @property
     def user(self) -> str:

@@ -28,6 +28,10 @@ REASON_ANNOTATION = "fireflyer.dev/reason"
 # The attempt that is to save, to give its nodes back and to queue again at once. Any other
 # attempt's number asks for nothing.
 REQUEUE_ANNOTATION = "fireflyer.dev/requeue"
+# Kueue's: the queue of a job that names none itself.
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+# Whose jobs are the scheduler's in this project: those that name it, or nobody.
+MANAGER: Final = "fireflyer.dev/flyerjob-controller"
 
 __all__ = [
     "API_VERSION",
@@ -37,10 +41,12 @@ __all__ = [
     "KIND_JOB",
     "KIND_QUOTA",
     "KIND_TOPOLOGY",
+    "MANAGER",
     "PLURAL_HEALTHS",
     "PLURAL_JOBS",
     "PLURAL_QUOTAS",
     "PLURAL_TOPOLOGIES",
+    "QUEUE_LABEL",
     "REASON_ANNOTATION",
     "REQUEUE_ANNOTATION",
     "TOPOLOGY_NAME",

@@ -4,10 +4,11 @@ Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OP
 `NODE_ACCOUNT`. All of it is CEL inside the API server: nothing of ours has to be up for it.
 
 - `flyerjob-status`: only the operator writes the status of FlyerJobs, FlyerQuotas and the topology.
+  A job that another controller manages has its status from whom RBAC lets write it.
 - `flyerjob-epoch`: a status is not written by a leader that was replaced. The leader writes its
   epoch to the FlyerTopology first, and lower ones are refused from then on, also in objects that
   the new leader has not touched. The API server reads the topology from a watch, so milliseconds
-  may pass; the compare-and-swap of every write covers those.
+  may pass; the compare-and-swap of every write covers those. Others' jobs have no epoch of ours.
 - `flyerjob-user` (mutating): stamps `fireflyer.dev/user` when a job is created, and
   `fireflyer.dev/changed-by` when somebody changes what it is asked to do.
 - `flyerjob-identity`: nobody creates or changes a job in another one's name: whoever creates it
@@ -91,6 +92,10 @@ def _validating(name: str, match: dict[str, Any], **spec: Any) -> dict[str, Any]
     }
 
 
+# The object is what is stored, but for its status: `managedBy` never changes.
+_OTHERS = f"dyn(object).?spec.?managedBy.orValue('{names.MANAGER}') != '{names.MANAGER}'"
+
+
 def _status_writers() -> dict[str, Any]:
     return _validating(
         "flyerjob-status",
@@ -103,7 +108,7 @@ def _status_writers() -> dict[str, Any]:
         variables=[{"name": "operator", "expression": _account(OPERATOR_ACCOUNT)}],
         validations=[
             {
-                "expression": "request.userInfo.username == variables.operator",
+                "expression": f"request.userInfo.username == variables.operator || {_OTHERS}",
                 "messageExpression": "'status: ' + request.userInfo.username + ' may not write it:"
                 " only ' + variables.operator + ' does; change spec instead' +"
                 f" (request.resource.resource == '{names.PLURAL_JOBS}'"
@@ -125,7 +130,7 @@ def _epoch() -> dict[str, Any]:
         ],
         validations=[
             {
-                "expression": "variables.epoch >= variables.leading",
+                "expression": f"variables.epoch >= variables.leading || {_OTHERS}",
                 "messageExpression": "'status.epoch: ' + string(variables.epoch) + ' is lower than"
                 " ' + string(variables.leading) + ', which FlyerTopology ' + params.metadata.name"
                 " + ' says: a newer leader exists, stop writing and elect again'",

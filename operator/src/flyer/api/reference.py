@@ -38,6 +38,7 @@ _KEYS = (
         names.REQUEUE_ANNOTATION,
         "the number of the attempt that is to save, leave its nodes and queue again at once",
     ),
+    (names.QUEUE_LABEL, "a label: Kueue's word for `spec.queue`, for a job that leaves that out"),
 )
 
 
@@ -137,7 +138,7 @@ def _message(rule: dict[str, Any]) -> str:
 
 def _annotations() -> str:
     rows = [f"| `{key}` | {what} |" for key, what in _KEYS]
-    return "\n".join(["## Annotations", "", "| key | what |", "|---|---|", *rows, ""])
+    return "\n".join(["## Annotations and labels", "", "| key | what |", "|---|---|", *rows, ""])
 
 
 def _policies() -> str:

@@ -53,6 +53,8 @@ def job_view(
         reason, message = status.pending.reason, status.pending.message
     if orphaned and status.phase is not Phase.SUSPENDED:
         state, reason, message = "Queued", "NoDriver", "no driver runs; `flyer run` goes on"
+    if job.others and job.status is None:
+        message = f"{job.others} runs this job (spec.managedBy), which has said nothing of it yet"
     finished = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
     # A job that somebody ended did not fail of what a rank of an earlier attempt said.
     by_rank = status.phase is Phase.FAILED and status.reason in FAILED_BY_RANKS
@@ -66,7 +68,7 @@ def job_view(
         nodes=job.spec.nodes,
         ranks_per_node=job.spec.ranks_per_node,
         priority=str(job.spec.priority),
-        queue=job.spec.queue,
+        queue=job.queue,
         group=job.spec.group or "",
         created_at=job.metadata.creation_timestamp or 0.0,
         chain=status.chain.id,
@@ -168,7 +170,7 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
     for job in jobs.values():
         phase = job.status.phase if job.status else Phase.QUEUED
         if phase not in (Phase.SUCCEEDED, Phase.FAILED):
-            queues.setdefault(job.spec.queue, []).append(job)
+            queues.setdefault(job.queue, []).append(job)
     views = []
     for name, members in sorted(queues.items()):
         running = [job for job in members if job.status and job.status.phase in HOLDING]

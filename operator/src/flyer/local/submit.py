@@ -116,6 +116,11 @@ def _alias(name: str) -> str:
 
 def _check(driver: Driver, job: FlyerJob, source: str) -> None:
     problems = list(refusals(job))
+    if job.others:
+        problems.append(
+            f'spec.managedBy: "{job.others}" is a controller of a cluster: leave it out to run the '
+            "job here"
+        )
     if problems:
         raise FlyerError.usage(
             "\n".join(f"{source}: {job.metadata.name}: {problem}" for problem in problems),

@@ -96,12 +96,17 @@ def _metadata(job: FlyerJob, start: Start, node_rank: int, trainer: str) -> dict
         "name": names.pod_name(job.metadata.name, start.attempt, node_rank),
         "namespace": job.metadata.namespace,
         "labels": {
+            "app.kubernetes.io/name": job.metadata.name,
             "app.kubernetes.io/managed-by": "fire-flyer",
             **theirs.get("labels", {}),
             names.LABEL_JOB: job.metadata.name,
             names.LABEL_CHAIN: names.label_value(_chain(job)),
             names.LABEL_ATTEMPT: str(start.attempt),
             names.LABEL_NODE_RANK: str(node_rank),
+            names.LABEL_JOBSET_INDEX: str(node_rank),
+            names.LABEL_JOBSET_GLOBAL_INDEX: str(node_rank),
+            names.LABEL_JOBSET_REPLICAS: str(len(start.assignment.nodes)),
+            names.LABEL_JOBSET_RESTARTS: str(start.attempt - 1),
         },
         "annotations": {
             names.ANNOTATION_DEFAULT_CONTAINER: trainer,

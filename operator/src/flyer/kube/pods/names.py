@@ -15,6 +15,10 @@ __all__ = [
     "LABEL_CHAIN",
     "LABEL_INJECT",
     "LABEL_JOB",
+    "LABEL_JOBSET_GLOBAL_INDEX",
+    "LABEL_JOBSET_INDEX",
+    "LABEL_JOBSET_REPLICAS",
+    "LABEL_JOBSET_RESTARTS",
     "LABEL_NODE_RANK",
     "RESOURCE_GPU",
     "RESOURCE_RDMA_HFREDUCE",
@@ -35,6 +39,12 @@ LABEL_JOB: Final = "fireflyer.dev/job"
 LABEL_CHAIN: Final = "fireflyer.dev/chain"
 LABEL_ATTEMPT: Final = "fireflyer.dev/attempt"
 LABEL_NODE_RANK: Final = "fireflyer.dev/node-rank"
+# JobSet's words for rank and attempt, for dashboards and scripts that know them. Not its name: pods
+# with `jobset-name` go through JobSet's own webhook, and are refused while that is down.
+LABEL_JOBSET_INDEX: Final = "jobset.sigs.k8s.io/job-index"
+LABEL_JOBSET_GLOBAL_INDEX: Final = "jobset.sigs.k8s.io/job-global-index"
+LABEL_JOBSET_REPLICAS: Final = "jobset.sigs.k8s.io/global-replicas"
+LABEL_JOBSET_RESTARTS: Final = "jobset.sigs.k8s.io/restart-attempt"
 LABEL_INJECT: Final = "fireflyer.dev/inject"
 ANNOTATION_DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 

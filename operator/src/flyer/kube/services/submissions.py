@@ -70,11 +70,13 @@ class Submissions:
         """A FlyerJob came, changed or went."""
         known = after or before
         assert known is not None, "a change of nothing"
+        key = known.key
+        replaced = before is not None and after is not None and before.uid != after.uid
         if known.job is None:
             self.tell_invalid(known)
+            if replaced and key in self._uids:
+                self._tell(JobRemoved(key))
             return
-        key = known.job.key
-        replaced = before is not None and after is not None and before.uid != after.uid
         if after is None or replaced:
             self._left.settled(key)
         if after is None or after.deleting or replaced:
@@ -103,8 +105,8 @@ class Submissions:
             self._submit(key, view)
 
     def tell_invalid(self, view: JobView) -> None:
-        """Say once that an object cannot be read."""
-        if view.uid not in self._invalid:
+        """Say once that an object cannot be read, unless it is somebody else's."""
+        if view.problem and view.uid not in self._invalid:
             self._invalid.add(view.uid)
             log.error("%s cannot be read and is left alone: %s", view.key, view.problem)
             self._announcer.tell(view.key, view.uid, Announcement(INVALID, view.problem, True))

@@ -54,7 +54,11 @@ Strings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A FlyerJob, without its pod template; None when the object is not one (see `problem`)."""
+    """A FlyerJob, without its pod template.
+
+    `job` is None when the object is not one (see `problem`), or is another controller's (then there
+    is no problem).
+    """
 
     key: str
     uid: str
@@ -101,6 +105,8 @@ def shape_job(value: dict[str, Any]) -> JobView:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    if job is not None and job.others:
+        job = None
     return JobView(
         key=f"{metadata.get('namespace', '')}/{metadata.get('name', '')}",
         uid=metadata.get("uid", ""),
