@@ -62,13 +62,11 @@ IMAGES = (
         "node-agent",
         "device plugin and health",
         packages=("flyer-node",),
-        user=0,  # device files and the kubelet's sockets belong to root
     ),
     Image(
         "storage",
         "services of 3FS and the CSI driver",
         packages=("threefs[csi]",),
-        user=0,  # the CSI node mounts; services of 3FS choose their user in the pod
     ),
     Image("train", "stands for a user's image: Python, and torch mounted from the host"),
     Image("csi-provisioner", "the CSI project's sidecar", programs=("csi-provisioner",)),
@@ -77,12 +75,12 @@ IMAGES = (
         "csi-node-driver-registrar",
         "registers a CSI driver with its kubelet",
         programs=("csi-node-driver-registrar",),
-        user=0,
+        user=0,  # as the project's own
     ),
     Image(
         "livenessprobe",
         "a CSI driver's health over HTTP",
         programs=("livenessprobe",),
-        user=0,
+        user=0,  # likewise
     ),
 )

@@ -79,6 +79,21 @@ def test_controllers_run_under_pod_security_restricted(everything: Rendered) -> 
             }
 
 
+def test_who_is_root_on_a_node_says_so_itself(everything: Rendered) -> None:
+    """The images are not root, others' images are what their projects made them."""
+    for name, pod in pods(everything):
+        for container in containers(pod):
+            context = {**pod["spec"].get("securityContext", {}), **container["securityContext"]}
+            assert (context["runAsUser"] == 0) == (name in NODE_PARTS), (name, container["name"])
+
+
+def test_services_that_keep_data_may_write_their_volumes(everything: Rendered) -> None:
+    for name, pod in pods(everything):
+        if name.startswith("StatefulSet/"):
+            context = pod["spec"]["securityContext"]
+            assert context["fsGroup"] == context["runAsUser"] == 65532, name
+
+
 def test_only_what_mounts_is_privileged(everything: Rendered) -> None:
     privileged = {
         (name, container["name"])

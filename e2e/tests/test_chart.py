@@ -15,6 +15,8 @@ from e2e.cluster.handle import wait_for
 from e2e.figures import figure
 from e2e.pods import TRAIN_IMAGE
 from e2e.volumes import claim, pod_with, sh
+from images.build import archive
+from images.contents import IMAGES
 
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
@@ -64,6 +66,13 @@ def test_every_component_is_ready(release: chart.Release) -> None:
         ready = {each["type"]: each["status"] for each in one["status"]["conditions"]}["Ready"]
         restarts = sum(each["restartCount"] for each in one["status"]["containerStatuses"])
         assert (ready, restarts) == ("True", 0), one["metadata"]["name"]
+
+
+def test_the_controllers_image_is_small() -> None:
+    """As an archive, which is what a registry keeps and a node pulls."""
+    (controller,) = [image for image in IMAGES if image.name == "controller"]
+    size_bytes = archive(controller).stat().st_size
+    figure("images", "controller_megabytes", size_bytes / 1e6, most=150)
 
 
 def test_nobody_lacks_a_right(release: chart.Release) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from images import packages
-from images.contents import IMAGES, Image
+from images.contents import IMAGES, NON_ROOT, Image
 from images.oci import Config, Layer, write_archive
 
 FOLDER = Path(__file__).parents[1]
@@ -33,6 +33,10 @@ def test_containerfile_has_the_same_packages_and_user(image: Image) -> None:
         if image.dependencies:
             assert f"--package {name}" in text
             assert all(f"--extra {extra}" in text for extra in extras.split(",") if extra)
+
+
+def test_nothing_of_ours_is_root_unless_its_pod_says_so() -> None:
+    assert {image.name for image in OURS if image.user != NON_ROOT} == set()
 
 
 def test_bases_are_pinned() -> None:

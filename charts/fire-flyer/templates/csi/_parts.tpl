@@ -35,6 +35,10 @@ projected:
   resources:
     {{- toYaml .values.sidecarResources | nindent 4 }}
   {{- include "fire-flyer.restricted-container" .root | nindent 2 }}
+    {{- if .asRoot }}
+    # The socket in the kubelet's folder belongs to root.
+    runAsUser: 0
+    {{- end }}
   volumeMounts:
     - {name: socket, mountPath: /csi}
 {{- end }}
