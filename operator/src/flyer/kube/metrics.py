@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from flyer.api import FlyerJobStatus, Phase
-from flyer.api.waiting import PENDING_EVALUATION, PENDING_REASONS
+from flyer.api.waiting import PENDING_EVALUATION, PENDING_REASONS, PODS_REFUSED
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["EVICTION_REASONS", "Metrics"]
 
 EVICTION_REASONS: Final = (
-    "Preempted", "Suspended", "Requeued", "NodeFailures", "PodKilled", "PodsReadyTimeout",
-    "WatchdogExpired", "MaxRestartsExceeded", "PodsRefused",
+    "Preempted", "Suspended", "Requeued", "Yielded", "NodeFailures", "PodKilled",
+    "PodsReadyTimeout", "WatchdogExpired", PODS_REFUSED,
 )  # fmt: skip
 _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import FlyerJobStatus, Phase
 from flyer.api.names import API_VERSION, KIND_JOB
-from flyer.api.waiting import PENDING_EVALUATION, WAITING_REASONS
+from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, WAITING_REASONS
 from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import EVENTS
 
@@ -43,7 +43,12 @@ REASONS: Final = (
     LEFT_ALONE, EVENT_DROPPED,
 )  # fmt: skip
 
-_ASKED: Final = {"Preempted": PREEMPTED, "Suspended": SUSPENDED, "Requeued": REQUEUED}
+# Why a gang lost its nodes, where that is no failure of the infrastructure.
+_NOT_RESTARTED: Final = {
+    "Preempted": PREEMPTED, "Suspended": SUSPENDED, "Requeued": REQUEUED, "Yielded": REQUEUED,
+    PODS_REFUSED: PODS_REFUSED,
+}  # fmt: skip
+_WARNINGS: Final = frozenset({RESTARTED, PODS_REFUSED})
 _QUEUE_MAX: Final = 1000
 WAITING_AT_ONCE: Final = 20.0
 WAITING_EACH_SECOND: Final = 1.0
@@ -75,24 +80,22 @@ def announcement(before: FlyerJobStatus | None, after: FlyerJobStatus) -> Announ
             resumed = f", from step {after.checkpoint.step}" if after.checkpoint else ""
             return Announcement(STARTED, f"attempt {attempt} runs on {where}{resumed}")
     if after.eviction is not None and after.eviction != before.eviction:
-        reason = _ASKED.get(after.eviction.reason, RESTARTED)
+        reason = _NOT_RESTARTED.get(after.eviction.reason, RESTARTED)
         lost = after.eviction.lost_steps
         detail = f"; {lost} steps are to be done again" if lost else ""
-        return Announcement(
-            reason, f"{after.eviction.message}{detail}", warning=reason == RESTARTED
-        )
+        return Announcement(reason, f"{after.eviction.message}{detail}", reason in _WARNINGS)
     never = after.pending is not None and after.pending.verdict == "Never"
     known = before.pending is not None and before.pending.verdict == "Never"
     if never and not known and after.pending is not None:
         return Announcement(NEVER_FITS, after.pending.message, warning=True)
-    if not never and after.pending is not None and _begins_to_wait(before):
+    if not never and after.pending is not None and not _is_judged(before) and _is_judged(after):
         return Announcement(after.pending.reason, after.pending.message)
     return None
 
 
-def _begins_to_wait(before: FlyerJobStatus) -> bool:
-    """Once for each time in the queue: what it waits for changes too often to tell each time."""
-    return before.pending is None or before.pending.reason == PENDING_EVALUATION
+def _is_judged(status: FlyerJobStatus) -> bool:
+    """Whether it was looked at. Told once for each time in the queue: it changes too often."""
+    return status.pending is not None and status.pending.reason != PENDING_EVALUATION
 
 
 class Announcer:
