@@ -131,9 +131,10 @@ def _metrics() -> str:
         "<!-- Generated from the code by `python -m charts.generate`. -->",
         "# Metrics",
         "",
-        "Read by Prometheus; `monitoring.podMonitors=true` makes the PodMonitors. Units are base "
-        "units. No label holds the name of a job, a pod or a user, so that series stay few. The "
-        "PodMonitors add `node`.",
+        "Read by Prometheus; `monitoring.podMonitors=true` makes the PodMonitors, "
+        "`monitoring.serviceMonitors=true` ServiceMonitors instead. Units are base units. No label "
+        "holds the name of a job, a pod or a user, so that series stay few. The monitors add "
+        "`node`.",
         "",
     ]
     for component in metrics.COMPONENTS:

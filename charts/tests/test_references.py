@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from charts.tests.conftest import (
+    ALL,
     CHART,
     NAMESPACE,
     Object,
@@ -57,6 +58,34 @@ def test_services_monitors_and_budgets_select_pods_that_exist(everything: Render
         selector = selector.get("matchLabels", selector)
         wanted = {key: value for key, value in selector.items() if ours.get(key) != value}
         assert [found for found in labels if wanted.items() <= found.items()], one["metadata"]
+
+
+def test_service_monitors_find_a_port_of_the_same_pods(
+    render: Render, everything: Rendered
+) -> None:
+    """As PodMonitors do: each has one Service with its labels and its port, none has another."""
+    values = {**ALL, "monitoring.podMonitors": False, "monitoring.serviceMonitors": True}
+    objects = render(**values)
+    assert not objects.of("PodMonitor")
+    found = {}
+    for monitor in objects.of("ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        [endpoint] = monitor["spec"]["endpoints"]
+        services = [
+            one for one in objects.of("Service")
+            if wanted.items() <= one["metadata"]["labels"].items()
+            and endpoint["port"] in [port["name"] for port in one["spec"]["ports"]]
+        ]  # fmt: skip
+        [service] = services
+        name = monitor["metadata"]["name"]
+        found[name] = (service["spec"]["selector"], service["spec"]["ports"][0]["targetPort"])
+    assert found == {
+        monitor["metadata"]["name"]: (
+            monitor["spec"]["selector"]["matchLabels"],
+            monitor["spec"]["podMetricsEndpoints"][0]["port"],
+        )
+        for monitor in everything.of("PodMonitor")
+    }
 
 
 def test_ports_have_the_names_by_which_others_call_them(everything: Rendered) -> None:

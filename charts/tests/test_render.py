@@ -120,6 +120,10 @@ def test_the_key_is_as_long_as_the_services_want_it(render: Render) -> None:
             {"threefs.enabled": False},
             ["there is no 3FS", "threefs.enabled", "csi.existingClusterSecret"],
         ),
+        (
+            {"monitoring.podMonitors": True, "monitoring.serviceMonitors": True},
+            ["monitoring.serviceMonitors are both true", "read twice", "Set one of them"],
+        ),
     ],
     ids=str,
 )

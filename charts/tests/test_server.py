@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 RELEASE = "fire-flyer"
 HELM_SECONDS = 300
-OTHERS = {"PodMonitor", "PrometheusRule"}
+OTHERS = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 """Kinds of the Prometheus operator, which the test's cluster lacks."""
 
 
