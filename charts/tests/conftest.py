@@ -17,7 +17,7 @@ CHART = Path(__file__).resolve().parents[1] / "fire-flyer"
 NAMESPACE = "fireflyer-system"
 KUBERNETES = "1.36.3"
 SUPPORTED = ("1.33.0", "1.34.0", "1.35.0", KUBERNETES)
-"""Each is rendered; a real API server of the last one takes what comes of it."""
+"""For each it is rendered and decoded strictly; a real API server of the last takes the result."""
 RENDER_SECONDS = 120
 BUILD_SECONDS = 1500
 

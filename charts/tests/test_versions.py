@@ -1,0 +1,133 @@
+"""What the chart renders, decoded strictly for each version of Kubernetes that it supports.
+
+The module k8s.io/api carries, for itself and for the three versions before it, an example of every
+kind with every field filled in: it is how Kubernetes tests that it reads what it wrote. A field
+that an example lacks would be dropped by a server of that version, and a value of another type be
+refused. What a server says beyond that, `test_server.py` asks one of the last version.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from charts.tests.conftest import ALL, KUBERNETES, SUPPORTED, Object, pods, template
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODULE = Path(__file__).parents[2] / "e2e" / "cluster" / "go" / "kubernetes"
+DOWNLOAD_SECONDS = 300
+ELSEWHERE = {"CustomResourceDefinition", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+"""Kinds of other modules: the first is what it was in 1.16, the others have no examples."""
+NUMBER_OR_NAME = {"port", "targetPort", "maxSurge", "maxUnavailable", "minAvailable"}
+"""Fields of the type IntOrString, wherever their example is a text."""
+
+
+@pytest.fixture(scope="session")
+def examples() -> Path:
+    if shutil.which("go") is None:
+        pytest.skip("Go is missing: it fetches the module with the examples")
+    done = subprocess.run(
+        ["go", "mod", "download", "-json", "k8s.io/api"],
+        cwd=MODULE,
+        env={**os.environ, "GOFLAGS": "-mod=mod"},
+        capture_output=True,
+        text=True,
+        timeout=DOWNLOAD_SECONDS,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["Version"].split(".")[1:] == KUBERNETES.split(".")[1:]
+    return Path(found["Dir"]) / "testdata"
+
+
+@functools.cache
+def example(folder: Path, api_version: str, kind: str) -> Object | None:
+    group, _, version = api_version.rpartition("/")
+    path = folder / f"{group or 'core'}.{version}.{kind}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def differences(value: Any, filled: Any, path: str) -> Iterator[str]:
+    """What of a value has no place in the example."""
+    field = re.sub(r"\[\d+\]$", "", path).rpartition(".")[2]
+    if isinstance(filled, dict) and isinstance(value, dict):
+        keys = list(filled)
+        if keys == [f"{field}Key"]:  # a map with names of the user's own
+            filled = dict.fromkeys(value, filled[keys[0]])
+        for name, part in value.items():
+            if name not in filled:
+                yield f"{path}.{name}: unknown field"
+            else:
+                yield from differences(part, filled[name], f"{path}.{name}")
+    elif isinstance(filled, list) and isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from differences(part, filled[0], f"{path}[{index}]")
+    elif not _same_type(value, filled, field):
+        yield f"{path}: {value!r} where an example is {filled!r}"
+
+
+def _same_type(value: Any, filled: Any, field: str) -> bool:
+    if isinstance(filled, str) and type(value) is int:
+        return field in NUMBER_OR_NAME or filled == "0"  # or a quantity
+    return type(value) is type(filled)
+
+
+def rendered(version: str) -> list[Object]:
+    done = template(ALL, "--kube-version", version)
+    assert done.returncode == 0, done.stderr
+    return [one for one in YAML(typ="safe").load_all(done.stdout) if one]
+
+
+def folder_of(examples: Path, version: str) -> Path:
+    minor = version.rpartition(".")[0]
+    return examples / ("HEAD" if version == KUBERNETES else f"v{minor}.0")
+
+
+def unknown(objects: list[Object], folder: Path) -> Iterator[str]:
+    for one in objects:
+        if one["kind"] in ELSEWHERE:
+            continue
+        name = f"{one['kind']}/{one['metadata']['name']}"
+        filled = example(folder, one["apiVersion"], one["kind"])
+        if filled is None:
+            yield f"{name}: {one['apiVersion']} has no such kind"
+        else:
+            yield from differences(one, filled, name)
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_every_field_is_one_of_that_version(version: str, examples: Path) -> None:
+    objects = rendered(version)
+    assert len([one for one in objects if one["kind"] not in ELSEWHERE]) > 50
+    assert not list(unknown(objects, folder_of(examples, version)))
+
+
+def test_what_a_version_does_not_know_is_found(examples: Path) -> None:
+    oldest = folder_of(examples, SUPPORTED[0])
+    made_for_the_last = rendered(KUBERNETES)
+    found = list(unknown(made_for_the_last, oldest))
+    assert [one for one in found if "MutatingAdmissionPolicy" in one]
+    objects = copy.deepcopy(rendered(SUPPORTED[0]))
+    name, pod = next(pods(objects))
+    pod["spec"]["containers"][0] |= {"imagePullpolicy": "Always", "command": "true"}
+    pod["spec"]["terminationGracePeriodSeconds"] = "30"
+    place = f"{name}.spec.template.spec"
+    words = [
+        f"{place}.containers[0].command: 'true' where an example is ['commandValue']",
+        f"{place}.containers[0].imagePullpolicy: unknown field",
+        f"{place}.terminationGracePeriodSeconds: '30' where an example is ",
+    ]
+    for one, wanted in zip(sorted(unknown(objects, oldest)), words, strict=True):
+        assert one.startswith(wanted)
