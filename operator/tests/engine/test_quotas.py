@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flyer.api import FlyerQuota, Phase, Priority
-from flyer.engine import JobRemoved, JobSubmitted, Quota, QuotaObserved, QuotaRemoved, explain
+from flyer.engine import (
+    JobRemoved,
+    JobSubmitted,
+    Quota,
+    QuotaObserved,
+    QuotaRemoved,
+    explain,
+    quota_usage,
+    rebuild,
+)
 from flyer.sim import sample_job, two_zones
 
 if TYPE_CHECKING:
@@ -219,3 +228,25 @@ def test_the_epoch_is_the_leaders_that_wrote(desk: Callable) -> None:
     assert d.status("one").epoch == 1  # nothing changed: nothing is written
     d.tell(JobRemoved("default/one"))
     assert d.status("one").epoch == 2
+
+
+def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(desk: Callable) -> None:
+    d = desk()
+    d.tell(QuotaObserved(Quota("anna", "anna", nodes=3)))
+    d.run("apart", 2, user="anna")
+    stored = d.jobs["default/apart"].replace(status=d.status("apart"))
+    before = stored.replace(status=stored.status.replace(phase=Phase.QUEUED, assignment=None))
+    for statuses in ((stored,), (stored, before), (before, stored)):
+        d.state = rebuild(
+            d.nodes, (), d.now, 2, d.policy, d.state.quotas.values(), apart=statuses
+        )  # fmt: skip
+        d.submit("second", 2, user="anna")
+        pending = d.status("second").pending
+        assert pending.message == (
+            "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/apart (2)"
+        )
+        told = explain(d.state, "default/second", d.now)
+        assert (told.verdict, told.remedies) == ("cannot", ())
+        assert quota_usage(d.state, d.now)[0][1][0].nodes == 2
+    d.state = rebuild(d.nodes, (), d.now, 3, d.policy, d.state.quotas.values())
+    assert d.run("second", 2, user="anna").phase is Phase.RUNNING

@@ -2,7 +2,7 @@
 
 import pytest
 from flyer import engine
-from flyer.api import FlyerJobStatus, Phase
+from flyer.api import API_VERSION, FlyerJobStatus, Phase
 from flyer.engine import CheckpointReported, LifeStateSet
 from flyer.kube.client import LeaseSettings
 from flyer.kube.services.apart import LeftAlone
@@ -153,6 +153,46 @@ async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_
 
     await until(gone)
     assert not cluster.pods("a")
+
+
+async def test_what_a_job_that_is_left_alone_holds_counts_against_its_quota(cluster, until):
+    cluster.nodes("AAA")
+    spec = {"user": "*", "priority": "*", "group": "*", "nodes": 2}
+    quota = {"apiVersion": API_VERSION, "kind": "FlyerQuota", "metadata": {"name": "two"}}
+    cluster.store.create("flyerquotas", {**quota, "spec": spec})
+    cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "LeftAlone"))
+    cluster.submit("b")
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    cluster.submit("c")
+    await until(lambda: cluster.status("c").pending is not None)
+    pending = cluster.status("c").pending
+    assert pending.reason == "WaitingForQuota"
+    assert "default/a (1)" in pending.message
+    cluster.submit("d")
+    await until(lambda: cluster.status("d").pending is not None)
+    assert cluster.phase("c") is Phase.QUEUED
+    guarded.times = 0
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+
+
+async def test_the_nodes_of_a_job_that_was_left_alone_and_is_gone_are_given_out(cluster, until):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "LeftAlone"))
+    cluster.submit("b")
+    await until(lambda: cluster.status("b").pending is not None)
+    cluster.store.delete("flyerjobs", "a", "default")
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
 
 
 async def test_a_leader_takes_over_although_a_status_is_guarded(cluster, until):

@@ -35,6 +35,7 @@ class Draft:
         self.jobs: dict[str, JobState] = dict(state.jobs)
         self.quotas: dict[str, Quota] = dict(state.quotas)
         self.zones = state.zones
+        self.held_apart = state.held_apart
         # What `auto` came to in this step, and what waits for a quota and why.
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
@@ -46,8 +47,9 @@ class Draft:
     def freeze(self) -> EngineState:
         """The state after the step."""
         return EngineState(
-            self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones
-        )
+            self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones,
+            self.held_apart,
+        )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:
         """Replace a job by a changed copy."""

@@ -15,7 +15,7 @@ from flyer.engine.events import NodeEmptied
 from flyer.engine.explain import explain
 from flyer.engine.nodes import Zones
 from flyer.engine.policy import Policy
-from flyer.engine.quotas import ledger, usage
+from flyer.engine.quotas import held_by, ledger, usage
 from flyer.engine.reactions import react
 from flyer.engine.schedule import launch, schedule
 from flyer.engine.settle import settle
@@ -84,17 +84,25 @@ def rebuild(
     policy: Policy = Policy(),  # noqa: B008 - frozen
     quotas: Iterable[Quota] = (),
     zones: Zones = Zones(),  # noqa: B008 - frozen
+    apart: Iterable[FlyerJob] = (),
 ) -> EngineState:
     """The state that the jobs' statuses describe. `epoch` is the new leader's, above all before.
 
-    `jobs` holds every job that has not ended or still occupies a node. The first step after it
-    tells again every action that is still to be done.
+    `jobs` holds every job that has not ended or still occupies a node, but for those `apart`: of
+    them nothing counts but what they hold of quotas, the most of several statuses of one. The first
+    step after it tells again every action that is still to be done.
     """
     now = quantize(now)
     known = {node.name: NodeState(node) for node in nodes}
     states = [new_job(job, now) for job in jobs]
     limits = {quota.name: quota for quota in quotas}
-    return EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits, zones)
+    found = EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits, zones)
+    held: dict[str, Holding] = {}
+    for job in apart:
+        holding = held_by(Draft(found, now), new_job(job, now))
+        if holding is not None and (job.key not in held or held[job.key].nodes < holding.nodes):
+            held[job.key] = holding
+    return replace(found, held_apart=tuple(held.values()))
 
 
 def quota_usage(state: EngineState, now: float) -> list[tuple[Quota, list[Holding]]]:

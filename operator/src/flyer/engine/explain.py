@@ -104,7 +104,8 @@ def _waiting(draft: Draft, job: JobState, position: int | None) -> Explanation:
 def _quota_remedies(draft: Draft, job: JobState) -> tuple[Remedy, ...]:
     """A larger quota, or one of the user's own jobs less."""
     found = draft.quota_blockers.get(job.key, [])
-    running = [one.job for one in found[1:] if one.job and draft.jobs[one.job].holding]
+    jobs = [draft.jobs[one.job] for one in found[1:] if one.job in draft.jobs]
+    running = [one.key for one in jobs if one.holding]
     return tuple(
         Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")
         for key in dict.fromkeys(running)

@@ -35,7 +35,7 @@ class QuotaGate:
     def _adopt_priorities(self) -> None:
         """A job that runs changes to the level that its spec asks for once there is room there."""
         draft = self.market.draft
-        for key in sorted(self.ledger.holdings):
+        for key in sorted(self.ledger.holdings.keys() & draft.jobs.keys()):
             job, held = draft.jobs[key], self.ledger.holdings[key]
             wanted = job.spec.priority
             if not job.holding or wanted in (Priority.AUTO, held.priority):

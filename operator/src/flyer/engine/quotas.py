@@ -176,6 +176,8 @@ def ledger(draft: Draft) -> Ledger:
         holding = held_by(draft, job)
         if holding is not None:
             found.hold(holding)
+    for holding in draft.held_apart:
+        found.hold(holding)
     return found
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flyer.engine.policy import Policy
-    from flyer.engine.quotas import Quota
+    from flyer.engine.quotas import Holding, Quota
 
 # Phases in which `assignment` reserves nodes.
 HOLDING = frozenset(
@@ -99,6 +99,8 @@ class EngineState:
     jobs: Mapping[str, JobState]
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     zones: Zones = field(default_factory=Zones)
+    # What jobs hold that are not among `jobs`: quotas count it.
+    held_apart: tuple[Holding, ...] = ()
 
 
 __all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]

@@ -3,7 +3,7 @@
 A job whose status the API server does not take (a rule, somebody's admission, an error that lasts),
 or at which the engine fails, is left as it is: what runs of it runs on. It is tried again after a
 pause that grows. Until then nobody else gets a node that its status, or the one that could not be
-stored, speaks of: whether that write was performed is not always known.
+stored, speaks of, and quotas count them: whether that write was performed is not always known.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class LeftAlone:
     def __init__(self, told: Callable[[str, str, str], None]) -> None:
         self._told = told
         self._cases: dict[str, _Case] = {}
+        self._gone = False
 
     def __contains__(self, job: object) -> bool:
         """Whether it is left alone now."""
@@ -78,35 +79,47 @@ class LeftAlone:
             case.again_at = 0.0
 
     def settled(self, job: str) -> None:
-        """Its status was stored, or it is gone."""
+        """Its status was stored, or the engine has forgotten it."""
         self._cases.pop(job, None)
 
+    def gone(self, job: str) -> None:
+        """The object is no more: the next rebuild, now, gives back what is kept for it."""
+        case = self._cases.pop(job, None)
+        self._gone = self._gone or (case is not None and case.out)
+
     def wait_seconds(self) -> float:
-        """Until some job is to be tried again."""
+        """Until the next rebuild: some job is to be tried again, or is gone."""
+        if self._gone:
+            return 0.0
         times = [case.again_at for case in self._cases.values() if case.out]
         return max(0.0, min(times) - time.monotonic()) if times else float("inf")
 
     def release(self) -> None:
         """The engine is rebuilt: those that are due are tried again."""
         now = time.monotonic()
+        self._gone = False
         for case in self._cases.values():
             if case.again_at <= now:
                 case.out = False
 
-    def nodes(self, stored: Callable[[str], FlyerJobStatus | None]) -> dict[str, str]:
-        """Nodes that may be theirs, with the job."""
-        return {
-            name: job
+    def statuses(
+        self, stored: Callable[[str], FlyerJobStatus | None]
+    ) -> list[tuple[str, FlyerJobStatus]]:
+        """Of each, all that may be the one that is stored."""
+        return [
+            (job, status)
             for job, case in self._cases.items()
             if case.out
             for status in (stored(job), case.status)
-            for name in _nodes(status)
-        }
+            if status is not None
+        ]
+
+    def nodes(self, stored: Callable[[str], FlyerJobStatus | None]) -> dict[str, str]:
+        """Nodes that may be theirs, with the job."""
+        return {name: job for job, status in self.statuses(stored) for name in _nodes(status)}
 
 
-def _nodes(status: FlyerJobStatus | None) -> set[str]:
-    if status is None:
-        return set()
+def _nodes(status: FlyerJobStatus) -> set[str]:
     found = {one.name for one in status.occupied}
     if status.assignment is not None and status.phase in (*RESERVING, Phase.SUSPENDING):
         found |= set(status.assignment.names)

@@ -77,8 +77,9 @@ class Submissions:
             if replaced and key in self._uids:
                 self._tell(JobRemoved(key))
             return
-        if after is None or replaced:
-            self._left.settled(key)
+        if (after is None or replaced) and key in self._left:
+            self._left.gone(key)
+            self._tell(Tick())
         if after is None or after.deleting or replaced:
             if key in self._uids:
                 self._tell(JobRemoved(key))

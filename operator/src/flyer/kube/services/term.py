@@ -236,8 +236,13 @@ class Term:
         live = {key: view for key, view in views.items() if self._submissions.wanted(view)}
         jobs = [_of(view) for view in live.values()]
         quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
+        apart = [
+            _of(views[key]).replace(status=status)
+            for key, status in self._left.statuses(self._commits.stored)
+            if key in views
+        ]
         self._state = engine.rebuild(
-            nodes, jobs, time.time(), self.epoch, self._policy, quotas, self._zones()
+            nodes, jobs, time.time(), self.epoch, self._policy, quotas, self._zones(), apart
         )
         self._inbox.keep([])
         self._stale = ""
@@ -412,13 +417,13 @@ class Term:
         if not pod.node:
             return
         lives = not gone and not pod.ended and pod.job not in self._state.jobs
-        if not self._nodes.saw(pod, lives=lives):
-            return
+        news = self._nodes.saw(pod, lives=lives)
         if lives:
             view = self._world.job(pod.job)
             if view is None or view.uid != pod.owner:
-                self._gangs.stray(pod)  # else it belongs to a job that we cannot read
-        self.node_changed(pod.node)
+                self._gangs.stray(pod)  # else its job cannot be read, or is left alone
+        if news:
+            self.node_changed(pod.node)
 
 
 def _of(view: JobView) -> FlyerJob:
