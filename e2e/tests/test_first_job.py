@@ -34,6 +34,27 @@ def test_a_gang_runs_to_its_end(
         assert any(f"rank {rank} of {nodes}" in text for text in said), said
 
 
+def test_on_a_shared_node_kubernetes_own_scheduler_places_the_pod(
+    cluster: Cluster, release: chart.Release, namespace: str
+) -> None:
+    """The operator decides on the node, and takes its gate away; it does not bind there."""
+    cluster.apply(job("shares", 1, SAY, group="shared"), namespace=namespace)
+    done = wait_phase(cluster, "shares", namespace, "Succeeded", "Failed")
+    assert done["phase"] == "Succeeded", (done, release.diagnosis())
+    (pod,) = pods_of(cluster, "shares", namespace)
+    assert [one["name"] for one in done["assignment"]["nodes"]] == ["node-s1"]
+    assert pod["spec"]["nodeName"] == "node-s1"
+    assert pod["spec"]["schedulerName"] == "default-scheduler"
+    assert not pod["spec"].get("schedulingGates")
+    name = pod["metadata"]["name"]
+    events = cluster.kubectl(
+        "get", "events", f"--namespace={namespace}",
+        f"--field-selector=reason=Scheduled,involvedObject.name={name}",
+        "--output=jsonpath={.items[*].reportingComponent}",
+    )  # fmt: skip
+    assert events.split() == ["default-scheduler"]
+
+
 def test_a_failing_rank_fails_the_job(
     cluster: Cluster, release: chart.Release, namespace: str
 ) -> None:
