@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -72,13 +73,14 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _started(options: Options) -> Iterator[Cluster]:
-    from e2e.cluster import binaries
+    from e2e.cluster import binaries, network
     from e2e.cluster.errors import ClusterError
     from e2e.cluster.guard import guarded
     from e2e.cluster.handle import Cluster
     from e2e.cluster.processes import pids_of_cluster
     from e2e.cluster.state import State
     from e2e.cluster.up import programs, up
+    from e2e.figures import figure
 
     try:
         for name in programs(options):
@@ -87,9 +89,14 @@ def _started(options: Options) -> Iterator[Cluster]:
         unavailable(str(error))
     state = Path(tempfile.mkdtemp(prefix="flyer-e2e-")) / "cluster"
     with guarded(state):
-        yield Cluster(up(state, options))
+        began = time.monotonic()
+        started = up(state, options)
+        if not options.light:
+            figure("cluster", "ready_seconds", time.monotonic() - began, most=60)
+        yield Cluster(started)
     # Whatever ran on it: pods, mounts of 3FS, machines that lost power.
     assert not pids_of_cluster(State(state))
+    assert not network.traces(started)
     assert str(state) not in Path("/proc/self/mountinfo").read_text()
     assert not state.parent.exists()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import socket
 import subprocess
 import time
@@ -22,7 +24,16 @@ if TYPE_CHECKING:
 
     from e2e.cluster.state import State
 
-__all__ = ["choose_range", "connect", "create", "ip", "node_address", "pod_range", "remove"]
+__all__ = [
+    "choose_range",
+    "connect",
+    "create",
+    "ip",
+    "node_address",
+    "pod_range",
+    "remove",
+    "traces",
+]
 
 # The second byte of a cluster's addresses: the part of 10/8 that cloud networks use least.
 OCTETS = range(100, 250)
@@ -110,6 +121,20 @@ def remove(state: State) -> None:
             # A veth's end may go by itself, with the namespace of the other.
             with contextlib.suppress(ClusterError):
                 ip("link", "delete", link["ifname"])
+
+
+def traces(state: State) -> list[str]:
+    """Interfaces, routes and iptables rules of this machine that are the cluster's."""
+    lines = ip("-oneline", "link").splitlines()
+    found = [line for line in lines if _prefix(state) in line]
+    if not state.octet:
+        return found
+    lines = ip("route", "show", "table", "all").splitlines()
+    if shutil.which("iptables-save"):
+        save = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True)
+        lines += save.stdout.splitlines()
+    own = re.compile(rf"\b10\.{state.octet}\.\d|{_prefix(state)}")
+    return found + [line for line in lines if own.search(line)]
 
 
 def _prefix(state: State) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster import network
 from e2e.cluster.down import down
 from e2e.cluster.processes import pids_of_cluster
 from e2e.cluster.state import State
@@ -39,6 +40,21 @@ def test_down_after_up_was_killed(tmp_path: Path, moment_s: float) -> None:
     assert list(tmp_path.iterdir()) == []
     assert pids_of_cluster(State(folder)) == []
     assert _machine() == before
+
+
+def test_what_a_cluster_left_of_its_network_is_seen(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    state = State(tmp_path / "cluster")
+    assert network.traces(state) == []
+    try:
+        network.create(state)
+        found = network.traces(state)
+        assert any(f"ff{state.id}br: " in line for line in found)
+        assert any(f"10.{state.octet}." in line for line in found)  # the bridge's own route
+    finally:
+        network.remove(state)
+    assert network.traces(state) == []
 
 
 def _machine() -> dict[str, list[str]]:
