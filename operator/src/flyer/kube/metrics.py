@@ -144,7 +144,7 @@ class Metrics:
         if after.eviction is not None and after.eviction != before.eviction:
             reason = after.eviction.reason
             self.evictions.labels(reason).inc()
-            self.lost_node_seconds.labels(reason).inc(_lost(before, after.eviction.time))
+            self.lost_node_seconds.labels(reason).inc(_lost(before, after))
         if after.phase in _ENDED and before.phase not in _ENDED:
             self.jobs_ended.labels(after.phase.value).inc()
         if before.phase in HOLDING and after.phase not in HOLDING:
@@ -200,10 +200,13 @@ def _had(status: FlyerJobStatus) -> float:
     return len(assignment.nodes) * max(0.0, time.time() - assignment.running_at)
 
 
-def _lost(status: FlyerJobStatus, now: float) -> float:
-    """Node seconds since the last durable checkpoint of the attempt that is over."""
-    assignment = status.assignment
-    if assignment is None or assignment.running_at is None:
+def _lost(before: FlyerJobStatus, after: FlyerJobStatus) -> float:
+    """Node seconds since the last durable checkpoint of the attempt that is over.
+
+    That one may have been told of in the same commit: a job saves just before it leaves.
+    """
+    assignment, eviction = before.assignment, after.eviction
+    if assignment is None or assignment.running_at is None or eviction is None:
         return 0.0
-    saved_at = status.checkpoint.time if status.checkpoint else 0.0
-    return len(assignment.nodes) * max(0.0, now - max(saved_at, assignment.running_at))
+    saved_at = after.checkpoint.time if after.checkpoint else 0.0
+    return len(assignment.nodes) * max(0.0, eviction.time - max(saved_at, assignment.running_at))

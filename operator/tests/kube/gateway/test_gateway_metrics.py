@@ -1,0 +1,65 @@
+"""What the gateway counts while a gang comes, is asked to leave, and goes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from flyer.engine import GangStarted, SuspendReceived
+from flyer.sidecar.wire import Beat, LauncherState, Report
+
+
+async def test_a_gang_comes_and_goes(world: Any) -> None:
+    def read(name: str, **labels: str) -> float | None:
+        value: float | None = world.registry.get_sample_value(name, labels)
+        return value
+
+    gang = world.gang()
+    begun = time.monotonic()
+    world.expect(gang)
+    assert read("flyer_gateway_connections") == 0
+    rank0, rank1 = [await world.greeted(pod.name) for pod in gang.pods]
+    assert read("flyer_gateway_connections") == 2
+    assert read("flyer_gateway_sockets") == 2
+    assert read("flyer_gateway_messages_total", kind="hello") == 2
+    assert read("flyer_gateway_start_seconds_count") == 0
+
+    for revision, launcher in ((1, LauncherState.WAITING), (2, LauncherState.RUNNING)):
+        for raw in (rank0, rank1):
+            await raw.say(Report(revision=revision, launcher=launcher, port=4000, ranks_seen=2))
+    await world.event(GangStarted)
+    assert read("flyer_gateway_messages_total", kind="report") == 4
+    assert read("flyer_gateway_start_seconds_count") == 1
+    took = read("flyer_gateway_start_seconds_sum") or 0.0
+    assert 0 < took <= time.monotonic() - begun
+
+    assert read("flyer_gateway_signal_seconds_count") == 0
+    asked = time.monotonic()
+    world.signal(gang)
+    for raw in (rank0, rank1):
+        while (await raw.hear_kind("order") or {}).get("suspend") is None:
+            pass
+    told = Report(
+        revision=3, launcher=LauncherState.RUNNING, port=4000, ranks_seen=2, suspended=True
+    )
+    # That another rank's sidecar knows is not what is measured, and rank 0's counts once.
+    await rank1.say(told)
+    await world.until(lambda: read("flyer_gateway_messages_total", kind="report") == 5)
+    assert read("flyer_gateway_signal_seconds_count") == 0
+    await rank0.say(told, replace(told, revision=4, received=True))
+    await world.event(SuspendReceived)
+    assert read("flyer_gateway_signal_seconds_count") == 1
+    took = read("flyer_gateway_signal_seconds_sum") or 0.0
+    assert 0 < took <= time.monotonic() - asked
+
+    await rank1.say(Beat())
+    await world.until(lambda: read("flyer_gateway_messages_total", kind="beat") == 1)
+    stranger = await world.raw()
+    await stranger.say({"kind": "hello", "version": 1, "token": "token-of-nobody"})
+    assert await stranger.refused() == "bad_token"
+    assert read("flyer_gateway_refusals_total", reason="bad_token") == 1
+    for raw in (rank0, rank1):
+        raw.close()
+    await world.until(lambda: read("flyer_gateway_connections") == 0)
+    await world.until(lambda: read("flyer_gateway_sockets") == 0)

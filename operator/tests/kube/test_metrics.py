@@ -1,0 +1,241 @@
+"""What the operator's metrics say, over the life of two jobs that cross zones, one after the other.
+
+Values are compared with what the stored statuses and the API server's own record of calls say.
+"""
+
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from flyer.api import Phase
+from flyer.engine import CheckpointReported
+from flyer.kube.client import LeaseSettings
+from flyer.kube.gateway import GatewayMetrics
+from flyer.kube.injection.webhook import InjectionMetrics
+from flyer.kube.metrics import EVICTION_REASONS, Metrics
+from flyer.kube.testing import Fault
+from prometheus_client import CollectorRegistry
+
+TESTS = Path(__file__).parent
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
+
+
+class Gauges:
+    """An operator's metrics, as they are when somebody asks."""
+
+    def __init__(self, operator):
+        self._metrics = operator.metrics
+
+    def __call__(self, name, **labels):
+        self._metrics.count()
+        return self._metrics.registry.get_sample_value(name, labels)
+
+    def by(self, name, label):
+        """All values that are not 0, by one label."""
+        self._metrics.count()
+        return {
+            sample.labels[label]: sample.value
+            for family in self._metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and sample.value
+        }
+
+
+def levels(read):
+    return {
+        "jobs": read.by("flyer_jobs", "phase"),
+        "waiting jobs": read.by("flyer_waiting_jobs", "reason"),
+        "waiting nodes": read.by("flyer_waiting_nodes", "reason"),
+        "queued nodes": read("flyer_queued_nodes"),
+        "gang nodes": read("flyer_gang_nodes"),
+        "occupancy": read("flyer_node_occupancy_ratio"),
+        "token": read("flyer_cross_zone_token_held"),
+    }
+
+
+def level(jobs=None, waiting=None, *, held=0, occupancy=0.0, token=0):
+    """`waiting`: nodes by reason, each of one job."""
+    waiting = waiting or {}
+    return {
+        "jobs": jobs or {},
+        "waiting jobs": dict.fromkeys(waiting, 1),
+        "waiting nodes": waiting,
+        "queued nodes": sum(waiting.values()),
+        "gang nodes": held,
+        "occupancy": occupancy,
+        "token": token,
+    }
+
+
+def waited(status):
+    return status.assignment.running_at - status.chain.queued_at
+
+
+async def test_a_preemption_over_two_zones(cluster, until):
+    cluster.nodes("AABB")
+    begun = time.monotonic()
+    operator = cluster.operator(LEASE)
+    read = Gauges(operator)
+    await until(lambda: operator.serves)
+    await until(lambda: read("flyer_nodes", zone="B", state="ready") == 2)
+    assert read("flyer_nodes", zone="A", state="ready") == 2
+    assert levels(read) == level()
+    assert read("flyer_leader") == 1
+    assert read("flyer_leader_epoch") == operator.leader.term.epoch > 0
+    assert read("flyer_gangs_started_total") == 0
+    assert read.by("flyer_evictions_total", "reason") == {}
+
+    cluster.submit("low", 3, priority="low")
+    await until(lambda: cluster.phase("low") is Phase.RUNNING)
+    first = cluster.status("low")
+    one_runs = level({"Running": 1}, held=3, occupancy=0.75, token=1)
+    await until(lambda: levels(read) == one_runs)
+    assert read("flyer_gangs_started_total") == 1
+    assert read("flyer_job_wait_seconds_count") == 1
+    assert read("flyer_job_wait_seconds_sum") == pytest.approx(waited(first), abs=1e-6)
+    assert read("flyer_gang_node_seconds_total") == 0
+
+    cluster.submit("high", 4, priority="high")
+    await until(lambda: cluster.phase("high") is Phase.RUNNING)
+    high, evicted = cluster.status("high"), cluster.status("low")
+    reason = evicted.pending.reason
+    two = level({"Running": 1, "Queued": 1}, {reason: 3}, held=4, occupancy=1.0, token=1)
+    await until(lambda: levels(read) == two)
+    assert read.by("flyer_evictions_total", "reason") == {"Preempted": 1}
+    # What was saved when it gave way is not lost.
+    lost = 3 * (evicted.eviction.time - max(evicted.checkpoint.time, first.assignment.running_at))
+    found = read("flyer_lost_node_seconds_total", reason="Preempted")
+    assert found == pytest.approx(lost, abs=1e-6)
+    low_had = 3 * (evicted.eviction.time - first.assignment.running_at)
+    had = read("flyer_gang_node_seconds_total")
+    assert low_had <= had <= 3 * (time.time() - first.assignment.running_at)
+    assert had >= found
+    assert read("flyer_job_wait_seconds_count") == 2
+    assert read("flyer_job_wait_seconds_sum") == pytest.approx(
+        waited(first) + waited(high), abs=1e-6
+    )
+
+    cluster.finish("high")
+    await until(lambda: cluster.phase("low") is Phase.RUNNING)
+    await until(lambda: levels(read) == one_runs)
+    assert read.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 1}
+    assert read("flyer_gang_node_seconds_total") > had
+    cluster.finish("low")
+    await until(lambda: cluster.phase("low") is Phase.SUCCEEDED)
+    await until(lambda: levels(read) == level())
+    assert read.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 2}
+    assert read("flyer_gangs_started_total") == 3
+    assert read("flyer_scheduler_rebuilds_total") == 0
+    assert read("flyer_decision_duration_seconds_count") > 3
+    assert 0 < read("flyer_decision_duration_seconds_sum") < time.monotonic() - begun
+
+
+async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until):
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    read = Gauges(operator)
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    first = cluster.status("a")
+    cluster.kubelets.lose_node("a1")
+    await until(lambda: cluster.status("a").eviction)
+    evicted = cluster.status("a").eviction
+    await until(lambda: read.by("flyer_evictions_total", "reason") == {"NodeFailures": 1})
+    assert read("flyer_lost_node_seconds_total", reason="NodeFailures") == pytest.approx(
+        2 * (evicted.time - first.assignment.running_at), abs=1e-6
+    )
+    assert evicted.reason in EVICTION_REASONS
+
+
+async def test_calls_are_those_that_the_api_server_counted(cluster, until):
+    cluster.nodes("AB")
+    operator = cluster.operator(LEASE)
+    read = Gauges(operator)
+    await until(lambda: operator.serves)
+    refuse = {"code": 409, "reason": "Conflict", "agent": operator.name}
+    refused = Fault("refuse", "create", "pods/binding", **refuse)
+    cluster.server.faults.add(refused)
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+
+    def counted():
+        return Counter(
+            (one.verb, one.resource, str(one.status))
+            for one in cluster.server.faults.calls
+            if one.agent == operator.name
+        )
+
+    def told():
+        keys, names = counted(), ("verb", "resource", "code")
+        return {
+            key: read("flyer_api_requests_total", **dict(zip(names, key, strict=True)))
+            for key in keys
+        }
+
+    await until(lambda: told() == counted())
+    calls = counted()
+    assert refused.committed == 1
+    assert calls["create", "pods/binding", "409"] == 1
+    assert calls["create", "pods/binding", "201"] == 2
+    for verb in {verb for verb, _, _ in calls}:
+        took = read("flyer_api_request_duration_seconds_count", verb=verb)
+        assert took == sum(count for key, count in calls.items() if key[0] == verb), verb
+
+
+async def test_faults_rebuilds_and_terms(cluster, until):
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    read = Gauges(operator)
+    cluster.submit("a", 1)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    operator.gateway._tell(CheckpointReported("default/a", 1, 7, "x" * 5000))
+    await until(lambda: read.by("flyer_job_faults_total", "kind") == {"event": 1})
+
+    cluster.store.table("flyerjobs").checks.append(
+        lambda _, after: (
+            "status.zones: is odd"
+            if after["metadata"]["name"] == "odd" and "status" in after
+            else ""
+        )
+    )
+    cluster.submit("odd", 1)
+    await until(lambda: read("flyer_jobs_left_alone") == 1)
+    assert read("flyer_job_faults_total", kind="status") >= 1
+    assert read("flyer_scheduler_rebuilds_total") >= 1
+    assert read("flyer_leader") == 1
+    operator.task.cancel()
+    await until(lambda: read("flyer_leader") == 0)
+
+
+async def test_a_silent_watch_grows_old(cluster, until):
+    operator = cluster.operator(LEASE)
+    read = Gauges(operator)
+    await until(lambda: operator.serves)
+    cluster.server.faults.watches.frozen = True
+    caches = operator.world.caches
+    await until(lambda: all(one.age_seconds > 0.5 for one in caches))
+    operator.metrics.heard((one.resource.plural, one.age_seconds) for one in caches)
+    ages = read.by("flyer_watch_age_seconds", "resource")
+    assert ages.keys() == {one.resource.plural for one in caches}
+    assert all(0.5 < age <= one.age_seconds for age, one in zip(ages.values(), caches, strict=True))
+
+
+def test_every_series_is_looked_at_by_a_test_of_metrics():
+    registry = CollectorRegistry()
+    Metrics(registry)
+    GatewayMetrics(registry)
+    InjectionMetrics(registry)
+    texts = " ".join(
+        path.read_text()
+        for path in (
+            *TESTS.rglob("test_*metrics.py"), TESTS / "injection" / "test_injection.py",
+        )
+    )  # fmt: skip
+    named = set(re.findall(r"\bflyer_\w+", texts))
+    for family in registry.collect():
+        suffix = {"counter": "_total", "histogram": "_count"}.get(family.type, "")
+        assert f"{family.name}{suffix}" in named, family.name
