@@ -18,7 +18,7 @@ class Watch:
     """Machines that talk and answer as they are told, and who listens."""
 
     def __init__(self, *names):
-        self.silence, self.now = Silence(), 1000.0
+        self.silence, self.now = Silence(set()), 1000.0
         self.said = dict.fromkeys(names, 0.0)
         self.talks, self.answering, self.found, self.returned = set(names), set(names), {}, []
         self.asked = []
@@ -232,6 +232,31 @@ def test_a_lost_machine_comes_back(again):
     watch.pass_time(4)
     assert watch.returned == ["n1"]
     assert not watch.silence.lost
+
+
+def test_who_answered_an_earlier_term_of_this_process_need_not_be_heard():
+    """It may have died before its sidecar came to the new leader."""
+    watch = Watch(*names(4))
+    answered = watch.silence._answered
+    assert answered == set(names(4))
+    watch.silence = Silence(answered)
+    cut(watch, "n1")
+    watch.said["n1"] = 0.0
+    watch.pass_time(6)
+    assert list(watch.found) == ["n1"]
+    assert watch.asked[4:] == ["n1", "n1"]
+
+
+def test_a_leader_that_hears_nobody_yet_asks_a_hundred_at_a_time_and_judges_nobody():
+    watch = Watch(*names(250))
+    watch.silence, watch.answering = Silence(set(names(250))), set()
+    watch.talks, watch.said, watch.asked = set(), dict.fromkeys(names(250), 0.0), []
+    watch.pass_time(3)
+    assert not watch.asked
+    watch.pass_time(1.5)
+    assert sorted(watch.asked) == sorted(names(250))
+    watch.pass_time(60)
+    assert not watch.found
 
 
 def test_who_is_new_has_not_been_silent():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.api import Phase
 from flyer.engine import (
     CheckpointReported,
     Event,
@@ -43,6 +44,8 @@ __all__ = ["Gang", "Member"]
 
 REASON_CHARACTERS_MAX: Final = 1000
 _RUNNING = (LauncherState.RUNNING, LauncherState.ENDED)
+# Where a gang is that an earlier leader started.
+_ADOPTED = (Phase.RUNNING, Phase.SUSPENDING)
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class Gang:
         now: float,
     ) -> None:
         self.job, self.start = job, start
+        self.adopted = job.status is not None and job.status.phase in _ADOPTED
         self.members = [
             Member(node_rank, pod, pod.ip) for node_rank, pod in enumerate(self._in_order(pods))
         ]

@@ -212,7 +212,8 @@ class Gateway:
 
         Replaceable are nodes of gangs that run on several: what is left of such a gang ends before
         another attempt begins, and the one that is only silent gets no further alone. The last one
-        that runs, or a job of one node, would go on.
+        that runs, or a job of one node, would go on. Of a gang that ran before we led a sidecar is
+        missed also if it never came to us; one that starts may take its time.
         """
         found: dict[str, Heard] = {}
         running = [one for one in self._members.items() if not one[1][0].exits.known(one[1][1])]
@@ -222,7 +223,9 @@ class Gateway:
             said_at = stream.heard_at if stream else self._said_at.get(uid, 0.0)
             launched = gang.members[node_rank].launcher is not LauncherState.ABSENT
             heard = Heard(
-                said_at, replaceable=said_at > 0 and nodes[gang] > 1, runs=launched or not said_at
+                said_at,
+                replaceable=nodes[gang] > 1 and (said_at > 0 or gang.adopted),
+                runs=launched or not said_at,
             )
             name = gang.start.assignment.names[node_rank]
             found[name] = max(heard, found.get(name, heard))

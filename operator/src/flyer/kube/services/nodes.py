@@ -33,7 +33,7 @@ class Nodes:
     """Of one term."""
 
     def __init__(self, world: World, tell: Callable[[Event], None]) -> None:
-        self.silence = Silence()
+        self.silence = Silence(world.answered)
         self.withheld: dict[str, str] = {}  # nodes of jobs that are left alone
         self._world = world
         self._tell = tell
@@ -61,6 +61,7 @@ class Nodes:
         if view is None or not view.ours:
             self.silence.forget(name)
             self._doubts.drop(name)
+            self._world.answered.discard(name)
             known = self._known.pop(name, None)
             if known is not None:
                 why = "the node was deleted" if view is None else "the node's labels were taken"

@@ -9,7 +9,7 @@ Whoever hears nothing may be the one who is cut off, busy or just begun. So ther
 
 - what is silent while others talk: every fourth of those that are listened to, or one, at most.
   When more are silent they are asked too, but only an answer says something then;
-- machines that this process has heard itself, and that have answered it;
+- machines that have answered this process before, in this term or an earlier one;
 - time in which this process looked on: while it stood still nobody was silent.
 """
 
@@ -38,6 +38,9 @@ PAUSE_SECONDS: Final = 3.0
 UNANSWERED_SECONDS_MAX: Final = 60.0
 """And while it has never answered: twice as long each time, up to this. The first probe may have
 failed by chance, and until one is answered nothing is known; but there may be a wall between."""
+CASUAL: Final = 100
+"""So many of those of whom nobody will die of not being asked now are asked at a look: a leader
+that takes over thousands has other things to do."""
 SHARE: Final = 4
 """One of so many may fall silent at a time; more than that is for others to judge."""
 
@@ -48,7 +51,6 @@ class _Machine:
     heard_at: float  # when that was noticed, or first expected
     replaceable: bool  # what runs there gets no further alone: its silence may be judged
     runs: bool  # ranks may be running there
-    answers: bool = False  # it has ever answered a probe
     probing: bool = False
     probed_at: float | None = None  # when the latest probe began
     pause: float = PAUSE_SECONDS  # from it to the next, while none was answered
@@ -63,9 +65,13 @@ class _Machine:
 
 
 class Silence:
-    """What is known of each machine that is listened to. Its clock is the time spent looking."""
+    """What is known of each machine that is listened to. Its clock is the time spent looking.
 
-    def __init__(self) -> None:
+    `answered` outlives it: who has ever answered a probe of this process.
+    """
+
+    def __init__(self, answered: set[str]) -> None:
+        self._answered = answered
         self.lost: dict[str, str] = {}  # node → evidence
         self._machines: dict[str, _Machine] = {}
         self._looked_at: float | None = None
@@ -91,7 +97,7 @@ class Silence:
         few = self._are_few()
         if not few:
             self._weigh_nothing()
-        due = [name for name, one in self._machines.items() if self._is_due(name, one)]
+        due = self._due(few=few)
         for name in due:
             machine = self._machines[name]
             if machine.probed_at is not None:
@@ -109,7 +115,8 @@ class Silence:
         machine.probing = False
         if answered is None:
             return
-        machine.answers = machine.answers or answered
+        if answered:
+            self._answered.add(node)
         if machine.probed_at - machine.heard_at >= SUSPECT_SECONDS or node in self.lost:
             machine.unanswered = 0 if answered else machine.unanswered + machine.weighs
             machine.lives = answered
@@ -122,7 +129,7 @@ class Silence:
         found = {
             name: f"nothing heard for {self._now - one.heard_at:.1f} s, and it answers no probe"
             for name, one in self._machines.items()
-            if name not in self.lost and one.replaceable and one.dead and one.answers
+            if name not in self.lost and one.replaceable and one.dead and name in self._answered
             if self._now - one.heard_at >= LOST_SECONDS
         }
         if not self._are_few():
@@ -134,12 +141,13 @@ class Silence:
         """Who has fallen silent and is left to Kubernetes, and why; each silence is told once."""
         found = {}
         for name, one in self._machines.items():
-            if one.said_at and not one.spared and self._now - one.heard_at >= LOST_SECONDS:
+            awaited = one.said_at or one.replaceable
+            if awaited and not one.spared and self._now - one.heard_at >= LOST_SECONDS:
                 if not one.replaceable:
                     found[name] = "what runs there needs nobody else"
                 elif one.lives:
                     found[name] = "it answers probes"
-                elif not one.answers:
+                elif name not in self._answered:
                     found[name] = "it has never answered a probe"
         for name in found:
             self._machines[name].spared = True
@@ -152,8 +160,7 @@ class Silence:
 
     def answers(self, node: str) -> bool:
         """Whether it has ever answered a probe."""
-        machine = self._machines.get(node)
-        return machine is not None and machine.answers
+        return node in self._answered
 
     def heard_at(self, node: str) -> float | None:
         """When what runs there was heard last, or was first expected; None = nothing runs there."""
@@ -175,12 +182,21 @@ class Silence:
             if name not in self.lost:
                 machine.unanswered, machine.weighs = 0, False
 
+    def _due(self, *, few: bool) -> list[str]:
+        """All that may be dead now, and of the others those that have waited longest."""
+        found = [name for name, one in self._machines.items() if self._is_due(name, one)]
+        urgent = [one for one in found if one in self.lost or (few and one in self._answered)]
+        casual = set(found) - set(urgent)
+        asked_at = {name: self._machines[name].probed_at or 0.0 for name in casual}
+        return urgent + sorted(casual, key=lambda one: (asked_at[one], one))[:CASUAL]
+
     def _is_due(self, name: str, machine: _Machine) -> bool:
         if machine.probing or not (machine.replaceable or name in self.lost):
             return False
-        if name in self.lost or (machine.answers and self._is_late(machine)):
+        known = name in self._answered
+        if name in self.lost or (known and self._is_late(machine)):
             pause = 0.0 if 0 < machine.unanswered < PROBES else PAUSE_SECONDS
-        elif not machine.answers:
+        elif not known:
             pause = machine.pause
         else:
             return False

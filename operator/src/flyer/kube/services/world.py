@@ -69,6 +69,7 @@ class World:
         settings: WatchSettings = WatchSettings(),  # noqa: B008 - frozen
     ) -> None:
         self.listener: Listener | None = None
+        self.answered: set[str] = set()  # machines that have answered a probe of this process
         self._pods_of: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
         self._pods_on: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
         self.jobs = Cache(api, FLYERJOBS, shape_job, self._job, settings=settings)
