@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flyer.api import Phase
 from flyer.engine import (
     CheckpointReported,
     Failed,
@@ -127,6 +128,22 @@ async def test_it_is_known_when_each_node_was_heard(world: Any) -> None:
     await started(world, 1, "alone")
     [alone] = world.gateway.heard().values()
     assert not alone.replaceable
+
+
+async def test_of_a_gang_that_ran_before_we_led_a_sidecar_is_missed_that_never_came(
+    world: Any,
+) -> None:
+    for name, phase, missed in (
+        ("begins", Phase.STARTING, False), ("ran", Phase.RUNNING, True),
+        ("saves", Phase.SUSPENDING, True),
+    ):  # fmt: skip
+        gang = world.gang(name)
+        gang.job = gang.job.replace(status=gang.job.status.replace(phase=phase))
+        world.expect(gang)
+        heard = world.gateway.heard()
+        assert {one.said_at for one in heard.values()} == {0.0}
+        assert [one.replaceable for one in heard.values()] == [missed, missed]
+        world.gateway.forget(gang.key, 1)
 
 
 async def test_what_ranks_say_becomes_events(world: Any) -> None:
