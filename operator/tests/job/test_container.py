@@ -221,6 +221,30 @@ def test_a_program_that_is_no_python_is_blamed_from_its_output(
     assert container.end()[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("hfreduce._native.CollectiveError: hfreduced on this node ended", 75),
+        ("torch.distributed.DistNetworkError", 75),
+        ("ValueError: no CollectiveError", 1),
+    ],
+)
+def test_a_program_that_says_a_peer_is_lost_is_believed(
+    container: Container, sidecar: Sidecar, error: str, code: int
+) -> None:
+    said = f"Traceback (most recent call last):\n  File x, line 1\n{error}\nof job j\n"
+    marked = "".join(f"[rank0]: {line}\n" for line in said.splitlines())  # as torch prints it
+    container.launch(["sh", "-c", 'printf %s "$1"; exit 1', "sh", marked])
+    sidecar.start(ranks_per_node=1, node_rank=0, nodes=1)
+    ended = sidecar.hear(op="ended")
+    assert ended["code"] == code
+    failure = ended["failure"]
+    assert (failure["traceback"], failure["exit_status"]) == (said, 1)
+    assert failure["peer_lost"] == (code == 75)
+    sidecar.say(kind="done")
+    assert container.end()[0] == code
+
+
 def test_lines_never_mix_and_long_ones_come_in_pieces(
     container: Container, sidecar: Sidecar
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_NAME",
+    "PEER_ERRORS",
     "TAIL_BYTES_MAX",
     "Failure",
     "first",
     "last_traceback",
+    "names_lost_peer",
     "read_failure",
     "traceback_in",
     "write_atomically",
@@ -30,12 +33,16 @@ __all__ = [
 FILE_NAME = "failure.json"
 TAIL_BYTES_MAX = 64 * 1024
 TRACEBACK_CHARACTERS_MAX = 16 * 1024
+# Errors by which a rank says that another one is gone; hfreduce's and torch's.
+PEER_ERRORS = frozenset({"CollectiveError", "DistBackendError", "DistNetworkError"})
 CASCADE_SECONDS = 5.0
 
 # No process dies of these because a peer went away; of SIGABRT it may (a library's watchdog).
 _ROOT_SIGNALS = {
     signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
 }  # fmt: skip
+# Before each line of a traceback that torch prints where there is a process group.
+_RANK_MARK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK_HEAD = "Traceback (most recent call last):"
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
@@ -128,7 +135,7 @@ def last_traceback(log_path: Path, offset: int = 0) -> str | None:
 
 def traceback_in(text: str) -> str | None:
     """The last traceback in what a rank printed, with the ones it is chained to."""
-    lines = text.splitlines()
+    lines = [_RANK_MARK.sub("", line, count=1) for line in text.splitlines()]
     heads = [number for number, line in enumerate(lines) if line == _TRACEBACK_HEAD]
     if not heads:
         return None
@@ -136,6 +143,13 @@ def traceback_in(text: str) -> str | None:
     while heads and any(line in _CHAINED for line in lines[heads[-1] : start]):
         start = heads.pop()
     return ("\n".join(lines[start:]) + "\n")[:TRACEBACK_CHARACTERS_MAX]
+
+
+def names_lost_peer(traceback: str | None) -> bool:
+    """Whether the error at the end of a printed traceback is one about a peer."""
+    _, _, last = (traceback or "").rpartition(f"{_TRACEBACK_HEAD}\n")
+    error = next((line for line in last.splitlines() if line[:1].strip()), "")
+    return error.partition(":")[0].rpartition(".")[2] in PEER_ERRORS
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flyer.job import processes
-from flyer.job.failure import Failure, first, write_atomically
+from flyer.job.failure import Failure, first, names_lost_peer, write_atomically
 from flyer.job.pod import (
     EXIT_PEER_LOST,
     EXIT_SUSPENDED,
@@ -202,8 +202,10 @@ class _Launcher:
             return EXIT_SUSPENDED if EXIT_SUSPENDED in codes else 0, None
         failure.write(self._run_dir)
         self._surroundings.blame(failure.text())
-        code = -failure.signal if failure.signal is not None else failure.exit_status or 1
-        return code, failure
+        if failure.signal is not None:
+            return -failure.signal, failure
+        # Also of a rank that is another program, whose own status says nothing.
+        return EXIT_PEER_LOST if failure.peer_lost else failure.exit_status or 1, failure
 
     def _excused(self, rank: _Rank) -> bool:
         """We ended it, and it had not failed by itself before."""
@@ -213,6 +215,8 @@ class _Launcher:
         spec = self._spec
         error = read_error(self._run_dir, rank.rank)
         code = rank.code or 0
+        traceback = error.traceback if error else self._printed_traceback(rank)
+        peer_lost = error.peer_lost if error else code > 0 and names_lost_peer(traceback)
         return Failure(
             job=f"{spec.namespace}/{spec.job}",
             attempt=spec.attempt,
@@ -224,8 +228,8 @@ class _Launcher:
             exit_status=code if code >= 0 else error.exit_status if error else None,
             signal=-code if code < 0 and error is None else None,
             error_type=error.error_type if error else None,
-            peer_lost=code == EXIT_PEER_LOST or (error is not None and error.peer_lost),
-            traceback=error.traceback if error else self._printed_traceback(rank),
+            peer_lost=code == EXIT_PEER_LOST or peer_lost,
+            traceback=traceback,
             log_path=str(rank.log_path),
         )
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flyer.job.failure import write_atomically
+from flyer.job.failure import PEER_ERRORS, write_atomically
 from flyer.job.pod import EXIT_PEER_LOST, PodSpec
 
 __all__ = ["RankError", "error_path", "read_error", "run_command", "starts_its_own_ranks"]
@@ -33,8 +33,6 @@ FAILED_SECONDS_MAX = 3.0
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
-# Errors by which a rank says that another one is gone; hfreduce's and torch's.
-_PEER_ERRORS = {"CollectiveError", "DistBackendError", "DistNetworkError"}
 # A fresh interpreter reads these before any code of ours could apply them.
 _START_VARIABLES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 _HARMLESS_VARIABLES = {"PYTHONUNBUFFERED"}
@@ -248,7 +246,7 @@ def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -
             f"MASTER_PORT {spec.master_port} is taken by another program on node {spec.node}: "
             "started again, the job gets another port"
         )
-    peer_lost = bool(getattr(error, "peer_lost", name in _PEER_ERRORS))
+    peer_lost = bool(getattr(error, "peer_lost", name in PEER_ERRORS))
     status = EXIT_PEER_LOST if peer_lost else 1
     note = RankError(
         time=time.time(),
