@@ -3,7 +3,8 @@
 //! `cargo run --release -p hfreduce-engine --example speed -- RANKS BYTES registered|private ROUNDS`
 //! prints, of five runs of so many rounds: the fastest and the median time of a call, and of all
 //! ranks together processor time, context switches and page faults of a call. `SPEED_CHUNK_BYTES`,
-//! `SPEED_SLOTS` and `SPEED_CHANNELS` set what the engine chooses otherwise.
+//! `SPEED_SLOTS` and `SPEED_CHANNELS` set what the engine chooses otherwise; `SPEED_NODES` is how many
+//! machines this one plays.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -78,9 +79,11 @@ fn start(ranks: usize, bytes: usize, memory: &str, rounds: u32, words: &[String]
 }
 
 fn run(rank: u32, ranks: usize, bytes: usize, registered: bool, rounds: u32) {
-    let mut options = Options::new(rank, vec![("n0".into(), "A".into()); ranks]);
-    options.folders = Folders::default();
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<usize>().ok());
+    let nodes = number("SPEED_NODES").unwrap_or(1);
+    let placement = (0..ranks).map(|rank| (format!("n{}", rank * nodes / ranks), "A".to_owned()));
+    let mut options = Options::new(rank, placement.collect());
+    options.folders = Folders::default();
     options.slot_bytes = number("SPEED_CHUNK_BYTES").unwrap_or(options.slot_bytes);
     options.slots = number("SPEED_SLOTS");
     options.channels = number("SPEED_CHANNELS");

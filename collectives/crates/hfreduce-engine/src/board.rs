@@ -4,6 +4,7 @@
 //! header        abort record
 //! rank[L]       beat, sleeping, left, entered; staged, published, released; where its memory of the
 //!               last operations lies; their fingerprints
+//! roll[K]       who has contributed to a chunk that the last one adds up
 //! input[L][K]   chunks on their way in        result[K]   chunks on their way out
 //! ```
 //! Chunks of all operations are numbered through (g = 0, 1, …); chunk g uses slot g mod K, if it uses
@@ -15,7 +16,9 @@
 //! - `published[o] > g`, for a chunk g that o owns: its result is in `result[g mod K]`, for those who
 //!   copy it there, and in the memory of those who registered theirs. Written by o (release).
 //!   Where a sum goes round (see the driver's `relay`), only r + 1 may then use `result[g mod K]`, and
-//!   after the last rank everybody may read it; nobody publishes it.
+//!   after the last rank everybody may read it; nobody publishes it. Where the last one adds up (see
+//!   the driver's `last`), that is whoever `roll[g mod K]` tells that all have contributed; he alone
+//!   uses `result[g mod K]` until he closes the roll.
 //! - `released[r] > g`: r neither reads nor writes the slot of g. When all ranks say so of g, the slot
 //!   belongs to chunk g + K.
 //!
@@ -33,6 +36,7 @@
 //! checker runs the same code. Here is where each block lies.
 
 mod blocks;
+mod rolls;
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -42,6 +46,7 @@ use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::FINGERPRINT_BYTES;
 use crate::core::Fingerprint;
 use blocks::{Counter, Record, Recorded, Sleeper, Stamped, Toucher};
+use rolls::RollBlock;
 
 /// Operations of a rank whose registered memory is known at a time. It registers none while the
 /// oldest of so many is under way, so nothing that others still read is written over.
@@ -118,8 +123,12 @@ impl Shape {
         PAGE_BYTES
     }
 
+    fn rolls_at(&self) -> usize {
+        self.ranks_at() + self.locals * size_of::<RankBlock>()
+    }
+
     fn data_at(&self) -> usize {
-        (self.ranks_at() + self.locals * size_of::<RankBlock>()).next_multiple_of(PAGE_BYTES)
+        (self.rolls_at() + self.slots * size_of::<RollBlock>()).next_multiple_of(PAGE_BYTES)
     }
 
     /// Size of the whole segment.

@@ -62,6 +62,20 @@ fn fingerprints_are_remembered_for_a_while() {
 }
 
 #[test]
+fn a_roll_forgets_the_chunk_before() {
+    let board = board();
+    let later = 3 + SHAPE.slots as u64;
+    assert!(!board.lacks_one(3) && !board.answer(3, 1) && board.lacks_one(3));
+    assert_eq!((board.adder(3), board.closed_by(3)), (None, None));
+    assert!(board.answer(3, 0));
+    assert_eq!((board.adder(3), board.closed_by(3)), (Some(0), None));
+    board.close(3, 0);
+    assert_eq!((board.closed_by(3), board.closed_by(later)), (Some(0), None));
+    assert!(!board.answer(later, 0) && board.answer(later, 1));
+    assert_eq!(board.adder(later), Some(1));
+}
+
+#[test]
 fn the_first_abort_stays() {
     let board = board();
     assert!(board.aborted().is_none() && !board.is_aborted());

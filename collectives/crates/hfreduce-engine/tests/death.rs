@@ -19,13 +19,15 @@ use support::{KEY, TIMEOUT, buffer, placement};
 const RANK: &str = "HFREDUCE_TEST_RANK";
 /// Enough that a signal most often comes while some rank is at the memory of others.
 const ELEMENTS: usize = 1_000_000;
+/// Of a small operation.
+const FEW_ELEMENTS: usize = 1024;
 
 /// Not a test by itself: what a rank of the tests below does, in a process of its own.
 #[test]
 fn a_rank() {
     let Ok(spec) = std::env::var(RANK) else { return };
     let numbers: Vec<usize> = spec.split(',').map(|word| word.parse().unwrap()).collect();
-    let [rank, nodes, locals, liveness_ms, round] = numbers[..] else { panic!("{spec}") };
+    let [rank, nodes, locals, liveness_ms, round, elements] = numbers[..] else { panic!("{spec}") };
     let mut options = Options::new(rank as u32, placement(nodes, locals));
     // Where they share processors and rank 0's memory is its own, they add in turn.
     options.processors = (round == 1).then_some(1);
@@ -39,11 +41,11 @@ fn a_rank() {
     let comm = endpoint.connect(&infos, Duration::from_secs(30)).unwrap();
     // Every other rank's memory is registered: the others of its node read and write it.
     let registered = rank % 2 == round;
-    let block = comm.allocate(4 * ELEMENTS).unwrap();
-    let mut private = vec![1.0; ELEMENTS];
+    let block = comm.allocate(4 * elements).unwrap();
+    let mut private = vec![1.0; elements];
     let data: &mut [f32] = if registered {
         // SAFETY: the block holds so many and nobody else refers to it here.
-        unsafe { std::slice::from_raw_parts_mut(block.base().cast(), ELEMENTS) }
+        unsafe { std::slice::from_raw_parts_mut(block.base().cast(), elements) }
     } else {
         &mut private
     };
@@ -64,10 +66,20 @@ fn a_rank() {
         }
         data.fill(1.0);
         if calls == 3 {
-            assert_eq!(comm.counters().relayed_bytes.load(Ordering::Relaxed) > 0, round == 1);
+            let relayed = comm.counters().relayed_bytes.load(Ordering::Relaxed);
+            assert_eq!(relayed > 0, round == 1 && elements == ELEMENTS);
             println!("\n@running");
         }
     }
+}
+
+/// Who of a node adds.
+#[derive(Clone, Copy)]
+enum Sum {
+    Owned,
+    Round,
+    /// Whoever contributes last, where they share a processor.
+    Small,
 }
 
 /// Nodes, and ranks on each.
@@ -80,10 +92,15 @@ struct Rank {
 }
 
 impl Rank {
-    fn start(rank: usize, (nodes, locals): Shape, liveness_ms: u64, round: bool) -> Self {
+    fn start(rank: usize, (nodes, locals): Shape, liveness_ms: u64, what: Sum) -> Self {
+        let (round, elements) = match what {
+            Sum::Owned => (0, ELEMENTS),
+            Sum::Round => (1, ELEMENTS),
+            Sum::Small => (1, FEW_ELEMENTS),
+        };
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
-            .env(RANK, format!("{rank},{nodes},{locals},{liveness_ms},{}", u8::from(round)))
+            .env(RANK, format!("{rank},{nodes},{locals},{liveness_ms},{round},{elements}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -120,14 +137,14 @@ impl Drop for Rank {
 /// Sends `signal` to `victim` in the middle of operations; all others must name it in time.
 fn survivors_name(
     shape: Shape,
-    (victim, round): (usize, bool),
+    (victim, what): (usize, Sum),
     signal: i32,
     kind: &str,
     (liveness_ms, within): (u64, Duration),
 ) {
     let (nodes, locals) = shape;
     let mut ranks: Vec<Rank> =
-        (0..nodes * locals).map(|rank| Rank::start(rank, shape, liveness_ms, round)).collect();
+        (0..nodes * locals).map(|rank| Rank::start(rank, shape, liveness_ms, what)).collect();
     let infos: Vec<String> = ranks.iter().map(|rank| rank.word("@info")).collect();
     for rank in &mut ranks {
         for info in &infos {
@@ -168,7 +185,7 @@ fn a_killed_rank_is_named_at_once_by_every_survivor() {
         [((1, 2), 0), ((1, 3), 1), ((2, 1), 1), ((2, 2), 0), ((2, 2), 3), ((4, 1), 2), ((3, 2), 1)]
     {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name(shape, (victim, false), libc::SIGKILL, "peer_died", limits);
+        survivors_name(shape, (victim, Sum::Owned), libc::SIGKILL, "peer_died", limits);
     }
 }
 
@@ -177,7 +194,7 @@ fn a_stopped_rank_is_named_after_the_liveness_time() {
     for (shape, victim) in [((1, 2), 1), ((1, 3), 0), ((2, 2), 0), ((2, 2), 3), ((3, 1), 1)] {
         // Far longer than a busy host keeps a process from running.
         let limits = (6000, Duration::from_secs(60));
-        survivors_name(shape, (victim, false), libc::SIGSTOP, "peer_stalled", limits);
+        survivors_name(shape, (victim, Sum::Owned), libc::SIGSTOP, "peer_stalled", limits);
     }
 }
 
@@ -185,8 +202,20 @@ fn a_stopped_rank_is_named_after_the_liveness_time() {
 fn who_ends_or_stops_while_a_sum_goes_round_is_named() {
     for victim in 0..3 {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name((1, 3), (victim, true), libc::SIGKILL, "peer_died", limits);
+        survivors_name((1, 3), (victim, Sum::Round), libc::SIGKILL, "peer_died", limits);
     }
     let limits = (6000, Duration::from_secs(60));
-    survivors_name((1, 3), (1, true), libc::SIGSTOP, "peer_stalled", limits);
+    survivors_name((1, 3), (1, Sum::Round), libc::SIGSTOP, "peer_stalled", limits);
+}
+
+#[test]
+fn who_ends_or_stops_among_small_operations_is_named() {
+    for victim in 0..3 {
+        let limits = (240_000, Duration::from_secs(60));
+        survivors_name((1, 3), (victim, Sum::Small), libc::SIGKILL, "peer_died", limits);
+    }
+    let limits = (6000, Duration::from_secs(60));
+    for victim in 0..2 {
+        survivors_name((1, 3), (victim, Sum::Small), libc::SIGSTOP, "peer_stalled", limits);
+    }
 }

@@ -79,6 +79,56 @@ impl<const WORDS: usize, A: Atomics> Stamped<WORDS, A> {
     }
 }
 
+/// Who has contributed to a chunk that the last one adds up.
+///
+/// One word: the chunk, whose turn it was last, how many have contributed. What an earlier chunk of
+/// the same slot has left counts as nothing: its ranks are past it before the slot is anybody's.
+#[repr(transparent)]
+pub struct Roll<A: Atomics = Native>(A::U64);
+
+impl<A: Atomics> Roll<A> {
+    const COUNT: u64 = 0xff;
+    const DONE: u64 = 0xff;
+
+    fn word(chunk: u64, local: usize, count: u64) -> u64 {
+        chunk << 16 | (local as u64) << 8 | count
+    }
+
+    fn count(word: u64, chunk: u64) -> u64 {
+        if word >> 16 == chunk { word & Self::COUNT } else { 0 }
+    }
+
+    /// `local` has contributed; how many have. Whoever is told that all have reads what they gave.
+    pub fn answer(&self, chunk: u64, local: usize) -> usize {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            let count = Self::count(word, chunk) + 1;
+            let next = Self::word(chunk, local, count);
+            match self.0.compare_exchange(word, next, AcqRel, Relaxed) {
+                Ok(_) => return count as usize,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// The last one has added up.
+    pub fn close(&self, chunk: u64, local: usize) {
+        self.0.store(Self::word(chunk, local, Self::DONE), Release);
+    }
+
+    /// Who has added up; what he made is there for whoever is told.
+    pub fn closed_by(&self, chunk: u64) -> Option<usize> {
+        let word = self.0.load(Acquire);
+        (Self::count(word, chunk) == Self::DONE).then_some((word >> 8 & 0xff) as usize)
+    }
+
+    /// How many have contributed so far, and who was the last of them.
+    pub fn so_far(&self, chunk: u64) -> (usize, usize) {
+        let word = self.0.load(Relaxed);
+        (Self::count(word, chunk) as usize, (word >> 8 & 0xff) as usize)
+    }
+}
+
 /// For what a rank sleeps.
 #[repr(transparent)]
 pub struct Sleeper<A: Atomics = Native>(A::U32);

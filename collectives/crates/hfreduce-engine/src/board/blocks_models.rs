@@ -27,6 +27,12 @@ impl<const WORDS: usize, A: Atomics> Default for Stamped<WORDS, A> {
     }
 }
 
+impl<A: Atomics> Default for Roll<A> {
+    fn default() -> Self {
+        Self(A::U64::default())
+    }
+}
+
 impl<A: Atomics> Default for Sleeper<A> {
     fn default() -> Self {
         Self(A::U32::default())
@@ -205,6 +211,76 @@ fn who_takes_a_slot_comes_after_all_who_let_go() {
     every_order(slot_is_taken_after_both::<Modelled>);
     assert!(breaks(slot_is_taken_after_both::<Weak<NO_RELEASE>>));
     assert!(breaks(slot_is_taken_after_both::<Weak<NO_ACQUIRE>>));
+}
+
+/// A node of two ranks with one slot, where the last to contribute adds up.
+struct Small<A: Atomics> {
+    roll: Roll<A>,
+    released: [Counter<A>; 2],
+    inputs: [UnsafeCell<u64>; 2],
+    result: UnsafeCell<u64>,
+}
+
+impl<A: Atomics> Small<A> {
+    fn rank(&self, local: usize, chunks: u64) {
+        for chunk in 0..chunks {
+            until(|| self.released.iter().all(|released| released.told() >= chunk));
+            // SAFETY: as in `Node::rank`.
+            self.inputs[local].with_mut(|input| unsafe { *input = 10 + chunk });
+            if self.roll.answer(chunk, local) == 2 {
+                // SAFETY: as above.
+                let sum = self.inputs.iter().map(|input| input.with(|input| unsafe { *input }));
+                let sum = sum.sum::<u64>();
+                // SAFETY: as above.
+                self.result.with_mut(|result| unsafe { *result = sum });
+                self.roll.close(chunk, local);
+            }
+            until(|| self.roll.closed_by(chunk).is_some());
+            // SAFETY: as above.
+            assert_eq!(self.result.with(|result| unsafe { *result }), (10 + chunk) * 2);
+            self.released[local].tell(chunk + 1);
+        }
+    }
+}
+
+fn the_last_adds_up<A: Atomics>() {
+    let node = Arc::new(Small::<A> {
+        roll: Roll::default(),
+        released: Default::default(),
+        inputs: [UnsafeCell::new(0), UnsafeCell::new(0)],
+        result: UnsafeCell::new(0),
+    });
+    let other = node.clone();
+    let second = thread::spawn(move || other.rank(1, 2));
+    node.rank(0, 2);
+    second.join().unwrap();
+}
+
+#[test]
+fn whoever_is_last_has_everything_and_all_have_his_sum() {
+    every_order(the_last_adds_up::<Modelled>);
+    assert!(breaks(the_last_adds_up::<Weak<NO_RELEASE>>));
+    assert!(breaks(the_last_adds_up::<Weak<NO_ACQUIRE>>));
+}
+
+/// Three at once: one of them is the last, and all know afterwards who it was.
+fn one_is_the_last<A: Atomics>() {
+    let roll = Arc::new(Roll::<A>::default());
+    let ranks: Vec<_> = [1, 2]
+        .map(|local| {
+            let roll = roll.clone();
+            thread::spawn(move || roll.answer(7, local))
+        })
+        .into();
+    let mut told = vec![roll.answer(7, 0)];
+    told.extend(ranks.into_iter().map(|rank| rank.join().unwrap()));
+    assert_eq!(told.iter().sum::<usize>(), 1 + 2 + 3, "{told:?}");
+    assert_eq!(roll.so_far(7), (3, told.iter().position(|count| *count == 3).unwrap()));
+}
+
+#[test]
+fn of_several_who_contribute_one_adds_up() {
+    every_order(one_is_the_last::<Modelled>);
 }
 
 /// Rank 1 writes into memory of rank 0, which ends everything and wants it back.

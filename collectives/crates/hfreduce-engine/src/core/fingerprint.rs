@@ -102,6 +102,11 @@ pub struct Fingerprint {
 const MODES_AT: u32 = 6;
 
 impl Fingerprint {
+    /// The bytes of what it counts: of a buffer, or of one rank's block where there are several.
+    pub fn size_bytes(&self) -> u64 {
+        self.count.saturating_mul(u64::from(self.element_bytes))
+    }
+
     /// As bytes.
     pub fn encode(&self) -> [u8; FINGERPRINT_BYTES] {
         let mut bytes = [0; FINGERPRINT_BYTES];

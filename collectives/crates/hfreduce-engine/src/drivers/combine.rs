@@ -1,7 +1,6 @@
 //! The chunks that this rank owns: from everybody's contributions to results in their places.
 
-use super::relay::Relayed;
-use super::{Active, Driver};
+use super::{Active, Driver, Way};
 use crate::board::{FOR_END, FOR_RESULT, Registered};
 use crate::core::{Action, Chunk, Who};
 
@@ -23,8 +22,9 @@ impl Driver {
         while self.next_activate < self.next_stage && active < self.board.shape().slots {
             let number = self.next_activate;
             let Some((at, chunk)) = self.find(number) else { break };
-            let round = self.active[at].relayed == Relayed::Yes;
-            if !round && self.shared.identity.owner_of(chunk.index) == local {
+            if self.active[at].way == Way::Owner
+                && self.shared.identity.owner_of(chunk.index) == local
+            {
                 if !self.is_alone() && !self.slot_is_free(number) {
                     self.wants_slot = true;
                     break;
@@ -148,8 +148,8 @@ impl Driver {
 
     /// True if this rank's result of an owned or registered chunk was made where it belongs.
     pub(super) fn is_in_its_place(&self, at: usize, chunk: &Chunk) -> bool {
-        let Active { registered, operation, relayed, .. } = &self.active[at];
-        if *relayed == Relayed::Yes {
+        let Active { registered, operation, way, .. } = &self.active[at];
+        if *way != Way::Owner {
             return false;
         }
         let identity = &self.shared.identity;

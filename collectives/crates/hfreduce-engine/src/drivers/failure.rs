@@ -7,9 +7,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::relay::Relayed;
 use super::wire::{Frame, Head};
-use super::{Driver, TICK, lock};
+use super::{Driver, TICK, Way, lock};
 use crate::board::FOR_ABORT;
 use crate::cause::{Cause, CauseKind};
 use crate::core::tree::{Violation, Waiting};
@@ -348,8 +347,10 @@ impl Driver {
         if self.lacks_its_input() {
             return ("waiting for its own input to arrive".to_owned(), Some(identity.rank));
         }
-        if active.relayed == Relayed::Yes {
-            return self.waiting_for_round();
+        match active.way {
+            Way::Round => return self.waiting_for_round(),
+            Way::Last => return self.waiting_for_last(),
+            Way::Owner | Way::Undecided => {}
         }
         let Some(waiting) = self.trunk.as_ref().and_then(|trunk| trunk.core.waiting()) else {
             let chunk = (self.next_deliver - active.first.min(self.next_deliver)) as u32;

@@ -4,6 +4,7 @@
 //! background thread while nobody waits. Split by subject:
 //! - `node`: this rank's part inside its node (contribute, deliver, release);
 //! - `combine`: the chunks that this rank owns, from contributions to results; `reduce`: one of them;
+//! - `last`: small operations, which whoever contributes last adds up;
 //! - `relay`: sums to which the ranks of a node add in turn, where they share processors;
 //! - `registered`: memory that the ranks of a node use in place;
 //! - `trunk`: the connections along the trees, on ranks that own a channel; `pools`: where what comes
@@ -14,6 +15,7 @@
 //! - `failure`: who is to blame, and telling everybody;
 //! - `flight`: what goes into the flight recorder;
 //! - `mover`: this driver, or the one that leaves it all to a daemon;
+//! - `waiting`: how it sleeps and wakes others;
 //! - `shared`: what callers leave for the driver without taking it.
 
 mod combine;
@@ -21,6 +23,7 @@ pub mod connection;
 mod failure;
 mod farewell;
 mod flight;
+mod last;
 pub mod lending;
 pub mod mesh;
 mod mover;
@@ -32,6 +35,7 @@ pub mod registered;
 mod relay;
 mod shared;
 pub mod trunk;
+mod waiting;
 pub mod wire;
 
 use std::collections::VecDeque;
@@ -42,9 +46,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, OwnedFd};
 
-use crate::board::{
-    Board, FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, FOR_TURN, Registered,
-};
+use crate::board::{Board, Registered};
 use crate::cause::Cause;
 use crate::core::Geometry;
 use crate::core::liveness::Liveness;
@@ -57,8 +59,8 @@ use mesh::Mesh;
 use poller::{Poller, Ready};
 use reduce::Scratch;
 use registered::Arenas;
-use relay::Relayed;
 use trunk::Trunk;
+use waiting::Courtesy;
 
 /// How often signs of life are given and looked for.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -86,8 +88,21 @@ pub(crate) struct Active {
     pub(crate) registered: Registered,
     /// The same of every local rank, once an owner needs it.
     pub(crate) others: Vec<Registered>,
-    /// Whether the ranks add to it in turn.
-    pub(crate) relayed: Relayed,
+    /// Who adds.
+    pub(crate) way: Way,
+}
+
+/// Who of a node adds up an operation that combines values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Each chunk's owner. Also for operations that combine nothing.
+    Owner,
+    /// The ranks in turn.
+    Round,
+    /// One of these two: rank 0 has not said yet which.
+    Undecided,
+    /// Whoever contributes last.
+    Last,
 }
 
 impl Active {
@@ -149,6 +164,7 @@ pub struct Driver {
     /// Liveness is judged only after everybody has connected.
     pub judging: bool,
     spin: Duration,
+    courtesy: Courtesy,
     /// Bytes of failure messages that still have to go out.
     farewell_until: Option<Instant>,
 }
@@ -222,6 +238,7 @@ impl Driver {
             ticked: now,
             judging: false,
             spin,
+            courtesy: Courtesy::default(),
             farewell_until: None,
         })
     }
@@ -240,46 +257,6 @@ impl Driver {
             || self.mesh.is_busy()
             || !lock(&self.shared.submissions).is_empty()
             || self.farewell_until.is_some()
-    }
-
-    /// Moves data until `done` holds or `until` has come. The only place where a rank blocks.
-    pub fn drive(&mut self, until: Instant, done: impl Fn(&Self) -> bool) {
-        let mut idle_since: Option<Instant> = None;
-        loop {
-            let moved = self.pump();
-            if done(self) {
-                break;
-            }
-            let now = Instant::now();
-            if now >= until {
-                break;
-            }
-            if moved {
-                idle_since = None;
-            } else if now.duration_since(*idle_since.get_or_insert(now)) >= self.spin {
-                self.sleep(until);
-                idle_since = None;
-                continue;
-            } else {
-                std::hint::spin_loop();
-            }
-            // Inside a node alone, memory tells everything but an end of somebody, and who waits
-            // for one of those falls asleep soon: no system call for a look.
-            if self.listens() || now.duration_since(self.ticked) >= TICK {
-                self.poll(Duration::ZERO);
-            }
-        }
-    }
-
-    /// True if data may come through sockets.
-    fn listens(&self) -> bool {
-        self.trunk.as_ref().is_some_and(|trunk| trunk.len() > 0) || self.mesh.is_connected()
-    }
-
-    /// One look at everything without sleeping.
-    pub fn glance(&mut self) {
-        self.poll(Duration::ZERO);
-        self.pump();
     }
 
     /// Everything that can move without new events; true if anything did.
@@ -356,72 +333,6 @@ impl Driver {
             }
             _ => {}
         }
-    }
-
-    fn sleep(&mut self, until: Instant) {
-        let local = self.shared.identity.local();
-        let reasons = self.sleep_reasons();
-        self.board.fall_asleep(local, reasons);
-        // The last look, after having said that we sleep: what changed before it is seen here,
-        // what changes after it wakes us.
-        if self.pump()
-            || self.shared.news.load(Ordering::SeqCst)
-            || self.nothing_to_wait_for()
-            || self.sleep_reasons() & !reasons != 0
-        {
-            self.board.wake_up(local);
-            return;
-        }
-        let now = Instant::now();
-        let next_tick = self.ticked + TICK;
-        let timeout = until.min(next_tick).saturating_duration_since(now);
-        self.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);
-        self.poll(timeout.max(Duration::from_micros(50)));
-        self.board.wake_up(local);
-    }
-
-    /// The last look may have ended what we were to wait for.
-    fn nothing_to_wait_for(&self) -> bool {
-        self.active.is_empty() && !self.mesh.is_busy() && self.farewell_until.is_none()
-    }
-
-    fn sleep_reasons(&self) -> u32 {
-        let rank = self.shared.identity.rank;
-        let whole = self.active.front().is_some_and(|active| active.is_made_in_place(rank));
-        let mut reasons = FOR_ABORT;
-        if !self.turn_comes() {
-            reasons |= if whole { FOR_END } else { FOR_RESULT };
-        }
-        if self.trunk.is_some() {
-            reasons |= FOR_INPUT;
-        }
-        if self.wants_slot {
-            reasons |= FOR_SLOT;
-        }
-        if self.wants_turn {
-            reasons |= FOR_TURN;
-        }
-        reasons
-    }
-
-    /// After a change and [`Board::announce`].
-    fn wake(&self, local: usize, reasons: u32) {
-        if local != self.shared.identity.local() && self.board.must_wake(local, reasons) {
-            self.shared.counters.rings.fetch_add(1, Ordering::Relaxed);
-            poller::ring(&self.neighbourhood.bells[local]);
-        }
-    }
-
-    fn wake_all(&self, reasons: u32) {
-        self.board.announce();
-        for local in 0..self.board.shape().locals {
-            self.wake(local, reasons);
-        }
-    }
-
-    /// True where ranks share processors: who is woken for little keeps the others from working.
-    fn is_crowded(&self) -> bool {
-        self.spin.is_zero()
     }
 
     fn now_ms(&self, now: Instant) -> u64 {

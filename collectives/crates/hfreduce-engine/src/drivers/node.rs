@@ -1,7 +1,6 @@
 //! This rank's part inside its node: contribute chunks and deliver results.
 
-use super::relay::Relayed;
-use super::{Active, Driver, Identity, Submission};
+use super::{Active, Driver, Identity, Submission, Way};
 use crate::board::{FOR_INPUT, FOR_SLOT, REGISTERED_MAX, Registered};
 use crate::core::{Chunk, Geometry, Kind, Stage, Who};
 use crate::operation::Buffer;
@@ -49,13 +48,18 @@ impl Driver {
         let ordinal = self.begun;
         self.begun += 1;
         let mut registered = Registered::default();
-        if self.active.len() < REGISTERED_MAX {
+        let small = self.is_small(&print);
+        if !small && self.active.len() < REGISTERED_MAX {
             registered = self.arenas.registered(&operation, self.shared.identity.rank);
             self.board.register(local, ordinal, work.sequence, registered);
         }
         let others = Vec::new();
         let (first, verified) = (first, 0);
-        let relayed = if relayed.is_some() { Relayed::Unknown } else { Relayed::No };
+        let way = match (small, relayed) {
+            (true, _) => Way::Last,
+            (false, Some(_)) => Way::Undecided,
+            (false, None) => Way::Owner,
+        };
         self.active.push_back(Active {
             operation,
             work,
@@ -65,7 +69,7 @@ impl Driver {
             ordinal,
             registered,
             others,
-            relayed,
+            way,
         });
         self.refuse_the_departed();
     }
@@ -91,7 +95,11 @@ impl Driver {
             if round && !self.take_turn(at, number, &chunk) {
                 break;
             }
-            let copies = !round && brings && self.is_copied(at, &chunk, owned);
+            let small = self.active[at].way == Way::Last;
+            if small && !self.answer(at, number, &chunk) {
+                break;
+            }
+            let copies = !round && !small && brings && self.is_copied(at, &chunk, owned);
             if copies {
                 if !self.slot_is_free(number) {
                     self.wants_slot = true;
@@ -132,8 +140,8 @@ impl Driver {
                 let owned = self.shared.identity.owner_of(chunk.index) == local;
                 let copies = chunk.source.includes(rank) && self.is_copied(at, &chunk, owned);
                 let out = self.active[at].registered.output;
-                let round = self.active[at].relayed == Relayed::Yes;
-                !(round || owned || copies || (chunk.sink.includes(rank) && out.is_none()))
+                let shared = self.active[at].way != Way::Owner;
+                !(shared || owned || copies || (chunk.sink.includes(rank) && out.is_none()))
             })
         };
         (number..self.next_stage).find(|number| !unused(number)).unwrap_or(self.next_stage)
@@ -152,9 +160,13 @@ impl Driver {
         let mut round = false;
         for number in from..self.next_stage {
             let Some((at, chunk)) = self.find(number) else { break };
-            if self.active[at].relayed == Relayed::Yes {
-                round = true;
-                continue;
+            match self.active[at].way {
+                Way::Round => {
+                    round = true;
+                    continue;
+                }
+                Way::Last => continue, // He rings himself.
+                Way::Owner | Way::Undecided => {}
             }
             // A lone contribution waits for nobody else's.
             if number < ready || chunk.source == Who::Rank(self.shared.identity.rank) {
@@ -212,8 +224,13 @@ impl Driver {
             let number = self.next_deliver;
             let Some((at, chunk)) = self.find(number) else { break };
             let owner = self.shared.identity.owner_of(chunk.index);
-            if self.active[at].relayed == Relayed::Yes {
+            let way = self.active[at].way;
+            if way == Way::Round {
                 if !self.has_come_round(at, number) {
+                    break;
+                }
+            } else if way == Way::Last {
+                if !self.is_added_up(at, number) {
                     break;
                 }
             } else if owner == self.shared.identity.local() {
@@ -285,7 +302,7 @@ impl Driver {
                 let bytes = done.operation.input.bytes() as u64;
                 counters.in_place_bytes.fetch_add(bytes, Ordering::Relaxed);
             }
-            if done.relayed == Relayed::Yes {
+            if done.way == Way::Round {
                 let bytes = done.operation.input.bytes() as u64;
                 counters.relayed_bytes.fetch_add(bytes, Ordering::Relaxed);
             }

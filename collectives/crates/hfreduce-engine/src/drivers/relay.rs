@@ -21,7 +21,7 @@
 use hfreduce_kernels::{Pass, Store, Width};
 
 use super::node::gather;
-use super::{Active, Driver};
+use super::{Active, Driver, Way};
 use crate::board::{FOR_END, FOR_RESULT, FOR_TURN, REGISTERED_MAX, Registered};
 use crate::cause::{Cause, CauseKind};
 use crate::core::{Chunk, Determinism, Fingerprint};
@@ -37,8 +37,7 @@ impl Driver {
     /// If an operation may go round, the bytes of its partial sums for each of its elements' bytes;
     /// every rank of the node says the same.
     pub(super) fn may_go_round(&self, print: &Fingerprint) -> Option<usize> {
-        let bytes = print.count.saturating_mul(u64::from(print.element_bytes));
-        let large = print.kind.reduces() && bytes >= RELAYED_FROM_BYTES;
+        let large = print.kind.reduces() && print.size_bytes() >= RELAYED_FROM_BYTES;
         let dtype =
             DType::from_code(print.dtype).filter(|_| large && self.shared.identity.relays)?;
         let widens = widens(print)?;
@@ -48,13 +47,13 @@ impl Driver {
     /// Whether the operation of the next chunk to contribute to goes round; `None` while rank 0 has
     /// not said so.
     pub(super) fn goes_round(&mut self, at: usize) -> Option<bool> {
-        let Active { relayed, ordinal, ref work, .. } = self.active[at];
+        let Active { way, ordinal, ref work, .. } = self.active[at];
         let sequence = work.sequence;
         let local = self.shared.identity.local();
-        let said = match relayed {
-            Relayed::No => return Some(false),
-            Relayed::Yes => return Some(true),
-            Relayed::Unknown => self.board.registered(0, ordinal, sequence),
+        let said = match way {
+            Way::Owner | Way::Last => return Some(false),
+            Way::Round => return Some(true),
+            Way::Undecided => self.board.registered(0, ordinal, sequence),
         };
         let chosen = match said {
             Some(said) => said.input.is_none(),
@@ -65,7 +64,7 @@ impl Driver {
             }
             None => return None,
         };
-        self.active[at].relayed = if chosen { Relayed::Yes } else { Relayed::No };
+        self.active[at].way = if chosen { Way::Round } else { Way::Owner };
         if chosen {
             self.active[at].registered = Registered::default();
         } else if local == 0 {
@@ -194,13 +193,4 @@ impl Driver {
 fn widens(print: &Fingerprint) -> Option<bool> {
     let (dtype, op) = (DType::from_code(print.dtype)?, ReduceOp::from_code(print.op)?);
     Some(Determinism { stable: false, wide: true }.of(print.kind, dtype, op).wide)
-}
-
-/// Whether an operation goes round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relayed {
-    No,
-    Yes,
-    /// Rank 0 has not said so yet.
-    Unknown,
 }

@@ -96,8 +96,7 @@ impl Counters {
         }
         let since = until.map_or(done.began(), |end| end.max(done.began()));
         let nanoseconds = now.saturating_duration_since(since).as_nanos();
-        let bytes = print.count.saturating_mul(u64::from(print.element_bytes));
-        self.reduced_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.reduced_bytes.fetch_add(print.size_bytes(), Ordering::Relaxed);
         let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
         self.reducing_nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
         *until = Some(now);

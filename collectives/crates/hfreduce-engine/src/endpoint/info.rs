@@ -13,7 +13,7 @@ use super::home::Home;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 
 /// The version of what is told; ranks of another release are refused.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 const ADDRESSES_MAX: usize = 16;
 
 /// What the others need to know about a rank.
