@@ -18,6 +18,7 @@ use crate::core::{Fingerprint, Kind};
 use crate::drivers::{Identity, Mover, Shared, Submission, TICK, lock};
 use crate::endpoint::Origin;
 use crate::operation::{Buffer, Operation, Transfer};
+use crate::process::Maker;
 use crate::work::WorkState;
 pub use handle::{WaitError, Work};
 
@@ -37,7 +38,7 @@ struct Inner {
     next: AtomicU64,
     /// The process that connected. A forked child has the memory and the sockets, and no thread:
     /// it must touch none of them.
-    process: u32,
+    maker: Maker,
 }
 
 /// Where a communicator's connections and memory are.
@@ -161,7 +162,7 @@ impl Inner {
     }
 
     fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.maker.is_here()
     }
 
     /// Breaks the communicator on every rank, blaming this one; the first reason stays.
@@ -187,7 +188,7 @@ impl Communicator {
             bell: Condvar::new(),
             stop: AtomicBool::new(false),
             next: AtomicU64::new(0),
-            process: std::process::id(),
+            maker: Maker::new(),
         });
         let background = inner.clone();
         let thread = std::thread::Builder::new()
@@ -303,7 +304,7 @@ impl Communicator {
         if !self.inner.is_ours() {
             let detail = format!(
                 "process {} connected and this is a child of it: connect after forking",
-                self.inner.process
+                self.inner.maker.id()
             );
             return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
         }

@@ -22,6 +22,7 @@ mod line;
 pub mod operation;
 pub mod pace;
 pub mod placement;
+mod process;
 mod work;
 
 pub use cause::{Cause, CauseKind, CollectiveError};
