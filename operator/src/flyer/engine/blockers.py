@@ -22,8 +22,9 @@ from flyer.engine.market import by_zone, memory_of, waits_for_split
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flyer.engine.claims import Claim
     from flyer.engine.draft import Draft
-    from flyer.engine.market import Claim, Market
+    from flyer.engine.market import Market
     from flyer.engine.state import JobState
 
 # Names in one sentence; the rest is counted.

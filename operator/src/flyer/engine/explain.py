@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED, RESTART_BACKOFF
 from flyer.engine import blockers as reasons
+from flyer.engine.claims import claim_for
 from flyer.engine.draft import Draft
 from flyer.engine.errors import UnknownJob
 from flyer.engine.explanation import Blocker, Explanation, Remedy
 from flyer.engine.market import Market, options
-from flyer.engine.schedule import claim_for, launch, preemption_plan, queue, schedule
+from flyer.engine.preemption import preemption_plan
+from flyer.engine.schedule import launch, queue, schedule
 from flyer.engine.settle import settle
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
-    from flyer.engine.market import Claim
+    from flyer.engine.claims import Claim
     from flyer.engine.state import EngineState, JobState
 
 

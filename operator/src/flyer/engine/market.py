@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from flyer.engine.state import JobState
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Nodes that a blocked job waits for; others may use them only if they are back in time."""
-
-    job: str
-    nodes: frozenset[str]
-    needed_at: float  # infinite: nobody knows
-
-
 @dataclass(slots=True)
 class Market:
     """The ledger of one moment: `reserved` and `refresh` bring it up to date."""
@@ -219,4 +210,4 @@ def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
     return found
 
 
-__all__ = ["Claim", "Market", "by_zone", "memory_of", "options", "waits_for_split"]
+__all__ = ["Market", "by_zone", "memory_of", "options", "waits_for_split"]

@@ -11,25 +11,20 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
-from flyer.api import Phase, quantize
+from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine import blockers, placement, transitions
+from flyer.engine.claims import claim_for, claimed
 from flyer.engine.draft import WAITING
-from flyer.engine.market import (
-    Claim,
-    Market,
-    by_zone,
-    memory_of,
-    options,
-    waits_for_split,
-)
+from flyer.engine.market import Market, by_zone, memory_of, options, waits_for_split
+from flyer.engine.preemption import preempt, preemption_plan
 from flyer.engine.quotagate import QuotaGate
-from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flyer.api import FlyerJobSpec, Pending
+    from flyer.engine.claims import Claim
     from flyer.engine.draft import Draft
     from flyer.engine.nodes import Node
     from flyer.engine.placement import Option
@@ -205,7 +200,7 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
         for kind in options(draft, job, zones, same_split=patience is not None):
             plan = preemption_plan(market, job, nodes, kind, claims)
             if plan is not None:
-                _preempt(draft, job, *plan)
+                preempt(draft, job, *plan)
                 market.refresh()
                 return True
     return False
@@ -233,7 +228,7 @@ def _fit_free(
     keeping, leaving = market.token_holders(job)
     unclaimed = market.open_of(nodes)
     if claims:
-        unclaimed = [node for node in unclaimed if not _claimed(market, job, node, claims)]
+        unclaimed = [node for node in unclaimed if not claimed(market, job, node, claims)]
     empty = [node for node in unclaimed if market.occupied_by.get(node.name) in (None, job.key)]
     for candidates, token_free in ((empty, not leaving), (unclaimed, True)):
         usable = [one for one in kind if not one.crosses or (token_free and not keeping)]
@@ -243,171 +238,4 @@ def _fit_free(
     return None
 
 
-def _claimed(market: Market, job: JobState, node: Node, claims: Sequence[Claim]) -> bool:
-    """Whether a job ahead waits for this node, and would wait longer for it."""
-    draft = market.draft
-    for claim in claims:
-        if node.name not in claim.nodes:
-            continue
-        if job.spec.max_runtime is None or not market.is_empty(node):
-            return True
-        back_at = (
-            draft.now
-            + draft.policy.start_deadline_seconds
-            + job.spec.max_runtime.seconds
-            + job.spec.preemption.max_grace.seconds
-        )
-        if back_at > claim.needed_at:
-            return True
-    return False
-
-
-def preemption_plan(
-    market: Market,
-    job: JobState,
-    nodes: Sequence[Node],
-    kind: Sequence[Option],
-    claims: Sequence[Claim],
-    *,
-    anyone: bool = False,
-) -> tuple[tuple[Node, ...], tuple[str, ...]] | None:
-    """The nodes and the victims that lose least, over the options of one kind.
-
-    `anyone`: also jobs that may not be preempted, for the question what a person could do.
-    """
-    draft = market.draft
-    holders = set(market.token_holders(job)[0])
-    free = [
-        node for node in nodes if market.is_open(node) and not _claimed(market, job, node, claims)
-    ]
-    victims: dict[str, JobState] = {}
-    for key in sorted(draft.jobs):
-        other = draft.jobs[key]
-        if other.key == job.key or other.status.phase is not Phase.RUNNING:
-            continue
-        if not anyone and market.may_preempt(job, other):
-            draft.wake(market.immune_until(other))
-        allowed = market.may_preempt(job, other) and market.immune_until(other) <= draft.now
-        if anyone or allowed:
-            victims[key] = other
-    freed = {
-        key: [
-            node
-            for node in nodes
-            if market.reserved_by.get(node.name) == key
-            and draft.nodes[node.name].eligible
-            and not any(node.name in claim.nodes for claim in claims)
-        ]
-        for key in victims
-    }
-    plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
-    for index, option in enumerate(kind):
-        needed_holders = holders if option.crosses else set()
-        if not needed_holders <= victims.keys():
-            continue
-        chosen = _victims_for(market, job, option, free, freed, needed_holders)
-        if chosen is None:
-            continue
-        pool = free + [node for key in chosen for node in freed[key]]
-        laid = placement.choose(option, by_zone(pool), memory_of(job))
-        if laid is None:
-            continue
-        cost = sum(market.cost_node_ms(victims[key]) for key in chosen)
-        left = len([node for node in pool if node.zone in option.zones]) - option.nodes
-        plans.append(((cost, len(chosen), left, index), laid, chosen))
-    if not plans:
-        return None
-    _, laid, chosen = min(plans, key=lambda plan: plan[0])
-    return laid, chosen
-
-
-def _victims_for(
-    market: Market,
-    job: JobState,
-    option: Option,
-    free: Sequence[Node],
-    freed: dict[str, list[Node]],
-    holders: set[str],
-) -> tuple[str, ...] | None:
-    draft = market.draft
-    candidates = [
-        Candidate(
-            key,
-            market.cost_node_ms(draft.jobs[key]),
-            sum(node.zone in option.zones for node in nodes),
-        )
-        for key, nodes in freed.items()
-    ]
-    # Equal cost: the lower priority, then the one that began last.
-    candidates.sort(
-        key=lambda one: (
-            one.cost_node_ms,
-            draft.level(draft.jobs[one.job]),
-            -market.immune_until(draft.jobs[one.job]),
-            one.job,
-        )
-    )
-    if not option.crosses:
-        here = sum(node.zone in option.zones for node in free)
-        cover = cheapest_cover(candidates, option.nodes - here)
-        return None if cover is None else tuple(sorted(one.job for one in cover))
-    memory = memory_of(job)
-
-    def enough(chosen: Sequence[Candidate]) -> bool:
-        if not holders <= {one.job for one in chosen}:
-            return False
-        pool = list(free) + [node for one in chosen for node in freed[one.job]]
-        return placement.choose(option, by_zone(pool), memory) is not None
-
-    found = cheapest_set([one for one in candidates if one.gain or one.job in holders], enough)
-    return None if found is None else tuple(sorted(one.job for one in found))
-
-
-def _preempt(
-    draft: Draft, job: JobState, nodes: tuple[Node, ...], victims: tuple[str, ...]
-) -> None:
-    for key in victims:
-        transitions.begin_suspension(
-            draft, key, reason="Preempted", by=job.key,
-            message=f"preempted by {job.key} of {job.user} (priority {job.spec.priority})",
-        )  # fmt: skip
-    transitions.reserve(draft, job.key, nodes)
-
-
-def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim | None:
-    """The nodes that the blocked job will have first, and when; None if others wait for them."""
-    taken = {name for claim in claims for name in claim.nodes}
-    best: tuple[float, int, tuple[str, ...], frozenset[str]] | None = None
-    count = job.spec.nodes
-    for nodes in market.classes(job):
-        zones = sorted({node.zone for node in nodes})
-        pools: list[tuple[str, ...]] = [(zone,) for zone in zones]
-        if market.draft.may_cross(job):
-            pools += [one.zones for one in placement.cross_zone_options(count, zones)]
-        for pool in pools:
-            timed = sorted(
-                (market.available_at(job, node), node.name)
-                for node in nodes
-                if node.zone in pool and node.name not in taken
-                and market.draft.nodes[node.name].eligible
-            )  # fmt: skip
-            if len(timed) < count:
-                continue
-            needed_at = timed[count - 1][0]
-            # If the time is known, leave what is free now to others as long as the rest will do.
-            in_time = [one for one in timed if one[0] <= needed_at]
-            chosen = in_time[-count:] if math.isfinite(needed_at) else timed[:count]
-            free_now = sum(time <= market.draft.now for time, _ in timed)
-            rank = (needed_at, -free_now, pool, frozenset(name for _, name in chosen))
-            # One zone beats two unless two are sooner.
-            if best is None or (rank[0], len(rank[2]), *rank[1:3]) < (
-                best[0], len(best[2]), *best[1:3],
-            ):  # fmt: skip
-                best = rank
-    if best is None:
-        return None
-    needed_at = best[0] if math.isinf(best[0]) else quantize(best[0])
-    return Claim(job.key, best[3], needed_at)
-
-
-__all__ = ["claim_for", "launch", "preemption_plan", "queue", "queue_order", "schedule"]
+__all__ = ["launch", "queue", "queue_order", "schedule"]

@@ -1,0 +1,135 @@
+"""Nodes for a job by interrupting others: whom, and what that loses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine import placement, transitions
+from flyer.engine.claims import claimed
+from flyer.engine.market import by_zone, memory_of
+from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.engine.claims import Claim
+    from flyer.engine.draft import Draft
+    from flyer.engine.market import Market
+    from flyer.engine.nodes import Node
+    from flyer.engine.placement import Option
+    from flyer.engine.state import JobState
+
+
+def preemption_plan(
+    market: Market,
+    job: JobState,
+    nodes: Sequence[Node],
+    kind: Sequence[Option],
+    claims: Sequence[Claim],
+    *,
+    anyone: bool = False,
+) -> tuple[tuple[Node, ...], tuple[str, ...]] | None:
+    """The nodes and the victims that lose least, over the options of one kind.
+
+    `anyone`: also jobs that may not be preempted, for the question what a person could do.
+    """
+    draft = market.draft
+    holders = set(market.token_holders(job)[0])
+    free = [
+        node for node in nodes if market.is_open(node) and not claimed(market, job, node, claims)
+    ]
+    victims: dict[str, JobState] = {}
+    for key in sorted(draft.jobs):
+        other = draft.jobs[key]
+        if other.key == job.key or other.status.phase is not Phase.RUNNING:
+            continue
+        if not anyone and market.may_preempt(job, other):
+            draft.wake(market.immune_until(other))
+        allowed = market.may_preempt(job, other) and market.immune_until(other) <= draft.now
+        if anyone or allowed:
+            victims[key] = other
+    freed = {
+        key: [
+            node
+            for node in nodes
+            if market.reserved_by.get(node.name) == key
+            and draft.nodes[node.name].eligible
+            and not any(node.name in claim.nodes for claim in claims)
+        ]
+        for key in victims
+    }
+    plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
+    for index, option in enumerate(kind):
+        needed_holders = holders if option.crosses else set()
+        if not needed_holders <= victims.keys():
+            continue
+        chosen = _victims_for(market, job, option, free, freed, needed_holders)
+        if chosen is None:
+            continue
+        pool = free + [node for key in chosen for node in freed[key]]
+        laid = placement.choose(option, by_zone(pool), memory_of(job))
+        if laid is None:
+            continue
+        cost = sum(market.cost_node_ms(victims[key]) for key in chosen)
+        left = len([node for node in pool if node.zone in option.zones]) - option.nodes
+        plans.append(((cost, len(chosen), left, index), laid, chosen))
+    if not plans:
+        return None
+    _, laid, chosen = min(plans, key=lambda plan: plan[0])
+    return laid, chosen
+
+
+def _victims_for(
+    market: Market,
+    job: JobState,
+    option: Option,
+    free: Sequence[Node],
+    freed: dict[str, list[Node]],
+    holders: set[str],
+) -> tuple[str, ...] | None:
+    draft = market.draft
+    candidates = [
+        Candidate(
+            key,
+            market.cost_node_ms(draft.jobs[key]),
+            sum(node.zone in option.zones for node in nodes),
+        )
+        for key, nodes in freed.items()
+    ]
+    # Equal cost: the lower priority, then the one that began last.
+    candidates.sort(
+        key=lambda one: (
+            one.cost_node_ms,
+            draft.level(draft.jobs[one.job]),
+            -market.immune_until(draft.jobs[one.job]),
+            one.job,
+        )
+    )
+    if not option.crosses:
+        here = sum(node.zone in option.zones for node in free)
+        cover = cheapest_cover(candidates, option.nodes - here)
+        return None if cover is None else tuple(sorted(one.job for one in cover))
+    memory = memory_of(job)
+
+    def enough(chosen: Sequence[Candidate]) -> bool:
+        if not holders <= {one.job for one in chosen}:
+            return False
+        pool = list(free) + [node for one in chosen for node in freed[one.job]]
+        return placement.choose(option, by_zone(pool), memory) is not None
+
+    found = cheapest_set([one for one in candidates if one.gain or one.job in holders], enough)
+    return None if found is None else tuple(sorted(one.job for one in found))
+
+
+def preempt(draft: Draft, job: JobState, nodes: tuple[Node, ...], victims: tuple[str, ...]) -> None:
+    """The job has these nodes as soon as the victims have left them."""
+    for key in victims:
+        transitions.begin_suspension(
+            draft, key, reason="Preempted", by=job.key,
+            message=f"preempted by {job.key} of {job.user} (priority {job.spec.priority})",
+        )  # fmt: skip
+    transitions.reserve(draft, job.key, nodes)
+
+
+__all__ = ["preempt", "preemption_plan"]
