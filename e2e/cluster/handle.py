@@ -145,7 +145,9 @@ class Cluster:
 
     def kill_container(self, pod: Manifest, container: str) -> None:
         """Kills a container as a crash would; its kubelet starts it again."""
-        (found,) = (c for c in pod["status"]["containerStatuses"] if c["name"] == container)
+        kinds = ("containerStatuses", "initContainerStatuses")  # sidecars are of the second
+        known = [one for kind in kinds for one in pod["status"].get(kind, ())]
+        (found,) = (one for one in known if one["name"] == container)
         name = str(found["containerID"]).removeprefix("containerd://")
         words = ("ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", "--all", name)
         self.run_on(pod["spec"]["nodeName"], *words)
