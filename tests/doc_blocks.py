@@ -1,6 +1,7 @@
 """The code blocks of the pages, with the marker that says how each is checked.
 
-A marker is a comment on the line before a block: `<!-- test: HOW -->`.
+A marker is a comment on the line before a block: `<!-- test: HOW -->`. Outside the tutorial, the
+guides and operations, blocks in no language, `text` or `mermaid` are pictures and need none.
 
 | HOW | the block |
 |---|---|
@@ -9,8 +10,16 @@ A marker is a comment on the line before a block: `<!-- test: HOW -->`.
 | `manifest` | holds objects; the models and a real API server take them |
 | `run [STATUS …]` | holds commands of our programs, which are run and end with 0 or one of these |
 | `compile` | is Python that compiles; names that stand for the reader's own may be undefined |
+| `names` | is Python about our own modules; what it imports and calls exists |
+| `json` | is one JSON value |
+| `local` | is a cluster file for one machine; `flyer` takes it |
+| `make` | holds targets of the Makefile |
+| `options FILE` | holds commands whose options that program defines |
 | `diff` | shows a change |
+| `dry` | is told to a real API server, which then does nothing |
 | `cluster` | is run on an installed cluster by `e2e/tests/test_docs.py` |
+| `end` | likewise, after all others |
+| `elsewhere FILE …` | is run as it is, or command by command, by these tests |
 | `skip WHY` | cannot run in a test, and why |
 """
 
@@ -23,13 +32,12 @@ from pathlib import Path
 __all__ = ["PAGES", "ROOT", "Block", "blocks"]
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(
-    path
-    for folder in ("tutorial", "guides", "operations")
-    for path in (ROOT / "docs" / folder).rglob("*.md")
-    # Tested beside the code that it is about.
-    if path.name != "storage.md"
-)
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FOR_READERS = ("tutorial", "guides", "operations")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARKER = re.compile(r"<!-- test: (\w+) ?(.*?) -->\n\Z")
 
@@ -45,6 +53,12 @@ class Block:
     """The marker's first word; empty where there is none."""
     detail: str
     text: str
+
+    @property
+    def picture(self) -> bool:
+        """Whether it shows something, rather than being there to be typed."""
+        shown = self.language in ("", "text", "mermaid")
+        return shown and self.page.parent.name not in (*FOR_READERS, "runbooks")
 
     @property
     def where(self) -> str:

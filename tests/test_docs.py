@@ -1,5 +1,6 @@
 """What the pages show is checked: manifests are taken, values render, names exist."""
 
+import ast
 import json
 import re
 import shlex
@@ -14,6 +15,8 @@ from flyer.api.flyerquota import FlyerQuotaSpec
 from flyer.api.flyertopology import FlyerTopologySpec
 from flyer.api.manifest import load_manifest
 from flyer.cli.verbs import VERBS
+from flyer.client import Client
+from flyer.local.cluster import load_cluster
 from ruamel.yaml import YAML
 
 from charts import helm
@@ -21,7 +24,13 @@ from charts.tests.conftest import BUILD_SECONDS, CHART, KUBERNETES
 from e2e.cluster.handle import Cluster, wait_for
 from tests.doc_blocks import PAGES, ROOT, Block, blocks
 
-HOWS = {"file", "render", "manifest", "run", "compile", "diff", "cluster", "skip"}
+HOWS = {
+    "file", "render", "manifest", "run", "compile", "names", "json", "local", "make", "options",
+    "diff", "dry", "cluster", "end", "elsewhere", "skip",
+}  # fmt: skip
+PROGRAMS_TYPED = re.compile(
+    r"^(\$ )?(\.venv/bin/|sudo |make|helm|kubectl|flyer|threefs|hfreduce|python|cargo|pip|docker)\b"
+)
 FLAGS_OF_INSTALL = {"--wait": 0, "--create-namespace": 0, "--timeout": 1, "--kube-version": 1}
 """Flags that rendering does without, with the number of words after them."""
 
@@ -50,7 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_says_how_it_is_checked(page: Path) -> None:
-    unmarked = [block.where for block in blocks() if block.page == page and block.how not in HOWS]
+    found = [block for block in blocks() if block.page == page]
+    unmarked = [one.where for one in found if one.how not in HOWS and not one.picture]
     assert not unmarked, "write `<!-- test: HOW -->` above it; tests/doc_blocks.py lists them"
 
 
@@ -59,7 +69,70 @@ def test_what_is_not_run_says_why(block: Block) -> None:
     assert len(block.detail.split()) >= 2
 
 
-@named("compile", "file")
+def test_pictures_hold_no_commands() -> None:
+    for block in blocks():
+        if not block.how:
+            typed = [line for line in block.text.splitlines() if PROGRAMS_TYPED.match(line)]
+            assert not typed, f"{block.where}: say that it is sh, and how it is checked"
+
+
+@named("elsewhere")
+def test_what_is_tested_elsewhere_is(block: Block) -> None:
+    """The test reads the page, or has each command's program and verb."""
+    tests = [ROOT / path for path in block.detail.split()]
+    text = "\n".join(path.read_text() for path in tests)
+    # What runs the README is named after it.
+    if block.page.name in text or tests[0].stem == f"test_{block.page.stem.lower()}":
+        return
+    for command in commands(block):
+        words = [one for one in command[:2] if re.fullmatch(r"[a-z-]+", one)]
+        assert words, command
+        for word in words:
+            assert re.search(rf"\b{re.escape(word)}\b", text), f"{word} in {block.detail}"
+
+
+@named("json")
+def test_json_is_json(block: Block) -> None:
+    assert json.loads(block.text)
+
+
+@named("local")
+def test_a_cluster_file_is_taken(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(block.text)
+    assert load_cluster(tmp_path / "cluster.yaml").engine_nodes()
+
+
+@named("make")
+def test_targets_are_in_the_makefile(block: Block) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for command in commands(block):
+        assert command[0] == "make"
+        assert re.search(rf"^{command[1]}:", makefile, re.MULTILINE), command[1]
+
+
+@named("options")
+def test_options_are_those_of_the_program(block: Block) -> None:
+    module = block.detail.replace(".", "/") + ".py"
+    source = (ROOT / module).read_text()
+    for command in commands(block):
+        assert command[:3] == ["python", "-m", block.detail]
+        for word in command[3:]:
+            if word.startswith("-"):
+                assert f'"{word}"' in source, word
+
+
+@named("names")
+def test_what_is_imported_and_called_exists(block: Block) -> None:
+    tree = ast.parse(block.text)
+    imports = [one for one in tree.body if isinstance(one, ast.Import | ast.ImportFrom)]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(imports, []), block.where, "exec"), names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            assert callable(eval(ast.unparse(node.func), {**names, "client": Client}))
+
+
+@named("compile", "file", "names")
 def test_python_compiles(block: Block) -> None:
     if block.language == "python":
         compile(block.text, block.where, "exec")
@@ -108,6 +181,23 @@ def test_commands_succeed(block: Block, tmp_path: Path) -> None:
         assert str(done.returncode) in allowed, done.stderr
 
 
+@named("dry")
+@pytest.mark.slow
+def test_a_real_server_would_do_it(block: Block, definitions: Cluster) -> None:
+    name = "reader-s-own"
+    definitions.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    try:
+        before = definitions.get("node", name)
+        for program, *words in commands(block):
+            assert program == "kubectl"
+            named = [name if word == "NODE" else word for word in words]
+            assert name in definitions.kubectl(*named, "--dry-run=server")
+        after = definitions.get("node", name)
+        assert after["metadata"].get("labels") == before["metadata"].get("labels")
+    finally:
+        definitions.kubectl("delete", "node", name)
+
+
 def objects(block: Block) -> list[dict[str, Any]]:
     return [one for one in YAML(typ="safe").load_all(block.text) if one]
 
@@ -145,7 +235,7 @@ def test_a_real_server_takes_the_manifests(block: Block, definitions: Cluster) -
         assert "created" in taken
 
 
-@named("cluster", "skip")
+@named("cluster", "end", "elsewhere", "skip")
 @pytest.mark.timeout(BUILD_SECONDS)
 def test_names_in_commands_are_those_of_the_chart(block: Block) -> None:
     if block.language != "sh":
@@ -175,7 +265,7 @@ def _everything() -> str:
     return done.stdout
 
 
-@named("cluster", "skip")
+@named("cluster", "end", "elsewhere", "skip")
 def test_verbs_of_flyer_exist(block: Block) -> None:
     if block.language != "sh":
         return

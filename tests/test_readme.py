@@ -24,7 +24,7 @@ STEPS = 40
 def by_hand(tmp_path: Path) -> Iterator[list[str]]:
     """The lines of the block after its first, which is running in the background."""
     section = (ROOT / "README.md").read_text().partition("## By hand")[2]
-    lines = re.search(r"```\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    lines = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1].splitlines()
     lines = [line.replace("$PWD/build", str(tmp_path)) for line in lines]
     example, short = str(EXAMPLE.relative_to(ROOT)), tmp_path / "flyerjob.yaml"
     short.write_text(variant(EXAMPLE, "gpt", **{'"120"': f'"{STEPS}"'}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,17 @@ def test_no_driver_at_all_is_a_node_without_gpus(
     assert data["gpus"] == []
     assert len(data["hcas"]) == 1
     assert {one["kind"] for one in data["findings"]} == {"Driver"}
+
+
+def test_the_commands_of_the_guide_are_understood(machine: Node) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "gpus-and-traffic-classes.md"
+    shown = re.findall(r"^\$ flyer-node ([^#\n]*)", guide.read_text(), re.MULTILINE)
+    assert len(shown) >= 4
+    for words in shown:
+        done = flyer_node(machine, *words.split())
+        # The doctor finds that there is no kubelet.
+        assert done.returncode == (1 if "doctor" in words else 0), (words, done.stderr)
+        assert done.stdout
 
 
 @pytest.mark.parametrize(

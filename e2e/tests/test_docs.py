@@ -110,3 +110,11 @@ def test_the_commands_of_a_page_do_something(
     for block in blocks("cluster"):
         if block.page == page:
             person.types(block, names)
+
+
+def test_what_ends_everything(reader: tuple[Reader, dict[str, str]]) -> None:
+    """Last in this file: the reader's jobs are gone then."""
+    person, names = reader
+    for block in blocks("end"):
+        person.types(block, names)
+    assert not person.cluster.get("flyerjobs", namespace=NAMESPACE)

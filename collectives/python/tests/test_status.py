@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -80,6 +83,29 @@ def in_second_sum(group, waiting=2):
     return len(there) == waiting
 
 
+def commands_of_the_page(group, run_dir):
+    """What docs/operations/hung-jobs.md shows, typed beside a job that lives."""
+    page = (Path(__file__).parents[3] / "docs/operations/hung-jobs.md").read_text()
+    shown = re.findall(r"^hfreduce (status.*)$", page, re.MULTILINE)
+    assert len(shown) >= 7
+    for line in shown:
+        line = line.replace("4711", str(group.ranks[0].pid)).replace(
+            "default/gpt", shlex.quote(group.job)
+        )
+        words = shlex.split(line.partition(" >")[0], comments=True)
+        command = [sys.executable, "-m", "hfreduce", *words]
+        environment = {**os.environ, "HFREDUCE_RUN_DIR": str(run_dir)}
+        typed = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if "--watch" in words:
+            assert typed.stdout.readline(), typed.stderr.read()
+            typed.terminate()
+        said, errors = typed.communicate(timeout=PATIENCE_SECONDS)
+        # 1: somebody is waited for too long by now.
+        assert "--watch" in words or (typed.returncode in (0, 1) and said), (line, errors)
+
+
 def test_who_has_not_come_is_named_while_the_others_wait(tmp_path, capsys):
     with running(tmp_path, Layout.one_node(3)) as outcomes:
         group = look_until(tmp_path, in_second_sum)
@@ -100,6 +126,7 @@ def test_who_has_not_come_is_named_while_the_others_wait(tmp_path, capsys):
         [told] = json.loads(capsys.readouterr().out)["groups"]
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
         assert main(["status", *where, "--job", "another"]) == 3
+        commands_of_the_page(group, tmp_path / "run")
     assert [outcome.value for outcome in outcomes] == ["done"] * 3
     assert list((tmp_path / "run").iterdir()) == [], "an end in order leaves nothing"
 

@@ -23,7 +23,7 @@ def test_the_python_example_runs(cluster: Any) -> None:
 
 
 def test_the_shell_example_runs(cluster: Any, tmp_path: Path) -> None:
-    example = next(block for block in blocks("") if "THREEFS_CLUSTER" in block)
+    example = next(block for block in blocks("sh") if "THREEFS_CLUSTER" in block)
     example = example.replace("/tmp/3fs", str(cluster.folder)).replace("--size 1G", "--size 4M")
     (tmp_path / "model.bin").write_bytes(os.urandom(1000))
     program = f'threefs() {{ "{sys.executable}" -m threefs "$@"; }}\n{example}'
