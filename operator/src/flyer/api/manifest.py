@@ -18,6 +18,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from flyer.api.flyerjob import FlyerJob
 from flyer.api.names import API_VERSION, KIND_JOB
+from flyer.api.places import field_of, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -145,8 +146,8 @@ def _plain(value: Any) -> Any:
 
 def _problem(file: str, document: CommentedMap, detail: ErrorDetails) -> Problem:
     path = tuple(part for part in detail["loc"] if part != "function-after")
-    line = _line(document, path)
-    field = _field(path)
+    line = line_of(document, path)
+    field = field_of(path)
     why, remedy = _explain(detail, path)
     missing = detail["type"] == "missing"
     composite = isinstance(detail["input"], dict | list | BaseModel)
@@ -235,28 +236,6 @@ def _closest_value(value: object, expected: str) -> str:
     close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}? " if close and len(known) > 1 else ""
     return f"{hint}give {'one of ' if len(known) > 1 else ''}{', '.join(known)}"
-
-
-def _line(document: CommentedMap, path: tuple[str | int, ...]) -> int | None:
-    """The line of the deepest part of `path` that the document has."""
-    node: Any = document
-    line: int = document.lc.line
-    for part in path:
-        if isinstance(node, CommentedMap) and part in node:
-            line = node.lc.key(part)[0]
-        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
-            line = node.lc.item(part)[0]
-        else:
-            break
-        node = node[part]
-    return line + 1
-
-
-def _field(path: tuple[str | int, ...]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
 
 
 def _show(value: object) -> str:

@@ -16,6 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from flyer.api.base import StrictModel
 from flyer.api.flyerquota import FlyerQuotaSpec
+from flyer.api.places import field_of, line_of
 from flyer.engine import Node, Quota
 from flyer.local.errors import FlyerError
 
@@ -176,28 +177,7 @@ def _problem(document: CommentedMap, detail: Any) -> _Problem:
         "too_short": "is empty: give at least one entry",
         "literal_error": f"is not known: write {detail.get('ctx', {}).get('expected', '')}",
     }.get(detail["type"], detail["msg"].replace("Input should be", "must be"))
-    return _Problem(_line(document, path), _field(path), value, why)
-
-
-def _line(document: CommentedMap, path: tuple[str | int, ...]) -> int:
-    node: Any = document
-    line: int = document.lc.line
-    for part in path:
-        if isinstance(node, CommentedMap) and part in node:
-            line = node.lc.key(part)[0]
-        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
-            line = node.lc.item(part)[0]
-        else:
-            break
-        node = node[part]
-    return line + 1
-
-
-def _field(path: tuple[str | int, ...]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+    return _Problem(line_of(document, path), field_of(path), value, why)
 
 
 def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Problem]:
@@ -208,21 +188,25 @@ def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Prob
             if name in seen:
                 path = ("nodes", index, "names", position)
                 why = "names a second node so: node names are unique in a cluster"
-                problems.append(_Problem(_line(document, path), _field(path), f'"{name}"', why))
+                problems.append(_Problem(line_of(document, path), field_of(path), f'"{name}"', why))
             seen.add(name)
         zone = leaf_zones.setdefault(group.leaf, group.zone)
         if group.leaf and zone != group.zone:
             place = ("nodes", index, "leaf")
             why = f"is in zone {zone} above and in zone {group.zone} here: a leaf is in one zone"
-            problems.append(_Problem(_line(document, place), _field(place), f'"{group.leaf}"', why))
+            problems.append(
+                _Problem(line_of(document, place), field_of(place), f'"{group.leaf}"', why)
+            )
     known: set[str] = set()
     for index, quota in enumerate(cluster.quotas):
         if quota.name in known:
             there = ("quotas", index, "name")
             why = "names a second quota so: give each its own name"
-            problems.append(_Problem(_line(document, there), _field(there), f'"{quota.name}"', why))
+            problems.append(
+                _Problem(line_of(document, there), field_of(there), f'"{quota.name}"', why)
+            )
         known.add(quota.name)
     if len(seen) > NODES_MAX:
         why = f"are more than {NODES_MAX}: each costs processes of this machine"
-        problems.append(_Problem(_line(document, ("nodes",)), "nodes", str(len(seen)), why))
+        problems.append(_Problem(line_of(document, ("nodes",)), "nodes", str(len(seen)), why))
     return problems
