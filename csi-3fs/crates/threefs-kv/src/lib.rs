@@ -17,6 +17,7 @@ mod embedded;
 mod error;
 mod memory;
 mod resolver;
+pub mod rows;
 mod store;
 mod transaction;
 mod watch;

@@ -16,10 +16,10 @@
 //!
 //! Numbers in keys are big endian, so that files made together lie together. Values are postcard.
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
-use threefs_kv::{KvError, Transaction};
+use threefs_kv::KvError;
+pub(crate) use threefs_kv::rows::{decode, read, write};
 
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds, SessionId};
 
@@ -175,26 +175,4 @@ pub(crate) fn inode_of_key(key: &[u8]) -> Result<InodeId, KvError> {
     let bytes = key.get(4..12).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
     let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "the key holds no inode"))?;
     Ok(InodeId(u64::from_be_bytes(bytes)))
-}
-
-pub(crate) fn decode<T: DeserializeOwned>(key: &[u8], value: &[u8]) -> Result<T, KvError> {
-    postcard::from_bytes(value).map_err(|error| KvError::bad_row(key, error.to_string()))
-}
-
-pub(crate) async fn read<T: DeserializeOwned>(
-    txn: &mut Transaction,
-    key: &[u8],
-) -> Result<Option<T>, KvError> {
-    txn.get(key).await?.map(|value| decode(key, &value)).transpose()
-}
-
-pub(crate) fn write<T: Serialize>(
-    txn: &mut Transaction,
-    key: &[u8],
-    value: &T,
-) -> Result<(), KvError> {
-    let value = postcard::to_allocvec(value)
-        .map_err(|error| KvError::bad_row(key, format!("cannot be encoded: {error}")))?;
-    txn.set(key, value);
-    Ok(())
 }

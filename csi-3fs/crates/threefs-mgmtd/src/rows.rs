@@ -16,11 +16,10 @@
 
 use std::collections::BTreeSet;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ChainId, Incarnation, NodeId, TableId, TableVersion, TargetId};
 use threefs_core::routing::NodeInfo;
-use threefs_kv::{KvError, Transaction};
+pub(crate) use threefs_kv::rows::{decode, read, write};
 
 pub(crate) const HOLDER: &[u8] = b"MSNGholder";
 pub(crate) const RENEWAL: &[u8] = b"MSNGrenewal";
@@ -85,26 +84,4 @@ pub(crate) fn moving(id: ChainId) -> Vec<u8> {
 
 pub(crate) fn retired(id: TargetId) -> Vec<u8> {
     [RETIRED, &id.0.to_be_bytes()].concat()
-}
-
-pub(crate) fn decode<T: DeserializeOwned>(key: &[u8], value: &[u8]) -> Result<T, KvError> {
-    postcard::from_bytes(value).map_err(|error| KvError::bad_row(key, error.to_string()))
-}
-
-pub(crate) async fn read<T: DeserializeOwned>(
-    txn: &mut Transaction,
-    key: &[u8],
-) -> Result<Option<T>, KvError> {
-    txn.get(key).await?.map(|value| decode(key, &value)).transpose()
-}
-
-pub(crate) fn write<T: Serialize>(
-    txn: &mut Transaction,
-    key: &[u8],
-    value: &T,
-) -> Result<(), KvError> {
-    let value = postcard::to_allocvec(value)
-        .map_err(|error| KvError::bad_row(key, format!("cannot be encoded: {error}")))?;
-    txn.set(key, value);
-    Ok(())
 }
