@@ -9,20 +9,24 @@
 //! durable: after a crash the log may still point at them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use threefs_core::chunk::{BLOCK_BYTES, ChunkMeta, ChunkMetas, ChunkState, StoreUpdate, Which};
+use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
 
-use crate::blocks::{Extent, FreeBlocks};
+use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
-use crate::index::{Entry, Inner, Version};
-use crate::log::{self, FRAME_BYTES_MAX, Record};
+use crate::index::{Inner, Version};
+use crate::log::{self, Record};
 use crate::plan;
 use crate::{ChunkStore, ReadOutcome, Space};
+use compaction::{find_log, log_file};
+
+mod compaction;
+mod metas;
+mod space;
 
 /// A chunk in more runs than this is written anew as a whole.
 pub(crate) const RUNS_MAX: usize = 32;
@@ -135,60 +139,6 @@ impl<D: Disk> FileChunkStore<D> {
         self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Takes `blocks` free blocks; grows the file, or waits for blocks that are about to be free.
-    fn take_blocks(&self, blocks: u32) -> Result<Vec<Extent>, StoreError> {
-        let needed_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
-        let mut waited = false;
-        loop {
-            let mut inner = self.lock();
-            inner.check()?;
-            // Fragments are worth putting together once they are a quarter of the file.
-            let runs_max = if inner.free.free() * 4 > inner.data_blocks { RUNS_MAX / 4 } else { 1 };
-            if let Some(runs) = inner.free.take(blocks, runs_max) {
-                return Ok(runs);
-            }
-            if self.grow(&mut inner, blocks) {
-                continue;
-            }
-            if let Some(runs) = inner.free.take(blocks, RUNS_MAX) {
-                return Ok(runs);
-            }
-            let hopeful = !inner.leaving.is_empty() && !waited;
-            drop(inner);
-            if !hopeful {
-                return Err(StoreError::NoSpace { needed_bytes });
-            }
-            self.flush()?;
-            waited = true;
-        }
-    }
-
-    fn grow(&self, inner: &mut Inner<D::File>, blocks: u32) -> bool {
-        let block_bytes = BLOCK_BYTES as u64;
-        let step = (self.config.grow_bytes / block_bytes).max(u64::from(blocks));
-        let mut wanted = inner.data_blocks + step;
-        if self.config.capacity_bytes > 0 {
-            wanted = wanted.min(self.config.capacity_bytes / block_bytes);
-        }
-        for target in [wanted, inner.data_blocks + u64::from(blocks)] {
-            let fits = target > inner.data_blocks && target <= wanted;
-            if fits && self.data.allocate(target * block_bytes).is_ok() {
-                let before = inner.data_blocks;
-                inner.free.release(before, target - before);
-                inner.data_blocks = target;
-                return true;
-            }
-        }
-        false
-    }
-
-    fn release_blocks(&self, runs: &[Extent]) {
-        let mut inner = self.lock();
-        for run in runs {
-            inner.free.release(run.start, u64::from(run.blocks));
-        }
-    }
-
     /// Waits until record `number` is durable; one of those who wait does the flush for all.
     fn wait_durable(&self, number: u64) -> Result<(), StoreError> {
         let mut inner = self.lock();
@@ -258,54 +208,6 @@ impl<D: Disk> FileChunkStore<D> {
         inner.appended += 1;
         inner.install(record);
         Ok(inner.appended)
-    }
-
-    /// Writes the live state into a new log, when the old one has grown enough.
-    fn compact_if_due(&self) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        if inner.flushing || inner.failed.is_some() || inner.log_end < inner.compact_at {
-            return Ok(());
-        }
-        match self.compact(&mut inner) {
-            Ok(()) => Ok(()),
-            // The old log is as good as before: try again when it has grown further.
-            Err(error) => {
-                tracing::warn!(%error, "the log could not be compacted");
-                inner.compact_at = inner.log_end.saturating_mul(2);
-                Ok(())
-            }
-        }
-    }
-
-    fn compact(&self, inner: &mut Inner<D::File>) -> std::io::Result<()> {
-        let name = inner.log_name + 1;
-        let draft = format!("{}.draft", log_file(name));
-        let file = self.disk.open(&draft)?;
-        let mut writer = LogWriter { file: &file, at: 0, number: 1, body: Vec::new() };
-        for (chunk, entry) in &inner.index {
-            writer.entry(*chunk, entry)?;
-        }
-        writer.finish_frame()?;
-        let (end, number) = (writer.at, writer.number);
-        // The records that are not flushed yet are in the new log too: their data goes first.
-        self.data.sync_data()?;
-        let room = end + self.config.small_records_bytes() + self.config.log_step_bytes();
-        file.allocate(room)?;
-        file.sync_data()?;
-        self.disk.rename(&draft, &log_file(name))?;
-        self.disk.sync_names()?;
-        let old = log_file(inner.log_name);
-        inner.log = Arc::new(file);
-        inner.log_name = name;
-        inner.log_end = end;
-        inner.compact_at = self.config.log_bytes.max(end.saturating_mul(2));
-        inner.log_room = room;
-        inner.next_frame = number;
-        inner.body.clear();
-        let upto = inner.appended;
-        inner.became_durable(upto);
-        self.flushed.notify_all();
-        self.disk.remove(&old)
     }
 
     /// Bytes of blocks `from .. from + checksums.len()` of a content, verified.
@@ -472,26 +374,6 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
     }
 }
 
-impl<D: Disk> FileChunkStore<D> {
-    fn write_runs(&self, runs: &[Extent], bytes: &[u8]) -> Result<(), StoreError> {
-        let mut at = 0;
-        for run in runs {
-            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
-            self.data.write_at(&bytes[at..at + take], run.start * BLOCK_BYTES as u64).map_err(
-                |error| {
-                    if is_full(&error) {
-                        StoreError::NoSpace { needed_bytes: bytes.len() as u64 }
-                    } else {
-                        failed("write data", &error)
-                    }
-                },
-            )?;
-            at += take;
-        }
-        Ok(())
-    }
-}
-
 impl<D: Disk> Drop for FileChunkStore<D> {
     /// An orderly end leaves nothing to roll forward. A failure here loses no promise.
     fn drop(&mut self) {
@@ -499,100 +381,6 @@ impl<D: Disk> Drop for FileChunkStore<D> {
             tracing::warn!(%error, "the last commits were not flushed");
         }
     }
-}
-
-impl<D: Disk> ChunkMetas for FileChunkStore<D> {
-    fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
-        self.lock().index.get(&chunk).map(|entry| meta(chunk, entry))
-    }
-
-    fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
-        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
-        if after.is_some_and(|after| after >= last) {
-            return Vec::new();
-        }
-        let inner = self.lock();
-        let range = inner.index.range((lower, Bound::Included(last)));
-        range.take(limit).map(|(chunk, entry)| meta(*chunk, entry)).collect()
-    }
-
-    fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
-        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.lock().with_pending.range((lower, Bound::Unbounded)).take(limit).copied().collect()
-    }
-
-    fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
-        let inner = self.lock();
-        inner
-            .index
-            .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))
-            .rev()
-            .find(|(_, entry)| entry.committed.state.exists())
-            .map(|(chunk, entry)| meta(*chunk, entry))
-    }
-}
-
-fn meta(chunk: ChunkId, entry: &Entry) -> ChunkMeta {
-    ChunkMeta {
-        chunk,
-        committed: entry.committed.state.clone(),
-        pending: entry.pending.as_ref().map(|pending| pending.state.clone()),
-    }
-}
-
-struct LogWriter<'a, F> {
-    file: &'a F,
-    at: u64,
-    number: u64,
-    body: Vec<u8>,
-}
-
-impl<F: DiskFile> LogWriter<'_, F> {
-    fn entry(&mut self, chunk: ChunkId, entry: &Entry) -> std::io::Result<()> {
-        let Version { state, content } = &entry.committed;
-        let (state, content) = (state.clone(), (**content).clone());
-        log::encode(&Record::Committed { chunk, state, content }, &mut self.body)?;
-        if let Some(Version { state, content }) = &entry.pending {
-            let (state, content) = (state.clone(), (**content).clone());
-            log::encode(&Record::Pending { chunk, state, content }, &mut self.body)?;
-        }
-        if self.body.len() > FRAME_BYTES_MAX / 8 {
-            self.finish_frame()?;
-        }
-        Ok(())
-    }
-
-    fn finish_frame(&mut self) -> std::io::Result<()> {
-        let frame = log::frame(self.number, &self.body);
-        self.file.write_at(&frame, self.at)?;
-        self.at += frame.len() as u64;
-        self.number += 1;
-        self.body.clear();
-        Ok(())
-    }
-}
-
-fn log_file(name: u64) -> String {
-    format!("log-{name:08}")
-}
-
-/// The newest whole log. What a crash during a compaction left behind is removed.
-fn find_log(disk: &impl Disk) -> std::io::Result<Option<u64>> {
-    let names = disk.list()?;
-    let number = |name: &str| name.strip_prefix("log-").and_then(|rest| rest.parse::<u64>().ok());
-    let newest = names.iter().filter_map(|name| number(name)).max();
-    for name in &names {
-        if name.ends_with(".draft") || number(name).is_some_and(|found| Some(found) != newest) {
-            disk.remove(name)?;
-        }
-    }
-    Ok(newest)
-}
-
-/// No room, for whichever reason the system names.
-fn is_full(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
 pub(crate) fn failed(operation: &str, error: &std::io::Error) -> StoreError {

@@ -1,150 +1,37 @@
-//! Requests as tasks: bounded in number, each with a deadline, interruptible; start, takeover, end.
+//! Requests as tasks: bounded in number, each with a deadline, interruptible; start and takeover.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
-use serde::Serialize;
-use threefs_client::{Client, ClientError};
+use threefs_client::Client;
 use threefs_core::ids::InodeId;
-use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery, MetaReply};
+use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::calls::unexpected;
-use crate::claim::{ClaimConfig, Gate};
+use crate::claim::Gate;
+use crate::config::{FuseConfig, FuseError, LeftOpen, Ready};
 use crate::device::{Buffer, Device, Received};
 use crate::files::Files;
 use crate::journal::{Journal, Ticket};
 use crate::listing::Listings;
-use crate::wire::{self, Body, RESENT, Request, init, opcode};
+use crate::wire::{self, Body, RESENT, Request, opcode};
+
+mod handshake;
+mod telling;
 
 /// Threads that wait for requests; what they read is worked on by the runtime's threads.
 const READERS: usize = 2;
 /// Requests in work at once. Each may hold a payload of a mebibyte.
 const REQUESTS_MAX: usize = 256;
-/// Requests that the kernel sends without waiting for them: readahead, asynchronous writes.
-const BACKGROUND_MAX: u16 = 64;
 /// A signal ends a wait for a cluster that has not answered for so long. Before, the operation ends
 /// by itself: programs do not expect EINTR of file operations.
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
-/// Between two messages about what is held open, and looks for lengths that nobody was told.
-const PACE: Duration = Duration::from_secs(1);
-/// How long the end waits for each of the things that are still to be told.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// How a daemon runs.
-pub struct FuseConfig {
-    /// The directory that is the mount's root.
-    pub root: String,
-    /// Refuses every change.
-    pub read_only: bool,
-    /// Whether another daemon has served the mount before.
-    pub resume: bool,
-    /// What that one left, and this one leaves.
-    pub state: Option<PathBuf>,
-    /// How long an operation waits for services that do not answer.
-    pub timeout: Duration,
-    /// The claim without which nothing is served, if the mount needs one.
-    pub claim: Option<ClaimConfig>,
-    /// Whether the kernel may keep what is written and write it behind: only where no other node
-    /// has the files. An fsync or a close still means durable.
-    pub write_back: bool,
-    /// How long names and attributes are valid in the kernel without asking; an open always asks.
-    pub valid: Duration,
-    /// Asked at the end, also by who ends the daemon before the mount.
-    pub left_open: Arc<LeftOpen>,
-}
-
-/// Operations under a claim of which nobody has seen the answer. Services begin nothing after the
-/// end of the renewal that it was sent under; until then the claim must not go to another node.
-#[derive(Debug)]
-pub struct LeftOpen {
-    trusted: Option<Duration>,
-    at: Mutex<Option<Instant>>,
-}
-
-impl LeftOpen {
-    /// `trusted`: how long a renewal of the mount's claim is, if it has one. `resume`: a daemon
-    /// before this one may have left some.
-    pub fn new(trusted: Option<Duration>, resume: bool) -> Self {
-        Self { trusted, at: Mutex::new(resume.then(Instant::now)) }
-    }
-
-    fn note(&self) {
-        *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    /// Whether all is answered, or too old to be begun.
-    ///
-    /// # Errors
-    /// [`FuseError::Unsure`].
-    pub fn check(&self) -> Result<(), FuseError> {
-        let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        match (self.trusted, at) {
-            (Some(trusted), Some(at)) if at.elapsed() < trusted => Err(FuseError::Unsure(trusted)),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Why a daemon cannot serve.
-#[derive(Debug, thiserror::Error)]
-pub enum FuseError {
-    /// The descriptor is none of /dev/fuse, or not mounted.
-    #[error("descriptor of /dev/fuse: {0}; open it, mount with `fd=N`, then start the daemon")]
-    Device(io::Error),
-    /// The state file cannot be used.
-    #[error("state file: {0}")]
-    State(io::Error),
-    /// The root cannot be had.
-    #[error("root of the mount: {0}")]
-    Root(#[from] ClientError),
-    /// The root is no directory.
-    #[error("`{0}` is not a directory; name one, or make it first")]
-    NotADirectory(String),
-    /// Another node uses what only one may use.
-    #[error(
-        "node `{holder}` uses it and only one node may; end its pods, or wait until it is gone"
-    )]
-    Claimed {
-        /// Which node.
-        holder: String,
-    },
-    /// The kernel said something else than it should.
-    #[error("{0}")]
-    Protocol(String),
-    /// It was unmounted soon after an operation that nobody waited for until its answer came.
-    #[error(
-        "an operation of the last {} s has no answer and may still be begun: keep the claim for so long",
-        .0.as_secs_f64()
-    )]
-    Unsure(Duration),
-    /// It was unmounted while the metadata service did not answer.
-    #[error("{0} files are longer than the metadata service knows: it did not answer")]
-    Untold(usize),
-}
-
-/// What is told once the mount is served.
-#[derive(Clone, Debug, Serialize)]
-pub struct Ready {
-    /// Always true.
-    pub ready: bool,
-    /// The root's inode.
-    pub root: u64,
-    /// Which daemon of the mount this is, from 1.
-    pub life: u64,
-    /// Whether it took over a mount that another daemon had served.
-    pub resumed: bool,
-    /// Whether what the other left unanswered is answered now. False on kernels before 6.9: those
-    /// requests wait until they are interrupted.
-    pub resent: bool,
-}
 
 pub(crate) struct Daemon {
     pub client: Client,
@@ -309,71 +196,6 @@ async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, Fuse
 }
 
 impl Daemon {
-    /// Answers INIT. If the first request is another one, somebody has answered it before: gives
-    /// that request.
-    fn shake_hands(&self) -> Result<Option<Request>, FuseError> {
-        let mut buffer = Buffer::new();
-        loop {
-            let request = match self.device.receive(&mut buffer).map_err(FuseError::Device)? {
-                Received::Request(request) => request,
-                Received::Nothing => continue,
-                Received::End => {
-                    return Err(FuseError::Protocol(
-                        "it was unmounted before it was served".into(),
-                    ));
-                }
-            };
-            if request.opcode != opcode::INIT {
-                return Ok(Some(request));
-            }
-            if self.agree(&request)? {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Answers INIT; false if the kernel will ask again.
-    fn agree(&self, request: &Request) -> Result<bool, FuseError> {
-        let mut fields = wire::Fields(&request.body);
-        let (Some(major), Some(minor), Some(readahead), Some(flags)) =
-            (fields.u32(), fields.u32(), fields.u32(), fields.u32())
-        else {
-            return Err(FuseError::Protocol("INIT is too short".into()));
-        };
-        if major > wire::MAJOR {
-            // It will say it again with ours.
-            self.device.answer(request.unique, &Body::default().u32(wire::MAJOR).zeros(60).0);
-            return Ok(false);
-        }
-        if major < wire::MAJOR || minor < 31 {
-            self.device.refuse(request.unique, Errno::PROTO);
-            return Err(FuseError::Protocol(format!(
-                "the kernel speaks FUSE {major}.{minor}; 3FS needs 7.31 (Linux 5.4) or newer"
-            )));
-        }
-        let mut offered = u64::from(flags);
-        if offered & init::EXTENDED != 0 {
-            offered |= u64::from(fields.u32().unwrap_or(0)) << 32;
-        }
-        let wanted = init::WANTED | if self.write_back { init::WRITE_BACK } else { 0 };
-        let agreed = offered & wanted;
-        let body = Body::default()
-            .u32(wire::MAJOR)
-            .u32(wire::MINOR)
-            .u32(readahead.max(wire::WRITE_BYTES_MAX as u32))
-            .u32(agreed as u32)
-            .u16(BACKGROUND_MAX)
-            .u16(BACKGROUND_MAX / 4 * 3)
-            .u32(wire::WRITE_BYTES_MAX as u32)
-            .u32(1)
-            .u16((wire::WRITE_BYTES_MAX / 4096) as u16)
-            .u16(0)
-            .u32((agreed >> 32) as u32)
-            .zeros(28);
-        self.device.answer(request.unique, &body.0);
-        Ok(true)
-    }
-
     fn read_requests(self: &Arc<Self>, runtime: &tokio::runtime::Handle) -> io::Result<()> {
         let _entered = runtime.enter();
         let mut buffer = Buffer::new();
@@ -526,76 +348,6 @@ impl Daemon {
     /// them out.
     pub(crate) fn handle(&self, number: u64) -> u64 {
         self.tag | number & 0xffff_ffff
-    }
-
-    /// Tells the metadata service, again and again, what is held open and how long files are.
-    async fn keep_in_touch(&self) {
-        let mut all = true;
-        loop {
-            let paced = tokio::time::timeout(PACE, self.released_now.notified()).await;
-            if paced.is_err() {
-                self.tell_lengths().await;
-            }
-            all = self.tell_holds(all).await;
-        }
-    }
-
-    /// What is about to lose its name must not count as open only because nobody was told that it
-    /// was closed: it would count for its quota until it is collected.
-    pub(crate) async fn tell_released(&self) {
-        let any = !self.released.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-        if any {
-            self.tell_holds(false).await;
-        }
-    }
-
-    /// Gives whether everything must be told next time.
-    async fn tell_holds(&self, all: bool) -> bool {
-        let release = {
-            let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *released)
-        };
-        // What was opened again meanwhile is held.
-        let release: Vec<InodeId> =
-            release.into_iter().filter(|inode| self.files.get(*inode).is_none()).collect();
-        let add = if all { self.files.inodes() } else { Vec::new() };
-        let client = self.journal.client();
-        let hold = MetaQuery::Hold { client, add, release: release.clone(), all };
-        let deadline = Deadline::after(self.timeout);
-        let told = self.client.query_for(&Identity::ROOT, "hold open files", hold, deadline).await;
-        match told {
-            Ok(MetaReply::Held { complete }) => !complete,
-            Ok(other) => {
-                unexpected(&other);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the metadata service does not hear what is open");
-                self.released.lock().unwrap_or_else(PoisonError::into_inner).extend(release);
-                true
-            }
-        }
-    }
-
-    /// The end: nothing is open any more. What is in work still may tell something, too.
-    async fn tell_all(&self) -> Result<(), FuseError> {
-        let deadline = Instant::now() + LAST_WORDS;
-        while !self.running().is_empty() && Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        if !self.running().is_empty() {
-            self.left_open.note();
-        }
-        self.tell_lengths().await;
-        // Of files, too, that were closed while the metadata service was away.
-        self.tell_former(LAST_WORDS).await;
-        let release = self.files.inodes();
-        self.released.lock().unwrap_or_else(PoisonError::into_inner).extend(release);
-        let _ = self.tell_holds(false).await;
-        match self.journal.all_untold().len() {
-            0 => self.left_open.check(),
-            files => Err(FuseError::Untold(files)),
-        }
     }
 
     /// The inode's newest attributes.

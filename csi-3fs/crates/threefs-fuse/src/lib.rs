@@ -9,7 +9,8 @@
 //! | `wire` | the kernel's protocol |
 //! | `device` | the descriptor |
 //! | `journal` | what one daemon leaves to the next, so that no change is made twice |
-//! | `daemon` | requests as tasks: bounds, deadlines, interrupts, start and end |
+//! | `config` | how a daemon runs, and why it may not |
+//! | `daemon` | requests as tasks: bounds, deadlines, interrupts; the handshake; what is told |
 //! | `calls` | how an operation asks the cluster, for whom |
 //! | `claim` | the right to serve what only one node may use |
 //! | `files` | open files: lengths and reservations |
@@ -22,6 +23,7 @@
 mod attributes;
 mod calls;
 mod claim;
+mod config;
 mod daemon;
 mod data;
 mod device;
@@ -33,4 +35,5 @@ mod names;
 mod wire;
 
 pub use claim::ClaimConfig;
-pub use daemon::{FuseConfig, FuseError, LeftOpen, Ready, serve};
+pub use config::{FuseConfig, FuseError, LeftOpen, Ready};
+pub use daemon::serve;

@@ -1,0 +1,49 @@
+//! What the index says of chunks, in the order of their ids.
+
+use std::ops::Bound;
+
+use threefs_core::chunk::{ChunkMeta, ChunkMetas};
+use threefs_core::ids::{ChunkId, InodeId};
+
+use super::FileChunkStore;
+use crate::disk::Disk;
+use crate::index::Entry;
+
+impl<D: Disk> ChunkMetas for FileChunkStore<D> {
+    fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        self.lock().index.get(&chunk).map(|entry| meta(chunk, entry))
+    }
+
+    fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
+        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
+        if after.is_some_and(|after| after >= last) {
+            return Vec::new();
+        }
+        let inner = self.lock();
+        let range = inner.index.range((lower, Bound::Included(last)));
+        range.take(limit).map(|(chunk, entry)| meta(*chunk, entry)).collect()
+    }
+
+    fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
+        let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.lock().with_pending.range((lower, Bound::Unbounded)).take(limit).copied().collect()
+    }
+
+    fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
+        let inner = self.lock();
+        inner
+            .index
+            .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))
+            .rev()
+            .find(|(_, entry)| entry.committed.state.exists())
+            .map(|(chunk, entry)| meta(*chunk, entry))
+    }
+}
+
+fn meta(chunk: ChunkId, entry: &Entry) -> ChunkMeta {
+    ChunkMeta {
+        chunk,
+        committed: entry.committed.state.clone(),
+        pending: entry.pending.as_ref().map(|pending| pending.state.clone()),
+    }
+}

@@ -1,0 +1,90 @@
+//! Blocks of the data file: taken, written, given back; and how the file grows.
+
+use threefs_core::chunk::BLOCK_BYTES;
+use threefs_core::error::StoreError;
+
+use super::{FileChunkStore, RUNS_MAX, failed};
+use crate::ChunkStore;
+use crate::blocks::Extent;
+use crate::disk::{Disk, DiskFile};
+use crate::index::Inner;
+
+impl<D: Disk> FileChunkStore<D> {
+    /// Takes `blocks` free blocks; grows the file, or waits for blocks that are about to be free.
+    pub(super) fn take_blocks(&self, blocks: u32) -> Result<Vec<Extent>, StoreError> {
+        let needed_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
+        let mut waited = false;
+        loop {
+            let mut inner = self.lock();
+            inner.check()?;
+            // Fragments are worth putting together once they are a quarter of the file.
+            let runs_max = if inner.free.free() * 4 > inner.data_blocks { RUNS_MAX / 4 } else { 1 };
+            if let Some(runs) = inner.free.take(blocks, runs_max) {
+                return Ok(runs);
+            }
+            if self.grow(&mut inner, blocks) {
+                continue;
+            }
+            if let Some(runs) = inner.free.take(blocks, RUNS_MAX) {
+                return Ok(runs);
+            }
+            let hopeful = !inner.leaving.is_empty() && !waited;
+            drop(inner);
+            if !hopeful {
+                return Err(StoreError::NoSpace { needed_bytes });
+            }
+            self.flush()?;
+            waited = true;
+        }
+    }
+
+    fn grow(&self, inner: &mut Inner<D::File>, blocks: u32) -> bool {
+        let block_bytes = BLOCK_BYTES as u64;
+        let step = (self.config.grow_bytes / block_bytes).max(u64::from(blocks));
+        let mut wanted = inner.data_blocks + step;
+        if self.config.capacity_bytes > 0 {
+            wanted = wanted.min(self.config.capacity_bytes / block_bytes);
+        }
+        for target in [wanted, inner.data_blocks + u64::from(blocks)] {
+            let fits = target > inner.data_blocks && target <= wanted;
+            if fits && self.data.allocate(target * block_bytes).is_ok() {
+                let before = inner.data_blocks;
+                inner.free.release(before, target - before);
+                inner.data_blocks = target;
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(super) fn release_blocks(&self, runs: &[Extent]) {
+        let mut inner = self.lock();
+        for run in runs {
+            inner.free.release(run.start, u64::from(run.blocks));
+        }
+    }
+
+    pub(super) fn write_runs(&self, runs: &[Extent], bytes: &[u8]) -> Result<(), StoreError> {
+        let mut at = 0;
+        for run in runs {
+            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            self.data.write_at(&bytes[at..at + take], run.start * BLOCK_BYTES as u64).map_err(
+                |error| {
+                    if is_full(&error) {
+                        StoreError::NoSpace { needed_bytes: bytes.len() as u64 }
+                    } else {
+                        failed("write data", &error)
+                    }
+                },
+            )?;
+            at += take;
+        }
+        Ok(())
+    }
+}
+
+/// No room, for whichever reason the system names.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
