@@ -48,6 +48,7 @@ from flyer.engine import (
 from flyer.sim.invariants import Invariants
 from flyer.sim.pods import Cluster, Machine, Pod, Run
 from flyer.sim.scripts import Manner, Script
+from flyer.sim.sight import seen, sight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -167,11 +168,11 @@ class World:
             self.cluster.pods.clear()
         self.leader_epoch += 1
         jobs = [FlyerJob.model_validate(job.to_object()) for job in self.store.values()]
-        nodes = [_seen(machine) for machine in self.cluster.machines.values()]
+        nodes = [seen(machine) for machine in self.cluster.machines.values()]
         self.state = rebuild(
             nodes, jobs, self.now, self.leader_epoch, self.policy, self.quotas.values()
         )
-        self._inbox.extend(self._sight())
+        self._inbox.extend(sight(self.store.values(), self.cluster))
         self._inbox.append(Tick())
 
     # Running.
@@ -354,42 +355,6 @@ class World:
                 lasting=True,
             )
 
-    def _sight(self) -> list[Event]:
-        """What a driver that starts sees: the rules of the engine's own description."""
-        seen: list[Event] = []
-        for job in self.store.values():
-            status = job.status
-            if status is None:
-                seen.append(JobSubmitted(job))
-                continue
-            attempt = status.chain.attempt
-            for one in status.occupied:
-                pod = self.cluster.pods.get((one.name, job.key, one.attempt))
-                powered = self.cluster.machines[one.name].powered
-                if pod is not None and pod.outcome is not None and powered:
-                    seen.append(PodExited(job.key, one.attempt, one.name, pod.outcome))
-                if pod is None and powered and not self._to_start(status, one.attempt):
-                    seen.append(NodeEmptied(one.name, job.key, one.attempt))
-            run = self.cluster.runs.get((job.key, attempt))
-            seen += self._words_of(run) if run is not None and run.alive else []
-        for name, machine in self.cluster.machines.items():
-            if not machine.powered:
-                seen.append(NodeLost(name, "PowerLost", "found dead"))
-        return seen
-
-    def _words_of(self, run: Run) -> list[Event]:
-        """What a job says again to a driver that it did not know."""
-        words: list[Event] = [GangStarted(run.job, run.attempt)] if run.up else []
-        if run.saved_step is not None:
-            words.append(CheckpointReported(run.job, run.attempt, run.saved_step, run.saved_path))
-        words += [SuspendReceived(run.job, run.attempt)] if run.received else []
-        words += [Released(run.job, run.attempt)] if run.released else []
-        return words
-
-    def _to_start(self, status: FlyerJobStatus, attempt: int) -> bool:
-        """The Start of this attempt is told again: there is nothing to miss yet."""
-        return status.phase is Phase.STARTING and attempt == status.chain.attempt
-
     def _miss(self, name: str) -> None:
         """Somebody notices that the machine is dead, unless it is back."""
         machine = self.cluster.machines[name]
@@ -398,7 +363,7 @@ class World:
 
     def _observe(self, name: str) -> None:
         machine = self.cluster.machines[name]
-        self._report_node(machine, NodeObserved(_seen(machine)))
+        self._report_node(machine, NodeObserved(seen(machine)))
 
     def _report_node(self, machine: Machine, event: Event) -> None:
         """What is told of one machine arrives in order."""
@@ -439,13 +404,6 @@ class World:
 
         entry: tuple[float, int, Any] = (quantize(max(time, self.now)), self._sequence, due)
         heapq.heappush(self._timers, entry)
-
-
-def _seen(machine: Machine) -> Node:
-    node = machine.node
-    if machine.powered:
-        return node
-    return Node(node.name, node.zone, node.leaf, node.node_class, node.slots, False, "no power")
 
 
 __all__ = ["EPOCH_SECONDS", "World"]

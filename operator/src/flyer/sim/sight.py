@@ -1,0 +1,73 @@
+"""What a driver that starts sees of a world that went on without one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import FlyerJob, FlyerJobStatus, Phase
+from flyer.engine import (
+    CheckpointReported,
+    Event,
+    GangStarted,
+    JobSubmitted,
+    Node,
+    NodeEmptied,
+    NodeLost,
+    PodExited,
+    Released,
+    SuspendReceived,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flyer.sim.pods import Cluster, Machine, Run
+
+__all__ = ["seen", "sight"]
+
+
+def sight(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
+    """By the rules of the engine's own description."""
+    events: list[Event] = []
+    for job in jobs:
+        status = job.status
+        if status is None:
+            events.append(JobSubmitted(job))
+            continue
+        attempt = status.chain.attempt
+        for one in status.occupied:
+            pod = cluster.pods.get((one.name, job.key, one.attempt))
+            powered = cluster.machines[one.name].powered
+            if pod is not None and pod.outcome is not None and powered:
+                events.append(PodExited(job.key, one.attempt, one.name, pod.outcome))
+            if pod is None and powered and not _to_start(status, one.attempt):
+                events.append(NodeEmptied(one.name, job.key, one.attempt))
+        run = cluster.runs.get((job.key, attempt))
+        events += _words_of(run) if run is not None and run.alive else []
+    for name, machine in cluster.machines.items():
+        if not machine.powered:
+            events.append(NodeLost(name, "PowerLost", "found dead"))
+    return events
+
+
+def seen(machine: Machine) -> Node:
+    """The machine as the engine is told of it."""
+    node = machine.node
+    if machine.powered:
+        return node
+    return Node(node.name, node.zone, node.leaf, node.node_class, node.slots, False, "no power")
+
+
+def _words_of(run: Run) -> list[Event]:
+    """What a job says again to a driver that it did not know."""
+    words: list[Event] = [GangStarted(run.job, run.attempt)] if run.up else []
+    if run.saved_step is not None:
+        words.append(CheckpointReported(run.job, run.attempt, run.saved_step, run.saved_path))
+    words += [SuspendReceived(run.job, run.attempt)] if run.received else []
+    words += [Released(run.job, run.attempt)] if run.released else []
+    return words
+
+
+def _to_start(status: FlyerJobStatus, attempt: int) -> bool:
+    """The Start of this attempt is told again: there is nothing to miss yet."""
+    return status.phase is Phase.STARTING and attempt == status.chain.attempt
