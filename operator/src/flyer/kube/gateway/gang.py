@@ -7,7 +7,7 @@ sockets and timers do not. `now` is wall-clock time, as deadlines are.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flyer.api import Phase
 from flyer.engine import (
@@ -22,15 +22,15 @@ from flyer.engine import (
     ProgressReported,
     Released,
     SuspendReceived,
-    topology_document,
 )
 from flyer.job.failure import Failure
 from flyer.job.fields import ProtocolError
 from flyer.kube.gateway.exits import Exits
 from flyer.kube.gateway.identities import PodIdentity
+from flyer.kube.gateway.orders import start_orders
 from flyer.kube.gateway.outcome import outcome_of_code
 from flyer.kube.pods.names import pod_name
-from flyer.sidecar.wire import LauncherState, Order, Report, StartOrder, Suspend
+from flyer.sidecar.wire import LauncherState, Order, Report, Suspend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.engine import Signal, Start
     from flyer.kube.gateway.settings import GatewaySettings
-    from flyer.sidecar.wire import End
+    from flyer.sidecar.wire import End, StartOrder
 
 __all__ = ["Gang", "Member"]
 
@@ -230,49 +230,10 @@ class Gang:
             return
         if leader is None or leader.port is None:
             return
-        topology = self._topology()
-        self._orders = [self._start_order(one, leader.port, topology) for one in self.members]
-        self.order_version += 1
-
-    def _start_order(self, member: Member, port: int, topology: dict[str, Any]) -> StartOrder:
-        node, restore = self.start.assignment.nodes[member.node_rank], self.start.restore_from
-        preemption, watchdog = self.job.spec.preemption, self.job.spec.watchdog
+        addresses = [one.ip for one in self.members]
         output_seconds = self._settings.output_seconds
-        if watchdog is not None:
-            output_seconds = min(output_seconds, watchdog.seconds / 4)
-        return StartOrder(
-            job=self.start.job,
-            chain=self._chain,
-            attempt=self.start.attempt,
-            node=node.name,
-            zone=node.zone,
-            node_rank=member.node_rank,
-            nodes=len(self.members),
-            ranks_per_node=self.job.spec.ranks_per_node,
-            master_addr=self.members[0].ip,
-            master_port=port,
-            life_state=self.start.life_state,
-            restore_step=restore.step if restore else None,
-            restore_path=restore.path if restore else None,
-            stop_grace_seconds=min(preemption.max_grace.seconds, 86400),
-            output_seconds=output_seconds,
-            topology=topology,
-        )
-
-    def _topology(self) -> dict[str, Any]:
-        names = self.start.assignment.names
-        return topology_document(
-            job=self.start.job,
-            chain=self._chain,
-            attempt=self.start.attempt,
-            ranks_per_node=self.job.spec.ranks_per_node,
-            assignment=self.start.assignment,
-            addresses={name: one.ip for name, one in zip(names, self.members, strict=True)},
-        )
-
-    @property
-    def _chain(self) -> str:
-        return (self.job.status.chain.id if self.job.status else "") or self.job.metadata.uid or ""
+        self._orders = start_orders(self.job, self.start, addresses, leader.port, output_seconds)
+        self.order_version += 1
 
     def _started(self, now: float) -> list[Event]:
         running = all(one.launcher in _RUNNING for one in self.members)

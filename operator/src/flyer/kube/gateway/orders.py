@@ -1,0 +1,59 @@
+"""What each pod of a gang is told when all may start. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from flyer.engine import topology_document
+from flyer.sidecar.wire import StartOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Start
+
+__all__ = ["start_orders"]
+
+STOP_GRACE_SECONDS_MAX: Final = 86400
+
+
+def start_orders(
+    job: FlyerJob, start: Start, addresses: Sequence[str], port: int, output_seconds: float
+) -> list[StartOrder]:
+    """One a pod, in rank order, as `addresses` are; `port` is free on the first."""
+    chain = (job.status.chain.id if job.status else "") or job.metadata.uid or ""
+    preemption, watchdog = job.spec.preemption, job.spec.watchdog
+    if watchdog is not None:
+        output_seconds = min(output_seconds, watchdog.seconds / 4)
+    # Of a large gang the greatest part: built once for all.
+    topology = topology_document(
+        job=start.job,
+        chain=chain,
+        attempt=start.attempt,
+        ranks_per_node=job.spec.ranks_per_node,
+        assignment=start.assignment,
+        addresses=dict(zip(start.assignment.names, addresses, strict=True)),
+    )
+    restore = start.restore_from
+    return [
+        StartOrder(
+            job=start.job,
+            chain=chain,
+            attempt=start.attempt,
+            node=node.name,
+            zone=node.zone,
+            node_rank=node_rank,
+            nodes=len(addresses),
+            ranks_per_node=job.spec.ranks_per_node,
+            master_addr=addresses[0],
+            master_port=port,
+            life_state=start.life_state,
+            restore_step=restore.step if restore else None,
+            restore_path=restore.path if restore else None,
+            stop_grace_seconds=min(preemption.max_grace.seconds, STOP_GRACE_SECONDS_MAX),
+            output_seconds=output_seconds,
+            topology=topology,
+        )
+        for node_rank, node in enumerate(start.assignment.nodes)
+    ]
