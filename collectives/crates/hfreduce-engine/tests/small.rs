@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use hfreduce_engine::{
@@ -170,6 +171,7 @@ fn who_calls_something_else_or_nothing_is_named() {
                 assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
             });
         }
+        let together = Barrier::new(2);
         try_run(&placement(1, 3), sharing(1), |comm| {
             let comm = comm.unwrap();
             if comm.rank() == wrong {
@@ -179,7 +181,9 @@ fn who_calls_something_else_or_nothing_is_named() {
                 return;
             }
             let mut data = [1.0_f32; 64];
-            let (buffer, soon) = (support::buffer(&mut data), Duration::from_millis(300));
+            // Long enough that nobody else is late on a busy machine.
+            let (buffer, soon) = (support::buffer(&mut data), Duration::from_secs(2));
+            together.wait();
             let error = failed(comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true));
             let told = (error.cause.kind, error.cause.peer);
             assert_eq!(told, (CauseKind::TimedOut, Some(wrong)), "{error}");

@@ -12,7 +12,7 @@ use crate::operation::{DType, ReduceOp};
 
 /// What is combined at a time before it goes to several places: it stays in the nearest cache but
 /// one, beside as much of every input.
-const SCRATCH_BYTES: usize = 32 << 10;
+const SCRATCH_BYTES: usize = 16 << 10;
 
 /// Memory for that, which begins at a page: no line of it is loaded in two halves.
 #[derive(Debug)]
@@ -173,7 +173,7 @@ impl Driver {
         let result = self.board.result(number);
         for target in &targets {
             // SAFETY: the slot holds the result, the target was given for it; they are apart.
-            unsafe { target.fill(result, 0, chunk.bytes, chunk.bytes) };
+            unsafe { target.fill(result, 0, chunk.bytes, chunk.bytes >= STREAM_FROM_BYTES) };
         }
         self.board.end_touching(own);
         true
@@ -185,8 +185,7 @@ impl Target {
     ///
     /// # Safety
     /// Both must hold them and lie apart.
-    unsafe fn fill(&self, from: *const u8, offset: usize, bytes: usize, of: usize) {
-        let streams = self.last && of >= STREAM_FROM_BYTES;
+    unsafe fn fill(&self, from: *const u8, offset: usize, bytes: usize, streams: bool) {
         let store = if streams { Store::Streaming } else { Store::Cached };
         // SAFETY: the caller's promise.
         unsafe { hfreduce_kernels::copy_raw(store, from, self.place.add(offset), bytes) };
@@ -217,6 +216,11 @@ impl Scratch {
         let scratch: *mut u8 = self.0.as_mut_ptr().cast();
         let size = pass.dtype.size_bytes();
         let (bytes, mut inputs) = (pass.numel * size, pass.inputs.to_vec());
+        // What was read just now is in the caches, and cheaper written there than past them.
+        let streams = |target: &Target| {
+            let read = pass.inputs.contains(&target.place.cast_const());
+            target.last && bytes >= STREAM_FROM_BYTES && !read
+        };
         let mut offset = 0;
         while offset < bytes {
             let piece = (bytes - offset).min(SCRATCH_BYTES);
@@ -225,7 +229,7 @@ impl Scratch {
             unsafe { part.run(Store::Cached)? };
             for target in targets {
                 // SAFETY: the target holds this piece, and no input needs it any more.
-                unsafe { target.fill(scratch, offset, piece, bytes) };
+                unsafe { target.fill(scratch, offset, piece, streams(target)) };
             }
             inputs.iter_mut().for_each(|input| *input = input.wrapping_add(piece));
             offset += piece;
