@@ -30,6 +30,8 @@ MODULE = Path(__file__).parents[2] / "e2e" / "cluster" / "go" / "kubernetes"
 DOWNLOAD_SECONDS = 300
 ELSEWHERE = {"CustomResourceDefinition", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 """Kinds of other modules: the first is what it was in 1.16, the others have no examples."""
+VALUES = {**ALL, "monitoring.podMonitors": False, "monitoring.serviceMonitors": True}
+"""ServiceMonitors, because they have Services."""
 NUMBER_OR_NAME = {"port", "targetPort", "maxSurge", "maxUnavailable", "minAvailable"}
 """Fields of the type IntOrString, wherever their example is a text."""
 
@@ -85,7 +87,7 @@ def _same_type(value: Any, filled: Any, field: str) -> bool:
 
 
 def rendered(version: str) -> list[Object]:
-    done = template(ALL, "--kube-version", version)
+    done = template(VALUES, "--kube-version", version)
     assert done.returncode == 0, done.stderr
     return [one for one in YAML(typ="safe").load_all(done.stdout) if one]
 

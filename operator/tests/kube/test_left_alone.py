@@ -3,10 +3,12 @@
 import pytest
 from flyer import engine
 from flyer.api import API_VERSION, FlyerJobStatus, Phase
-from flyer.engine import CheckpointReported, LifeStateSet
+from flyer.engine import CheckpointReported, JobRemoved, LifeStateSet
 from flyer.kube.client import LeaseSettings
 from flyer.kube.services.apart import LeftAlone
 from flyer.kube.services.leader import LABEL_LEADER, LeaderMark
+from flyer.kube.services.submissions import Submissions
+from flyer.kube.services.views import shape_job
 from flyer.kube.testing import Fault
 
 # Whoever stalls for a while does not lose it: terms are compared here.
@@ -269,6 +271,25 @@ async def test_a_job_of_another_controller_is_not_touched(cluster, until):
     assert cluster.store.find("flyerjobs", "theirs", "default") == before
     assert "status" not in cluster.store.find("flyerjobs", "ours", "default")
     assert not told(cluster, "theirs", "InvalidJob")
+
+
+def test_a_name_that_another_controllers_job_took_is_ours_no_more():
+    """Seen at once, as after a watch that broke: the old one's end is not told by itself."""
+    heard = []
+    submissions = Submissions(
+        None, None, None, LeftAlone(lambda *_: None), tell=heard.append, spawn=None
+    )
+    container = {"name": "trainer", "image": "i", "command": ["train"]}
+
+    def view(uid, **spec):
+        spec = {"nodes": 1, "template": {"spec": {"containers": [container]}}, **spec}
+        return shape_job({"metadata": {"name": "a", "namespace": "n", "uid": uid}, "spec": spec})
+
+    ours, theirs = view("1"), view("2", managedBy="kueue.x-k8s.io/multikueue")
+    assert ours.job is not None
+    submissions.begin({ours.key: ours})
+    submissions.changed(ours, theirs)
+    assert heard == [JobRemoved("n/a")]
 
 
 async def test_a_label_that_was_taken_away_comes_back(cluster, until, monkeypatch):
