@@ -3,29 +3,28 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
-use std::rc::Rc;
 
-use bytes::Bytes;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use threefs_core::error::StorageError;
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{ChainId, ChunkId, InodeId, NodeId, TargetId};
-use threefs_core::message::{StorageReply, StorageRequest};
-use threefs_core::routing::{Chain, RoutingInfo};
+use threefs_core::ids::{ChainId, InodeId, NodeId, TargetId};
+use threefs_core::routing::Chain;
 use threefs_core::time::Millis;
 
 use crate::client::Task;
-use crate::faults::{self, CALM_AT_US, Fault};
+use crate::faults::{self, CALM_AT_US};
 use crate::history::History;
 use crate::manager::Manager;
 use crate::mutant::Mutant;
-use crate::node::{Job, Node};
+use crate::node::Node;
 
+mod events;
+mod misfortune;
 mod moves;
 mod rights;
 mod settle;
 
+use events::Due;
+pub(crate) use events::{Happening, Packet};
 pub(crate) use rights::Expiry;
 use rights::Rights;
 
@@ -76,117 +75,6 @@ impl fmt::Display for Violation {
              --test schedules one_seed -- --nocapture",
             self.seed, self.at_us, self.what, self.seed
         )
-    }
-}
-
-/// What travels.
-#[derive(Clone, Debug)]
-pub(crate) enum Packet {
-    Request {
-        rpc: u64,
-        life: u64,
-        request: Box<StorageRequest>,
-        payload: Bytes,
-        expires: Option<Expiry>,
-    },
-    Response {
-        rpc: u64,
-        life: u64,
-        result: Box<Result<StorageReply, StorageError>>,
-        payload: Bytes,
-    },
-    Heartbeat {
-        heartbeat: Box<Heartbeat>,
-        sent_at: Millis,
-        life: u64,
-    },
-    HeartbeatReply {
-        reply: HeartbeatReply,
-        sent_at: Millis,
-        life: u64,
-    },
-    AskRouting {
-        life: u64,
-    },
-    Routing {
-        routing: Rc<RoutingInfo>,
-        life: u64,
-    },
-}
-
-impl Packet {
-    pub(crate) fn request(rpc: u64, life: u64, request: StorageRequest, payload: Bytes) -> Self {
-        Self::Request { rpc, life, request: Box::new(request), payload, expires: None }
-    }
-
-    pub(crate) fn response(
-        rpc: u64,
-        life: u64,
-        result: Result<StorageReply, StorageError>,
-        payload: Bytes,
-    ) -> Self {
-        Self::Response { rpc, life, result: Box::new(result), payload }
-    }
-}
-
-/// What is due at a moment.
-#[derive(Clone, Debug)]
-pub(crate) enum Happening {
-    Deliver {
-        from: usize,
-        to: usize,
-        packet: Packet,
-    },
-    Disk {
-        node: usize,
-        life: u64,
-        job: Box<Job>,
-    },
-    Wake {
-        node: usize,
-        life: u64,
-    },
-    Beat {
-        node: usize,
-        life: u64,
-    },
-    Poll {
-        node: usize,
-        life: u64,
-    },
-    Scan,
-    /// A replica goes to the spare node, as soon as it can.
-    Move,
-    /// That is given up, as soon as it can be.
-    GiveUpMove,
-    Task {
-        task: usize,
-        generation: u64,
-    },
-    Fault(Fault),
-    CheckSettled,
-}
-
-struct Due {
-    at: u64,
-    sequence: u64,
-    happening: Happening,
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.sequence) == (other.at, other.sequence)
-    }
-}
-impl Eq for Due {}
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.sequence).cmp(&(other.at, other.sequence))
     }
 }
 
@@ -494,119 +382,5 @@ impl World {
             }
         }
         self.push(SCAN_US, Happening::Scan);
-    }
-
-    fn fault(&mut self, fault: Fault) {
-        if self.calm && !matches!(fault, Fault::Restart { .. } | Fault::Resume { .. }) {
-            return;
-        }
-        match fault {
-            Fault::Crash { node, back_after_us } => self.crash(node, back_after_us),
-            Fault::PowerLoss { back_after_us } => {
-                for node in 0..self.nodes.len() {
-                    let spread = self.rng.random_range(0..20_000);
-                    self.crash(node, back_after_us + spread);
-                }
-            }
-            Fault::Restart { node } => self.restart(node),
-            Fault::Pause { node, for_us } => {
-                self.nodes[node].paused = self.nodes[node].alive;
-                self.push(for_us, Happening::Fault(Fault::Resume { node }));
-            }
-            Fault::Resume { node } => self.resume(node),
-            Fault::Cut { from, to, for_us } => {
-                self.network.blocked.insert((from, to), self.now + for_us);
-            }
-            Fault::Isolate { endpoint, for_us } => {
-                for other in 0..=self.tasks.iter().map(|task| task.endpoint).max().unwrap_or(0) {
-                    self.network.blocked.insert((endpoint, other), self.now + for_us);
-                    self.network.blocked.insert((other, endpoint), self.now + for_us);
-                }
-            }
-            Fault::BadNetwork { loss, repeat, delay, for_us } => {
-                (self.network.loss, self.network.repeat, self.network.delay) =
-                    (loss, repeat, delay);
-                self.push(for_us, Happening::Fault(Fault::GoodNetwork));
-            }
-            Fault::GoodNetwork => {
-                (self.network.loss, self.network.repeat, self.network.delay) = (0.0, 0.0, 0.0);
-            }
-            Fault::HangDisk { node, for_us } => {
-                self.nodes[node].disk_hangs_until = self.now + for_us;
-            }
-            Fault::FillDisk { node, for_us } => {
-                self.nodes[node].full = true;
-                self.push(for_us, Happening::Fault(Fault::EmptyDisk { node }));
-            }
-            Fault::EmptyDisk { node } => self.nodes[node].full = false,
-            Fault::Damage { node, chunk } => self.damage(node, chunk),
-            Fault::ManagerAway { for_us } => {
-                self.manager_away = true;
-                self.push(for_us, Happening::Fault(Fault::ManagerBack));
-            }
-            Fault::ManagerBack => self.manager_back(),
-            Fault::Calm => self.become_calm(),
-        }
-    }
-
-    fn crash(&mut self, node: usize, back_after_us: u64) {
-        if !self.nodes[node].alive {
-            return;
-        }
-        let rng = &mut self.rng;
-        self.nodes[node].crash(|unflushed| rng.random_range(0..=unflushed));
-        self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
-    }
-
-    fn restart(&mut self, node: usize) {
-        if !self.nodes[node].alive {
-            self.nodes[node].restart();
-            self.node_starts(node);
-        }
-    }
-
-    fn resume(&mut self, node: usize) {
-        self.nodes[node].paused = false;
-        for happening in std::mem::take(&mut self.nodes[node].backlog) {
-            self.push(0, happening);
-        }
-    }
-
-    fn manager_back(&mut self) {
-        if self.manager_away {
-            self.manager_away = false;
-            self.manager.restart(Millis(self.now / 1_000));
-        }
-    }
-
-    /// Damages one copy of a chunk, once, while all have it: a second damage would destroy data
-    /// that nobody could bring back.
-    fn damage(&mut self, node: usize, index: u32) {
-        let chunk = ChunkId::new(INODE, index);
-        let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
-        let versions: Vec<_> = self
-            .members()
-            .map(|(_, node)| {
-                node.store.slots().get(&chunk).map(|slot| slot.committed.state.version)
-            })
-            .collect();
-        let same = versions.windows(2).all(|pair| pair[0] == pair[1]);
-        if whole && same && !self.damaged.contains(&index) && self.nodes[node].store.damage(chunk) {
-            self.damaged.push(index);
-        }
-    }
-
-    fn become_calm(&mut self) {
-        self.calm = true;
-        self.network = Network::default();
-        self.manager_back();
-        for node in 0..self.nodes.len() {
-            self.restart(node);
-            self.resume(node);
-            self.nodes[node].disk_hangs_until = 0;
-            self.nodes[node].full = false;
-        }
-        self.ends_at = Some(LAST_REQUEST_US);
-        self.push(LAST_REQUEST_US - CALM_AT_US, Happening::CheckSettled);
     }
 }
