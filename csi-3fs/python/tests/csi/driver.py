@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +91,15 @@ class Driver:
         raise AssertionError(name)
 
     def refused(self, request: Any) -> tuple[str, str]:
-        """The code and the words of a request that must not be served."""
+        """The code and the words of a request that must not be served; it is counted once."""
+        call = type(request).__name__.removesuffix("Request")
+        before = self.counts(call)
         with pytest.raises(grpc.RpcError) as caught:
             self.call(request)
         error: Any = caught.value
-        return error.code().name, error.details()
+        code: str = error.code().name
+        assert self.counts(call) - before == Counter({code: 1})
+        return code, error.details()
 
     def code(self, request: Any) -> str:
         """The code of a request that may be served or not."""
@@ -114,6 +119,17 @@ class Driver:
 
     def publish(self, volume: str, path: str = "/k/pod", **more: Any) -> Any:
         return self.call(publish_request(volume, path, **more))
+
+    def counts(self, call: str) -> Counter[str]:
+        """How often a call was answered with each code."""
+        return Counter(
+            {
+                sample.labels["code"]: int(sample.value)
+                for family in self.metrics.calls.collect()
+                for sample in family.samples
+                if sample.name == "threefs_csi_calls_total" and sample.labels["call"] == call
+            }
+        )
 
     def counted(self, call: str, code: str) -> float:
         value = self.metrics.registry.get_sample_value(
