@@ -1,0 +1,167 @@
+"""Calls in another order than the kubelet's, and about devices that were there a moment ago."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from flyer_node.metrics import Metrics
+from flyer_node.plugin.offers import Offers
+from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
+from flyer_node.plugin.server import METHODS, ResourceServer
+from flyer_node.proto import deviceplugin_pb2 as pb
+from flyer_node.testing.kubelet import call
+from flyer_node.testing.stage import Stage, inventory_of, staged
+from flyer_node.testing.sysfs import paper_node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+UUIDS = [gpu.uuid for gpu in paper_node().gpus]
+NCCL = "fireflyer.dev/rdma-nccl"
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with staged() as one:
+        yield one
+
+
+def preferred(available: list[str], size: int) -> pb.PreferredAllocationRequest:
+    request = pb.PreferredAllocationRequest()
+    request.container_requests.add(available_deviceIDs=available, allocation_size=size)
+    return request
+
+
+def allocate(ids: list[str]) -> pb.AllocateRequest:
+    request = pb.AllocateRequest()
+    request.container_requests.add(devices_ids=ids)
+    return request
+
+
+async def first_list(channel: grpc.aio.Channel) -> pb.ListAndWatchResponse:
+    stream = channel.unary_stream(
+        "/v1beta1.DevicePlugin/ListAndWatch",
+        request_serializer=pb.Empty.SerializeToString,
+        response_deserializer=pb.ListAndWatchResponse.FromString,
+    )(pb.Empty())
+    message: pb.ListAndWatchResponse = await stream.read()
+    stream.cancel()
+    return message
+
+
+async def refused(stage: Stage, resource: str, method: str, request: Any) -> tuple[str, str]:
+    """The code and the words; it is counted once."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(stage.kubelet.plugins[resource].channel, method, request)
+    code = caught.value.code().name
+    details = {"resource": resource, "method": method, "code": code}
+    assert stage.count("flyer_node_requests_total", **details) == 1
+    return code, caught.value.details() or ""
+
+
+async def test_any_order_of_the_first_calls_gets_the_same_answers() -> None:
+    """Before a list was ever asked for, after it, and between: nothing depends on it."""
+    requests = {
+        "GetDevicePluginOptions": pb.Empty(),
+        "GetPreferredAllocation": preferred(UUIDS, 4),
+        "Allocate": allocate(UUIDS[:2]),
+        "PreStartContainer": pb.PreStartContainerRequest(devices_ids=UUIDS[:2]),
+    }
+    answers: dict[str, set[bytes]] = {method: set() for method in METHODS}
+    # Sockets' paths are at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="fn") as short:
+        offers = Offers(NodeView(inventory_of(paper_node(), Path(short) / "sys")))
+        for order in itertools.permutations(METHODS):
+            server = ResourceServer(GPU, Path(short), offers, Metrics(RESOURCES))
+            await server.start()
+            # Without a pool of its own, the channel would be the one to the server before.
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(f"unix:{server.socket}", options) as channel:
+                for method in order:
+                    if method == "ListAndWatch":
+                        answer: Any = await first_list(channel)
+                    else:
+                        answer = await call(channel, method, requests[method])
+                    answers[method].add(answer.SerializeToString(deterministic=True))
+            await server.stop()
+    assert {method: len(found) for method, found in answers.items()} == dict.fromkeys(METHODS, 1)
+
+
+def without(view: NodeView, gone: set[str]) -> NodeView:
+    """As after these GPUs fell off the bus."""
+    inventory = view.inventory
+    gpus = tuple(one for one in inventory.gpus if one.uuid not in gone)
+    bridges = tuple(one for one in inventory.bridges if not {one.first, one.second} & gone)
+    return replace(view, inventory=replace(inventory, gpus=gpus, bridges=bridges))
+
+
+async def test_ids_of_the_list_before_are_unknown_and_good_again_with_it(stage: Stage) -> None:
+    await stage.ready()
+    gone = UUIDS[-2:]
+    stage.offers.publish(without(stage.view, set(gone)))
+    # At once, whether the kubelet has the new list yet or not.
+    for method, request in (
+        ("GetPreferredAllocation", preferred(UUIDS, 4)),
+        ("Allocate", allocate([UUIDS[0], gone[0]])),
+    ):
+        code, words = await refused(stage, GPU, method, request)
+        assert code == "NOT_FOUND"
+        assert gone[0] in words or gone[1] in words
+    await stage.kubelet.until(lambda: stage.kubelet.healthy(GPU) == set(UUIDS[:-2]))
+    await stage.kubelet.admit(GPU, "six", 6)
+    stage.kubelet.release("six")
+    stage.offers.publish(stage.view)
+    await stage.kubelet.until(lambda: stage.kubelet.healthy(GPU) == set(UUIDS))
+    channel = stage.kubelet.plugins[GPU].channel
+    await call(channel, "Allocate", allocate(gone))
+    answer = await call(channel, "GetPreferredAllocation", preferred(UUIDS, 4))
+    assert set(answer.container_responses[0].deviceIDs) <= set(UUIDS)
+
+
+async def test_slots_of_a_list_that_shrank_are_unknown(stage: Stage) -> None:
+    await stage.ready()
+    before = sorted(stage.kubelet.healthy(NCCL))
+    stage.offers.publish(replace(stage.view, slots=len(before) // 2))
+    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(NCCL)) == len(before) // 2)
+    last = max(set(before) - stage.kubelet.healthy(NCCL))
+    for method, request in (
+        ("GetPreferredAllocation", preferred(before, 1)),
+        ("Allocate", allocate([last])),
+    ):
+        assert (await refused(stage, NCCL, method, request))[0] == "NOT_FOUND"
+    await stage.kubelet.admit(NCCL, "after", 1)
+
+
+async def test_calls_while_the_list_changes_see_the_one_or_the_other(stage: Stage) -> None:
+    """Each answer is of one list: never half of two, never a bug of ours."""
+    await stage.ready()
+    channel = stage.kubelet.plugins[GPU].channel
+    fewer = without(stage.view, set(UUIDS[-2:]))
+    codes: set[str] = set()
+
+    async def ask() -> None:
+        try:
+            answer = await call(channel, "Allocate", allocate(UUIDS))
+        except grpc.aio.AioRpcError as error:
+            codes.add(error.code().name)
+        else:
+            codes.add("OK")
+            environment = answer.container_responses[0].envs
+            assert environment["FLYER_GPUS"] == ",".join(UUIDS)
+            assert environment["FLYER_GPU_PAIRS"].count("+") == len(stage.view.inventory.bridges)
+
+    for turn in range(40):
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        for _ in range(turn // 2):  # further and further into the calls
+            await asyncio.sleep(0)
+        stage.offers.publish(fewer if turn % 2 == 0 else stage.view)
+        await asyncio.gather(*asking)
+    assert codes == {"OK", "NOT_FOUND"}
+    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == len(UUIDS))
