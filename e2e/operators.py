@@ -23,6 +23,7 @@ from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
 from flyer.kube.testing.api_nodes import ApiNodes
 from flyer.kube.testing.fakes import FakeGateway, outcome_of
+from flyer.kube.testing.leaks import nothing_left
 from flyer.kube.testing.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
         return {**await found.headers(), **as_operator}
 
     access = Access(found.url, found.context, headers)
-    async with Proxy(access) as proxy, Api(access, agent="test") as api:
+    async with nothing_left(), Proxy(access) as proxy, Api(access, agent="test") as api:
         made = Stage(api, proxy, namespace)
         for name in ("a0", "a1"):
             await made.nodes.add(f"{made.group}-{name}", "A", made.group)

@@ -17,6 +17,7 @@ from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
 from flyer.kube.testing import ApiServer, Kubelets
 from flyer.kube.testing.fakes import FakeGateway, outcome_of
+from flyer.kube.testing.leaks import nothing_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -275,7 +276,7 @@ def until() -> Callable[..., object]:
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     """A cluster without nodes and operators."""
-    async with Cluster() as made:
+    async with nothing_left(), Cluster() as made:
         yield made
 
 

@@ -25,6 +25,7 @@ from flyer.kube.gateway import (
     certificates_of,
     renewed,
 )
+from flyer.kube.testing.leaks import nothing_left
 from flyer.sidecar.settings import SidecarSettings
 from flyer.sidecar.sidecar import Sidecar
 from flyer.sidecar.wire import encode
@@ -263,10 +264,11 @@ def settings() -> GatewaySettings:
 
 @pytest.fixture
 async def world(settings: GatewaySettings, tmp_path: Path) -> AsyncIterator[World]:
-    world = World(settings, tmp_path)
-    await world.open()
-    yield world
-    await world.close()
+    async with nothing_left():
+        world = World(settings, tmp_path)
+        await world.open()
+        yield world
+        await world.close()
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ class ApiServer:
         self._kept: dict[int, tuple[int, dict[Any, Any]]] = {}  # by table
         self._bookmark_seconds = bookmark_seconds
         self._watches: set[Watch] = set()
+        self._closing = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
@@ -62,6 +63,7 @@ class ApiServer:
 
     async def start(self, port: int = 0) -> None:
         """Listen."""
+        self._closing = asyncio.Event()
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -74,6 +76,7 @@ class ApiServer:
     async def close(self) -> None:
         """Cut all connections and stop listening. `start` serves the same objects again."""
         self.cut_watches()
+        self._closing.set()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -152,7 +155,7 @@ class ApiServer:
             await asyncio.sleep(fault.seconds)
             return None
         if fault.do == "hang":
-            await asyncio.sleep(WATCH_SECONDS)
+            await self._closing.wait()
         if fault.do == "refuse":
             self._note(call, fault.code)
             raise ApiRefusal(

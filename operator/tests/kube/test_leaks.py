@@ -1,0 +1,41 @@
+"""The check of what a test's world leaves behind sees what is left."""
+
+import asyncio
+import socket
+
+import pytest
+from flyer.kube.testing.leaks import nothing_left
+
+
+async def test_a_task_that_goes_on_is_named():
+    leaving = nothing_left(closing_seconds=0.02)
+    await leaving.__aenter__()
+    task = asyncio.create_task(asyncio.sleep(60), name="forgotten")
+    with pytest.raises(AssertionError, match=r"left behind.*name='forgotten'"):
+        await leaving.__aexit__(None, None, None)
+    task.cancel()
+
+
+async def test_an_open_socket_is_named():
+    with pytest.raises(AssertionError, match=r"left behind.*socket:"):
+        async with nothing_left(closing_seconds=0.02):
+            left = socket.socket()
+    left.close()
+
+
+async def test_what_closes_soon_is_waited_for():
+    async with nothing_left():
+        ends = asyncio.get_running_loop().create_task(asyncio.sleep(0.02))
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writer.close()
+        server.close()
+    assert ends.done()
+
+
+async def test_what_was_there_before_may_stay():
+    with socket.socket():
+        task = asyncio.create_task(asyncio.sleep(60))
+        async with nothing_left(closing_seconds=0.02):
+            pass
+        task.cancel()
