@@ -159,7 +159,8 @@ def test_what_nobody_answered_while_many_were_silent_is_held_against_nobody():
 
 def test_whose_silence_is_left_to_kubernetes_is_told_once():
     watch = Watch()
-    watch.talks, watch.answering, watch.alone = set(names(8)), set(names(8)) - {"n1"}, {"n3"}
+    everybody = set(names(12))
+    watch.talks, watch.answering, watch.alone = everybody, everybody - {"n1"}, {"n3"}
     watch.look()
     watch.talks -= {"n1", "n2", "n3"}
     told = []
@@ -176,7 +177,11 @@ def test_whose_silence_is_left_to_kubernetes_is_told_once():
     watch.talks.add("n2")
     watch.look()
     watch.talks.remove("n2")
-    watch.pass_time(6)
+    cut(watch, "n4")
+    watch.pass_time(8)
+    assert list(watch.found) == ["n4"]
+    watch.alone.add("n4")  # the others of its gang have ended
+    watch.look()
     assert watch.silence.spared() == {"n2": "it answers probes"}
 
 

@@ -141,7 +141,7 @@ class Silence:
         """Who has fallen silent and is left to Kubernetes, and why; each silence is told once."""
         found = {}
         for name, one in self._machines.items():
-            awaited = one.said_at or one.replaceable
+            awaited = name not in self.lost and (one.said_at or one.replaceable)
             if awaited and not one.spared and self._now - one.heard_at >= LOST_SECONDS:
                 if not one.replaceable:
                     found[name] = "what runs there needs nobody else"
