@@ -5,8 +5,8 @@ import asyncio
 from flyer.kube.client import Lane
 
 
-async def ride(lane, log, name, leave):
-    async with lane:
+async def ride(turns, log, name, leave):
+    async with turns:
         log.append(name)
         await leave.wait()
 
@@ -38,6 +38,17 @@ async def test_who_came_before_it_was_urgent_finishes():
         leave.set()
         await asyncio.gather(*tasks)
     assert log == [0, 1, 2]
+
+
+async def test_what_is_ahead_comes_before_all_that_wait():
+    lane, log, leave = Lane(1, 1), [], asyncio.Event()
+    tasks = [asyncio.create_task(ride(lane, log, n, leave)) for n in range(3)]
+    tasks += [asyncio.create_task(ride(lane.ahead, log, n, leave)) for n in "ab"]
+    await settle()
+    assert log == [0]  # nobody is sent away for it
+    leave.set()
+    await asyncio.gather(*tasks)
+    assert log == [0, "a", "b", 1, 2]
 
 
 async def test_a_turn_is_not_lost_with_whoever_is_cancelled():

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 from flyer.api import API_VERSION, Phase
-from flyer.kube.services import inbox
+from flyer.kube.services import inbox, podcalls
 
 
 @pytest.fixture
@@ -31,6 +31,25 @@ async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, zones, n
     await until(lambda: cluster.store.all("events"))
     done = writes(cluster, since)
     assert len(done) <= 2 * nodes + 4, done
+
+
+async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
+    """Of jobs that start together the first do not wait for the pods of the last."""
+    monkeypatch.setattr(podcalls, "AT_ONCE", 2)
+    monkeypatch.setattr(podcalls, "BESIDE_COMMITS", 1)
+    names = [f"job-{number}" for number in range(12)]
+    cluster.nodes("A" * len(names))
+    for name in names:
+        cluster.submit(name, 1)
+    cluster.operator()
+    await until(lambda: all(cluster.phase(name) is Phase.RUNNING for name in names))
+    unbound, most = 0, 0
+    for call in cluster.server.faults.calls:
+        unbound += (call.verb, call.resource) == ("create", "pods")
+        unbound -= call.resource == "pods/binding"
+        most = max(most, unbound)
+    # Two whose creation was under way, and two whose binding is next.
+    assert most <= 4
 
 
 @pytest.mark.parametrize("nodes", [1, 8])

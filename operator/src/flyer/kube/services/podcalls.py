@@ -48,6 +48,9 @@ class PodCalls:
 
     def __init__(self, api: Api, pods: Cache[PodView], lane: Lane) -> None:
         self._api = api.apart(lane)
+        # What is there is bound or deleted before more is made: of many jobs that start together
+        # the first do not wait for the pods of the last.
+        self._soon = api.apart(lane.ahead)
         self._pods = pods
 
     async def create(self, job: FlyerJob, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +108,7 @@ class PodCalls:
             except ConflictError:
                 uid = pod["metadata"]["uid"]
                 try:
-                    pod = await self._api.get(
+                    pod = await self._soon.get(
                         PODS, pod["metadata"]["name"], pod["metadata"]["namespace"]
                     )
                 except NotFoundError:
@@ -133,7 +136,7 @@ class PodCalls:
                 "metadata": {"resourceVersion": metadata["resourceVersion"]},
                 "spec": {"schedulingGates": left or None},
             }
-            await self._api.merge(PODS, name, patch, namespace)
+            await self._soon.merge(PODS, name, patch, namespace)
         elif spec.get("schedulerName") != "default-scheduler":
             binding = {
                 "apiVersion": "v1",
@@ -141,12 +144,12 @@ class PodCalls:
                 "metadata": {"name": name, "uid": metadata["uid"]},
                 "target": {"apiVersion": "v1", "kind": "Node", "name": node},
             }
-            await self._api.post(PODS, name, namespace, "binding", binding)
+            await self._soon.post(PODS, name, namespace, "binding", binding)
 
     async def delete(self, namespace: str, name: str, uid: str, grace_seconds: int) -> None:
         """Delete this very pod, if it is still there."""
         try:
-            await self._api.delete(PODS, name, namespace, uid=uid, grace_seconds=grace_seconds)
+            await self._soon.delete(PODS, name, namespace, uid=uid, grace_seconds=grace_seconds)
         except (NotFoundError, ConflictError):
             return  # gone, or another one by now
         except ApiError as error:
