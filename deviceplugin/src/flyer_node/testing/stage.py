@@ -28,6 +28,7 @@ __all__ = ["Stage", "inventory_of", "staged"]
 
 LINKS = 12
 """Of a pair of A100s."""
+ENDING_SECONDS = 20.0
 
 
 def inventory_of(node: FakeNode, folder: Path) -> Inventory:
@@ -74,6 +75,7 @@ async def staged(view: NodeView | None = None) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="fn") as short:
         folder = Path(short) / "p"
         folder.mkdir()
+        tasks = asyncio.all_tasks()
         if view is None:
             view = NodeView(inventory_of(paper_node(), Path(short) / "sys"))
         metrics = Metrics(RESOURCES)
@@ -89,4 +91,16 @@ async def staged(view: NodeView | None = None) -> AsyncIterator[Stage]:
             with contextlib.suppress(asyncio.CancelledError):
                 await running
             await kubelet.stop()
-            assert not [one for one in folder.iterdir() if one.name.startswith("flyer-")]
+        assert not [one for one in folder.iterdir() if one.name.startswith("flyer-")]
+        await _ended(tasks)
+
+
+async def _ended(before: set[asyncio.Task[object]]) -> None:
+    """Every stream and server has ended; their tasks need some turns of the loop for that."""
+    mine = {*before, asyncio.current_task()}
+    try:
+        async with asyncio.timeout(ENDING_SECONDS):
+            while asyncio.all_tasks() - mine:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"left behind: {asyncio.all_tasks() - mine}") from None
