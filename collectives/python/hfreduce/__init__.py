@@ -14,28 +14,34 @@ from hfreduce.errors import CollectiveError, RendezvousError, SettingError, Topo
 
 TYPE_CHECKING = False  # as typing's, which takes longer to load than all the rest
 if TYPE_CHECKING:
-    from hfreduce.arrays import allreduce
+    from hfreduce.calls import Pending, allreduce, allreduce_many, start_allreduce
     from hfreduce.memory import empty
     from hfreduce.topology import Place, Topology, load_topology
 
 __all__ = [
     "CollectiveError",
+    "Pending",
     "Place",
     "RendezvousError",
     "SettingError",
     "Topology",
     "TopologyError",
     "allreduce",
+    "allreduce_many",
     "empty",
     "load_topology",
+    "start_allreduce",
 ]
 
 _WHERE = {
-    "allreduce": "hfreduce.arrays",
+    "Pending": "hfreduce.calls",
+    "allreduce": "hfreduce.calls",
+    "allreduce_many": "hfreduce.calls",
     "empty": "hfreduce.memory",
     "Place": "hfreduce.topology",
     "Topology": "hfreduce.topology",
     "load_topology": "hfreduce.topology",
+    "start_allreduce": "hfreduce.calls",
 }
 
 

@@ -1,6 +1,48 @@
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, Self, final
+
+__all__ = [
+    "AVG",
+    "BAND",
+    "BFLOAT16",
+    "BOR",
+    "BXOR",
+    "FLOAT8_E4M3FN",
+    "FLOAT8_E5M2",
+    "FLOAT16",
+    "FLOAT32",
+    "FLOAT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "MAX",
+    "MIN",
+    "PRODUCT",
+    "SUM",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "CollectiveError",
+    "Communicator",
+    "Daemon",
+    "Endpoint",
+    "Gpu",
+    "GpuError",
+    "Newcomer",
+    "OnGpu",
+    "Registered",
+    "Rendezvous",
+    "Triad",
+    "Work",
+    "best_instruction_set",
+    "flight_folders",
+    "instruction_set",
+    "read_flight",
+    "without_gdrcopy",
+]
 
 FLOAT32: Final[int]
 BFLOAT16: Final[int]
@@ -57,6 +99,7 @@ class GpuError(RuntimeError):
     code: int | None
     """CUresult."""
 
+@final
 class Work:
     def wait(self, timeout_seconds: float | None = None) -> None: ...
     def done(self) -> bool: ...
@@ -72,6 +115,7 @@ class Work:
 def read_flight(path: str | PathLike[str]) -> str: ...
 def flight_folders() -> tuple[list[str], str | None]: ...
 
+@final
 class Registered:
     @property
     def address(self) -> int: ...
@@ -80,6 +124,7 @@ class Registered:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
 class Communicator:
     @property
     def rank(self) -> int: ...
@@ -203,15 +248,16 @@ class Communicator:
     def flight(self) -> dict[str, Any]: ...
     def plan(self) -> dict[str, object]: ...
 
+@final
 class Gpu:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         ordinal: int,
         *,
         library: str | None = None,
         pinned_bytes: int | None = None,
         gdrcopy: str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @staticmethod
     def owner_of(pointer: int, *, library: str | None = None) -> int | None: ...
     @property
@@ -222,6 +268,7 @@ class Gpu:
     def close(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
+@final
 class OnGpu:
     def allreduce(
         self,
@@ -313,14 +360,15 @@ class OnGpu:
         timeout_seconds: float,
     ) -> Work: ...
 
+@final
 class Newcomer:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         node: str,
         zone: str,
         key: bytes,
         *,
-        job: str = "",
+        job: str = ...,
         address: str | None = None,
         chunk_bytes: int | None = None,
         slots: int | None = None,
@@ -328,19 +376,20 @@ class Newcomer:
         liveness_timeout_seconds: float = 10.0,
         lend: bool = True,
         determinism: str = "default",
-    ) -> None: ...
+    ) -> Self: ...
     def info(self) -> bytes: ...
     def join(self, timeout_seconds: float) -> Communicator: ...
 
+@final
 class Endpoint:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         rank: int,
         world_size: int,
         placement: Sequence[tuple[str, str]],
         key: bytes,
         *,
-        job: str = "",
+        job: str = ...,
         address: str | None = None,
         bridge: tuple[str, str] | None = None,
         chunk_bytes: int | None = None,
@@ -350,28 +399,31 @@ class Endpoint:
         lend: bool = True,
         determinism: str = "default",
         daemon: str | PathLike[str] | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def info(self) -> bytes: ...
     def connect(self, infos: Sequence[bytes], timeout_seconds: float) -> Communicator: ...
 
+@final
 class Daemon:
-    def __init__(self, path: str | PathLike[str], mode: int, ranks_max: int) -> None: ...
+    def __new__(cls, path: str | PathLike[str], mode: int, ranks_max: int) -> Self: ...
     def accept(self, seconds: float) -> None: ...
     @property
     def ranks(self) -> int: ...
     def close(self) -> None: ...
 
+@final
 class Rendezvous:
-    def __init__(
-        self, rank: int, world_size: int, host: str, port: int, key: bytes, *, job: str = ""
-    ) -> None: ...
+    def __new__(
+        cls, rank: int, world_size: int, host: str, port: int, key: bytes, *, job: str = ...
+    ) -> Self: ...
     @property
     def port(self) -> int: ...
     # A RuntimeError has two arguments: the text, and the ranks that did not come.
     def exchange(self, phase: str, value: bytes, timeout_seconds: float) -> list[bytes]: ...
 
+@final
 class Triad:
-    def __init__(self, threads: int, array_bytes: int) -> None: ...
+    def __new__(cls, threads: int, array_bytes: int) -> Self: ...
     # Bytes per second of all threads together, in the best of three passes.
     def measure(self) -> float: ...
 

@@ -1,14 +1,10 @@
-"""Reductions of whatever holds numbers in memory: numpy, JAX and torch arrays, `array.array`, mmap.
+"""The memory of whatever holds numbers: numpy, JAX and torch arrays, `array.array`, mmap.
 
-Memory is found through the buffer protocol or, where an object has none (or no word for its type,
-as numpy for bfloat16), through DLPack. Nothing is copied and torch is not needed::
+It is found through the buffer protocol or, where an object has none (or no word for its type, as
+numpy for bfloat16), through DLPack; that of a GPU through ``__cuda_array_interface__`` (CuPy,
+numba, torch). Nothing is copied and torch is not needed.
 
-    hfreduce.allreduce(gradients, communicator)  # in place
-    hfreduce.allreduce(gradients, communicator, op="max", timeout_seconds=5.0)
-
-Arrays of a GPU are found through ``__cuda_array_interface__`` (CuPy, numba, torch, JAX).
-
-An array that cannot be written to or is not contiguous is refused before anything is sent.
+An array that is not contiguous, or cannot be written to where a result is to go, is refused.
 """
 
 from __future__ import annotations
@@ -22,18 +18,7 @@ from hfreduce import _native
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OPERATIONS", "GpuMemory", "Memory", "allreduce", "gpu_memory", "memory"]
-
-OPERATIONS: dict[str, int] = {
-    "sum": _native.SUM,
-    "avg": _native.AVG,
-    "product": _native.PRODUCT,
-    "min": _native.MIN,
-    "max": _native.MAX,
-    "band": _native.BAND,
-    "bor": _native.BOR,
-    "bxor": _native.BXOR,
-}
+__all__ = ["GpuMemory", "Memory", "copy", "gpu_memory", "memory"]
 
 # (kind, bits) in DLPack's words; its numbers of kinds are below.
 _TYPES: dict[tuple[str, int], int] = {
@@ -71,10 +56,6 @@ _DLPACK_READ_ONLY = 1
 
 _IMMUTABLE = frozenset({"jax", "jaxlib"})
 """Libraries whose arrays never change, whatever their memory allows."""
-
-
-_ABANDONED: list[Memory] = []
-"""What the engine may still write to after Ctrl-C ended a wait."""
 
 
 class Memory(NamedTuple):
@@ -124,55 +105,42 @@ class _Versioned(ctypes.Structure):
     )
 
 
-def allreduce(
-    array: object,
-    communicator: _native.Communicator,
-    *,
-    op: str = "sum",
-    timeout_seconds: float = 60.0,
-    stream: int | None = None,
-) -> None:
-    """Everybody's combination to everybody, in place; returns when it is there.
-
-    An array in the memory of a GPU (one with `__cuda_array_interface__`) is read once what `stream`
-    has queued is done; without one, the array says where it is made ready.
+def memory(array: object) -> Memory:
+    """The array's memory, if the engine may compute with it in place.
 
     Raises `TypeError` for a type that cannot be reduced, `ValueError` for memory that cannot be
-    used as it is, `CollectiveError` if a peer fails.
+    used as it is.
     """
-    code = OPERATIONS.get(op)
-    if code is None:
-        raise ValueError(f"op `{op}`: must be one of {', '.join(OPERATIONS)}")
-    if hasattr(array, "__cuda_array_interface__"):
-        from hfreduce import gpu
-
-        ordinal, ready, pointer, numel, dtype = gpu_memory(array, stream)
-        operations = gpu.view(communicator, ordinal, ready)
-        work = operations.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
-        gpu.hold(work, array)
-        work.wait()
-        return
-    found = memory(array)
-    pointer, numel, dtype, _ = found
-    work = communicator.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
-    try:
-        work.wait()
-    finally:
-        if not work.done():
-            _ABANDONED.append(found)
-
-
-def memory(array: object) -> Memory:
-    """The array's memory, if the engine may compute with it in place."""
     name = type(array).__name__
-    if type(array).__module__.partition(".")[0] in _IMMUTABLE:
-        raise ValueError(f"{name}: arrays of this library never change; give a copy in numpy")
+    _may_change(array)
     view = _view(array)
     if view is not None:
         return _from_buffer(view, name)
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, name)
-    raise TypeError(f"{name}: has neither the buffer protocol nor DLPack; give a numpy array")
+    raise _nowhere(name)
+
+
+def copy(array: object, into: Memory) -> None:
+    """Copies an array, which may be read-only, to memory for as many elements of its type."""
+    name = type(array).__name__
+    view = _view(array)
+    if view is not None:
+        dtype, numel = _buffer_type(view, name), view.nbytes // view.itemsize
+    elif hasattr(array, "__dlpack__"):
+        source = _from_dlpack(array, name, only_read=True)
+        dtype, numel = source.dtype, source.numel
+    else:
+        raise _nowhere(name)
+    if (dtype, numel) != (into.dtype, into.numel):
+        raise ValueError(f"out: must have the {numel} elements of the {name}, and their type")
+    if not numel:
+        return
+    if view is None:
+        ctypes.memmove(into.pointer, source.pointer, numel * _item_bytes(dtype))
+        return
+    target = memoryview((ctypes.c_char * view.nbytes).from_address(into.pointer)).cast("B")
+    target[:] = view.cast("B") if view.ndim else view.tobytes()
 
 
 def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
@@ -183,10 +151,11 @@ def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
     from hfreduce import gpu
 
     name = type(array).__name__
+    _may_change(array)
     told: dict[str, Any] = array.__cuda_array_interface__
     pointer, read_only = told["data"]
     if read_only:
-        raise ValueError(f"{name}: read-only memory cannot take the result; give a copy")
+        raise _unwritable(name)
     typestr, shape = told["typestr"], tuple(told["shape"])
     kind = _TYPESTR_KINDS.get(typestr[1]) if typestr[0] in "<|" else None
     item_bytes = int(typestr[2:]) if kind else 0
@@ -211,6 +180,18 @@ def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
     return GpuMemory(owner, stream, pointer, numel, dtype)
 
 
+def _may_change(array: object) -> None:
+    if type(array).__module__.partition(".")[0] in _IMMUTABLE:
+        raise ValueError(
+            f"{type(array).__name__}: arrays of this library never change; give `out`, an array of "
+            "numpy for the result"
+        )
+
+
+def _unwritable(name: str) -> ValueError:
+    return ValueError(f"{name}: read-only memory cannot take the result; give `out`, or a copy")
+
+
 def _view(array: object) -> memoryview | None:
     """The array's buffer, if it has one and a word for its type."""
     try:
@@ -219,22 +200,31 @@ def _view(array: object) -> memoryview | None:
         return None
 
 
-def _from_buffer(view: memoryview, name: str) -> Memory:
+def _nowhere(name: str) -> TypeError:
+    return TypeError(f"{name}: has neither the buffer protocol nor DLPack; give a numpy array")
+
+
+def _buffer_type(view: memoryview, name: str) -> int:
     kind = _BUFFER_KINDS.get(view.format.lstrip("@=<"))
     dtype = _TYPES.get((kind or "", 8 * view.itemsize))
     if dtype is None:
         raise TypeError(f"{name}: cannot reduce elements of format `{view.format}`")
-    if view.readonly:
-        raise ValueError(f"{name}: read-only memory cannot take the result; give a copy")
     if not view.c_contiguous:
         raise ValueError(f"{name}: not contiguous (strides {view.strides}); give a copy")
+    return dtype
+
+
+def _from_buffer(view: memoryview, name: str) -> Memory:
+    dtype = _buffer_type(view, name)
+    if view.readonly:
+        raise _unwritable(name)
     if view.nbytes == 0:
         return Memory(0, 0, dtype, view)
     place = (ctypes.c_char * view.nbytes).from_buffer(view)
     return Memory(ctypes.addressof(place), view.nbytes // view.itemsize, dtype, place)
 
 
-def _from_dlpack(array: Any, name: str) -> Memory:
+def _from_dlpack(array: Any, name: str, *, only_read: bool = False) -> Memory:
     try:
         capsule = array.__dlpack__(max_version=(1, 1))
     except TypeError:  # an exporter from before versions
@@ -245,8 +235,8 @@ def _from_dlpack(array: Any, name: str) -> Memory:
         whole = _Versioned.from_address(address)
         if whole.major != 1:
             raise TypeError(f"{name}: DLPack {whole.major}.{whole.minor}; 1.x is understood")
-        if whole.flags & _DLPACK_READ_ONLY:
-            raise ValueError(f"{name}: read-only memory cannot take the result; give a copy")
+        if whole.flags & _DLPACK_READ_ONLY and not only_read:
+            raise _unwritable(name)
     tensor = whole.tensor if versioned else _Tensor.from_address(address)
     if tensor.device_type not in _DLPACK_CPU:
         raise ValueError(
@@ -267,6 +257,10 @@ def _from_dlpack(array: Any, name: str) -> Memory:
     pointer = (tensor.data or 0) + tensor.byte_offset
     # The capsule was not consumed: it gives the memory back when it goes.
     return Memory(pointer if numel else 0, numel, dtype, (capsule, array))
+
+
+def _item_bytes(dtype: int) -> int:
+    return next(bits // 8 for (_, bits), code in _TYPES.items() if code == dtype)
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> bool:

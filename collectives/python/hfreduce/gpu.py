@@ -14,14 +14,11 @@ from functools import cache
 from hfreduce import _native
 from hfreduce.settings import Settings
 
-__all__ = ["held", "hold", "opened", "owner_of", "view"]
+__all__ = ["opened", "owner_of", "view"]
 
 _LOCK = threading.Lock()
 _OPEN: dict[tuple[int, int], _native.Gpu] = {}
 """By process and number: a forked child opens its own."""
-
-_HELD: list[tuple[_native.Work, object]] = []
-"""Arrays that the copies of an operation may still touch, however it ended for its caller."""
 
 
 def opened(ordinal: int) -> _native.Gpu:
@@ -56,20 +53,6 @@ def view(communicator: _native.Communicator, ordinal: int, stream: int) -> _nati
 def owner_of(pointer: int) -> int | None:
     """The number of the GPU that owns this address; None for the host's memory."""
     return _native.Gpu.owner_of(pointer, library=_settings(os.getpid()).cuda_library)
-
-
-def hold(work: _native.Work, array: object) -> None:
-    """Keeps `array` until no copy of `work` can touch it."""
-    with _LOCK:
-        _HELD[:] = [each for each in _HELD if not each[0].drained()]
-        _HELD.append((work, array))
-
-
-def held() -> int:
-    """How many operations keep arrays."""
-    with _LOCK:
-        _HELD[:] = [each for each in _HELD if not each[0].drained()]
-        return len(_HELD)
 
 
 @cache

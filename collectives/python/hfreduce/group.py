@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from hfreduce import _native, gpu, tensors
+from hfreduce.keeping import hold
 from hfreduce.work import CollectiveWork, Completer
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Group(Backend):
         if self._uses_gpus:
             for operation in operations:
                 # Its copies may outlive the caller's wait.
-                gpu.hold(operation, (result, keep))
+                hold(operation, (result, keep))
         work = CollectiveWork(operations, result, self._completer, keep=keep, finish=finish)
         in_flight = self._in_flight
         while in_flight and in_flight[0].is_completed():

@@ -2,13 +2,15 @@
 
 import array
 import math
+import time
 
 import hfreduce.torch
 import numpy as np
 import pytest
 import torch
 from hfreduce import _native
-from hfreduce.arrays import memory
+from hfreduce.arrays import gpu_memory, memory
+from hfreduce.keeping import is_held
 from hfreduce.testing import Layout, run
 
 pytestmark = pytest.mark.torch
@@ -51,6 +53,112 @@ def reduce_everything(rank, size):
     assert whole[1:3].flatten().tolist() == [math.comb(size, 2)] * 12
     assert whole[0].tolist() == [rank] * 6
     return True
+
+
+def reduce_many(rank, size):
+    """As one operation, waited for and not; the elements between are nobody's."""
+    group = hfreduce.torch.communicator()
+    flat = np.full(1_000, 7.0, np.float32)
+    pieces = [flat[start : start + 3] for start in range(0, 1_000, 5)]
+    for piece in pieces:
+        piece[...] = rank
+    hfreduce.allreduce_many(pieces, group)
+    assert {piece.tolist() == [math.comb(size, 2)] * 3 for piece in pieces} == {True}
+    assert {flat[index] for index in range(1_000) if index % 5 >= 3} == {7.0}
+    first, second = np.full(4, rank), np.full(100_000, rank)
+    pending = [hfreduce.start_allreduce([each], group, op="max") for each in (first, second)]
+    for each in pending:
+        each.wait()
+        assert each.done()
+    assert (first == size - 1).all()
+    assert (second == size - 1).all()
+    # What nobody waits for lives until it is done.
+    hfreduce.start_allreduce([np.full(1_000_000, float(rank))], group)
+    hfreduce.allreduce(first, group)
+    until = time.monotonic() + 60
+    while is_held():
+        assert time.monotonic() < until, "memory is kept for ever"
+        time.sleep(0.01)
+    return True
+
+
+def test_many_arrays_are_one_operation():
+    outcomes = run(reduce_many, Layout.one_node(3))
+    assert [outcome.value for outcome in outcomes] == [True] * 3, outcomes
+
+
+def reduce_a_million(rank, size):
+    """More tensors than a model has, in one operation."""
+    group = hfreduce.torch.communicator()
+    numbers = np.arange(2_000_000, dtype=np.float32) % 1_000
+    wanted = numbers.copy()
+    wanted[::2] *= size
+    start = numbers.ctypes.data
+    pieces = [(start + 8 * index, 1) for index in range(1_000_000)]
+    group.allreduce_many(pieces, _native.FLOAT32, _native.SUM, 300.0).wait()
+    assert np.array_equal(numbers, wanted)
+    return True
+
+
+@pytest.mark.slow
+def test_a_million_tensors_of_one_element_are_summed_and_nothing_between_them():
+    outcomes = run(reduce_a_million, Layout.one_node(2), deadline_seconds=400.0)
+    assert [outcome.value for outcome in outcomes] == [True] * 2, outcomes
+
+
+class Unchanging(Exported):
+    """As an array of JAX: read-only, and of a library whose arrays never change."""
+
+    __module__ = "jaxlib.xla_extension"
+
+
+def reduce_elsewhere(rank, size):
+    """The input stays as it is."""
+    group = hfreduce.torch.communicator()
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.full((2, 3), rank + 1.0).to(dtype)
+        with pytest.raises(ValueError, match="never change; give `out`"):
+            hfreduce.allreduce(Unchanging(tensor), group)
+        result = torch.zeros(6, dtype=dtype)
+        hfreduce.allreduce(Unchanging(tensor), group, out=result)
+        assert result.tolist() == [sum(range(1, size + 1))] * 6
+        assert tensor.tolist() == [[rank + 1.0] * 3] * 2
+    numbers = np.full((3, 2), rank)
+    numbers.flags.writeable = False
+    result = np.zeros((3, 2), numbers.dtype)
+    hfreduce.allreduce(numbers, group, out=result)
+    assert result.tolist() == [[math.comb(size, 2)] * 2] * 3
+    single = np.zeros((), np.float64)
+    hfreduce.allreduce(np.float64(rank), group, out=single)
+    assert single == math.comb(size, 2)
+    for wrong in (np.zeros(5, numbers.dtype), np.zeros(6, np.float32)):
+        with pytest.raises(ValueError, match="out: must have the 6 elements"):
+            hfreduce.allreduce(numbers, group, out=wrong)
+    with pytest.raises(ValueError, match="read-only memory cannot take the result"):
+        hfreduce.allreduce(np.ones(6), group, out=frozen())
+    return True
+
+
+def test_an_array_that_never_changes_is_reduced_to_another():
+    outcomes = run(reduce_elsewhere, Layout.one_node(2))
+    assert [outcome.value for outcome in outcomes] == [True] * 2, outcomes
+
+
+def test_a_gpus_array_that_never_changes_is_not_written_to():
+    class OnGpu:
+        __module__ = "jax"
+        __cuda_array_interface__ = {  # noqa: RUF012 # read, never written
+            "shape": (1,), "typestr": "<f4", "data": (4096, False), "version": 3
+        }  # fmt: skip
+
+    with pytest.raises(ValueError, match="OnGpu: arrays of this library never change"):
+        gpu_memory(OnGpu(), None)
+
+
+def test_arrays_of_two_types_are_not_one_operation():
+    for several in ([np.ones(2), np.ones(2, np.float32)], []):
+        with pytest.raises(ValueError, match="arrays: must be of one type"):
+            hfreduce.start_allreduce(several, None)
 
 
 def test_arrays_of_all_kinds_are_reduced_in_place():

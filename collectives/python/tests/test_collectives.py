@@ -3,6 +3,7 @@
 import gc
 import warnings
 from datetime import timedelta
+from functools import partial
 
 import hfreduce.torch
 import pytest
@@ -245,11 +246,18 @@ def test_nan_and_infinity_arrive_on_every_rank():
 
 def refusals(rank, size):
     """What is refused before anything is sent, with what it was."""
-    base = torch.zeros(4, 4)
+    base = torch.arange(16.0).view(4, 4)
+    # What overlaps itself or has gaps: Gloo writes over what lies between.
+    crooked = {
+        "transposed": base.t(), "strided": base.flatten()[::2], "expanded": base[0, :1].expand(8),
+    }  # fmt: skip
+    whole = torch.zeros(8 * size)
     attempts = {
-        "transposed": lambda: dist.all_reduce(base.t()),
-        "strided": lambda: dist.all_reduce(torch.zeros(10)[::2]),
-        "expanded": lambda: dist.all_reduce(torch.zeros(1).expand(8)),
+        **{name: partial(dist.all_reduce, each) for name, each in crooked.items()},
+        **{f"{name} broadcast": partial(dist.broadcast, each, 0) for name, each in crooked.items()},
+        "received": lambda: dist.recv(crooked["strided"], (rank + 1) % size),
+        "gathered": lambda: dist.all_gather_into_tensor(whole.expand(2, -1)[:, ::2], whole[:8]),
+        "shared": lambda: dist.reduce_scatter_tensor(crooked["expanded"], whole),
         "sparse": lambda: dist.all_reduce(base.to_sparse(), dist.ReduceOp.MAX),
         "fnuz": lambda: dist.all_reduce(torch.zeros(3).to(torch.float8_e4m3fnuz)),
         "bits of floats": lambda: dist.all_reduce(base, dist.ReduceOp.BXOR),
@@ -269,6 +277,7 @@ def refusals(rank, size):
             texts[name] = f"{type(error).__name__}: {error}"
         else:
             texts[name] = "accepted"
+    assert base.tolist() == torch.arange(16.0).view(4, 4).tolist()
     # The group is whole after all of that.
     tensor = torch.ones(3)
     dist.all_reduce(tensor)

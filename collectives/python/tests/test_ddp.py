@@ -48,9 +48,29 @@ def test_training_equals_gloo_within_rounding_and_itself_in_every_bit():
     )
 
 
-def test_instructions_and_bucket_sizes_do_not_matter_where_they_must_not():
+def test_instructions_do_not_matter():
     reference = {digest for digest, _ in results(environment={"HFREDUCE_ISA": "scalar"})}
     assert reference == {digest for digest, _ in results()}
+
+
+def bucketed(rank, size):
+    """One sum as a whole and in five buckets: the bits of each."""
+    whole = torch.randn(200_001, generator=torch.Generator().manual_seed(rank))
+    buckets = [bucket.clone() for bucket in whole.tensor_split([7, 50_000, 50_001, 120_000])]
+    for tensor in (whole, *buckets):
+        dist.all_reduce(tensor)
+    return torch.equal(whole, torch.cat(buckets))
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_bucket_sizes_do_not_matter_where_stable_bits_are_asked_for(stable):
+    """Without it they do: so the test sees something."""
+    environment = {"HFREDUCE_CHUNK_BYTES": "16384"}
+    if stable:
+        environment["HFREDUCE_DETERMINISM"] = "stable"
+    layout = Layout(tuple((f"a{node}", "A") for node in range(5)), 1)
+    outcomes = run(bucketed, layout, environment=environment)
+    assert [outcome.value for outcome in outcomes] == [stable] * 5, outcomes
 
 
 def train_with_a_death(rank, size):

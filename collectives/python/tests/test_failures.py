@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,13 @@ def assert_named(outcome, bad=BAD):
     assert all(told[name] for name in ("node", "peer_node", "operation", "phase")), outcome
     for name in ("job", "node", "operation", "phase"):
         assert str(told[name]) in outcome.failure.text, (name, outcome)
+    assert_recorded(outcome)
+
+
+def assert_recorded(outcome):
+    """Every error leaves a record of what its rank did."""
+    name = Path(outcome.failure.fields["flight_record"]).name
+    assert f"-rank{outcome.rank}-" in name, outcome
 
 
 def hit(rank, size, number, when):
@@ -122,6 +130,7 @@ def test_a_peer_that_disagrees_is_named_on_every_rank(how, layout):
         # Of two that disagree neither is right by itself: both calls are told.
         assert odd[how] in outcome.failure.text, outcome
         assert outcome.failure.text.count(" called ") == 2
+        assert_recorded(outcome)
 
 
 @pytest.mark.parametrize("how", ["splits", "message"])

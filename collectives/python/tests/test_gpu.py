@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hfreduce import CollectiveError, _native, gpu
+from hfreduce.keeping import is_held
 from hfreduce.pairs import Pairs
 from hfreduce.testing import Layout, run, values
 from torch._C._distributed_c10d import (
@@ -100,7 +101,7 @@ def clean(library):
     counts = [library.stub_count(what) for what in (b"violations", b"launches")]
     assert counts == [0, 0], counts
     # The worker lets go of an operation a moment after its caller was told.
-    wait_until(lambda: gpu.held() == 0)
+    wait_until(lambda: not is_held())
     return True
 
 
@@ -313,9 +314,9 @@ def a_hung_gpu(rank, size):
     if rank == 0:
         # Nobody else gets the array's memory while the GPU may write to it.
         del array
-        assert gpu.held() == 1
+        assert is_held()
         library.stub_allow(0, -1)
-        wait_until(lambda: gpu.held() == 0)
+        wait_until(lambda: not is_held())
     return clean(library)
 
 

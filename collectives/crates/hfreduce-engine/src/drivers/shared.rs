@@ -188,6 +188,8 @@ impl Shared {
     pub fn error(&self, work: Option<&WorkState>, phase: &str) -> Option<CollectiveError> {
         let cause = self.broken.get()?.clone();
         let identity = &self.identity;
+        // A caller may be here before the driver, which tells the other ranks first.
+        let record = self.recorder.broke(&cause.encode());
         Some(CollectiveError {
             job: identity.job.as_str().into(),
             rank: identity.rank,
@@ -196,7 +198,7 @@ impl Shared {
             sequence: work.map_or(-1, |work| work.sequence as i64),
             phase: phase.to_owned(),
             cause: Box::new(cause),
-            flight_record: self.recorder.dumped().map(|path| path.display().to_string().into()),
+            flight_record: record.map(|path| path.display().to_string().into()),
         })
     }
 }

@@ -52,11 +52,8 @@ pub(super) fn agreeing(options: &Options, start: &Start) -> Recorder {
     Recorder::new(&options.folders, &about)
 }
 
-/// The error with the path of the dump, which is made now unless the driver has made one.
+/// The error with the path of the dump.
 pub(super) fn recorded(error: CollectiveError, recorder: &Recorder) -> CollectiveError {
-    let path = match recorder.dumped() {
-        Some(path) => Some(path),
-        None => recorder.broke(&error.cause.encode()),
-    };
+    let path = recorder.broke(&error.cause.encode());
     CollectiveError { flight_record: path.map(|path| path.display().to_string().into()), ..error }
 }

@@ -298,10 +298,13 @@ impl Recorder {
     }
 
     /// Everything ended for this reason (JSON): writes all that is recorded to the folder of dumps.
-    /// The file's path, or none where nothing could be written. Waits a second at most.
+    /// The file's path, or none where nothing could be written. Whoever says so first writes; all
+    /// wait for that, a second at most.
     pub fn broke(&self, cause: &[u8]) -> Option<&Path> {
-        self.text(at::CAUSE, cause, at::IDENTITY);
-        self.set(at::STATE, State::Broken as u64);
+        if self.get(at::STATE) != State::Broken as u64 {
+            self.text(at::CAUSE, cause, at::IDENTITY);
+            self.set(at::STATE, State::Broken as u64);
+        }
         let folder = self.dumps.as_deref();
         self.dumped.get_or_init(|| dump::write(folder?, self.snapshot()?)).as_deref()
     }
@@ -309,11 +312,6 @@ impl Recorder {
     /// A daemon, which has the rank's own recorder, has written the dump.
     pub fn dumped_at(&self, path: Option<PathBuf>) {
         let _ = self.dumped.set(path);
-    }
-
-    /// Where the dump is, once there is one.
-    pub fn dumped(&self) -> Option<&Path> {
-        self.dumped.get()?.as_deref()
     }
 
     /// All that is recorded.
