@@ -23,7 +23,7 @@ use crate::core::{Chunk, Fingerprint, Kind};
 use crate::operation::{DType, ReduceOp};
 
 /// Up to this an operation is one chunk.
-pub(super) const SMALL_BYTES: u64 = CHUNK_BYTES_MIN as u64;
+const SMALL_BYTES: u64 = CHUNK_BYTES_MIN as u64;
 
 impl Driver {
     /// True if whoever contributes last to an operation adds it up; every rank says the same.

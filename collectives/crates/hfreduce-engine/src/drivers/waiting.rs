@@ -6,8 +6,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::last::SMALL_BYTES;
-use super::{Active, Driver, TICK, poller};
+use super::{Driver, TICK, Way, poller};
 use crate::board::{FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, FOR_TURN};
 
 /// How often a rank gives its processor away before it sleeps. Once is enough where all come at the
@@ -94,8 +93,7 @@ impl Driver {
     /// True where another rank that shares our processor is likely to need it for what we wait for,
     /// and for little more than to come and to go.
     fn gives_way(&self) -> bool {
-        let little = |active: &Active| active.operation.print.size_bytes() <= SMALL_BYTES;
-        self.is_crowded() && self.active.front().is_some_and(little)
+        self.is_crowded() && self.active.front().is_some_and(|active| active.way == Way::Last)
     }
 
     /// True if data may come through sockets.
