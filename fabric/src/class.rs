@@ -55,6 +55,8 @@ impl TrafficClass {
         let tos = self.marks().dscp << 2;
         match rustix::net::getsockname(&socket)?.address_family() {
             rustix::net::AddressFamily::INET6 => {
+                // A socket of both families may carry IPv4, which has a field of its own.
+                rustix::net::sockopt::set_ip_tos(&socket, tos)?;
                 rustix::net::sockopt::set_ipv6_tclass(&socket, u32::from(tos))
             }
             _ => rustix::net::sockopt::set_ip_tos(&socket, tos),

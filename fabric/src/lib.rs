@@ -1,6 +1,6 @@
 //! What collectives and storage share on the wire: who may speak (`auth`), in which traffic class
-//! (`class`), for how long a wait may last (`deadline`), until when a right lasts (`moment`), and the
-//! transports themselves.
+//! (`class`), at which address (`interfaces`), for how long a wait may last (`deadline`), until when a
+//! right lasts (`moment`), and the transports themselves.
 //!
 //! Absent on purpose: any knowledge of what the bytes mean.
 
@@ -10,6 +10,7 @@ pub mod arena;
 pub mod auth;
 pub mod class;
 pub mod deadline;
+pub mod interfaces;
 pub mod moment;
 pub mod rpc;
 pub mod shm;

@@ -4,12 +4,15 @@
 //! that a stranger who connects and says nothing delays nobody. What fails the handshake is closed
 //! and counted; the service never sees it.
 
+use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::auth::{self, AuthError, Key};
 use crate::class::TrafficClass;
@@ -17,27 +20,75 @@ use crate::deadline::Deadline;
 
 /// Handshakes under way at once; more connections are closed at the door.
 const HANDSHAKES_MAX: usize = 64;
+/// Connections that the kernel may hold for us.
+const CONNECTIONS_WAITING: i32 = 128;
 /// How long a stranger may take to prove who it is.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one address is tried before the next one.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why there is no connection.
+/// Why there is no connection: every address that was tried.
 #[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    /// No address of the peer answered.
-    #[error(
-        "no connection to {addresses:?}: {last}; check that this address is routed and the process lives"
-    )]
-    Unreachable {
-        /// What was tried.
-        addresses: Vec<SocketAddr>,
-        /// What the last attempt said.
-        last: io::Error,
-    },
-    /// The peer answered and one of us refused the other.
+pub struct DialError {
+    /// In the order of trying; at least one, unless no address was given.
+    pub attempts: Vec<Attempt>,
+}
+
+/// One address that was tried.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}: {why}")]
+pub struct Attempt {
+    /// Where.
+    pub address: SocketAddr,
+    /// What came of it.
+    #[source]
+    pub why: Unmet,
+}
+
+/// Why an address did not do.
+#[derive(Debug, thiserror::Error)]
+pub enum Unmet {
+    /// It did not answer.
+    #[error("{0}; check that this address is routed and the process lives")]
+    Unreachable(io::Error),
+    /// It answered and one of us refused the other.
     #[error(transparent)]
     Refused(#[from] AuthError),
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.attempts.is_empty() {
+            return formatter.write_str("no connection: the peer told no address");
+        }
+        formatter.write_str("no connection to ")?;
+        for (at, attempt) in self.attempts.iter().enumerate() {
+            write!(formatter, "{}{attempt}", if at > 0 { "; to " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl DialError {
+    /// Somebody broke off in the middle of the handshake: it may only be busy.
+    pub fn broken_off(&self) -> Option<&io::Error> {
+        self.refusals().find_map(|error| match error {
+            AuthError::Broken { source, .. } => Some(source),
+            _ => None,
+        })
+    }
+
+    /// Somebody answered who is not whom we want.
+    pub fn stranger(&self) -> Option<&AuthError> {
+        self.refusals().find(|error| !matches!(error, AuthError::Broken { .. }))
+    }
+
+    fn refusals(&self) -> impl Iterator<Item = &AuthError> {
+        self.attempts.iter().filter_map(|attempt| match &attempt.why {
+            Unmet::Refused(error) => Some(error),
+            Unmet::Unreachable(_) => None,
+        })
+    }
 }
 
 /// What happened at a port.
@@ -59,7 +110,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Listens on `address` (port 0: a free one) and hands every admitted connection to `admit`,
+    /// Listens on `address` (port 0: a free one; `::`: IPv4 too) and hands every admitted connection to `admit`,
     /// on a thread of its own; `admit` must end soon.
     ///
     /// # Errors
@@ -71,7 +122,7 @@ impl Port {
         class: TrafficClass,
         admit: impl Fn(TcpStream, SocketAddr) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
+        let listener = listen(address)?;
         let address = listener.local_addr()?;
         let counters = Arc::new(PortCounters::default());
         let stop = Arc::new(AtomicBool::new(false));
@@ -107,16 +158,25 @@ impl Drop for Port {
         // The thread sits in accept: a connection of our own wakes it.
         let mut own = self.address;
         if own.ip().is_unspecified() {
-            own.set_ip(match own.ip() {
-                IpAddr::V4(_) => IpAddr::from([127, 0, 0, 1]),
-                IpAddr::V6(_) => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
-            });
+            // `::` listens to both families, and not every machine has `::1`.
+            own.set_ip(Ipv4Addr::LOCALHOST.into());
         }
         let woken = TcpStream::connect_timeout(&own, Duration::from_secs(1)).is_ok();
         if let (true, Some(thread)) = (woken, self.thread.take()) {
             let _ = thread.join();
         }
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip() != IpAddr::from(Ipv6Addr::UNSPECIFIED) {
+        return TcpListener::bind(address);
+    }
+    let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_only_v6(false)?;
+    socket.bind(&address.into())?;
+    socket.listen(CONNECTIONS_WAITING)?;
+    Ok(socket.into())
 }
 
 struct Door {
@@ -183,7 +243,8 @@ impl Door {
     }
 }
 
-/// Connects to the first of `addresses` that answers, and authenticates.
+/// Connects to the first of `addresses` at which somebody answers who holds the key for `context`.
+/// Strangers are passed by: two machines may have one address in networks of their own.
 ///
 /// # Errors
 /// [`DialError`].
@@ -194,25 +255,32 @@ pub fn dial(
     class: TrafficClass,
     deadline: Deadline,
 ) -> Result<TcpStream, DialError> {
-    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses {
-        let Some(left) = deadline.remaining() else {
-            last = io::ErrorKind::TimedOut.into();
-            break;
-        };
-        match TcpStream::connect_timeout(address, left.min(ATTEMPT_TIMEOUT)) {
-            Ok(stream) => {
-                if let Err(error) = prepare(&stream, class) {
-                    last = error;
-                    continue;
-                }
-                auth::dial(&stream, key, context, deadline)?;
-                return Ok(stream);
-            }
-            Err(error) => last = error,
+    let mut attempts = Vec::new();
+    for &address in addresses {
+        match try_one(address, key, context, class, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(why) => attempts.push(Attempt { address, why }),
         }
     }
-    Err(DialError::Unreachable { addresses: addresses.to_vec(), last })
+    Err(DialError { attempts })
+}
+
+fn try_one(
+    address: SocketAddr,
+    key: &Key,
+    context: &str,
+    class: TrafficClass,
+    deadline: Deadline,
+) -> Result<TcpStream, Unmet> {
+    let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut);
+    let stream = left
+        .map_err(io::Error::from)
+        .and_then(|left| TcpStream::connect_timeout(&address, left.min(ATTEMPT_TIMEOUT)))
+        .and_then(|stream| prepare(&stream, class).map(|()| stream))
+        .map_err(Unmet::Unreachable)?;
+    // A stranger may say nothing for ever.
+    auth::dial(&stream, key, context, deadline.within(HANDSHAKE_TIMEOUT))?;
+    Ok(stream)
 }
 
 fn prepare(stream: &TcpStream, class: TrafficClass) -> io::Result<()> {
@@ -221,131 +289,6 @@ fn prepare(stream: &TcpStream, class: TrafficClass) -> io::Result<()> {
     Ok(())
 }
 
-/// The addresses at which other machines may reach this one: every IPv4 and global IPv6 address
-/// of an interface that is up, loopback excluded.
-pub fn own_addresses() -> Vec<IpAddr> {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: getifaddrs fills `list` or fails; it is freed below.
-    if unsafe { libc::getifaddrs(&mut list) } != 0 {
-        return Vec::new();
-    }
-    let mut addresses = Vec::new();
-    let mut at = list;
-    while !at.is_null() {
-        // SAFETY: the list is ours until freeifaddrs, and `at` is one of its entries.
-        let entry = unsafe { &*at };
-        at = entry.ifa_next;
-        let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
-        let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
-        if entry.ifa_addr.is_null() || !up || loopback {
-            continue;
-        }
-        // SAFETY: a non-null address begins with its family, which says what it is.
-        match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
-            libc::AF_INET => {
-                // SAFETY: the family says so; read unaligned, since nothing promises alignment.
-                let address =
-                    unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
-                addresses.push(IpAddr::from(address.sin_addr.s_addr.to_ne_bytes()));
-            }
-            libc::AF_INET6 => {
-                // SAFETY: as above.
-                let address =
-                    unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
-                let address = std::net::Ipv6Addr::from(address.sin6_addr.s6_addr);
-                if !address.is_unicast_link_local() {
-                    addresses.push(IpAddr::from(address));
-                }
-            }
-            _ => {}
-        }
-    }
-    // SAFETY: `list` came from getifaddrs and is freed once.
-    unsafe { libc::freeifaddrs(list) };
-    addresses.sort_by_key(IpAddr::is_ipv6);
-    addresses
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{Read, Write};
-    use std::sync::mpsc;
-
-    fn key(byte: u8) -> Key {
-        Key::from_bytes(&[byte; 32]).unwrap()
-    }
-
-    fn soon() -> Deadline {
-        Deadline::after(Duration::from_secs(60))
-    }
-
-    fn echo_port() -> (Port, mpsc::Receiver<()>) {
-        let (told, heard) = mpsc::channel();
-        let here = SocketAddr::from(([127, 0, 0, 1], 0));
-        let told = std::sync::Mutex::new(told);
-        let port =
-            Port::open(here, key(1), "test".into(), TrafficClass::Hfreduce, move |mut s, _| {
-                let mut byte = [0];
-                s.read_exact(&mut byte).unwrap();
-                s.write_all(&byte).unwrap();
-                told.lock().unwrap().send(()).unwrap();
-            })
-            .unwrap();
-        (port, heard)
-    }
-
-    #[test]
-    fn who_holds_the_key_is_admitted_with_the_class() {
-        let (port, heard) = echo_port();
-        let mut stream =
-            dial(&[port.address()], &key(1), "test", TrafficClass::Hfreduce, soon()).unwrap();
-        assert_eq!(rustix::net::sockopt::ip_tos(&stream).unwrap(), 34 << 2);
-        stream.write_all(b"x").unwrap();
-        let mut byte = [0];
-        stream.read_exact(&mut byte).unwrap();
-        heard.recv().unwrap();
-        assert_eq!(port.counters().admitted.load(Ordering::Relaxed), 1);
-    }
-
-    #[test]
-    fn strangers_are_closed_and_counted_and_disturb_nobody() {
-        let (port, heard) = echo_port();
-        let mut silent = TcpStream::connect(port.address()).unwrap();
-        let mut garbage = TcpStream::connect(port.address()).unwrap();
-        garbage.write_all(&[0xff; 4096]).unwrap();
-        let wrong = dial(&[port.address()], &key(2), "test", TrafficClass::Other, soon());
-        assert!(matches!(wrong, Err(DialError::Refused(AuthError::WrongKey { .. }))));
-        let mut stream =
-            dial(&[port.address()], &key(1), "test", TrafficClass::Other, soon()).unwrap();
-        stream.write_all(b"x").unwrap();
-        heard.recv().unwrap();
-        let mut rest = Vec::new();
-        let _ = garbage.read_to_end(&mut rest);
-        assert!(rest.is_empty());
-        // The silent one is still in its handshake: it cost nobody anything.
-        silent.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-        assert!(silent.read(&mut [0]).is_err());
-        assert!(port.counters().refused.load(Ordering::Relaxed) >= 1);
-    }
-
-    #[test]
-    fn a_closed_port_says_what_was_tried() {
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let deadline = Deadline::after(Duration::from_millis(100));
-        let error = dial(&[nobody], &key(1), "test", TrafficClass::Other, deadline).unwrap_err();
-        assert!(error.to_string().contains(&nobody.to_string()), "{error}");
-    }
-    #[test]
-    fn own_addresses_are_this_machines_and_not_the_loopback() {
-        let own = own_addresses();
-        assert!(own.iter().all(|address| !address.is_loopback()), "{own:?}");
-        assert!(own.is_sorted_by_key(IpAddr::is_ipv6), "{own:?}");
-        // Nobody can listen at an address that is another machine's, or was read wrongly; one that went
-        // meanwhile is not found again.
-        for address in own.into_iter().filter(IpAddr::is_ipv4) {
-            let listens = TcpListener::bind((address, 0)).is_ok();
-            assert!(listens || !own_addresses().contains(&address), "{address}");
-        }
-    }
-}
+#[path = "tcp_test.rs"]
+mod tests;

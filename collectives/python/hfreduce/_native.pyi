@@ -370,6 +370,7 @@ class Newcomer:
         *,
         job: str = ...,
         address: str | None = None,
+        towards: str | None = None,
         chunk_bytes: int | None = None,
         slots: int | None = None,
         channels: int | None = None,
@@ -391,6 +392,7 @@ class Endpoint:
         *,
         job: str = ...,
         address: str | None = None,
+        towards: str | None = None,
         bridge: tuple[str, str] | None = None,
         chunk_bytes: int | None = None,
         slots: int | None = None,
@@ -429,4 +431,7 @@ class Triad:
 
 def instruction_set() -> str: ...
 def best_instruction_set() -> str: ...
+def reached_at(address: str | None = None, towards: str | None = None) -> list[str]: ...
+
+# Interface and address, best first, that HFREDUCE_ADDRESS would choose; ValueError if none fits.
 def without_gdrcopy(gdrcopy: str | None = None) -> str | None: ...

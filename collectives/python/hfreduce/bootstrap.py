@@ -11,8 +11,11 @@ Every wait has the same deadline and names the ranks that are absent.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import secrets
 import socket
+import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -72,6 +75,11 @@ class Membership:
 class Meeting(Protocol):
     """Where ranks bring something and leave with what all have brought."""
 
+    @property
+    def host(self) -> str | None:
+        """The machine where it is, if that is known: others are on the same network."""
+        ...
+
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
         """Everybody's value in rank order; `deadline` as of `time.monotonic`."""
         ...
@@ -104,6 +112,7 @@ def join(
         key,
         job=settings.job,
         address=settings.address or own.address,
+        towards=meeting.host,
         bridge=bridge,
         chunk_bytes=settings.chunk_bytes,
         liveness_timeout_seconds=settings.liveness_seconds,
@@ -113,7 +122,20 @@ def join(
     )
     infos = meeting.exchange("endpoint", endpoint.info().hex(), deadline)
     remaining = max(deadline - time.monotonic(), 0.1)
-    return endpoint.connect([bytes.fromhex(info.decode()) for info in infos], remaining)
+    communicator = endpoint.connect([bytes.fromhex(info.decode()) for info in infos], remaining)
+    nodes = [place.node for place in places]
+    if nodes.index(own.node) == membership.rank and len(set(nodes)) > 1:
+        _say(f"node {own.node} is reached at {communicator.stats()['reached_at'] or 'no address'}")
+    return communicator
+
+
+def _say(line: str) -> None:
+    """A line in the job's log, unless the program logs in its own way."""
+    log = logging.getLogger("hfreduce")
+    if log.hasHandlers():
+        log.info(line)
+    else:
+        sys.stderr.write(f"hfreduce: {line}\n")
 
 
 class _StoreMeeting:
@@ -122,6 +144,14 @@ class _StoreMeeting:
     def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
         self._membership = membership
+
+    @property
+    def host(self) -> str | None:
+        """Where torch's store is."""
+        store: object = self._store
+        while (under := getattr(store, "underlying_store", None)) is not None:
+            store = under
+        return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
 
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
         """Publishes our value and collects everybody's, in rank order."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "Settings"]
 
 NAMES = {
-    "HFREDUCE_ADDRESS": "IP address at which other nodes reach this one (default: all of them)",
+    "HFREDUCE_ADDRESS": "where other nodes reach this one: addresses (10.0.0.5), networks "
+    "(10.0.0.0/8), interfaces (eth0, ib*), exclusions (!docker0), several with commas, best first "
+    "(default: the address on the route to rank 0, then the others)",
     "HFREDUCE_CHUNK_BYTES": "bytes of one reduce chunk, 4096 to 16777216 (default: the engine's)",
     "HFREDUCE_CONNECT_SECONDS": "how long ranks wait for each other at the start (default: 120, "
     "or the group's timeout where that is shorter)",

@@ -30,7 +30,7 @@ class Rendezvous:
 
     def __init__(self, environment: Mapping[str, str], settings: Settings) -> None:
         self.membership = membership(environment)
-        host, port = _address(environment)
+        self._host, port = _address(environment)
         key = settings.key()
         if key is None and self.membership.size > 1:
             expected = (
@@ -40,8 +40,18 @@ class Rendezvous:
             raise SettingError("HFREDUCE_KEY_FILE", "", expected)
         self._key = key or bytes(bootstrap.KEY_BYTES)
         self._native = _native.Rendezvous(
-            self.membership.rank, self.membership.size, host, port, self._key, job=settings.job
+            self.membership.rank,
+            self.membership.size,
+            self._host,
+            port,
+            self._key,
+            job=settings.job,
         )
+
+    @property
+    def host(self) -> str:
+        """Rank 0's."""
+        return self._host
 
     @property
     def port(self) -> int:

@@ -30,6 +30,8 @@ class Rank:
     rank: int
     node: str
     host: str
+    reached_at: str
+    """Interface and address that other nodes try first; empty where that is not known."""
     pid: int | None
     life: str
     """running, stopped, dead, silent or unknown (on another machine)."""
@@ -114,8 +116,8 @@ def _own(recorder: Recorder) -> Rank:
     waiting = data["waiting"] or {}
     entries = data["entries"]
     rank = Rank(
-        data["rank"], data["node"], data["host"], recorder.pid, recorder.life, HERE,
-        state=data["state"], heard_seconds=recorder.beat_age_seconds, cause=data["cause"],
+        data["rank"], data["node"], data["host"], data["reached_at"], recorder.pid, recorder.life,
+        HERE, state=data["state"], heard_seconds=recorder.beat_age_seconds, cause=data["cause"],
     )  # fmt: skip
     collectives = [e["sequence"] for e in entries if e["kind"] not in ("send", "recv")]
     rank.entered = max(collectives, default=None)
@@ -140,7 +142,13 @@ def _own(recorder: Recorder) -> Rank:
 def _heard(recorder: Recorder, peer: dict[str, Any]) -> Rank:
     heard = max(recorder.data["read_ns"] - peer["heard_ns"], 0) / 1e9
     rank = Rank(
-        peer["rank"], peer["node"], "", None, "unknown", f"heard by rank {recorder.data['rank']}"
+        peer["rank"],
+        peer["node"],
+        "",
+        "",
+        None,
+        "unknown",
+        f"heard by rank {recorder.data['rank']}",
     )
     rank.state = "left" if peer["left"] else "open"
     rank.entered, rank.heard_seconds = peer["sequence"], heard
@@ -351,6 +359,9 @@ def table(group: Group) -> str:
     title = f"job {job}, group {group.group}, epoch {group.epoch}, {group.world_size} ranks"
     if unseen > 0:
         title += f" ({unseen} on other machines, not heard here)"
+    places = {rank.node: rank.reached_at for rank in group.ranks if rank.reached_at}
+    if len({rank.node for rank in group.ranks}) > 1 and places:
+        lines.append("reached at: " + ", ".join(f"{n} {at}" for n, at in sorted(places.items())))
     return "\n".join([title, *lines, f"{group.verdict}: {group.conclusion}"])
 
 

@@ -122,7 +122,6 @@ LIMITED = "sys/fs/cgroup/kubepods/pod7/"
             {"proc/sys/net/ipv4/tcp_wmem": "4096 16384 212992"},
             "tcp_wmem",
         ),
-        ("interfaces", "warning", SECOND, "HFREDUCE_ADDRESS"),
         ("interfaces", "problem", {"sys/class/net/eth0/operstate": "down"}, "up"),
         ("route", "warning", {"sys/class/net/eth0/speed": "1000"}, "62 MB/s"),
         ("route", "warning", SECOND | {"sys/class/net/eth0/speed": "1000"}, "ib0"),
@@ -159,6 +158,23 @@ def test_the_way_to_a_peer_is_that_of_the_routing_table(machine):
     assert found(both, "interfaces")[0].status == "ok"
     lost = machine({"proc/net/route": ROUTES.splitlines()[0]})
     assert found(lost, "route", peer="10.100.9.9")[0].status == "problem"
+
+
+def test_the_address_that_others_use_is_told(machine):
+    def chosen(address, towards):
+        if address == "ib9":
+            raise ValueError("`ib9` fits no interface that is up; there are: eth0 10.0.0.5")
+        return [address or "eth0 10.0.0.5", f"ib0 towards {towards}"]
+
+    def address(setting=None):
+        given = {"HFREDUCE_ADDRESS": setting} if setting else {}
+        here = replace(machine(SECOND, given), reached_at=chosen)
+        return found(here, "address", peer="10.100.9.9")[0]
+
+    assert "others reach eth0 10.0.0.5, chosen by the routes, else ib0" in address().found
+    assert "towards 10.100.9.9" in address().found
+    assert "by HFREDUCE_ADDRESS=ib0" in address("ib0").found
+    assert (address("ib9").status, "there are: eth0" in address("ib9").found) == ("problem", True)
 
 
 def test_settings_that_a_job_would_stumble_over(machine, tmp_path):

@@ -235,7 +235,11 @@ def test_a_wrong_key_is_refused(tmp_path):
         environment={"HFREDUCE_KEY_FILE": str(good)},
         per_rank={BAD: {"HFREDUCE_KEY_FILE": str(bad)}},
     )
-    assert all(outcome.failure is not None for outcome in outcomes), outcomes
+    for outcome in outcomes:
+        failure = outcome.failure
+        assert failure is not None, outcomes
+        assert failure.fields["peer"] == 1 - outcome.rank, outcomes
+        assert "another key" in failure.text, outcomes
 
 
 def aborting(rank, size):

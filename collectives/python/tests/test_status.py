@@ -201,8 +201,9 @@ def recorder(rank, entries, *, life="running", world=4, waits=None, peers=(), **
         waiting = {"sequence": sequence, "phase": f"waiting for rank {waits}", "rank": waits}
     data = {
         "rank": rank, "group": "g", "job": "j", "epoch": 0, "world_size": world, "node": f"n{rank}",
-        "host": "h", "state": "open", "cause": None, "read_ns": 31_000_000_000, "created_ns": 0,
-        "beat_ns": 31_000_000_000, "entries": entries, "waiting": waiting, "peers": list(peers),
+        "host": "h", "reached_at": f"eth0 10.0.0.{rank}", "state": "open", "cause": None,
+        "read_ns": 31_000_000_000, "created_ns": 0, "beat_ns": 31_000_000_000,
+        "entries": entries, "waiting": waiting, "peers": list(peers),
     }  # fmt: skip
     return flight.Recorder(data | more, life, 100 + rank)
 
@@ -229,6 +230,7 @@ def test_a_rank_of_another_machine_is_named_by_who_hears_it():
     assert [(rank.rank, rank.life) for rank in group.ranks][-1] == (3, "unknown")
     assert "heard 0.1 s ago" in status.table(group)
     assert "(1 on other machines, not heard here)" in status.table(group)
+    assert "reached at: n0 eth0 10.0.0.0, n1 eth0 10.0.0.1" in status.table(group)
 
 
 def test_ranks_that_disagree_are_seen_before_they_fail():

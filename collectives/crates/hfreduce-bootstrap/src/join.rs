@@ -3,6 +3,7 @@
 //! A rank that was started with another topology, world size or job is named before any connection
 //! of the group is opened.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
@@ -103,13 +104,17 @@ impl Settings {
         options.determinism = self.determinism;
         options.liveness = self.liveness.min(Duration::from_secs(86_400));
         let given = own.address.as_ref().map(|text| {
-            text.parse().map_err(|_| SettingError {
+            text.parse::<IpAddr>().map_err(|_| SettingError {
                 name: "address",
                 value: text.clone(),
                 expected: "an IP address in the topology file".to_owned(),
             })
         });
-        options.address = self.address.or(given.transpose()?);
+        options.address = match given.transpose()? {
+            Some(given) if self.address.is_default() => given.into(),
+            _ => self.address.clone(),
+        };
+        options.towards = self.address_of_meeting().ok().map(|(host, _)| host);
         let mut zones: Vec<&str> = places.iter().map(|place| place.zone.as_str()).collect();
         zones.sort_unstable();
         zones.dedup();

@@ -10,10 +10,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs}
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fabric::auth::{AuthError, Key};
+use fabric::auth::Key;
 use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
-use fabric::tcp::{self, DialError, Port};
+use fabric::tcp::{self, Port};
 
 use crate::wire::{Answer, PHASE_BYTES_MAX, Request, VALUE_BYTES_MAX, WORLD_MAX};
 
@@ -251,21 +251,23 @@ impl Meeting {
                     match tcp::dial(&found, &self.key, &context(&self.who.job), class, deadline) {
                         Ok(stream) => return Ok(stream),
                         // A door that closes may only be busy, or belong to the one before.
-                        Err(DialError::Refused(AuthError::Broken { source, .. })) => {
-                            let what = if is_late(&source) {
-                                "who listens there says nothing".to_owned()
-                            } else {
-                                format!("who listens there closes the connection ({source})")
-                            };
-                            format!("{what}; if it is another program, {ANOTHER_PORT}")
-                        }
-                        Err(DialError::Refused(error)) => {
-                            return Err(MeetingError::Broken(format!(
-                                "rank 0 at {at}: {error}; if another program listens there, \
-                                 {ANOTHER_PORT}"
-                            )));
-                        }
-                        Err(error) => error.to_string(),
+                        Err(error) => match (error.broken_off(), error.stranger()) {
+                            (Some(source), _) => {
+                                let what = if is_late(source) {
+                                    "who listens there says nothing".to_owned()
+                                } else {
+                                    format!("who listens there closes the connection ({source})")
+                                };
+                                format!("{what}; if it is another program, {ANOTHER_PORT}")
+                            }
+                            (None, Some(stranger)) => {
+                                return Err(MeetingError::Broken(format!(
+                                    "rank 0 at {at}: {stranger}; if another program listens there, \
+                                     {ANOTHER_PORT}"
+                                )));
+                            }
+                            (None, None) => error.to_string(),
+                        },
                     }
                 }
             };

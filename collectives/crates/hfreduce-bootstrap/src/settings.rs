@@ -1,9 +1,9 @@
 //! Where a group meets and as whom: from the environment, in torchrun's names and ours.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fabric::interfaces::Wanted;
 use hfreduce_engine::Determinism;
 
 const KEY_BYTES_MIN: usize = 16;
@@ -29,8 +29,8 @@ pub struct Settings {
     pub node: String,
     /// Its network zone.
     pub zone: String,
-    /// The address at which other machines reach this one; otherwise all of them.
-    pub address: Option<IpAddr>,
+    /// At which of its addresses other machines reach this one; by default all, best first.
+    pub address: Wanted,
     /// The file with machines, zones and bridges; node and zone come from it then.
     pub topology: Option<PathBuf>,
     /// Bytes of one reduce chunk; otherwise the engine's.
@@ -70,7 +70,7 @@ impl Settings {
             key: key.to_vec(),
             node: host_name(),
             zone: "default".to_owned(),
-            address: None,
+            address: Wanted::default(),
             topology: None,
             chunk_bytes: None,
             connect: Duration::from_secs(120),
@@ -121,9 +121,7 @@ impl Settings {
         settings.topology = text("FLYER_TOPOLOGY").map(PathBuf::from);
         settings.daemon = text("HFREDUCE_DAEMON").map(PathBuf::from);
         if let Some(value) = text("HFREDUCE_ADDRESS") {
-            let address = value.parse();
-            let error = |_| wrong("HFREDUCE_ADDRESS", &value, "an IP address, as 10.0.0.1 is");
-            settings.address = Some(address.map_err(error)?);
+            settings.address = Self::wanted("HFREDUCE_ADDRESS", &value)?;
         }
         if let Some(value) = text("HFREDUCE_CHUNK_BYTES") {
             settings.chunk_bytes = Some(Self::chunk_bytes(&value)?);
@@ -151,6 +149,16 @@ impl Settings {
             settings.determinism = Self::modes("HFREDUCE_DETERMINISM", &value)?;
         }
         Ok(settings)
+    }
+
+    /// The addresses that a setting of this name asks for.
+    ///
+    /// # Errors
+    /// [`SettingError`].
+    pub fn wanted(name: &'static str, value: &str) -> Result<Wanted, SettingError> {
+        let expected = "addresses (10.0.0.5), networks (10.0.0.0/8), interfaces (eth0, ib*) and \
+                        exclusions (!docker0) with commas between them";
+        value.parse().map_err(|_| wrong(name, value, expected))
     }
 
     /// What a setting of this name promises about bits.
@@ -270,7 +278,7 @@ mod tests {
             ("MASTER_ADDR", vec![("RANK", "0"), ("WORLD_SIZE", "2")]),
             ("HFREDUCE_KEY_FILE", two.to_vec()),
             ("HFREDUCE_CHUNK_BYTES", [&ALONE[..], &[("HFREDUCE_CHUNK_BYTES", "1")]].concat()),
-            ("HFREDUCE_ADDRESS", [&ALONE[..], &[("HFREDUCE_ADDRESS", "here")]].concat()),
+            ("HFREDUCE_ADDRESS", [&ALONE[..], &[("HFREDUCE_ADDRESS", "10.0.0/8")]].concat()),
             ("HFREDUCE_DETERMINISM", [&ALONE[..], &[("HFREDUCE_DETERMINISM", "yes")]].concat()),
             (
                 "HFREDUCE_CONNECT_SECONDS",

@@ -92,7 +92,8 @@ typedef struct hfr_options {
     const char *job;         /* for messages; the same on all ranks */
     const char *node;        /* this machine; ranks with one name share memory (host name) */
     const char *zone;        /* its network zone ("default") */
-    const char *address;     /* the IP address at which other machines reach this one (all) */
+    const char *address;     /* where other machines reach this one: "10.0.0.5", "10.0.0.0/8", "eth0",
+                              * "ib*", "!docker0", or several with commas between them (all) */
     const char *topology;    /* file with machines, zones and bridges, in place of node and zone */
     size_t chunk_bytes;      /* of one reduce chunk: 4096 to 16777216, whole pages (262144) */
     double connect_seconds;  /* how long ranks wait for each other (120) */

@@ -241,8 +241,7 @@ unsafe fn settings(options: &Options) -> Result<Settings, Failure> {
         }
     }
     if let Some(text) = text("address", options.address)? {
-        let error = |_| Failure::invalid(format!("address `{text}` is no IP address"));
-        settings.address = Some(text.parse().map_err(error)?);
+        settings.address = Settings::wanted("address", text).map_err(JoinError::from)?;
     }
     if let Some(text) = text("determinism", options.determinism)? {
         settings.determinism = Settings::modes("determinism", text).map_err(JoinError::from)?;

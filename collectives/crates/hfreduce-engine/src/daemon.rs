@@ -49,7 +49,7 @@ use crate::line::Line;
 use crate::operation::Transfer;
 
 /// The version of the words; a rank of another release is refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The longest word: the infos of ten thousand ranks.
 const WORD_BYTES_MAX: usize = 16 << 20;
 /// How often each side gives a sign of life.

@@ -35,8 +35,8 @@ use crate::flight::Recorder;
 use crate::placement::Placement;
 use home::Home;
 pub(crate) use home::Origin;
-pub(crate) use info::refused;
 use info::{Doors, Info, digest};
+pub(crate) use info::{reached_at, refused};
 pub use members::Member;
 use neighbours::{Hello, Purpose, dial};
 use options::check;
@@ -165,6 +165,7 @@ impl Endpoint {
             relays: crowded && nodes == 1,
             determinism: options.determinism,
             served: infos.iter().map(|info| info.served).collect(),
+            reached_at: self.info.reached_at(),
         };
         let bell =
             poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;
@@ -178,6 +179,10 @@ impl Endpoint {
         let (key, host) = (self.home.key.clone(), self.info.host.clone());
         let directory = infos.clone();
         let from = self.options.rank;
+        if self.placement.local_of(from) == 0 && nodes > 1 {
+            let node = self.placement.node_name(from);
+            tracing::info!(job = options.job, node, at = shared.identity.reached_at, "reached at");
+        }
         let mesh = Mesh::new(Arc::new(move |peer, until| {
             let left = until.saturating_duration_since(Instant::now()).min(DIRECT_TIMEOUT);
             let hello = Hello { group, from, purpose: Purpose::Direct };

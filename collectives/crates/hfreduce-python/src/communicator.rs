@@ -291,6 +291,7 @@ impl Communicator {
             stats.set_item(name, counter.load(Ordering::Relaxed))?;
         }
         stats.set_item("channels", self.engine.channels())?;
+        stats.set_item("reached_at", self.engine.reached_at())?;
         stats.set_item("registered_bytes", self.engine.registered_bytes())?;
         Ok(stats)
     }

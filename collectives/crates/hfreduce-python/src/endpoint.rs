@@ -1,9 +1,10 @@
 //! `Endpoint`: one rank before it knows its peers.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fabric::interfaces::Wanted;
+use hfreduce_bootstrap::Settings;
 use hfreduce_engine::daemon::Entrance;
 use hfreduce_engine::{Determinism, Newcomer as Waiting, Options};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -25,7 +26,7 @@ pub struct Endpoint {
 impl Endpoint {
     #[new]
     #[pyo3(signature = (rank, world_size, placement, key, *, job = String::new(), address = None,
-        bridge = None, chunk_bytes = None, slots = None, channels = None,
+        towards = None, bridge = None, chunk_bytes = None, slots = None, channels = None,
         liveness_timeout_seconds = 10.0, lend = true, determinism = "default", daemon = None))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
@@ -36,6 +37,7 @@ impl Endpoint {
         key: Vec<u8>,
         job: String,
         address: Option<String>,
+        towards: Option<String>,
         bridge: Option<(String, String)>,
         chunk_bytes: Option<usize>,
         slots: Option<usize>,
@@ -60,7 +62,8 @@ impl Endpoint {
         options.liveness = liveness(liveness_timeout_seconds)?;
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
-        options.address = address.map(parsed).transpose()?;
+        options.address = wanted(address.as_deref())?;
+        options.towards = towards;
         let engine = py
             .detach(|| Entrance::open(options, &key, daemon.as_deref()))
             .map_err(|error| raise(py, &error))?;
@@ -102,7 +105,7 @@ pub struct Newcomer {
 impl Newcomer {
     #[new]
     #[pyo3(signature = (node, zone, key, *, job = String::new(), address = None,
-        chunk_bytes = None, slots = None, channels = None, liveness_timeout_seconds = 10.0,
+        towards = None, chunk_bytes = None, slots = None, channels = None, liveness_timeout_seconds = 10.0,
         lend = true, determinism = "default"))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
@@ -112,6 +115,7 @@ impl Newcomer {
         key: Vec<u8>,
         job: String,
         address: Option<String>,
+        towards: Option<String>,
         chunk_bytes: Option<usize>,
         slots: Option<usize>,
         channels: Option<usize>,
@@ -127,7 +131,8 @@ impl Newcomer {
         options.slots = slots;
         options.lend = lend;
         options.determinism = modes(determinism)?;
-        options.address = address.map(parsed).transpose()?;
+        options.address = wanted(address.as_deref())?;
+        options.towards = towards;
         let engine =
             py.detach(|| Waiting::new(options, &key)).map_err(|error| raise(py, &error))?;
         Ok(Self { engine })
@@ -153,10 +158,9 @@ fn modes(text: &str) -> PyResult<Determinism> {
         .map_err(|expected| PyValueError::new_err(format!("determinism={text:?}: give {expected}")))
 }
 
-fn parsed(text: String) -> PyResult<IpAddr> {
-    text.parse().map_err(|_| {
-        PyValueError::new_err(format!("address `{text}` is no IP address, as 10.0.0.1 is"))
-    })
+pub(crate) fn wanted(text: Option<&str>) -> PyResult<Wanted> {
+    let wanted = text.map(|text| Settings::wanted("HFREDUCE_ADDRESS", text)).transpose();
+    Ok(wanted.map_err(|error| PyValueError::new_err(error.to_string()))?.unwrap_or_default())
 }
 
 fn used() -> PyErr {

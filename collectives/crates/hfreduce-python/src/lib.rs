@@ -41,6 +41,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<rendezvous::Rendezvous>()?;
     module.add_class::<probe::Triad>()?;
     module.add_function(wrap_pyfunction!(probe::instruction_set, module)?)?;
+    module.add_function(wrap_pyfunction!(probe::reached_at, module)?)?;
     module.add_function(wrap_pyfunction!(probe::best_instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::without_gdrcopy, module)?)?;
     Ok(())

@@ -1,11 +1,14 @@
-//! What this machine can do: its memory's speed and its instruction set.
+//! What this machine can do: its memory's speed, its instruction set, where others reach it.
 
 use std::sync::Barrier;
 use std::time::Instant;
 
+use fabric::interfaces::{interfaces, source_towards};
 use hfreduce_kernels::Isa;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
+
+use crate::endpoint::wanted;
 
 const THREADS_MAX: usize = 1024;
 /// Passes over the arrays; the best one counts, since others only take away.
@@ -81,4 +84,19 @@ pub fn instruction_set() -> &'static str {
 #[pyfunction]
 pub fn best_instruction_set() -> &'static str {
     Isa::best().name()
+}
+
+/// Interfaces and addresses at which ranks here would be reached, best first: for what
+/// HFREDUCE_ADDRESS would say, towards a host of the group.
+#[pyfunction]
+#[pyo3(signature = (address = None, towards = None))]
+pub fn reached_at(
+    py: Python<'_>,
+    address: Option<String>,
+    towards: Option<String>,
+) -> PyResult<Vec<String>> {
+    let wanted = wanted(address.as_deref())?;
+    let chosen = py.detach(|| wanted.select(&interfaces(), source_towards(towards.as_deref())));
+    let chosen = chosen.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok(chosen.iter().map(ToString::to_string).collect())
 }

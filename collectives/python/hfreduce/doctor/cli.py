@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
         _native.instruction_set(),
         _native.best_instruction_set(),
         _native.without_gdrcopy(os.environ.get("HFREDUCE_GDRCOPY") or None),
+        _native.reached_at,
     )
     ranks, world = given.ranks, given.world_size
     if ranks is None:

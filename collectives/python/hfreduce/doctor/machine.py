@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Finding", "Interface", "Machine", "Wanted", "numbers"]
 
@@ -68,6 +68,8 @@ class Machine:
     best_instruction_set: str = ""
     without_gdrcopy: str | None = None
     """Why GDRCopy cannot be used here; None where it can."""
+    reached_at: Callable[[str | None, str | None], list[str]] = lambda address, towards: []  # noqa: ARG005
+    """What HFREDUCE_ADDRESS and a host of the group choose: interface and address, best first."""
 
     def text(self, path: str) -> str:
         """A file's text without the end of its line; empty where there is none."""

@@ -30,15 +30,24 @@ def interfaces(machine: Machine, wanted: Wanted) -> list[Finding]:
         status = "problem" if wanted.world_size > wanted.ranks else "ok"
         return [Finding(name, status, found, "bring one up" if status == "problem" else "")]
     listed = ", ".join(map(_describe, up))
-    findings = [Finding(name, "ok", f"up: {listed}")]
+    findings = [Finding(name, "ok", f"up: {listed}"), _address(machine, wanted)]
     ways = [one for one in up if not one.virtual]
-    if len(up) > 1 and not machine.environment.get("HFREDUCE_ADDRESS"):
-        remedy = (
-            "set HFREDUCE_ADDRESS to the address that the other machines shall use (in a pod: "
-            "status.podIP): peers try all of them in turn, up to 3 s each"
-        )
-        findings = [Finding(name, "warning", f"{len(up)} are up: {listed}", remedy)]
     return findings + _route(machine, wanted, ways or up)
+
+
+def _address(machine: Machine, wanted: Wanted) -> Finding:
+    """Where the ranks here would be reached."""
+    setting = machine.environment.get("HFREDUCE_ADDRESS") or None
+    peer = wanted.peer or machine.environment.get("MASTER_ADDR") or None
+    by = f"by HFREDUCE_ADDRESS={setting}" if setting else "by the routes"
+    try:
+        chosen = machine.reached_at(setting, peer)
+    except ValueError as error:
+        return Finding("address", "problem", str(error), "name one of those in HFREDUCE_ADDRESS")
+    if not chosen:
+        return Finding("address", "ok", "none: one machine only")
+    rest = f", else {', '.join(chosen[1:])}" if chosen[1:] else ""
+    return Finding("address", "ok", f"others reach {chosen[0]}, chosen {by}{rest}")
 
 
 def _route(machine: Machine, wanted: Wanted, ways: list[Interface]) -> list[Finding]:
@@ -59,7 +68,7 @@ def _route(machine: Machine, wanted: Wanted, ways: list[Interface]) -> list[Find
     if way is not None and way.speed_mbps is not None and way.speed_mbps < SPEED_MBPS:
         faster = [one for one in ways if (one.speed_mbps or 0) > way.speed_mbps]
         remedy = (
-            f"HFREDUCE_ADDRESS = the address of {faster[0].name} ({faster[0].speed_mbps} Mb/s)"
+            f"HFREDUCE_ADDRESS={faster[0].name} ({faster[0].speed_mbps} Mb/s)"
             if faster
             else f"allreduce cannot pass {way.speed_mbps / 16:.0f} MB/s between machines: use a "
             "faster network, or fewer and larger steps"

@@ -38,6 +38,11 @@ impl Communicator {
         self.arena().map_or(0, |arena| arena.used())
     }
 
+    /// Interface and address that other nodes try first to reach this one, `eth0 10.0.0.5`.
+    pub fn reached_at(&self) -> &str {
+        &self.inner.shared.identity.reached_at
+    }
+
     /// How often its members have changed.
     pub fn epoch(&self) -> u32 {
         self.origin().map_or(0, Origin::epoch)

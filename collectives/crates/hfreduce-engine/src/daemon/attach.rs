@@ -17,7 +17,7 @@ use super::{ANSWER, Ask, Attached, Open, Tell, VERSION, WORD_BYTES_MAX, await_wo
 use crate::cause::{CauseKind, CollectiveError};
 use crate::communicator::Communicator;
 use crate::drivers::{Identity, Shared, poller};
-use crate::endpoint::{Options, placed, refused};
+use crate::endpoint::{Options, placed, reached_at, refused};
 use crate::flight::{About, Recorder};
 use crate::line::{Line, framed};
 use crate::placement::Placement;
@@ -130,6 +130,7 @@ impl Attachment {
             world_size: options.placement.len(),
             node: place.0.clone(),
             zone: place.1.clone(),
+            reached_at: reached_at(&self.info),
             group: 0,
             epoch: 0,
             links: Vec::new(),
@@ -143,6 +144,7 @@ impl Attachment {
             determinism: options.determinism,
             relays: false, // The daemon's part.
             served: Vec::new(),
+            reached_at: reached_at(&self.info),
         };
         let bell = poller::bell().map_err(trouble)?;
         let shared = Arc::new(Shared::new(identity, bell, Arc::new(Recorder::unseen(&about))));

@@ -35,6 +35,8 @@ pub struct Identity {
     pub determinism: Determinism,
     /// By rank: a daemon runs its part.
     pub served: Vec<bool>,
+    /// Interface and address that other nodes try first; empty if there are none.
+    pub reached_at: String,
 }
 
 impl Identity {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use fabric::arena::Arena;
 use fabric::auth::{Key, nonce};
+use fabric::interfaces::{Interface, interfaces, source_towards};
 use fabric::tcp::Port;
 
 use super::Options;
@@ -14,11 +15,16 @@ use super::neighbours::{Inbox, open_port};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::lock;
 
+/// A machine full of containers has hundreds of addresses, and what we tell stays small.
+const ADDRESSES_MAX: usize = 16;
+
 /// See the module's text. The port closes with the last communicator or endpoint that has it.
 pub struct Home {
     pub(super) key: Key,
     /// Nobody else has it; members are known by it, whatever their rank is.
     pub(super) id: u64,
+    /// Where others reach us, best first.
+    pub(super) reached_at: Vec<Interface>,
     port: Port,
     pub(super) inbox: Arc<Inbox>,
     /// How often it looked for another epoch.
@@ -67,10 +73,27 @@ impl Home {
         })?;
         let id = u64::from_le_bytes(first_eight(&chance));
         let inbox: Arc<Inbox> = Arc::default();
-        let port = open_port(options, &key, id, inbox.clone()).map_err(|error| {
+        let route = source_towards(options.towards.as_deref());
+        let mut reached_at = options.address.select(&interfaces(), route).map_err(|error| {
+            refuse(
+                CauseKind::Invalid,
+                "being called",
+                format!("address (HFREDUCE_ADDRESS): {error}"),
+            )
+        })?;
+        reached_at.truncate(ADDRESSES_MAX);
+        let port = open_port(options, &reached_at, &key, id, inbox.clone()).map_err(|error| {
             refuse(CauseKind::Io, "opening", format!("listening on a TCP port: {error}"))
         })?;
-        Ok(Self { key, id, port, inbox, attempts: AtomicU32::new(0), arena: Mutex::default() })
+        Ok(Self {
+            key,
+            id,
+            reached_at,
+            port,
+            inbox,
+            attempts: AtomicU32::new(0),
+            arena: Mutex::default(),
+        })
     }
 
     /// Where this rank's registered memory is. Another one once it had to be taken back from a peer.

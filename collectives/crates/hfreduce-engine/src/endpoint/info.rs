@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixListener;
 
 use fabric::auth::nonce;
-use fabric::{shm, tcp};
+use fabric::shm;
 use serde::{Deserialize, Serialize};
 
 use super::Options;
@@ -13,8 +13,7 @@ use super::home::Home;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 
 /// The version of what is told; ranks of another release are refused.
-pub const VERSION: u32 = 6;
-const ADDRESSES_MAX: usize = 16;
+pub const VERSION: u32 = 7;
 
 /// What the others need to know about a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +25,8 @@ pub struct Info {
     pub host: String,
     pub processors: usize,
     pub addresses: Vec<IpAddr>,
+    /// The interface of the first of them.
+    pub interface: String,
     pub port: u16,
     pub local_socket: String,
     /// Where neighbours on this machine leave their boards for us.
@@ -49,6 +50,12 @@ pub struct Info {
 }
 
 impl Info {
+    /// Interface and address that other nodes try first, `eth0 10.0.0.5`; empty if there are none.
+    pub fn reached_at(&self) -> String {
+        let first = self.addresses.first();
+        first.map(|address| format!("{} {address}", self.interface)).unwrap_or_default()
+    }
+
     /// All ranks must agree on this and on the sizes; messages show the short part of it.
     pub fn agree(&mut self, short: &str, long: &str) {
         self.agreed = format!("{short}, {}", self.agreed);
@@ -72,7 +79,8 @@ impl Options {
             processors: self
                 .processors
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
-            addresses: self.address.map_or_else(own_addresses, |address| vec![address]),
+            addresses: home.reached_at.iter().map(|one| one.address).collect(),
+            interface: home.reached_at.first().map(|one| one.name.clone()).unwrap_or_default(),
             port: home.port(),
             local_socket: doors.local_name.clone(),
             counter: doors.counter_name.clone(),
@@ -126,6 +134,11 @@ fn listen() -> io::Result<(String, UnixListener)> {
     Ok((name, listener))
 }
 
+/// [`Info::reached_at`] of what a rank tells; empty if it makes no sense.
+pub fn reached_at(info: &str) -> String {
+    serde_json::from_str(info).map(|info: Info| info.reached_at()).unwrap_or_default()
+}
+
 pub fn context(id: u64) -> String {
     format!("hfreduce/{id:016x}")
 }
@@ -140,13 +153,6 @@ pub fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
-}
-
-/// Where others may reach us; a machine full of containers has hundreds, and the info stays small.
-fn own_addresses() -> Vec<IpAddr> {
-    let mut addresses = tcp::own_addresses();
-    addresses.truncate(ADDRESSES_MAX);
-    addresses
 }
 
 /// This machine and network namespace: processes with equal ones reach each other over loopback.

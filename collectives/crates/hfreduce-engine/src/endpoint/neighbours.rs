@@ -2,16 +2,17 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use fabric::auth::{AuthError, Key};
+use fabric::auth::Key;
 use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
-use fabric::tcp::{self, DialError, Port};
+use fabric::interfaces::Interface;
+use fabric::tcp::{self, Port};
 
 use super::info::{Info, context, first_eight};
 use super::{Endpoint, HANDSHAKE_TIMEOUT, Options};
@@ -232,8 +233,12 @@ impl Endpoint {
                 return Ok(arrived.swap_remove(at).1);
             }
             let Some(left) = deadline.remaining() else {
-                let detail = "it did not connect in time; is it running, and can it reach us?";
-                return Err(self.blame(CauseKind::TimedOut, rank, phase, detail.into()));
+                let refused = match self.home.refused() {
+                    0 => "is it running, and can it reach us?".to_owned(),
+                    n => format!("{n} connections were refused here: does it hold another key?"),
+                };
+                let detail = format!("it did not connect in time; {refused}");
+                return Err(self.blame(CauseKind::TimedOut, rank, phase, detail));
             };
             arrived = match self.home.inbox.bell.wait_timeout(arrived, left) {
                 Ok((arrived, _)) => arrived,
@@ -271,7 +276,7 @@ pub(super) fn dial(
         };
         // A door that closes in the middle of the handshake may only be busy: everybody connects
         // to some ranks at once. A wrong key stays wrong, and who does not listen is gone.
-        let busy = matches!(&error, DialError::Refused(AuthError::Broken { .. }));
+        let busy = error.broken_off().is_some();
         if !busy || deadline.remaining().is_none_or(|left| left < pause) {
             return Err((CauseKind::PeerDied, error.to_string()));
         }
@@ -281,11 +286,16 @@ pub(super) fn dial(
 }
 pub(super) fn open_port(
     options: &Options,
+    reached_at: &[Interface],
     key: &Key,
     id: u64,
     inbox: Arc<Inbox>,
 ) -> io::Result<Port> {
-    let address = options.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+    let address: IpAddr = match reached_at {
+        [one] if !options.address.is_default() => one.address,
+        all if all.iter().any(|one| one.address.is_ipv6()) => Ipv6Addr::UNSPECIFIED.into(),
+        _ => Ipv4Addr::UNSPECIFIED.into(),
+    };
     inbox.most.store(options.placement.len() * 2, Ordering::Relaxed);
     Port::open(
         SocketAddr::new(address, 0),

@@ -1,9 +1,9 @@
 //! What a rank is told when it starts, and what of it makes no sense.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric::arena::Arena;
+use fabric::interfaces::Wanted;
 use serde::{Deserialize, Serialize};
 
 use crate::core::Determinism;
@@ -32,8 +32,10 @@ pub struct Options {
     pub placement: Vec<(String, String)>,
     /// The pair of nodes over which two zones are joined, where the scheduler chose one.
     pub bridge: Option<(String, String)>,
-    /// The address at which other nodes reach this one; by default all of this machine's.
-    pub address: Option<IpAddr>,
+    /// At which of its addresses other nodes reach this one; by default all, best first.
+    pub address: Wanted,
+    /// A host of the group, rank 0's say: the address that the route to it begins at is the best.
+    pub towards: Option<String>,
     /// The largest chunk, in bytes; a multiple of 4096.
     pub slot_bytes: usize,
     /// Chunks under way inside a node; by default what its place in the trees needs.
@@ -67,7 +69,8 @@ impl Options {
             rank,
             placement,
             bridge: None,
-            address: None,
+            address: Wanted::default(),
+            towards: None,
             slot_bytes: 256 << 10,
             slots: None,
             window: 16,

@@ -8,6 +8,7 @@ fn about(rank: u32) -> About {
         world_size: 4,
         node: "a1".into(),
         zone: "A".into(),
+        reached_at: "eth0 10.0.0.5".into(),
         group: 0xfeed,
         epoch: 2,
         links: vec![(2, "b0".into())],
@@ -50,6 +51,7 @@ fn what_was_written_is_read_by_somebody_else() {
     let read = read_file(recorder.path().unwrap()).unwrap();
     assert_eq!((read.rank, read.world_size, read.epoch), (1, 4, 2));
     assert_eq!((&*read.job, &*read.node, &*read.zone), ("default/gpt", "a1", "A"));
+    assert_eq!(read.reached_at, "eth0 10.0.0.5");
     assert_eq!(
         (read.state, read.pid, &*read.group),
         ("open", std::process::id(), "000000000000feed")

@@ -119,6 +119,8 @@ pub struct About {
     pub node: String,
     /// See above.
     pub zone: String,
+    /// Interface and address that other nodes try first.
+    pub reached_at: String,
     /// The group: equal on all of its ranks, different for every other group and epoch.
     pub group: u64,
     /// How often the members have changed.
@@ -195,6 +197,7 @@ impl Recorder {
             "job": cut(&about.job),
             "node": cut(&about.node),
             "zone": cut(&about.zone),
+            "reached_at": cut(&about.reached_at),
             "host": cut(&place::host_name()),
             "links": about.links.iter().take(8).map(|(rank, node)| (*rank, cut(node))).collect::<Vec<_>>(),
         });

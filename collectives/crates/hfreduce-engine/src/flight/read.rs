@@ -132,6 +132,8 @@ pub struct Snapshot {
     pub node: String,
     /// See above.
     pub zone: String,
+    /// Interface and address that other nodes try first.
+    pub reached_at: String,
     /// The machine's own name.
     pub host: String,
     /// The process, as its own namespace counts.
@@ -236,6 +238,7 @@ impl Snapshot {
             group: format!("{:016x}", words.get(at::GROUP)),
             epoch: words.high(at::WORLD),
             zone: said("zone"),
+            reached_at: said("reached_at"),
             host: said("host"),
             pid: words.low(at::PROCESS),
             process_start: words.get(at::PROCESS_START),

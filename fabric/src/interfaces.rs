@@ -1,0 +1,307 @@
+//! At which of its addresses other machines shall reach this one: those that somebody named, else
+//! the one that the kernel routes from, then the others.
+//!
+//! [`Wanted::select`] is pure: it sorts a list of interfaces. [`interfaces`] and [`source_towards`]
+//! ask the kernel.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The kernel's limit for the name of an interface.
+const NAME_BYTES_MAX: usize = 15;
+/// Networks of a machine's own making. Other machines may have the same address there, so these come
+/// last, unless the route goes there.
+const INWARD: [&str; 14] = [
+    "docker", "br-", "cni", "flannel", "cali", "cilium", "lxc", "veth", "virbr", "ifb", "tunl",
+    "dummy", "kube", "podman",
+];
+
+/// One address of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The interface's name.
+    pub name: String,
+    /// The address.
+    pub address: IpAddr,
+    /// Nobody else is behind it.
+    pub loopback: bool,
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {}", self.name, self.address)
+    }
+}
+
+/// Which addresses are wanted: `10.0.0.5`, `10.0.0.0/8`, `eth0`, `ib*`, `!docker0`, or several with
+/// commas between them, best first. Without anything: all but loopback, best first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Wanted(Vec<Term>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Term {
+    excluded: bool,
+    of: Of,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Of {
+    Address(IpAddr),
+    Network(IpAddr, u8),
+    Name(String),
+}
+
+/// A text that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no address (10.0.0.5), network (10.0.0.0/8), interface (eth0, ib*) or exclusion (!docker0)"
+)]
+pub struct Unreadable(String);
+
+/// Nothing that is wanted is there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{wanted}` fits no interface that is up; there are: {there}")]
+pub struct Nowhere {
+    wanted: String,
+    there: String,
+}
+
+impl FromStr for Wanted {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        text.split(',').map(Term::read).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl TryFrom<String> for Wanted {
+    type Error = Unreadable;
+
+    fn try_from(text: String) -> Result<Self, Unreadable> {
+        if text.is_empty() { Ok(Self::default()) } else { text.parse() }
+    }
+}
+
+impl From<Wanted> for String {
+    fn from(wanted: Wanted) -> Self {
+        wanted.to_string()
+    }
+}
+
+impl From<IpAddr> for Wanted {
+    fn from(address: IpAddr) -> Self {
+        Self(vec![Term { excluded: false, of: Of::Address(address) }])
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, term) in self.0.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let not = if term.excluded { "!" } else { "" };
+            match &term.of {
+                Of::Address(address) => write!(formatter, "{comma}{not}{address}")?,
+                Of::Network(base, bits) => write!(formatter, "{comma}{not}{base}/{bits}")?,
+                Of::Name(glob) => write!(formatter, "{comma}{not}{glob}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Term {
+    fn read(text: &str) -> Result<Self, Unreadable> {
+        let text = text.trim();
+        let (excluded, rest) = match text.strip_prefix('!') {
+            Some(rest) => (true, rest.trim()),
+            None => (false, text),
+        };
+        let of = Of::read(rest).ok_or_else(|| Unreadable(text.to_owned()))?;
+        Ok(Self { excluded, of })
+    }
+}
+
+impl Of {
+    fn read(text: &str) -> Option<Self> {
+        if let Ok(address) = text.parse() {
+            return Some(Self::Address(address));
+        }
+        if let Some((base, bits)) = text.split_once('/') {
+            let (base, bits): (IpAddr, u8) = (base.parse().ok()?, bits.parse().ok()?);
+            let most = if base.is_ipv4() { 32 } else { 128 };
+            return (bits <= most).then_some(Self::Network(base, bits));
+        }
+        let named = !text.is_empty() && text.len() <= NAME_BYTES_MAX;
+        let plain = text.chars().all(|c| !c.is_whitespace() && !c.is_control() && c != '!');
+        (named && plain).then(|| Self::Name(text.to_owned()))
+    }
+
+    fn fits(&self, one: &Interface) -> bool {
+        match self {
+            // All of 127.0.0.0/8 is here, whatever is listed.
+            Self::Address(IpAddr::V4(address)) if address.is_loopback() => {
+                one.loopback && one.address.is_ipv4()
+            }
+            Self::Address(address) => *address == one.address,
+            Self::Network(base, bits) => same_network(*base, one.address, *bits),
+            Self::Name(glob) => is_like(glob.as_bytes(), one.name.as_bytes()),
+        }
+    }
+
+    /// The address of `one` that is meant.
+    fn of(&self, one: &Interface) -> Interface {
+        match self {
+            Self::Address(address) => Interface { address: *address, ..one.clone() },
+            _ => one.clone(),
+        }
+    }
+}
+
+impl Wanted {
+    /// True if nobody asked for anything.
+    pub fn is_default(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The interfaces that are wanted, best first. `route` is the address that the kernel uses
+    /// towards the others.
+    ///
+    /// # Errors
+    /// Somebody asked for what is not there.
+    pub fn select(
+        &self,
+        interfaces: &[Interface],
+        route: Option<IpAddr>,
+    ) -> Result<Vec<Interface>, Nowhere> {
+        let mut all = interfaces.to_vec();
+        all.sort_by_key(|one| one.rank(route));
+        let mut chosen: Vec<Interface> = Vec::new();
+        for of in self.0.iter().filter(|term| !term.excluded).map(|term| &term.of) {
+            for one in all.iter().filter(|one| of.fits(one)).map(|one| of.of(one)) {
+                if !chosen.iter().any(|other| other.address == one.address) {
+                    chosen.push(one);
+                }
+            }
+        }
+        if self.0.iter().all(|term| term.excluded) {
+            chosen = all.clone();
+        }
+        chosen.retain(|one| !self.0.iter().any(|term| term.excluded && term.of.fits(one)));
+        if self.0.iter().all(|term| term.excluded) && chosen.iter().any(|one| !one.loopback) {
+            chosen.retain(|one| !one.loopback);
+        }
+        if chosen.is_empty() && !self.is_default() {
+            let there: Vec<String> = all.iter().map(ToString::to_string).collect();
+            let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+            return Err(Nowhere { wanted: self.to_string(), there });
+        }
+        Ok(chosen)
+    }
+}
+
+impl Interface {
+    /// Less is better.
+    fn rank(&self, route: Option<IpAddr>) -> (bool, bool, bool, bool) {
+        let inward = INWARD.iter().any(|prefix| self.name.starts_with(prefix));
+        (self.loopback, route != Some(self.address), inward, self.address.is_ipv6())
+    }
+}
+
+fn same_network(base: IpAddr, address: IpAddr, bits: u8) -> bool {
+    let (differ, width) = match (base, address) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits() ^ b.to_bits()), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits(), 128),
+        _ => return false,
+    };
+    differ.checked_shr(width - u32::from(bits)).unwrap_or(0) == 0
+}
+
+/// `*` stands for any bytes, `?` for one.
+fn is_like(glob: &[u8], name: &[u8]) -> bool {
+    match glob {
+        [] => name.is_empty(),
+        [b'*', rest @ ..] => (0..=name.len()).any(|at| is_like(rest, &name[at..])),
+        [b'?', rest @ ..] => !name.is_empty() && is_like(rest, &name[1..]),
+        [first, rest @ ..] => name.first() == Some(first) && is_like(rest, &name[1..]),
+    }
+}
+
+/// The address from which this machine sends to `host`, or to anywhere where that is unknown or this
+/// machine itself. No packet is sent: the kernel looks into its routes.
+pub fn source_towards(host: Option<&str>) -> Option<IpAddr> {
+    // Addresses of documentation: nobody has them, so the default route leads there.
+    let anywhere = [
+        IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+        IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    ];
+    let found = host.map(|host| (host, 0).to_socket_addrs().into_iter().flatten());
+    let found = found.into_iter().flatten().map(|address| address.ip());
+    found.chain(anywhere).filter_map(source).find(|source| !source.is_loopback())
+}
+
+fn source(peer: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match peer {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // Port 9 discards; nothing is sent.
+    socket.connect((peer, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// The IPv4 and global IPv6 addresses of every interface that is up.
+pub fn interfaces() -> Vec<Interface> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: getifaddrs fills `list` or fails; it is freed below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: the list is ours until freeifaddrs, and `at` is one of its entries.
+        let entry = unsafe { &*at };
+        at = entry.ifa_next;
+        let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
+        let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+        if entry.ifa_addr.is_null() || entry.ifa_name.is_null() || !up {
+            continue;
+        }
+        // SAFETY: a name that getifaddrs gives ends with a null byte and lives as long as the list.
+        let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+        let name = name.to_string_lossy().into_owned();
+        // SAFETY: a non-null address begins with its family, which says what it is.
+        let address = match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
+            libc::AF_INET => {
+                // SAFETY: the family says so; read unaligned, since nothing promises alignment.
+                let address =
+                    unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                IpAddr::from(address.sin_addr.s_addr.to_ne_bytes())
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let address =
+                    unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                let address = Ipv6Addr::from(address.sin6_addr.s6_addr);
+                if address.is_unicast_link_local() {
+                    continue;
+                }
+                IpAddr::from(address)
+            }
+            _ => continue,
+        };
+        found.push(Interface { name, address, loopback });
+    }
+    // SAFETY: `list` came from getifaddrs and is freed once.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+#[cfg(test)]
+#[path = "interfaces_test.rs"]
+mod tests;

@@ -1,0 +1,126 @@
+//! Selection over made-up machines.
+
+use super::*;
+use proptest::prelude::*;
+
+fn machine() -> Vec<Interface> {
+    [
+        ("lo", "127.0.0.1"),
+        ("docker0", "172.17.0.1"),
+        ("eth1", "fd00::5"),
+        ("eth0", "10.0.0.5"),
+        ("ib0", "10.100.0.5"),
+        ("ib1", "10.100.1.5"),
+    ]
+    .map(|(name, address)| Interface {
+        name: name.into(),
+        address: address.parse().unwrap(),
+        loopback: name == "lo",
+    })
+    .into()
+}
+
+fn names(wanted: &str, route: Option<&str>) -> Vec<String> {
+    let wanted = Wanted::try_from(wanted.to_owned()).unwrap();
+    let route = route.map(|route| route.parse().unwrap());
+    let chosen = wanted.select(&machine(), route).unwrap();
+    chosen.into_iter().map(|one| one.name).collect()
+}
+
+#[test]
+fn the_route_comes_first_and_what_other_machines_have_too_comes_last() {
+    assert_eq!(names("", Some("10.100.1.5")), ["ib1", "eth0", "ib0", "eth1", "docker0"]);
+    assert_eq!(names("", None), ["eth0", "ib0", "ib1", "eth1", "docker0"]);
+    // A route over a bridge is a route.
+    assert_eq!(names("", Some("172.17.0.1"))[0], "docker0");
+    // One to ourselves tells nothing.
+    assert_eq!(names("", Some("127.0.0.1")), names("", None));
+}
+
+#[test]
+fn what_is_named_is_taken_in_the_order_of_the_names() {
+    for (wanted, chosen) in [
+        ("eth0", &["eth0"][..]),
+        ("10.0.0.5", &["eth0"]),
+        ("ib*, eth0", &["ib0", "ib1", "eth0"]),
+        ("ib?,ib0,10.100.0.5", &["ib0", "ib1"]),
+        ("10.100.0.0/16", &["ib0", "ib1"]),
+        ("10.100.0.0/24,10.0.0.0/8", &["ib0", "eth0", "ib1"]),
+        ("fd00::/8", &["eth1"]),
+        ("0.0.0.0/0,!lo,!docker*", &["eth0", "ib0", "ib1"]),
+        ("!docker0,!ib*", &["eth0", "eth1"]),
+        ("!172.16.0.0/12,!fd00::5", &["eth0", "ib0", "ib1"]),
+        ("lo", &["lo"]),
+    ] {
+        assert_eq!(names(wanted, None), chosen, "{wanted}");
+    }
+    assert_eq!(names("ib*,eth0", Some("10.100.1.5")), ["ib1", "ib0", "eth0"]);
+}
+
+#[test]
+fn an_address_of_loopback_is_taken_as_it_is() {
+    assert_eq!(names("lo,!::1", None), ["lo"]);
+    let wanted: Wanted = "127.0.0.7".parse().unwrap();
+    let chosen = wanted.select(&machine(), None).unwrap();
+    assert_eq!(chosen[0].to_string(), "lo 127.0.0.7");
+}
+
+#[test]
+fn a_machine_of_loopback_alone_is_reached_there() {
+    let wanted = Wanted::default();
+    assert_eq!(wanted.select(&machine()[..1], None).unwrap(), machine()[..1]);
+    assert_eq!(wanted.select(&[], None).unwrap(), []);
+}
+
+#[test]
+fn what_fits_nothing_is_an_error_that_lists_what_there_is() {
+    for wanted in ["ib9", "192.168.0.0/16", "10.0.0.6", "ib0,!ib*", "!*"] {
+        let error = wanted.parse::<Wanted>().unwrap().select(&machine(), None).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("`{wanted}`")) && text.contains("ib1 10.100.1.5"), "{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_refused() {
+    for text in [
+        ",",
+        "eth0,",
+        "!",
+        "10.0.0.0/33",
+        "10.0.0/8",
+        "a b",
+        "eth0/24",
+        "!!eth0",
+        "a234567890123456",
+    ] {
+        assert!(text.parse::<Wanted>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn this_machine_has_interfaces_and_routes_end_at_one_of_them() {
+    let here = interfaces();
+    assert!(here.iter().any(|one| one.loopback), "{here:?}");
+    // Nobody can listen at an address that is another machine's, or was read wrongly; one that went
+    // meanwhile is not found again.
+    for one in here.iter().filter(|one| one.address.is_ipv4()) {
+        let listens = std::net::TcpListener::bind((one.address, 0)).is_ok();
+        assert!(listens || !interfaces().contains(one), "{one}");
+    }
+    if let Some(source) = source_towards(None) {
+        assert!(here.iter().any(|one| one.address == source), "{source} in {here:?}");
+    }
+    // Ourselves: the same as anywhere.
+    assert_eq!(source_towards(Some("127.0.0.1")), source_towards(None));
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused_and_comes_back_the_same(text in "[!a-z0-9*?./:, ]{0,24}") {
+        if let Ok(wanted) = text.parse::<Wanted>() {
+            prop_assert_eq!(wanted.to_string().parse::<Wanted>().unwrap(), wanted.clone());
+            let _ = wanted.select(&machine(), None);
+        }
+    }
+}
