@@ -400,6 +400,7 @@ class Endpoint:
         liveness_timeout_seconds: float = 10.0,
         lend: bool = True,
         determinism: str = "default",
+        priority: str = "normal",
         daemon: str | PathLike[str] | None = None,
     ) -> Self: ...
     def info(self) -> bytes: ...

@@ -118,6 +118,7 @@ def join(
         liveness_timeout_seconds=settings.liveness_seconds,
         lend=settings.transport == "auto",
         determinism=settings.determinism,
+        priority=settings.priority,
         daemon=settings.daemon,
     )
     infos = meeting.exchange("endpoint", endpoint.info().hex(), deadline)

@@ -40,6 +40,8 @@ NAMES = {
     "HFREDUCE_KEY_FILE": "file with the key that proves who belongs to the job (default: rank 0 "
     "makes one and hands it out through torch's store)",
     "HFREDUCE_PINNED_BYTES": "pinned memory of one GPU at most, from 1048576 on (default: 1 GiB)",
+    "HFREDUCE_PRIORITY": "low, normal or high: whose chunks go first where a process has several "
+    "groups (default: normal)",
     "HFREDUCE_REGISTERED_BYTES": "registered memory of one rank at most, in bytes (default: the "
     "machine's memory, up to 256 GiB; 0 where address space is limited)",
     "HFREDUCE_RENDEZVOUS": "HOST:PORT at which rank 0 listens for programs without torch (default: "
@@ -52,6 +54,7 @@ NAMES = {
 }
 
 TRANSPORTS = ("auto", "tcp")
+PRIORITIES = ("low", "normal", "high")
 MODES = ("default", "stable", "wide", "stable,wide")
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20
 REGISTERED_BYTES_MAX = 1 << 46
@@ -73,6 +76,7 @@ class Settings:
     key_file: str | None = None
     transport: str = "auto"
     determinism: str = "default"
+    priority: str = "normal"
     cuda_library: str | None = None
     gdrcopy: str | None = None
     pinned_bytes: int | None = None
@@ -104,6 +108,7 @@ class Settings:
             key_file=text("HFREDUCE_KEY_FILE"),
             transport=_transport(text("HFREDUCE_TRANSPORT")),
             determinism=_determinism(text("HFREDUCE_DETERMINISM")),
+            priority=_priority(text("HFREDUCE_PRIORITY")),
             cuda_library=text("HFREDUCE_CUDA_LIBRARY"),
             gdrcopy=text("HFREDUCE_GDRCOPY"),
             pinned_bytes=_pinned_bytes(text("HFREDUCE_PINNED_BYTES")),
@@ -143,6 +148,12 @@ def _transport(value: str | None) -> str:
     if value is not None and value not in TRANSPORTS:
         raise SettingError("HFREDUCE_TRANSPORT", value, " or ".join(TRANSPORTS))
     return value or "auto"
+
+
+def _priority(value: str | None) -> str:
+    if value is not None and value not in PRIORITIES:
+        raise SettingError("HFREDUCE_PRIORITY", value, " or ".join(PRIORITIES))
+    return value or "normal"
 
 
 def _determinism(value: str | None) -> str:

@@ -14,18 +14,42 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from hfreduce import _native, bootstrap, tensors
 from hfreduce.backend import HFReduceBackend
+from hfreduce.errors import SettingError
 from hfreduce.group import NAME, OPEN
-from hfreduce.settings import Settings
+from hfreduce.settings import PRIORITIES, Settings
 from hfreduce.work import answer_for_works
 
-__all__ = ["NAME", "HFReduceBackend", "communicator", "empty", "plan", "register", "stats"]
+__all__ = [
+    "NAME",
+    "HFReduceBackend",
+    "Options",
+    "communicator",
+    "empty",
+    "plan",
+    "register",
+    "stats",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one group is told beyond the environment: `new_group(pg_options=Options(...))`."""
+
+    priority: Literal["low", "normal", "high"] = "normal"
+    """Whose chunks go first, of the groups of a process; the same on all ranks."""
+
+    def __post_init__(self) -> None:
+        """Refuses what is no level."""
+        if self.priority not in PRIORITIES:
+            raise SettingError("Options.priority", str(self.priority), " or ".join(PRIORITIES))
 
 
 def register() -> None:
@@ -70,9 +94,12 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int | float | str
 
 
 def _create(options: Any, backend_options: object) -> HFReduceBackend:
-    if backend_options is not None:
-        raise TypeError(f"hfreduce takes no pg_options, got {type(backend_options).__name__}")
     settings = Settings.read(os.environ)
+    if isinstance(backend_options, Options):
+        settings = replace(settings, priority=backend_options.priority)
+    elif backend_options is not None:
+        given = type(backend_options).__name__
+        raise TypeError(f"pg_options is of type {given}: give hfreduce.torch.Options")
     # torch gives no list for the default group, and ranks of the job for every other one.
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     world = dist.get_world_size() if dist.is_initialized() else options.group_size

@@ -17,11 +17,13 @@ def test_values_are_read():
             "HFREDUCE_CHUNK_BYTES": "65536",
             "HFREDUCE_TRANSPORT": "tcp",
             "HFREDUCE_DETERMINISM": "wide, stable",
+            "HFREDUCE_PRIORITY": "high",
             "FLYER_JOB": "a/b",
         }
     )
     assert (settings.liveness_seconds, settings.chunk_bytes, settings.job) == (0.5, 65536, "a/b")
     assert (settings.transport, settings.determinism) == ("tcp", "stable,wide")
+    assert (settings.priority, Settings.read({}).priority) == ("high", "normal")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,7 @@ def test_values_are_read():
         ("HFREDUCE_CHUNK_BYTES", "1e6"),
         ("HFREDUCE_TRANSPORT", "rdma"),
         ("HFREDUCE_DETERMINISM", "stable,stable"),
+        ("HFREDUCE_PRIORITY", "1"),
     ],
 )
 def test_a_bad_value_is_named(name, value):

@@ -3,9 +3,11 @@
 import time
 from datetime import timedelta
 
+import hfreduce.torch
 import pytest
 import torch
 import torch.distributed as dist
+from hfreduce import SettingError
 from hfreduce.testing import Layout, run, values
 
 pytestmark = pytest.mark.torch
@@ -52,6 +54,31 @@ def poll(rank, size):
 
 def test_a_work_that_is_polled_completes():
     values(run(poll, LAYOUT))
+
+
+def levels(rank, size):
+    options = hfreduce.torch.Options(priority="high")
+    high = dist.new_group(pg_options=options)
+    low = dist.new_group(pg_options=hfreduce.torch.Options(priority="low"))
+    tensors = [torch.full((1 << 16,), float(rank)) for _ in range(8)]
+    works = [
+        dist.all_reduce(tensor, group=(low, high)[at % 2], async_op=True)
+        for at, tensor in enumerate(tensors)
+    ]
+    for work in works:
+        work.wait()
+    assert all(tensor.eq(sum(range(size))).all() for tensor in tensors)
+    # One that nothing is above is never held back.
+    assert hfreduce.torch.stats(high)["held_back"] == 0
+    with pytest.raises(SettingError, match=r"Options\.priority='urgent': expected low or normal"):
+        hfreduce.torch.Options(priority="urgent")
+    with pytest.raises(TypeError, match=r"give hfreduce\.torch\.Options"):
+        dist.new_group(pg_options=object())
+    return True
+
+
+def test_groups_have_levels():
+    values(run(levels, LAYOUT))
 
 
 def from_anybody(rank, size):

@@ -102,6 +102,7 @@ impl Settings {
         options.slot_bytes = self.chunk_bytes.unwrap_or(options.slot_bytes);
         options.lend = self.lend;
         options.determinism = self.determinism;
+        options.priority = self.priority;
         options.liveness = self.liveness.min(Duration::from_secs(86_400));
         let given = own.address.as_ref().map(|text| {
             text.parse::<IpAddr>().map_err(|_| SettingError {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fabric::interfaces::Wanted;
-use hfreduce_engine::Determinism;
+use hfreduce_engine::{Determinism, Priority};
 
 const KEY_BYTES_MIN: usize = 16;
 const KEY_BYTES_MAX: usize = 4096;
@@ -43,6 +43,8 @@ pub struct Settings {
     pub lend: bool,
     /// What is promised about bits, beyond the default.
     pub determinism: Determinism,
+    /// Whose chunks go first, of the groups of a process.
+    pub priority: Priority,
     /// The socket of the `hfreduced` that does it all, if one does.
     pub daemon: Option<PathBuf>,
 }
@@ -77,6 +79,7 @@ impl Settings {
             liveness: Duration::from_secs(10),
             lend: true,
             determinism: Determinism::DEFAULT,
+            priority: Priority::Normal,
             daemon: None,
         }
     }
@@ -147,6 +150,10 @@ impl Settings {
         };
         if let Some(value) = text("HFREDUCE_DETERMINISM") {
             settings.determinism = Self::modes("HFREDUCE_DETERMINISM", &value)?;
+        }
+        if let Some(value) = text("HFREDUCE_PRIORITY") {
+            let wrong = |expected| wrong("HFREDUCE_PRIORITY", &value, &format!("{expected}"));
+            settings.priority = value.parse::<Priority>().map_err(wrong)?;
         }
         Ok(settings)
     }
@@ -279,6 +286,7 @@ mod tests {
             ("HFREDUCE_KEY_FILE", two.to_vec()),
             ("HFREDUCE_CHUNK_BYTES", [&ALONE[..], &[("HFREDUCE_CHUNK_BYTES", "1")]].concat()),
             ("HFREDUCE_ADDRESS", [&ALONE[..], &[("HFREDUCE_ADDRESS", "10.0.0/8")]].concat()),
+            ("HFREDUCE_PRIORITY", [&ALONE[..], &[("HFREDUCE_PRIORITY", "1")]].concat()),
             ("HFREDUCE_DETERMINISM", [&ALONE[..], &[("HFREDUCE_DETERMINISM", "yes")]].concat()),
             (
                 "HFREDUCE_CONNECT_SECONDS",

@@ -165,6 +165,8 @@ impl Endpoint {
             relays: crowded && nodes == 1,
             determinism: options.determinism,
             served: infos.iter().map(|info| info.served).collect(),
+            priority: options.priority,
+            held_back: options.held_back,
             reached_at: self.info.reached_at(),
         };
         let bell =

@@ -25,7 +25,9 @@ fn connections() -> Vec<(SocketAddr, SocketAddr, u8)> {
         let Ok(tos) = ip_tos(fd) else { continue };
         let Ok(stream) = fd.try_clone_to_owned().map(TcpStream::from) else { continue };
         if let (Ok(own), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) {
-            found.push((own, peer, tos));
+            // A port of both families shows IPv4 as a part of IPv6.
+            let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+            found.push((plain(own), plain(peer), tos));
         }
     }
     found

@@ -279,6 +279,7 @@ impl Communicator {
             ("chunks", &counters.chunks),
             ("sleeps", &counters.sleeps),
             ("rings", &counters.rings),
+            ("held_back", &counters.held_back),
             ("sent_bytes", &counters.sent_bytes),
             ("lent_bytes", &counters.lent_bytes),
             ("received_bytes", &counters.received_bytes),

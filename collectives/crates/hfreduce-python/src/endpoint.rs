@@ -6,7 +6,7 @@ use std::time::Duration;
 use fabric::interfaces::Wanted;
 use hfreduce_bootstrap::Settings;
 use hfreduce_engine::daemon::Entrance;
-use hfreduce_engine::{Determinism, Newcomer as Waiting, Options};
+use hfreduce_engine::{Determinism, Newcomer as Waiting, Options, Priority};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -27,7 +27,8 @@ impl Endpoint {
     #[new]
     #[pyo3(signature = (rank, world_size, placement, key, *, job = String::new(), address = None,
         towards = None, bridge = None, chunk_bytes = None, slots = None, channels = None,
-        liveness_timeout_seconds = 10.0, lend = true, determinism = "default", daemon = None))]
+        liveness_timeout_seconds = 10.0, lend = true, determinism = "default", priority = "normal",
+        daemon = None))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -45,6 +46,7 @@ impl Endpoint {
         liveness_timeout_seconds: f64,
         lend: bool,
         determinism: &str,
+        priority: &str,
         daemon: Option<PathBuf>,
     ) -> PyResult<Self> {
         if placement.len() != world_size {
@@ -59,6 +61,7 @@ impl Endpoint {
         options.channels = channels;
         options.lend = lend;
         options.determinism = modes(determinism)?;
+        options.priority = level(priority)?;
         options.liveness = liveness(liveness_timeout_seconds)?;
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
@@ -151,6 +154,11 @@ impl Newcomer {
 
 fn liveness(given_seconds: f64) -> PyResult<Duration> {
     Ok(arguments::seconds(given_seconds)?.min(Duration::from_secs(86_400)))
+}
+
+fn level(text: &str) -> PyResult<Priority> {
+    text.parse::<Priority>()
+        .map_err(|expected| PyValueError::new_err(format!("priority={text:?}: give {expected}")))
 }
 
 fn modes(text: &str) -> PyResult<Determinism> {

@@ -144,6 +144,8 @@ impl Attachment {
             determinism: options.determinism,
             relays: false, // The daemon's part.
             served: Vec::new(),
+            priority: options.priority,
+            held_back: options.held_back,
             reached_at: reached_at(&self.info),
         };
         let bell = poller::bell().map_err(trouble)?;

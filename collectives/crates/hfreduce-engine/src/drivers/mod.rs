@@ -9,6 +9,7 @@
 //! - `registered`: memory that the ranks of a node use in place;
 //! - `trunk`: the connections along the trees, on ranks that own a channel; `pools`: where what comes
 //!   over them waits;
+//! - `priority`: whose chunks go first, where a process has several communicators;
 //! - `farewell`: how those end;
 //! - `lending`: chunks that a neighbour on this machine copies out of our board;
 //! - `mesh`: direct connections between two ranks;
@@ -30,6 +31,7 @@ mod mover;
 mod node;
 pub mod poller;
 mod pools;
+pub mod priority;
 mod reduce;
 pub mod registered;
 mod relay;
@@ -57,6 +59,7 @@ pub use shared::{Counters, Identity, Shared, Submission, lock};
 
 use mesh::Mesh;
 use poller::{Poller, Ready};
+use priority::{LEVELS, Turn, UnderWay};
 use reduce::Scratch;
 use registered::Arenas;
 use trunk::Trunk;
@@ -90,6 +93,8 @@ pub(crate) struct Active {
     pub(crate) others: Vec<Registered>,
     /// Who adds.
     pub(crate) way: Way,
+    /// Others of this process see that it is.
+    pub(crate) _under_way: UnderWay<'static>,
 }
 
 /// Who of a node adds up an operation that combines values.
@@ -153,6 +158,9 @@ pub struct Driver {
     to_ring: u32,
     /// When the last allreduce ended.
     reduced_until: Option<Instant>,
+    turn: Turn,
+    /// No chunk begins before: another communicator's go first.
+    held_until: Option<Instant>,
     wants_slot: bool,
     wants_turn: bool,
     trunk: Option<Trunk>,
@@ -208,6 +216,7 @@ impl Driver {
         let now = Instant::now();
         let links = trunk.as_ref().map_or(0, Trunk::len);
         let locals = shared.identity.locals().len();
+        let turn = Turn::new(shared.identity.priority, shared.identity.held_back);
         let liveness_ms = shared.identity.liveness.as_millis() as u64;
         Ok(Self {
             live: Liveness::new(locals + links, liveness_ms, 0),
@@ -230,6 +239,8 @@ impl Driver {
             unpublished: VecDeque::new(),
             to_ring: 0,
             reduced_until: None,
+            turn,
+            held_until: None,
             wants_slot: false,
             wants_turn: false,
             trunk,
@@ -271,8 +282,9 @@ impl Driver {
             return moved;
         }
         loop {
-            let mut again = self.stage();
-            again |= self.activate();
+            let held = self.is_held();
+            let mut again = !held && self.stage();
+            again |= !held && self.activate();
             again |= self.combine();
             again |= self.deliver();
             again |= self.flush_trunk();
@@ -282,6 +294,19 @@ impl Driver {
             }
             moved = true;
         }
+    }
+
+    /// True if there are chunks to begin and those of another communicator go first.
+    fn is_held(&mut self) -> bool {
+        let before = self.held_until.is_some();
+        self.held_until = match self.next_activate < self.next_chunk {
+            true => self.turn.held_until(&LEVELS, &self.shared),
+            false => None,
+        };
+        if self.held_until.is_some() && !before {
+            self.shared.counters.held_back.fetch_add(1, Ordering::Relaxed);
+        }
+        self.held_until.is_some()
     }
 
     fn take_news(&mut self) -> bool {

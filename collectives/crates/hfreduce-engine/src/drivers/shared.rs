@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fd::OwnedFd;
 
 use super::poller;
+use super::priority::Priority;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::core::{Determinism, Kind};
 use crate::flight::Recorder;
@@ -35,6 +36,10 @@ pub struct Identity {
     pub determinism: Determinism,
     /// By rank: a daemon runs its part.
     pub served: Vec<bool>,
+    /// Whose chunks go first, of the communicators of this process.
+    pub priority: Priority,
+    /// How long ours wait for others' at most.
+    pub held_back: Duration,
     /// Interface and address that other nodes try first; empty if there are none.
     pub reached_at: String,
 }
@@ -69,6 +74,8 @@ pub struct Counters {
     pub chunks: AtomicU64,
     /// Times we slept.
     pub sleeps: AtomicU64,
+    /// Times our chunks were held back, because another communicator's go first.
+    pub held_back: AtomicU64,
     /// Times we rang another rank's bell.
     pub rings: AtomicU64,
     /// Bytes sent along the trees.

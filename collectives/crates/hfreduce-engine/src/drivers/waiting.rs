@@ -123,7 +123,8 @@ impl Driver {
         }
         let now = Instant::now();
         let next_tick = self.ticked + TICK;
-        let timeout = until.min(next_tick).saturating_duration_since(now);
+        let held_until = self.held_until.unwrap_or(next_tick);
+        let timeout = until.min(next_tick).min(held_until).saturating_duration_since(now);
         self.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);
         self.poll(timeout.max(Duration::from_micros(50)));
         self.board.wake_up(local);

@@ -7,6 +7,7 @@ use fabric::interfaces::Wanted;
 use serde::{Deserialize, Serialize};
 
 use crate::core::Determinism;
+use crate::drivers::priority::{HELD, Priority};
 use crate::flight::Folders;
 use crate::placement::Placement;
 
@@ -57,6 +58,10 @@ pub struct Options {
     pub lend: bool,
     /// What is promised about bits, beyond the default; the same on all ranks.
     pub determinism: Determinism,
+    /// Whose chunks go first, of the communicators of a process.
+    pub priority: Priority,
+    /// How long chunks wait for those of a higher level at most.
+    pub held_back: Duration,
     /// A daemon runs this rank's part: the process that ends is not the rank's own.
     pub served: bool,
 }
@@ -81,6 +86,8 @@ impl Options {
             registered_bytes: registered_bytes(),
             lend: true,
             determinism: Determinism::DEFAULT,
+            priority: Priority::Normal,
+            held_back: HELD,
             served: false,
         }
     }
