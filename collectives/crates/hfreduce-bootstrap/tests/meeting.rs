@@ -161,7 +161,7 @@ fn another_program_at_the_port_is_suspected_with_the_remedy() {
     ];
     for (what, said) in programs {
         let port = stolen(what);
-        let met = guest(1, 2, port).exchange("place", b"", Duration::from_millis(300));
+        let met = guest(1, 2, port).exchange("place", b"", Duration::from_secs(3));
         let error = met.unwrap_err().to_string();
         for part in [&format!("127.0.0.1:{port}"), said, "another program", "MASTER_PORT"] {
             assert!(error.contains(part), "`{part}` is not in: {error}");

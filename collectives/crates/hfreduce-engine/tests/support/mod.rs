@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use hfreduce_engine::daemon::{Daemon, Entrance, Rules};
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, Options, ReduceOp, Work};
+use hfreduce_engine::{
+    Buffer, CauseKind, CollectiveError, Communicator, DType, Options, ReduceOp, Work,
+};
 
 pub const KEY: [u8; 32] = [7; 32];
 /// What takes so long hangs, however busy the machine is and whatever watches over its memory.
@@ -74,6 +76,14 @@ pub fn run_at<T: Send>(
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// The rank's group, or none where it ended like this before the rank knew that all have come.
+pub fn unless_ended(
+    connected: Result<Communicator, CollectiveError>,
+    kind: CauseKind,
+) -> Option<Communicator> {
+    connected.map_err(|error| assert_eq!(error.cause.kind, kind, "{error}")).ok()
 }
 
 /// The memory of a vector. The caller keeps it until the work has ended.
