@@ -40,6 +40,7 @@ __all__ = [
     "best_instruction_set",
     "flight_folders",
     "instruction_set",
+    "reached_at",
     "read_flight",
     "without_gdrcopy",
 ]

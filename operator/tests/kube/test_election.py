@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from flyer.kube.client import Election, LeadershipLostError, LeaseSettings
-from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.client.resources import FLYERJOBS, LEASES
 from flyer.kube.testing import Fault
 
 SETTINGS = LeaseSettings(
@@ -42,6 +42,16 @@ async def test_the_second_waits_until_the_first_gives_back(api_server, candidate
     async with asyncio.timeout(60):
         assert await waiting > 1
     assert lease(api_server)["holderIdentity"] == "b"
+
+
+async def test_a_renewal_that_was_under_way_does_not_keep_the_lease(api_server, candidate, connect):
+    leader = candidate("a")
+    await leader.acquire()
+    stored = api_server.store.get("leases", "flyer-operator", "fireflyer-system")
+    renewed = {**stored["spec"], "renewTime": "2026-01-01T00:00:00.000000Z"}
+    await connect("a").replace(LEASES, {**stored, "spec": renewed})
+    await leader.release()
+    assert lease(api_server)["holderIdentity"] == ""
 
 
 async def test_a_leader_that_cannot_renew_stops_before_the_next_begins(api_server, candidate):

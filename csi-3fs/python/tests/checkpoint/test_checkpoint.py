@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import threading
@@ -137,11 +138,18 @@ def test_the_newest_k_steps_are_kept(files, folder):
 def test_a_step_saved_again_is_the_one_that_loads_and_the_old_one_goes_last(files, folder):
     (manager,) = managers(files)
     manager.save(4, {"x": b"first"}).wait(20)
+    first = folder / "step-00000004"
+    shutil.copytree(first, folder.parent / "kept")
     assert manager.save(4, {"x": b"second"}).wait(20) == f"{FOLDER}/step-00000004.2"
     assert manager.load().state == {"x": b"second"}
+    # The clean-up ends, and is undone: so the old one is there, as it is until then.
+    for thread in threading.enumerate():
+        if thread.name.startswith("checkpoint-"):
+            thread.join(10)
+    assert not first.exists()
+    shutil.copytree(folder.parent / "kept", first)
     (folder / "step-00000004.2" / "shard-0000.bin").write_bytes(b"secund")
-    if (folder / "step-00000004").exists():  # until the clean-up
-        assert manager.load().state == {"x": b"first"}
+    assert manager.load().state == {"x": b"first"}
 
 
 def bad_shard(folder):

@@ -145,12 +145,22 @@ class Election:
             return
         self.epoch = 0
         self._valid_until = 0.0
-        spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
-                await self._api.replace(LEASES, {**self._lease, "spec": spec})
+                await self._give_back(self._lease)
 
     # -- inside --------------------------------------------------------------------------------
+
+    async def _give_back(self, lease: dict[str, Any]) -> None:
+        while lease["spec"].get("holderIdentity") == self.identity:
+            spec = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+            try:
+                await self._api.replace(LEASES, {**lease, "spec": spec})
+            except ConflictError:  # a renewal of ours that was under way has arrived
+                name, namespace = self._settings.name, self._settings.namespace
+                lease = await self._api.get(LEASES, name, namespace)
+            else:
+                return
 
     async def _try_acquire(self) -> bool:
         settings = self._settings
