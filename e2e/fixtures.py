@@ -68,6 +68,11 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     cluster: Cluster = request.getfixturevalue(name)
     made = f"test-{os.urandom(4).hex()}"
     cluster.kubectl("create", "namespace", made)
+    if name == "cluster":
+        # Right after an API server's restart the controllers need a while to make it: a job that
+        # came before would begin its second attempt, which a story may count.
+        account = ("--for=create", "serviceaccount/default", "--timeout=60s")
+        cluster.kubectl("wait", f"--namespace={made}", *account, deadline_s=70)
     yield made
     cluster.kubectl("delete", "namespace", made, "--wait=false")
 
