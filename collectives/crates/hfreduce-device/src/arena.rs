@@ -1,9 +1,10 @@
 //! Pinned memory: mapped on the GPU's memory node, registered with the driver, used again.
 //!
 //! A block goes back to the arena when it is dropped, and only whoever knows that no copy touches it
-//! any more drops it; otherwise it is left to the process for good (`std::mem::forget`), with its
+//! any more drops it; otherwise it is left to the process for good (`abandon`), with its
 //! registration, its mapping and the context.
 
+use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -61,6 +62,13 @@ impl Slab {
         }
         Ok(Self { context: context.clone(), memory, bytes })
     }
+}
+
+static ABANDONED: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+
+/// Keeps what the GPU may still write to as long as the process: it is lost, but no leak.
+pub(crate) fn abandon(kept: impl Any + Send) {
+    ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(kept));
 }
 
 impl Drop for Slab {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hfreduce_engine::{Buffer, CollectiveError, Communicator, Pace, Work};
 
-use crate::arena::{Arena, Block};
+use crate::arena::{self, Arena, Block};
 use crate::context::{Context, Event, Stream};
 use crate::cuda::{Cuda, Pointer};
 use crate::error::DeviceError;
@@ -344,7 +344,7 @@ impl Device {
             self.arena.purge();
         } else {
             // A call of the driver does not come back, and the next one would not either.
-            std::mem::forget(self.arena.clone());
+            arena::abandon(self.arena.clone());
         }
     }
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use hfreduce_engine::{CauseKind, Pace, Work};
 
-use crate::arena::Block;
+use crate::arena::{self, Block};
 use crate::context::{Context, Event, Stream};
 use crate::cursor::Cursor;
 use crate::device::{Counters, Memory};
@@ -333,7 +333,7 @@ impl Drop for Job {
         self.settled.end(Err(Failure::Device(closed)));
         if self.is_flying() || self.is_engines() {
             // A copy may still come: its memory is never used for anything else.
-            std::mem::forget(self.block.take());
+            arena::abandon(self.block.take());
             for flight in self.flights_down.drain(..).chain(self.flights_up.drain(..)) {
                 drop(flight);
             }

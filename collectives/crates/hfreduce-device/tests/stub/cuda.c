@@ -41,6 +41,25 @@ static char failing[64], stalling[64];
 static long fail_after;
 static int fail_code, fail_sticky, dead;
 
+/* Memory that stays as long as the library: what touches it late is counted, not crashed on. It goes
+ * with the library, so that a search for leaks finds those of others. */
+typedef struct kept { struct kept *next; _Alignas(16) char memory[]; } kept_t;
+static kept_t *all_kept;
+
+/* With the mutex. */
+static void *keep(size_t bytes) {
+    kept_t *made = calloc(1, sizeof *made + bytes);
+    made->next = all_kept;
+    all_kept = made;
+    return made->memory;
+}
+__attribute__((destructor)) static void let_go(void) {
+    for (kept_t *next; streams == 0 && all_kept; all_kept = next) {
+        next = all_kept->next;
+        free(all_kept);
+    }
+}
+
 static void note(int kind, uint64_t at, size_t bytes) {
     if (journal_length < (long)LENGTH(journal)) {
         journal[journal_length++] = (entry_t){kind, at, bytes};
@@ -211,8 +230,8 @@ int cuStreamWaitEvent(stream_t *stream, event_t *event, unsigned flags)
     CALL("cuStreamWaitEvent", (void)flags;
          queue(stream, (op_t){.kind = WAIT, .event = event, .number = event->recorded}))
 int cuEventCreate(event_t **out, unsigned flags)
-    CALL("cuEventCreate", (void)flags; *out = calloc(1, sizeof **out); (*out)->live = 1; events++)
-/* Its memory stays: an operation of a stream may still point to it. */
+    CALL("cuEventCreate", (void)flags; *out = keep(sizeof **out); (*out)->live = 1; events++)
+/* An operation of a stream may still point to it. */
 int cuEventDestroy_v2(event_t *event) CALL("cuEventDestroy_v2", event->live = 0; events--)
 int cuEventRecord(event_t *event, stream_t *stream)
     CALL("cuEventRecord",
@@ -333,8 +352,8 @@ void stub_stall(const char *name) LOCKED(snprintf(stalling, sizeof stalling, "%s
 void stub_open(void) LOCKED(gate_open = 1)
 
 uint64_t stub_device_alloc(size_t bytes) {
-    char *base = calloc(1, bytes ? bytes : 1);
-    LOCKED(put(device, LENGTH(device), base, bytes))
+    char *base;
+    LOCKED(base = keep(bytes ? bytes : 1); put(device, LENGTH(device), base, bytes))
     return (uint64_t)(uintptr_t)base;
 }
 /* Windows to this range show nothing any more. */
