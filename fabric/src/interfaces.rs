@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 /// The kernel's limit for the name of an interface.
 const NAME_BYTES_MAX: usize = 15;
-/// Networks of a machine's own making. Other machines may have the same address there, so these come
-/// last, unless the route goes there.
-const INWARD: [&str; 14] = [
+/// How interfaces of a machine's own making begin (bridges, tunnels). Other machines may have the same
+/// address there, so these come last, unless the route goes there.
+pub const INWARD: [&str; 14] = [
     "docker", "br-", "cni", "flannel", "cali", "cilium", "lxc", "veth", "virbr", "ifb", "tunl",
     "dummy", "kube", "podman",
 ];

@@ -17,6 +17,7 @@ __all__ = [
     "INT16",
     "INT32",
     "INT64",
+    "INWARD",
     "MAX",
     "MIN",
     "PRODUCT",
@@ -68,6 +69,9 @@ MAX: Final[int]
 BAND: Final[int]
 BOR: Final[int]
 BXOR: Final[int]
+
+INWARD: Final[tuple[str, ...]]
+"""How interfaces of a machine's own making begin: bridges, tunnels."""
 
 class CollectiveError(RuntimeError):
     kind: str

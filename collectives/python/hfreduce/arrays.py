@@ -140,7 +140,9 @@ def copy(array: object, into: Memory) -> None:
         ctypes.memmove(into.pointer, source.pointer, numel * _item_bytes(dtype))
         return
     target = memoryview((ctypes.c_char * view.nbytes).from_address(into.pointer)).cast("B")
-    target[:] = view.cast("B") if view.ndim else view.tobytes()
+    # One element, or a format that is not native (ctypes), gives its bytes as a copy only.
+    castable = view.ndim and len(view.format.lstrip("@")) == 1
+    target[:] = view.cast("B") if castable else view.tobytes()
 
 
 def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
@@ -184,7 +186,7 @@ def _may_change(array: object) -> None:
     if type(array).__module__.partition(".")[0] in _IMMUTABLE:
         raise ValueError(
             f"{type(array).__name__}: arrays of this library never change; give `out`, an array of "
-            "numpy for the result"
+            "numpy for the result (and one in the CPU's memory to read)"
         )
 
 

@@ -78,7 +78,8 @@ def allreduce(
     code = _code(op)
     if hasattr(array, "__cuda_array_interface__"):
         if out is not None:
-            raise ValueError("out: an array of a GPU is reduced in place; copy it first")
+            name = type(array).__name__
+            raise ValueError(f"out: {name} is in a GPU's memory; give a copy in the CPU's")
         _on_gpu(array, communicator, code, timeout_seconds, stream)
         return
     found = memory(array if out is None else out)

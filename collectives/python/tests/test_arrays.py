@@ -1,6 +1,7 @@
 """Arrays of other libraries, through the buffer protocol and DLPack, and what is refused."""
 
 import array
+import ctypes
 import math
 import time
 
@@ -131,6 +132,10 @@ def reduce_elsewhere(rank, size):
     single = np.zeros((), np.float64)
     hfreduce.allreduce(np.float64(rank), group, out=single)
     assert single == math.comb(size, 2)
+    foreign = (ctypes.c_double * 2)(rank, 1.0)
+    pair = np.zeros(2)
+    hfreduce.allreduce(memoryview(foreign).toreadonly(), group, out=pair)
+    assert pair.tolist() == [math.comb(size, 2), size]
     for wrong in (np.zeros(5, numbers.dtype), np.zeros(6, np.float32)):
         with pytest.raises(ValueError, match="out: must have the 6 elements"):
             hfreduce.allreduce(numbers, group, out=wrong)
@@ -153,6 +158,8 @@ def test_a_gpus_array_that_never_changes_is_not_written_to():
 
     with pytest.raises(ValueError, match="OnGpu: arrays of this library never change"):
         gpu_memory(OnGpu(), None)
+    with pytest.raises(ValueError, match="out: OnGpu is in a GPU's memory; give a copy"):
+        hfreduce.allreduce(OnGpu(), None, out=np.zeros(1, np.float32))
 
 
 def test_arrays_of_two_types_are_not_one_operation():

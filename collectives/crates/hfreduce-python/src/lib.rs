@@ -15,8 +15,10 @@ mod probe;
 mod rendezvous;
 mod work;
 
+use fabric::interfaces::INWARD;
 use hfreduce_engine::{DType, ReduceOp};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -42,6 +44,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<probe::Triad>()?;
     module.add_function(wrap_pyfunction!(probe::instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(probe::reached_at, module)?)?;
+    module.add("INWARD", PyTuple::new(module.py(), INWARD)?)?;
     module.add_function(wrap_pyfunction!(probe::best_instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::without_gdrcopy, module)?)?;
     Ok(())

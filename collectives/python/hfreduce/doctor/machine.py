@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hfreduce import _native
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -52,9 +54,6 @@ class Interface:
     mtu: int | None
     virtual: bool
     """Of this machine's own making (bridge, veth, tunnel): not a way to other machines."""
-
-
-_VIRTUAL = re.compile(r"(docker|br-|cni|flannel|cali|cilium|lxc|veth|virbr|ifb|tunl|dummy|kube)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ class Machine:
             if name == "lo" or self.text(f"{path}/operstate") not in ("up", "unknown"):
                 continue
             speed = self.number(f"{path}/speed")
-            virtual = bool(_VIRTUAL.match(name)) or (folder / "bridge").exists()
+            virtual = name.startswith(_native.INWARD) or (folder / "bridge").exists()
             speed = speed if speed and speed > 0 else None
             found.append(Interface(name, speed, self.number(f"{path}/mtu"), virtual))
         return found
