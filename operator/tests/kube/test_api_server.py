@@ -5,7 +5,7 @@ import json
 
 import aiohttp
 import pytest
-from flyer.kube.testing import ApiServer, Exit, Fault, Kubelets
+from flyer.kube.testing import ApiServer, Call, Exit, Fault, Faults, Kubelets
 from flyer.kube.testing.errors import ApiRefusal
 from flyer.kube.testing.patches import apply, json_patch, merge, strategic
 
@@ -194,6 +194,19 @@ async def test_faults_come_as_ordered(http, api):
     assert died == [True]
     assert not api.store.find("flyerjobs", "c", "default")
     assert [call.name for call in api.faults.writes("test")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_one_of_each_few_calls_is_hit(spread):
+    every, call = (
+        Fault("lose", times=1000, every=4, spread=spread),
+        Call("a", "get", "pods", "", ""),
+    )
+    faults = Faults(faults=[every])
+    rounds = [[faults.take(call) is every for _ in range(4)] for _ in range(100)]
+    assert all(sum(one) == 1 for one in rounds)
+    assert {one.index(True) for one in rounds} == ({0, 1, 2, 3} if spread else {0})
+    assert (every.seen, every.committed) == (400, 100)
 
 
 def test_patches():

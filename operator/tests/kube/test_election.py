@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -126,6 +127,29 @@ async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, cand
     hold.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await hold
+
+
+async def test_a_lease_is_taken_and_kept_though_each_write_is_performed_unheard(
+    api_server, candidate, until
+):
+    """The second try of each is refused: the first has changed the Lease."""
+    settings = replace(SETTINGS, duration_seconds=300, renew_seconds=200)
+    unheard = api_server.faults.add(Fault("lose", resource="leases", agent="a", times=0, every=2))
+    unheard.verb, unheard.times = "create", 1000
+    one = candidate("a", settings)
+    async with asyncio.timeout(60):
+        assert await one.acquire() == 1
+        unheard.verb = "update"
+        unheard.seen = 0
+        assert await one.acquire() == 2
+    kept_until = time.monotonic() + one.fence()
+    hold = asyncio.create_task(one.hold())
+    await until(lambda: unheard.committed >= 5)
+    hold.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await hold
+    assert one.epoch == 2
+    assert time.monotonic() + one.fence() >= kept_until + settings.retry_seconds
 
 
 async def test_a_count_that_was_raised_unheard_is_known(api_server, candidate):

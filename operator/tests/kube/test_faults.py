@@ -54,6 +54,19 @@ async def test_each_third_call_fails(cluster, until, resource, fault):
     assert every.committed
 
 
+@pytest.mark.parametrize("every", [2, 3, 4])
+async def test_each_few_calls_are_performed_unheard(cluster, until, every):
+    """Whoever leads included; in step with the Lease's renewals or not."""
+    cluster.nodes("AB")
+    leases = Fault("lose", resource="leases", times=1_000_000, every=every)
+    others = Fault("lose", times=1_000_000, every=every, spread=True)
+    cluster.server.faults.faults += [leases, others]
+    cluster.operator()
+    await live(cluster, until)
+    assert leases.committed
+    assert others.committed
+
+
 async def test_watches_are_doubled_delayed_cut_and_expired_all_the_time(cluster, until):
     cluster.nodes("AA")
     cluster.operator()

@@ -3,8 +3,11 @@
 import asyncio
 import time
 
+import pytest
 from flyer.api import Phase
 from flyer.kube.client import LeadershipLostError
+from flyer.kube.metrics import Metrics
+from flyer.kube.services import Leader, World
 from flyer.kube.testing import Fault
 
 
@@ -142,3 +145,71 @@ async def test_a_deleted_lease_does_not_turn_back_the_epoch(cluster, until):
     cluster.finish("a")
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
     assert cluster.status("a").epoch > epoch
+
+
+class Brief:
+    """A term that loses the right to write, or fails, as soon as it serves."""
+
+    def __init__(self, error):
+        self.error = error
+        self.served = False
+
+    async def run(self):
+        async with asyncio.TaskGroup():
+            self.served = True
+            raise self.error
+
+
+class Elected:
+    """Four times, for certain."""
+
+    terms = 0
+
+    async def acquire(self):
+        self.terms += 1
+        if self.terms > 4:
+            raise EndedError
+        return self.terms
+
+    async def hold(self):
+        await asyncio.Event().wait()
+
+    async def raise_epoch(self, least):
+        return least
+
+    def fence(self):
+        return 1.0
+
+    async def release(self):
+        pass
+
+
+class EndedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (LeadershipLostError("late"), [0.2, 0.2, 0.2, 0.2]),
+        (ValueError("a bug"), [0.2, 0.4, 0.8, 1.6]),
+    ],
+)
+async def test_whoever_served_leads_again_soon_unless_it_failed(
+    connect, monkeypatch, error, expected
+):
+    pauses, sleep = [], asyncio.sleep
+
+    async def noted(seconds):
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    api, election = connect(), Elected()
+    world = World(api, lambda _: None)
+    for cache in world.caches:
+        cache.synced.set()
+    leader = Leader(api, election, world, lambda *_: Brief(error), Metrics())
+    with pytest.raises(EndedError):
+        await leader.run()
+    assert pauses == expected

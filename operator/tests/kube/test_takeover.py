@@ -1,9 +1,10 @@
 """A new leader has seen all that was committed before it, however old its copy of the jobs was."""
 
-from flyer.api import Phase
+from flyer.api import TOPOLOGY_NAME, Phase, ZoneCount
 from flyer.kube.services import World
 from flyer.kube.services.takeover import TakeOver
 from flyer.kube.services.token import Token
+from flyer.kube.testing import Fault
 from flyer.kube.testing.fakes import outcome_of
 
 
@@ -95,6 +96,23 @@ async def test_a_name_that_is_another_job_now_is_not_written_to(api_server, conn
     assert "status" not in store.get("flyerjobs", "b", "default")
     # No watch told of the write, so all were listed, and the other object was found.
     assert world.job("default/b").job.status is None
+
+
+async def test_a_token_whose_writes_are_performed_unheard(api_server, connect):
+    """The second try of each is refused: the first has changed the topology."""
+    unheard = Fault("lose", verb="patch", resource="flyertopologies/status", times=1000, every=2)
+    api_server.faults.add(unheard)
+    token = Token(connect())
+    await token.read()
+    await token.open(3, [ZoneCount(name="A", nodes=2, ready_nodes=1)])
+    await token.hold("default/a")
+    assert token.holder == "default/a"
+    await token.release("default/a")
+    assert not token.holder
+    stored = api_server.store.get("flyertopologies", TOPOLOGY_NAME)["status"]
+    assert stored["epoch"] == 3
+    assert not stored.get("holder")
+    assert unheard.committed == 3
 
 
 def manifest(name):

@@ -132,7 +132,7 @@ class Election:
             self.fence()
             try:
                 await self._write(time.monotonic(), least - 1)
-            except ConflictError as error:  # our renewal, or this write, whose answer was lost
+            except ConflictError as error:  # our renewal came in between
                 if not await self._still_ours() or self._lease is None:
                     raise LeadershipLostError(f"{self.holder or 'nobody'} leads") from error
                 self.epoch = self._lease["spec"]["leaseTransitions"] + 1
@@ -220,14 +220,35 @@ class Election:
             "renewTime": now,
             "leaseTransitions": transitions,
         }
-        if before is None:
-            metadata = {"name": settings.name, "namespace": settings.namespace}
-            value = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-            self._lease = await self._api.create(
-                LEASES, {**value, "spec": spec}, settings.namespace
-            )
-        else:
-            self._lease = await self._api.replace(LEASES, {**before, "spec": spec})
+        try:
+            self._lease = await self._store(before, spec)
+        except ConflictError:
+            # With ourselves, if the answer to a try of this write was lost. Where it gets lost
+            # each time, nobody would ever lead otherwise.
+            written = await self._find(spec)
+            if written is None:
+                raise
+            self._lease = written
         self._valid_until = begun + settings.renew_seconds
         self.epoch = transitions + 1
         self.holder = self.identity
+
+    async def _store(self, before: dict[str, Any] | None, spec: dict[str, Any]) -> dict[str, Any]:
+        if before is not None:
+            return await self._api.replace(LEASES, {**before, "spec": spec})
+        name, namespace = self._settings.name, self._settings.namespace
+        metadata = {"name": name, "namespace": namespace}
+        kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        return await self._api.create(
+            LEASES, {**kind, "metadata": metadata, "spec": spec}, namespace
+        )
+
+    async def _find(self, spec: dict[str, Any]) -> dict[str, Any] | None:
+        """The Lease, if this very write is what it says: each has a time of its own."""
+        with contextlib.suppress(ApiError):
+            lease = await self._api.get(LEASES, self._settings.name, self._settings.namespace)
+            stored = lease.get("spec") or {}
+            told = ("holderIdentity", "renewTime", "leaseTransitions")
+            if all(stored.get(name) == spec[name] for name in told):
+                return lease
+        return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer.api import FlyerJobStatus, Phase
 from flyer.api.names import API_VERSION, KIND_JOB
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, WAITING_REASONS
-from flyer.kube.client.errors import ApiError
+from flyer.kube.client.errors import AlreadyExistsError, ApiError
 from flyer.kube.client.resources import EVENTS
 
 if TYPE_CHECKING:
@@ -153,5 +153,7 @@ class Announcer:
             event = await self._queue.get()
             try:
                 await self._api.create(EVENTS, event, event["metadata"]["namespace"])
+            except AlreadyExistsError:
+                pass  # by ourselves: the answer was lost
             except ApiError as error:
                 log.info("an event is not posted: %s", error)

@@ -71,7 +71,7 @@ class Leader:
             await self._election.release()
 
     async def _lead(self, epoch: int) -> bool:
-        """One term; whether it served."""
+        """One term; whether it served for as long as it had the right to."""
         api = self._api.fenced(self._election.fence)
         term = self.term = self._make_term(api, epoch, self._election.raise_epoch)
         self._metrics.leader.set(1)
@@ -83,7 +83,7 @@ class Leader:
         tasks = (hold, work, marking, beside)
         try:
             await asyncio.wait({hold, work}, return_when=asyncio.FIRST_COMPLETED)
-            return term.serving
+            return term.served and not _failed(work)
         finally:
             self._metrics.leader.set(0)
             self.term = None
@@ -132,6 +132,14 @@ class LeaderMark:
     async def _write(self, api: Api, pod: str, value: str | None) -> None:
         patch = {"metadata": {"labels": {LABEL_LEADER: value}}}
         await api.merge(PODS, pod, patch, self._namespace)
+
+
+def _failed(work: asyncio.Task[None]) -> bool:
+    """Whether it ended by another error than the loss of the right to write."""
+    error = work.exception() if work.done() else None
+    if isinstance(error, BaseExceptionGroup):
+        error = error.split(LeadershipLostError)[1]
+    return error is not None and not isinstance(error, LeadershipLostError)
 
 
 def _log_end(result: object) -> None:

@@ -100,6 +100,7 @@ class Term:
         self.epoch = epoch
         self.ticked_at = time.monotonic()
         self.ready = asyncio.Event()  # it serves
+        self.served = False  # it does, or did
         self._api = api
         self._world = world
         self._policy = policy
@@ -155,6 +156,7 @@ class Term:
                 group.create_task(self._gateway.serve(), name="gateway")
                 group.create_task(self._probes.run(), name="probes")
                 self.ready.set()
+                self.served = True
                 await self._loop()
         finally:
             self.ready.clear()

@@ -128,8 +128,7 @@ class Token:
                 await self._read()
                 if int(self._status.get("epoch") or 0) > self._epoch:
                     raise StaleStateError("a newer leader wrote the topology's epoch") from None
-                wanted = status.get("holder")
-                if wanted and self._status.get("holder") == wanted:
+                if all(self._status.get(name) == value for name, value in status.items()):
                     return  # our own write, whose answer was lost
                 if self.holder not in ("", before):
                     raise StaleStateError(f"the token went to {self.holder} meanwhile") from None

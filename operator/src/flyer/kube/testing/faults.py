@@ -7,6 +7,7 @@ apart. `agent` is the User-Agent, so that one caller's faults leave the others a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class Call:
 class Fault:
     """What happens to the next `times` calls that match (empty fields match everything).
 
-    With `every` n: to the first, the n+1st, the 2n+1st … of them.
+    With `every` n: to the first, the n+1st, the 2n+1st … of them. With `spread` too: to one of each
+    n, by chance, but the same in each run. Else calls that come n at a time, as a Lease's renewals
+    do, may keep in step with it: then everything that is called between them is hit each time.
 
     refuse: answered with `code`. hang: never answered. drop: the connection is cut before the
     call is performed. lose: the call is performed, and the connection cut before the answer.
@@ -54,9 +57,12 @@ class Fault:
     retry_after_seconds: int | None = None
     seconds: float = 0.0
     every: int = 1
+    spread: bool = False
     watches: bool = True  # also to requests that open a watch
     seen: int = 0
     committed: int = 0
+    _place: int = 0  # of the one that is hit, among these n
+    _chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - spreads
 
     def matches(self, call: Call) -> bool:
         """Whether it is meant for this call."""
@@ -68,6 +74,18 @@ class Fault:
             and self.name in ("", call.name)
             and call.agent.startswith(self.agent)
         )
+
+    def hits(self) -> bool:
+        """Whether it happens to this one of the calls that match."""
+        place = self.seen % self.every
+        if place == 0 and self.spread:
+            self._place = self._chance.randrange(self.every)
+        self.seen += 1
+        if place != self._place:
+            return False
+        self.times -= 1
+        self.committed += 1
+        return True
 
 
 @dataclass(slots=True)
@@ -140,12 +158,8 @@ class Faults:
     def take(self, call: Call) -> Fault | None:
         """The fault of this call, if it has one."""
         for fault in self.faults:
-            if fault.matches(call):
-                fault.seen += 1
-                if fault.seen % fault.every == 1 % fault.every:
-                    fault.times -= 1
-                    fault.committed += 1
-                    return fault
+            if fault.matches(call) and fault.hits():
+                return fault
         return None
 
     def dies(self, call: Call) -> Death | None:
