@@ -247,6 +247,9 @@ conf_dir = "{self.root / "cni"}"
             "nodeLeaseDurationSeconds": 20,
             "syncFrequency": "30s",
             "shutdownGracePeriod": "0s",
+            # Stories kill the same container again and again: by default each start waits twice as
+            # long as the one before, from 10 s to 5 min, and that is no news about us.
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         }
         (self.root / "kubelet.json").write_text(json.dumps(config, indent=1))
         kubeconfig = self.root / "kubelet.kubeconfig"

@@ -1,7 +1,8 @@
 """Between clients and a real API server: every call is counted, and any can be an agent's last.
 
-Clients speak plain HTTP to it; it adds the credentials of whoever made it. It commits `faults`, to
-watches those of `faults.watches`.
+Clients speak plain HTTP to it, or TLS where it has a certificate; it adds the credentials of
+whoever made it, if any. It commits `faults`, to watches those of `faults.watches`, and asks
+`reaper` whose last a write is.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from flyer.kube.testing.errors import ApiRefusal
 from flyer.kube.testing.faults import Call, Faults
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
     from flyer.kube.client import Access
     from flyer.kube.testing.faults import Fault
+    from flyer.kube.testing.reaper import Key, Reaper
 
 __all__ = ["Proxy"]
 
@@ -34,10 +37,14 @@ _HOP_BY_HOP = frozenset({"connection", "content-length", "host", "transfer-encod
 class Proxy:
     """Serves at `url` for as long as it is entered."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(
+        self, access: Access, host: str = "127.0.0.1", context: ssl.SSLContext | None = None
+    ) -> None:
         self.faults = Faults()
+        self.reaper: Reaper | None = None
         self.url = ""
         self._access = access
+        self._host, self._context = host, context
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -53,9 +60,16 @@ class Proxy:
             app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, self._host, 0, ssl_context=self._context).start()
+        scheme = "https" if self._context is not None else "http"
+        self.url = f"{scheme}://{self._host}:{self.port}"
         return self
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._runner is not None, "not entered"
+        return int(self._runner.addresses[0][1])
 
     async def __aexit__(self, *_: object) -> None:
         assert self._runner is not None, "not entered"
@@ -79,10 +93,28 @@ class Proxy:
                 return refused
         lost = fault is not None and fault.do == "lose"
         try:
-            return await self._forward(request, call, cut=lost or death is not None)
+            return await self._reaped(request, call, cut=lost or death is not None)
         finally:
             if death is not None:
                 death.then()
+
+    async def _reaped(self, request: web.Request, call: Call, *, cut: bool) -> web.StreamResponse:
+        reaper = self.reaper
+        key = reaper.key(call, await request.read()) if reaper is not None else None
+        if reaper is None or key is None:
+            return await self._forward(request, call, cut=cut)
+        async with reaper.turn(call.agent):
+            if call.agent in self.faults.dead:
+                return _cut(request)
+            return await self._forward(request, call, cut=cut, key=key)
+
+    async def _kills(self, call: Call, key: Key | None) -> bool:
+        if self.reaper is None or key is None or not self.reaper.dies(call, key):
+            return False
+        self.faults.dead.add(call.agent)
+        # The dead hang up, which cancels us.
+        await asyncio.shield(asyncio.create_task(self.reaper.kill(call.agent)))
+        return True
 
     async def _watched(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         faults, sent = self.faults.watches, 0
@@ -99,7 +131,9 @@ class Proxy:
                 faults.cut += 1
                 return
 
-    async def _forward(self, request: web.Request, call: Call, *, cut: bool) -> web.StreamResponse:
+    async def _forward(
+        self, request: web.Request, call: Call, *, cut: bool, key: Key | None = None
+    ) -> web.StreamResponse:
         assert self._session is not None, "not entered"
         kept = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         async with self._session.request(
@@ -110,7 +144,7 @@ class Proxy:
             ssl=self._access.context or True,
         ) as answer:
             watches = answer.ok and call.verb == "watch"
-            if cut:
+            if cut or (answer.ok and await self._kills(call, key)):
                 if not watches:  # whose answer has no end
                     await answer.read()
                 return _cut(request)

@@ -1,0 +1,208 @@
+"""The chart's operator is killed with every write of two jobs' lives, on real kubelets.
+
+Each different write is the last of the process that made it: the API server does it, the answer is
+withheld, and the process gets SIGKILL. Its replica goes on, and its own container is started again.
+`test_killed_operator.py` does the same, and with every read, in one process and with played nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.api.names import TOPOLOGY_NAME
+from flyer.kube.client import Api, find_access
+from flyer.kube.client.errors import NotFoundError
+from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, PODS
+
+from e2e.cluster.handle import wait_for
+from e2e.figures import figure
+from e2e.jobs import job
+from e2e.killing import Killed, behind_proxy
+from e2e.tests import lockstep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flyer.kube.testing.reaper import Key
+
+    from e2e import chart
+
+# Some fifty deaths, a Lease each; and the first test of a session installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1200)]
+
+SCRIPT = Path(lockstep.__file__).read_text()
+RUNS = "/runs"  # in the pods
+STEPS, HELD_AT = 60, 30
+PHASE_SECONDS = 300.0
+KINDS = {
+    "create pods",
+    "create pods/binding",
+    "create events",
+    "delete pods",
+    "update flyerjobs/status",
+    "patch flyerjobs/status",  # a new leader's mark
+    "patch flyerjobs",  # a deleted job is let go
+    "patch flyertopologies/status",
+    "patch pods",  # the Service leads to who leads
+}
+GANGS = {"low": 2, "high": 1}  # attempts
+
+
+def spared(key: Key) -> bool:
+    """Whoever dies of a commit tells nobody of it: so that it can die of the event."""
+    told = {"phase Running", "phase Succeeded"}
+    return key[:3] == ("update", "flyerjobs/status", "high") and not told.isdisjoint(key)
+
+
+def gang(name: str, runs: Path) -> dict[str, Any]:
+    """Two ranks on the two nodes of zone A; a deleted job stays until its nodes are empty."""
+    own = f"{RUNS}/{name}"
+    made = job(name, 2, SCRIPT, own, str(STEPS), group="a100#A", priority=name)
+    made["spec"]["collectives"] = {"inject": False}  # nothing is reduced
+    # Longer than all deaths while it is asked to go.
+    made["spec"]["preemption"] |= {"grace": "5m", "maxGrace": "10m"}
+    made["metadata"]["finalizers"] = ["fireflyer.dev/release"]
+    spec = made["spec"]["template"]["spec"]
+    spec["volumes"] = [{"name": "runs", "hostPath": {"path": str(runs), "type": "Directory"}}]
+    (ranks,) = spec["containers"]
+    ranks["volumeMounts"] = [{"name": "runs", "mountPath": RUNS}]
+    if name == "low":
+        # Somebody's helper outlives the ranks: pods do not end by themselves, but are deleted.
+        words = f"until [ -e {own}/final.json ]; do sleep 0.2; done"
+        spec["containers"].append({**ranks, "name": "helper", "command": ["sh", "-c", words]})
+    return made
+
+
+@dataclass
+class Life:
+    """What a test sees of it."""
+
+    api: Api
+    namespace: str
+    killed: Killed
+
+    async def status(self, name: str) -> dict[str, Any]:
+        return dict((await self.api.get(FLYERJOBS, name, self.namespace)).get("status") or {})
+
+    async def until(self, name: str, what: str, holds: Callable[[dict[str, Any]], object]) -> Any:
+        """Its status when that holds."""
+        found: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(PHASE_SECONDS):
+                while not holds(found := await self.status(name)):
+                    assert self.killed.failure is None, self.killed.failure
+                    chain = found.get("chain") or {}
+                    assert chain.get("attempt", 0) <= GANGS[name], (found, self.story())
+                    assert not chain.get("restarts"), (found, self.story())
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise AssertionError(f"{name}: not {what}: {found}\n{self.story()}") from None
+        return found
+
+    async def gone(self, name: str) -> None:
+        """The object, and its pods."""
+        await self.api.delete(FLYERJOBS, name, self.namespace)
+        selector = f"fireflyer.dev/job={name}"
+        try:
+            async with asyncio.timeout(PHASE_SECONDS):
+                while True:
+                    try:
+                        await self.status(name)
+                    except NotFoundError:
+                        if not await self.api.list(PODS, self.namespace, labelSelector=selector):
+                            return
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise AssertionError(f"{name} is not gone\n{self.story()}") from None
+
+    def story(self) -> str:
+        """Who died of what."""
+        deaths = self.killed.reaper.deaths.items()
+        return "\n".join(f"{agent}: {' '.join(key)}" for key, agent in deaths)
+
+
+async def test_killed_with_every_write(
+    release: chart.Release, namespace: str, tmp_path: Path
+) -> None:
+    cluster = release.cluster
+    runs = tmp_path / "runs"
+    for folder in (runs, *(runs / name for name in GANGS)):
+        folder.mkdir()
+        folder.chmod(0o777)  # whoever the image's user is
+    (runs / "low" / "until").write_text(str(HELD_AT))
+    access = await find_access(cluster.kubeconfig)
+    async with behind_proxy(cluster) as proxy, Api(access, agent="test") as api:
+        killed = Killed(spared)
+        life = Life(api, namespace, killed)
+        proxy.reaper = killed.reaper
+        began = time.monotonic()
+        await live(life, runs)
+        seconds = time.monotonic() - began
+        made = {key[2]: n for key, n in killed.reaper.seen.items() if key[:2] == ("create", "pods")}
+        topology = await api.get(FLYERTOPOLOGIES, TOPOLOGY_NAME)
+        deaths = len(killed.reaper.deaths)
+        await asyncio.to_thread(wait_for, "replicas", lambda: all_back(release, deaths), 120.0)
+    print(f"{deaths} deaths in {seconds:.0f} s: {dict(killed.kinds)}\n{life.story()}")
+    figure("killed_replicas", "deaths", deaths)
+    figure("killed_replicas", "life_seconds", seconds, most=300)
+
+    assert killed.failure is None
+    assert set(killed.kinds) >= KINDS
+    # Every pod that was to be was made and bound once, and each time somebody died of it.
+    assert len(made) == 2 * sum(GANGS.values()), made
+    assert set(made.values()) == {1}, made
+    assert killed.kinds["create pods"] == killed.kinds["create pods/binding"] == len(made)
+    assert not topology["status"].get("holder")
+    # And every rank of every attempt began once, on a node that no other rank was on.
+    for name, attempts in GANGS.items():
+        ranks = {f"begun-{n}-{rank}" for n in range(1, attempts + 1) for rank in (0, 1)}
+        assert {path.name for path in (runs / name).glob("begun-*")} == ranks
+        final = json.loads((runs / name / "final.json").read_text())
+        assert final == {"state": lockstep.state_after(STEPS), "attempt": attempts}
+    for rank in (0, 1):
+        begun = json.loads((runs / "low" / f"begun-2-{rank}").read_text())
+        assert begun["step"] == HELD_AT, "what it saved when it gave way, and nothing older"
+
+
+def all_back(release: chart.Release, deaths: int) -> bool:
+    """Whether each process that was killed was started again by its kubelet, and is ready."""
+    found = [one for pod in release.pods("operator") for one in pod["status"]["containerStatuses"]]
+    started = sum(int(one["restartCount"]) for one in found)
+    return started >= deaths and all(one["ready"] for one in found)
+
+
+async def live(life: Life, runs: Path) -> None:
+    """The second job takes the first one's nodes, ends, and the first goes on and ends."""
+
+    async def submit(name: str) -> None:
+        await life.api.create(FLYERJOBS, gang(name, runs), life.namespace)
+
+    await submit("low")
+    await life.until(
+        "low",
+        f"at step {HELD_AT}",
+        lambda it: (it.get("progress") or {}).get("step") == HELD_AT,
+    )
+    await submit("high")
+    found = await life.until("low", "evicted", lambda it: it.get("eviction"))
+    eviction = found["eviction"]
+    assert (eviction["reason"], eviction["suspendCode"], eviction.get("lostSteps", 0)) == (
+        "Preempted", 3, 0,
+    ), eviction  # fmt: skip
+    (runs / "low" / "until").unlink()
+    for name, attempts in reversed(GANGS.items()):
+        found = await life.until(
+            name,
+            "over, its nodes empty",
+            lambda it: it.get("phase") in ("Succeeded", "Failed") and not it.get("occupied"),
+        )
+        assert found["phase"] == "Succeeded", found
+        assert found["chain"]["attempt"] == attempts
+    for name in GANGS:
+        await life.gone(name)

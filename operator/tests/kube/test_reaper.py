@@ -1,0 +1,84 @@
+"""A proxy that kills whoever makes a write that killed nobody before."""
+
+import asyncio
+
+import pytest
+from flyer.kube.client import Access, Api, Limits
+from flyer.kube.client.errors import ConflictError, UnreachableError
+from flyer.kube.client.resources import LEASES, PODS
+from flyer.kube.testing import ApiServer
+from flyer.kube.testing.proxy import Proxy
+from flyer.kube.testing.reaper import Reaper
+
+LEASE = {
+    "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}, "spec": {},
+}  # fmt: skip
+LIMITS = Limits(answer_seconds=2.0, call_seconds=0.5, backoff_seconds=0.01)
+
+
+def pod(name):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {}}
+
+
+def key_of(call, body):
+    return None if call.resource == "leases" else (call.verb, call.resource, call.name or str(body))
+
+
+@pytest.fixture
+async def stand():
+    killed = []
+
+    async def kill(agent):
+        killed.append(agent)
+
+    async with ApiServer() as server, Proxy(Access(server.url)) as proxy:
+        proxy.reaper = Reaper("operator", key_of, kill)
+        apis = []
+
+        def api(agent):
+            apis.append(Api(Access(proxy.url), agent=agent, limits=LIMITS))
+            return apis[-1]
+
+        yield proxy, api, killed
+        for one in apis:
+            await one.close()
+
+
+async def test_each_different_write_has_one_death_and_is_performed(stand):
+    proxy, api, killed = stand
+    with pytest.raises(UnreachableError):
+        await api("operator-1").create(PODS, pod("a"), "default")
+    second = api("operator-2")
+    assert [one["metadata"]["name"] for one in await second.list(PODS)] == ["a"]
+    await second.create(LEASES, LEASE, "default")
+    with pytest.raises(UnreachableError):
+        await second.delete(PODS, "a", "default")
+    third = api("operator-3")
+    assert await third.list(PODS) == []
+    # The same again is nobody's last.
+    await third.create(PODS, pod("a"), "default")
+    assert killed == ["operator-1", "operator-2"]
+    assert list(proxy.reaper.deaths.values()) == killed
+    assert list(proxy.reaper.seen.values()) == [2, 1]
+
+
+async def test_of_writes_sent_at_once_one_is_performed(stand):
+    _, api, killed = stand
+    first = api("operator-1")
+    made = [first.create(PODS, pod(name), "default") for name in "abc"]
+    assert all(
+        isinstance(one, UnreachableError)
+        for one in await asyncio.gather(*made, return_exceptions=True)
+    )
+    assert len(await api("operator-2").list(PODS)) == 1
+    assert killed == ["operator-1"]
+
+
+async def test_who_is_refused_or_somebody_else_lives(stand):
+    _, api, killed = stand
+    other, operator = api("test"), api("operator-1")
+    made = await other.create(PODS, pod("a"), "default")
+    await other.merge(PODS, "a", {"metadata": {"labels": {"b": "c"}}}, "default")
+    with pytest.raises(ConflictError):
+        await operator.replace(PODS, made)
+    assert killed == []
