@@ -1,0 +1,34 @@
+"""SIGTERM while `flyer-operator` is still importing."""
+
+import subprocess
+import sys
+
+# Whoever imports the operator's own module is told to end before that is done.
+ENDED_EARLY = """
+import os, signal, sys
+
+class Told:
+    def find_spec(self, name, *_):
+        if name == "flyer.kube.__main__":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Told())
+from flyer.kube.start import main
+main()
+sys.exit(3)
+"""
+
+
+def test_it_ends_at_once_although_nothing_is_there_yet():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_EARLY], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_of_the_operator_is_imported_before():
+    script = "import flyer.kube.start, sys; print('flyer.kube.__main__' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "False\n"
