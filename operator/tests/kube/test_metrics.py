@@ -128,6 +128,10 @@ async def test_a_preemption_over_two_zones(cluster, until):
     await until(lambda: cluster.phase("low") is Phase.SUCCEEDED)
     await until(lambda: levels(read) == level())
     assert read.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 2}
+    # No series for what is forgotten, which would always be 0.
+    assert read("flyer_jobs", phase="Queued") == 0
+    assert read("flyer_jobs", phase="Succeeded") is None
+    assert read("flyer_jobs", phase="Failed") is None
     assert read("flyer_gangs_started_total") == 3
     assert read("flyer_scheduler_rebuilds_total") == 0
     assert read("flyer_decision_duration_seconds_count") > 3

@@ -27,6 +27,8 @@ _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 _CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+# Jobs that are over are forgotten: a level of them would always be 0, and counters have them.
+_LEVELS: Final = tuple(phase for phase in Phase if phase not in _ENDED)
 
 
 class Metrics:
@@ -35,7 +37,10 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         one = self.registry
-        self.jobs = Gauge("flyer_jobs", "Jobs by phase", ["phase"], registry=one)
+        self.jobs = Gauge(
+            "flyer_jobs", "Jobs that are not over, by phase (see also flyer_jobs_ended_total)",
+            ["phase"], registry=one,
+        )  # fmt: skip
         self.queued_nodes = Gauge(
             "flyer_queued_nodes", "Nodes that waiting jobs ask for", registry=one
         )
@@ -115,7 +120,7 @@ class Metrics:
             self.lost_node_seconds.labels(reason)
         for kind in ("status", "job", "event"):
             self.faults.labels(kind)
-        for phase in Phase:
+        for phase in _LEVELS:
             self.jobs.labels(phase.value).set(0)
         for reason in PENDING_REASONS:
             self.waiting_jobs.labels(reason).set(0)
@@ -160,9 +165,8 @@ class Metrics:
             return
         (state, holder), self._latest = self._latest, None
         phases = Tally(job.status.phase for job in state.jobs.values())
-        for phase in Phase:
-            if phase not in _ENDED:
-                self.jobs.labels(phase.value).set(phases[phase])
+        for phase in _LEVELS:
+            self.jobs.labels(phase.value).set(phases[phase])
         jobs: Tally[str] = Tally()
         nodes: Tally[str] = Tally()
         for job in state.jobs.values():
