@@ -63,7 +63,7 @@ async def test_calls_without_an_answer_change_nothing(stage: Stage, do: str) -> 
     # A watch that hangs is one that nothing happens on: it is given up after a minute.
     fault = Fault("hang", times=3, every=7, watches=False)
     if do != "hang":
-        fault = Fault("lose" if do == "lose" else "drop", times=OFTEN, every=3, spread=True)
+        fault = Fault("lose" if do == "lose" else "drop", times=OFTEN, every=3, by_chance=True)
     stage.proxy.faults.add(fault)
     stage.operators.start()
     await stage.live("low", "high")

@@ -196,17 +196,23 @@ async def test_faults_come_as_ordered(http, api):
     assert [call.name for call in api.faults.writes("test")] == ["a", "b"]
 
 
-@pytest.mark.parametrize("spread", [False, True])
-def test_one_of_each_few_calls_is_hit(spread):
-    every, call = (
-        Fault("lose", times=1000, every=4, spread=spread),
-        Call("a", "get", "pods", "", ""),
-    )
-    faults = Faults(faults=[every])
-    rounds = [[faults.take(call) is every for _ in range(4)] for _ in range(100)]
-    assert all(sum(one) == 1 for one in rounds)
-    assert {one.index(True) for one in rounds} == ({0, 1, 2, 3} if spread else {0})
-    assert (every.seen, every.committed) == (400, 100)
+def test_one_of_each_few_calls_is_hit():
+    few = Fault("lose", times=1000, every=4)
+    call, faults = Call("a", "get", "pods", "", ""), Faults(faults=[few])
+    assert [faults.take(call) is few for _ in range(8)] == [True, False, False, False] * 2
+    assert (few.seen, few.committed) == (8, 2)
+
+
+def test_by_chance_no_calls_keep_in_step_with_a_fault():
+    few = Fault("lose", times=1000, every=4, by_chance=True)
+    call, faults = Call("a", "get", "pods", "", ""), Faults(faults=[few])
+    hits = [faults.take(call) is few for _ in range(2000)]
+    assert sum(hits) == few.committed == pytest.approx(500, abs=50)
+    for first in range(4):
+        assert sum(hits[first::4]) == pytest.approx(125, abs=25)
+    # Also of those that come after two that went through.
+    after = [hit for *two, hit in zip(hits, hits[1:], hits[2:], strict=False) if not any(two)]
+    assert sum(after) / len(after) == pytest.approx(0.25, abs=0.05)
 
 
 def test_patches():

@@ -37,9 +37,9 @@ class Call:
 class Fault:
     """What happens to the next `times` calls that match (empty fields match everything).
 
-    With `every` n: to the first, the n+1st, the 2n+1st … of them. With `spread` too: to one of each
-    n, by chance, but the same in each run. Else calls that come n at a time, as a Lease's renewals
-    do, may keep in step with it: then everything that is called between them is hit each time.
+    With `every` n: to the first, the n+1st, the 2n+1st … of them. With `by_chance` too: to each
+    with a chance of 1 in n, the same in each run. Else calls that come n at a time, as renewals of
+    a Lease do, may keep in step with it, and whatever is called between them is hit each time.
 
     refuse: answered with `code`. hang: never answered. drop: the connection is cut before the
     call is performed. lose: the call is performed, and the connection cut before the answer.
@@ -57,12 +57,11 @@ class Fault:
     retry_after_seconds: int | None = None
     seconds: float = 0.0
     every: int = 1
-    spread: bool = False
+    by_chance: bool = False
     watches: bool = True  # also to requests that open a watch
     seen: int = 0
     committed: int = 0
-    _place: int = 0  # of the one that is hit, among these n
-    _chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - spreads
+    _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - no secret
 
     def matches(self, call: Call) -> bool:
         """Whether it is meant for this call."""
@@ -77,11 +76,9 @@ class Fault:
 
     def hits(self) -> bool:
         """Whether it happens to this one of the calls that match."""
-        place = self.seen % self.every
-        if place == 0 and self.spread:
-            self._place = self._chance.randrange(self.every)
+        before = self._random.randrange(self.every) if self.by_chance else self.seen % self.every
         self.seen += 1
-        if place != self._place:
+        if before:
             return False
         self.times -= 1
         self.committed += 1
