@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.job.container import LAUNCHER_SOCKET
@@ -128,7 +129,8 @@ class LauncherServer:
             case "ended":
                 end = _end(fields)
                 if self._ledger.report.end is None:
-                    self._ledger.say(end=end, launcher=LauncherState.ENDED)
+                    own = None if end.rank is None else self._ledger.own(end.rank)
+                    self._ledger.say(end=replace(end, rank=own), launcher=LauncherState.ENDED)
                 writer.write(b'{"kind": "done"}\n')
             case unknown:
                 raise ProtocolError("bad_operation", f"launcher: unknown operation {unknown!r:.80}")

@@ -62,6 +62,17 @@ class Ledger:
             return None
         return replace(self._suspend, seconds_left=max(self._suspend_until - time.time(), 0.0))
 
+    def own(self, rank: int) -> int | None:
+        """The rank if it is this pod's, otherwise the pod's first; None before there are any.
+
+        Programs may number their ranks themselves. The gateway hangs up on a pod that speaks for
+        another's, and would again each time it came back with that in its report.
+        """
+        if self.start is None:
+            return None
+        first = self.start.node_rank * self.start.ranks_per_node
+        return rank if first <= rank < first + self.start.ranks_per_node else first
+
     def load(self) -> None:
         """Go on from what a sidecar before left, if one did. Garbage counts as nothing."""
         report = self._read(REPORT_FILE)

@@ -157,8 +157,9 @@ class Sidecar:
 
     async def fail(self, rank: int, reason: str) -> None:
         """The job gives up."""
-        if self.ledger.report.given_up is None:
-            self.ledger.say(given_up=GivenUp(rank, reason[:REASON_CHARACTERS_MAX]))
+        own = self.ledger.own(rank)
+        if own is not None and self.ledger.report.given_up is None:
+            self.ledger.say(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
 
     async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002
         """Keep the user's word."""

@@ -331,6 +331,20 @@ async def test_a_rank_that_gives_up_fails_the_job(world: Any) -> None:
     assert event == PodExited(gang.key, 1, "a1", Failed(1, "no data left"))
 
 
+async def test_a_rank_that_gives_another_pods_number_speaks_for_its_own_pod(world: Any) -> None:
+    """Its pod is heard all the same: the gateway would hang up on it again and again."""
+    _, launchers = await started(world)  # ranks 0, 1 and 2, 3
+    with await client(world, "gpt-1-1", 0) as rank:
+        await asyncio.to_thread(rank.fail, "the loss is NaN")
+    exited = await world.event(PodExited)
+    assert (exited.node, exited.outcome) == ("a1", Failed(1, "the loss is NaN", 2))
+    await launchers[1].say(op="ended", code=1, failure={"rank": 99, "exit_status": 1})
+    await launchers[1].hear("done")
+    sidecar = world.sidecars["gpt-1-1"]
+    await world.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
+    assert world.count("bad_rank") == 0
+
+
 async def test_garbage_from_inside_the_pod_disturbs_nobody(world: Any) -> None:
     _gang, launchers = await started(world, nodes=1)
     for garbage in (b"\0\xff\n", b"[]\n", b'{"op": "fly"}\n', b"x" * 70000, b'{"op": "ended"}\n'):
