@@ -16,6 +16,7 @@ from flyer.cli import completion, target
 from flyer.cli.main import kubectl, main
 from flyer.cli.target import Target
 from flyer.cli.verbs import VERBS
+from ruamel.yaml import YAML
 
 from .test_kube_client import TIME, log_of, running
 
@@ -130,6 +131,9 @@ def test_why_nodes_queues_quotas_top_logs_show(cluster: Cluster, shell: Shell) -
     top = shell.run("top", "--interval", "0.1", "-o", "json")
     assert json.loads(top.stdout)[0]["unsavedSteps"] == 12
     assert json.loads(shell.run("show", "one", "-o", "json").stdout)["object"]["kind"] == "FlyerJob"
+    for words in (["ps"], ["show", "one"], ["why", "two"], ["nodes"], ["queues"], ["quotas"]):
+        answer = json.loads(shell.run(*words, "-o", "json").stdout)
+        assert YAML(typ="safe").load(shell.run(*words, "-o", "yaml").stdout) == answer, words
 
 
 def test_run_follows_to_the_jobs_own_exit_status(cluster: Cluster, shell: Shell) -> None:

@@ -7,6 +7,7 @@ snake_case in Python and camelCase in JSON; an unknown field from a newer driver
 from __future__ import annotations
 
 import dataclasses
+import enum
 import types
 import typing
 from dataclasses import dataclass, field
@@ -242,7 +243,10 @@ def to_json(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
-    return value
+    if isinstance(value, dict):
+        return {name: to_json(item) for name, item in value.items()}
+    # json writes an enumeration of texts as its value by itself, YAML writers refuse it.
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def from_json(kind: type[View], document: Json) -> View:
