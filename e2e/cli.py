@@ -6,13 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from e2e.cluster import binaries
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from e2e.cluster.handle import Cluster
 
-__all__ = ["Flyer"]
+__all__ = ["Flyer", "status_of"]
 
 SECONDS = 300.0
 
@@ -23,6 +29,8 @@ class Flyer:
 
     cluster: Cluster
     namespace: str
+    plugin: bool = False
+    """By way of kubectl, which finds `kubectl-flyer` on its PATH."""
 
     def __call__(self, verb: str, *words: str, status: int = 0) -> Any:
         """One verb; an AssertionError with what it said unless it ends with this status."""
@@ -31,10 +39,9 @@ class Flyer:
 
     def run(self, verb: str, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """One verb, for people."""
-        target = (f"--kubeconfig={self.cluster.kubeconfig}", f"--namespace={self.namespace}")
         done = subprocess.run(
-            [sys.executable, "-m", "flyer.cli", verb, *words, *target],
-            env={name: value for name, value in os.environ.items() if name != "FLYER_STATE"},
+            self._command(verb, *words),
+            env=self._environment(),
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -42,3 +49,36 @@ class Flyer:
         )
         assert done.returncode == status, (verb, words, done.returncode, done.stdout, done.stderr)
         return done
+
+    @contextmanager
+    def running(self, verb: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """One that goes on while the test does something else; `status_of` waits for its end."""
+        process = subprocess.Popen(
+            self._command(verb, *words),
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def _command(self, verb: str, *words: str) -> list[str]:
+        target = [f"--kubeconfig={self.cluster.kubeconfig}", f"--namespace={self.namespace}"]
+        if self.plugin:
+            return [str(binaries.find("kubectl")), "flyer", verb, *target, *words]
+        return [sys.executable, "-m", "flyer.cli", verb, *target, *words]
+
+    def _environment(self) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if name != "FLYER_STATE"}
+        programs = Path(sys.executable).parent  # where the package's programs are installed
+        return {**own, "PATH": f"{programs}{os.pathsep}{own['PATH']}"}
+
+
+def status_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit status of one that was `running`, once it has ended, and all that it said."""
+    said, _ = process.communicate(timeout=SECONDS)
+    return process.returncode, said

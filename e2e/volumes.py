@@ -6,13 +6,25 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from e2e.chart import NAMESPACE
+from e2e.cluster.handle import wait_for
 from e2e.pods import sleeper
 
 if TYPE_CHECKING:
     from e2e import chart
     from e2e.cluster.handle import Cluster
 
-__all__ = ["claim", "condition", "pod_with", "sh"]
+__all__ = [
+    "claim",
+    "condition",
+    "directories",
+    "inline_pod",
+    "pod_with",
+    "sh",
+    "wait_event",
+]
+
+DRIVER = "3fs.csi.fireflyer.dev"
+EVENT_SECONDS = 120.0
 
 ASK = """
 import grpc, json, sys
@@ -40,7 +52,7 @@ def claim(name: str, size: str, mode: str = "ReadWriteMany") -> dict[str, Any]:
     }
 
 
-def pod_with(name: str, node: str, claim_name: str) -> dict[str, Any]:
+def pod_with(name: str, node: str, claim_name: str, *, read_only: bool = False) -> dict[str, Any]:
     """A pod that does nothing, with this claim at /volume.
 
     The scheduler puts it on the node, and waits for the claim first; a kubelet that is given a pod
@@ -48,10 +60,38 @@ def pod_with(name: str, node: str, claim_name: str) -> dict[str, Any]:
     """
     pod = sleeper(name, "", nodeSelector={"kubernetes.io/hostname": node})
     del pod["spec"]["nodeName"]
-    volume = {"name": "volume", "persistentVolumeClaim": {"claimName": claim_name}}
-    pod["spec"]["volumes"] = [volume]
+    claimed = {"claimName": claim_name, **({"readOnly": True} if read_only else {})}
+    return _mounted(pod, {"persistentVolumeClaim": claimed})
+
+
+def inline_pod(name: str, node: str, *, read_only: bool = False, **attributes: str) -> Any:
+    """A pod that does nothing, with a volume of its own at /volume."""
+    own = {"driver": DRIVER, "readOnly": read_only, "volumeAttributes": attributes}
+    return _mounted(sleeper(name, node), {"csi": own})
+
+
+def _mounted(pod: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
+    pod["spec"]["volumes"] = [{"name": "volume", **source}]
     pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "volume", "mountPath": "/volume"}]
     return pod
+
+
+def directories(cluster: Cluster, path: str = "/volumes") -> str:
+    """What 3FS has there; asked where its cluster file is."""
+    return cluster.kubectl(
+        "exec", f"--namespace={NAMESPACE}", "daemonset/threefs-csi-holder", "--",
+        "threefs", "ls", "--cluster=/etc/threefs/clusters/default", path,
+    )  # fmt: skip
+
+
+def wait_event(cluster: Cluster, namespace: str, what: str, words: str) -> None:
+    """Waits until an event of this object (`pod/NAME`) says these words."""
+
+    def said() -> bool:
+        found = cluster.kubectl("events", f"--namespace={namespace}", f"--for={what}")
+        return words in found
+
+    wait_for(f"{what}: {words!r}", said, EVENT_SECONDS)
 
 
 def sh(cluster: Cluster, namespace: str, pod: str, command: str) -> str:

@@ -236,7 +236,8 @@ conf_dir = "{self.root / "cni"}"
             "cgroupsPerQOS": False,
             "cgroupRoot": f"{cgroup(self.state)}/{name}",
             "enforceNodeAllocatable": [],
-            "localStorageCapacityIsolation": False,
+            # Without it the kubelet does not look at file systems, and tells nothing of volumes.
+            "localStorageCapacityIsolation": True,
             "makeIPTablesUtilChains": False,
             "failSwapOn": False,
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%"},
@@ -246,6 +247,9 @@ conf_dir = "{self.root / "cni"}"
             "nodeStatusUpdateFrequency": "1s",
             "nodeLeaseDurationSeconds": 20,
             "syncFrequency": "30s",
+            # How soon the use and the condition of a claim are seen; one minute by default.
+            "volumeStatsAggPeriod": "10s",
+            "featureGates": {"CSIVolumeHealth": True},
             "shutdownGracePeriod": "0s",
             # Stories kill the same container again and again: by default each start waits twice as
             # long as the one before, from 10 s to 5 min, and that is no news about us.

@@ -10,6 +10,7 @@ from e2e import chart
 from e2e.cluster.handle import wait_for
 from e2e.figures import figure, table
 from e2e.fixtures import unavailable
+from e2e.gateway import Control, controlled
 from e2e.hardware import FakeHardware, fake_hardware
 from e2e.operators import Stage, staged
 
@@ -66,6 +67,14 @@ def no_operator(cluster: Cluster) -> Iterator[None]:
     cluster.kubectl(*scale, f"--replicas={found}")
     cluster.kubectl("rollout", "status", "deployment/flyer-operator", space, "--timeout=120s",
                     deadline_s=130)  # fmt: skip
+
+
+@pytest.fixture
+async def control(cluster: Cluster, namespace: str, no_operator: None) -> AsyncIterator[Control]:
+    """The operator's gateway with the test as its scheduler."""
+    cluster.load_images("train", "controller", "collectives")
+    async with controlled(cluster, namespace) as one:
+        yield one
 
 
 @pytest.fixture

@@ -6,17 +6,13 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 from e2e import chart, volumes
 from e2e.cluster.handle import wait_for
 from e2e.figures import figure
-from e2e.volumes import claim, pod_with
-
-if TYPE_CHECKING:
-    from e2e.cluster.handle import Cluster
+from e2e.volumes import claim, directories, pod_with, wait_event
 
 # Images are built the first time.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -25,14 +21,6 @@ MEBIBYTE = 1 << 20
 SECONDS = 180.0
 WRITER, READER = "node-a1", "node-b1"
 FILES, BLOCKS = 50, 100  # that each of two writers makes at the same time
-
-
-def directories(cluster: Cluster) -> str:
-    """What 3FS has below /volumes; asked where its cluster file is."""
-    return cluster.kubectl(
-        "exec", f"--namespace={chart.NAMESPACE}", "daemonset/threefs-csi-holder", "--",
-        "threefs", "ls", "--cluster=/etc/threefs/clusters/default", "/volumes",
-    )  # fmt: skip
 
 
 def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
@@ -127,12 +115,8 @@ def test_a_claim_for_one_node_goes_to_another_when_it_is_left(
     cluster.wait_ready("first", namespace=namespace, deadline_s=SECONDS)
     volumes.sh(cluster, namespace, "first", "echo kept > /volume/file")
     cluster.apply(pod_with("second", READER, "own"), namespace=namespace)
-
-    def refused() -> bool:
-        said = cluster.kubectl("events", f"--namespace={namespace}", "--for=pod/second")
-        return f"is for one node at a time and node `{WRITER}` uses it" in said
-
-    wait_for("the refusal", refused, SECONDS)
+    refusal = f"is for one node at a time and node `{WRITER}` uses it"
+    wait_event(cluster, namespace, "pod/second", refusal)
     name = f"--namespace={namespace}"
     cluster.kubectl("delete", "pod", "first", name, deadline_s=SECONDS)
     cluster.wait_ready("second", namespace=namespace, deadline_s=SECONDS)

@@ -1,0 +1,120 @@
+"""The exit statuses that docs/reference/cli.md promises, by a real cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e import counting
+from e2e.cli import Flyer, status_of
+from e2e.cluster.handle import wait_for
+from e2e.jobs import END_SECONDS, job, status, wait_phase, wait_step
+
+if TYPE_CHECKING:
+    from e2e import chart
+
+# The first test of a session starts the cluster, loads images and installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+SCRIPT = Path(counting.__file__).read_text()
+ENDLESS = "1000000"
+BAD, NO_SUCH_JOB, STOPPED, SUSPENDED, NEVER, LATE, NOBODY = 2, 102, 103, 104, 105, 106, 107
+INTERRUPTED = 130
+
+# Whatever it is asked, it goes on.
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(3600)
+"""
+
+
+def manifest(folder: Path, *jobs: dict[str, Any]) -> str:
+    path = folder / f"{jobs[0]['metadata']['name']}.yaml"
+    path.write_text("\n---\n".join(json.dumps(one) for one in jobs))
+    return str(path)
+
+
+def test_of_a_job_that_nobody_knows(release: chart.Release, namespace: str) -> None:
+    flyer = Flyer(release.cluster, namespace)
+    for verb in ("show", "why", "logs", "suspend", "resume", "stop", "requeue"):
+        said = flyer.run(verb, "none", status=NO_SUCH_JOB).stderr
+        assert said.startswith(f"error: job `{namespace}/none`"), (verb, said)
+    said = flyer.run("priority", "none", "high", "-o", "json", status=NO_SUCH_JOB).stderr
+    error = json.loads(said)["error"]
+    assert (error["code"], error["exitStatus"]) == ("NotFound", NO_SUCH_JOB)
+
+
+def test_of_a_manifest_that_is_refused(
+    release: chart.Release, namespace: str, tmp_path: Path
+) -> None:
+    """Nothing of it is created, the good job neither."""
+    cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
+    good = job("good", 1, SCRIPT, "1")
+    none = job("none-at-all", 0, SCRIPT, "1")
+    urgent = job("urgent", 1, SCRIPT, "1", priority="urgent")
+    for bad, field in ((none, "spec.nodes"), (urgent, "spec.priority")):
+        said = flyer.run("run", manifest(tmp_path, good, bad), status=BAD).stderr
+        assert field in said, said
+        assert cluster.get("flyerjobs", namespace=namespace) == []
+    unknown = flyer.run("run", str(tmp_path / "nowhere.yaml"), status=BAD).stderr
+    assert "nowhere.yaml" in unknown
+    flyer.run("ps", "--no-such-option", status=BAD)
+
+
+def test_of_jobs_that_are_followed(release: chart.Release, namespace: str, tmp_path: Path) -> None:
+    """Interrupted, suspended, stopped under `flyer run`; and one that can never run."""
+    cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
+    names = ("left", "paused", "ended")
+    paths = {
+        name: manifest(tmp_path, job(name, 1, SCRIPT, ENDLESS, group="a100")) for name in names
+    }
+    with (
+        flyer.running("run", paths["left"]) as left,
+        flyer.running("run", paths["paused"]) as paused,
+        flyer.running("run", paths["ended"]) as ended,
+    ):
+        huge = manifest(tmp_path, job("huge", 99, SCRIPT, "1"))
+        said = flyer.run("run", huge, status=NEVER).stderr
+        assert "can never run here" in said, said
+        assert flyer("why", "huge", status=NEVER)["verdict"] == "never"
+
+        def are_made() -> bool:
+            found = cluster.get("flyerjobs", namespace=namespace)
+            return {one["metadata"]["name"] for one in found} >= set(names)
+
+        wait_for("the jobs to be made", are_made, END_SECONDS)
+        for name in names:
+            wait_step(cluster, name, namespace, 1)
+        left.send_signal(signal.SIGINT)
+        flyer.run("suspend", "paused")
+        flyer.run("stop", "ended", "--reason=enough")
+        for process, expected in ((left, INTERRUPTED), (paused, SUSPENDED), (ended, STOPPED)):
+            found, said = status_of(process)
+            assert found == expected, (expected, said)
+    assert status(cluster, "left", namespace)["phase"] == "Running", "it was only left"
+
+
+def test_of_one_that_does_not_listen(
+    release: chart.Release, namespace: str, tmp_path: Path
+) -> None:
+    cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
+    cluster.apply(job("deaf", 1, DEAF, group="a100"), namespace=namespace)
+    wait_phase(cluster, "deaf", namespace, "Running")
+    said = flyer.run("suspend", "deaf", "--timeout=1", status=LATE).stderr
+    assert "is still Suspending" in said, said
+    flyer.run("stop", "deaf", "--now")
+    wait_phase(cluster, "deaf", namespace, "Failed")
+
+    # Nobody at the API server's address.
+    text = Path(cluster.kubeconfig).read_text()
+    nowhere = tmp_path / "nowhere"
+    nowhere.write_text(re.sub(r"(https://[^:\s]+):\d+", r"\1:9", text))
+    said = flyer.run("ps", f"--kubeconfig={nowhere}", status=NOBODY).stderr
+    assert said.startswith("error:"), said

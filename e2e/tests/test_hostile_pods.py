@@ -1,0 +1,92 @@
+"""Pods that lie to the gateway, on real kubelets with real tokens: nobody but they notices."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.engine import (
+    GangStarted,
+    LogObserved,
+    ProgressReported,
+    Released,
+    Signal,
+    SuspendReceived,
+)
+from flyer.kube.client.resources import PODS
+
+from e2e.gateway import SECONDS, STEPS
+
+if TYPE_CHECKING:
+    from e2e.gateway import Control
+
+# Images are built and loaded first, which takes minutes on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
+# Beside its work the last rank says to the gateway, with its own pod's token and in its sidecar's
+# place, what is not its to say; until it was heard, because its sidecar comes back.
+LIES = """
+import json, os, socket, ssl, sys, threading
+
+def say(*lines):
+    host, port, authority = sys.argv[1:]
+    context = ssl.create_default_context(cadata=authority)
+    hello = {"kind": "hello", "version": 1, "token": open("/token/token").read()}
+    with socket.create_connection((host, int(port)), timeout=30) as plain:
+        with context.wrap_socket(plain, server_hostname=host) as one:
+            one.sendall(b"".join(json.dumps(line).encode() + b"\\n" for line in (hello, *lines)))
+            for answer in map(json.loads, one.makefile()):
+                if answer["kind"] in ("refusal", "acknowledgement"):
+                    return answer.get("code", answer["kind"])
+
+def lie():
+    report = {"kind": "report", "revision": 1, "launcher": "running", "ranks_seen": 2, "output": 0}
+    theirs = {"job": os.environ["FLYER_JOB"].replace("mine", "theirs"), "node_rank": 0, "rank": 0}
+    for expected, lines in (
+        ("acknowledgement", [{**report, **theirs, "suspended": True, "received": True}]),
+        ("bad_rank", [{**report, **theirs, "end": {"code": 1, "rank": 0}}]),
+        ("bad_rank", [{**report, **theirs, "given_up": {"rank": 0, "reason": "boom"}}]),
+        ("flood", [{"kind": "beat"}] * 1000),
+    ):
+        for _ in range(50):
+            try:
+                if say(*lines) == expected:
+                    break
+            except OSError:
+                if expected == "flood":
+                    break  # it hung up before it was heard out
+    print("all lies are told", flush=True)
+
+if os.environ["RANK"] == "5":
+    threading.Thread(target=lie, daemon=True).start()
+"""
+
+
+async def test_a_rank_that_lies_speaks_for_its_own_pod_and_in_vain(control: Control) -> None:
+    theirs = await control.start("theirs", STEPS)
+    await control.watch(theirs, GangStarted, "theirs")
+    address = (control.host, str(control.gateway.port), control.bundle)
+    mine = await control.start("mine", LIES + STEPS, *address, token=True)
+    await control.watch(mine, GangStarted, "mine")
+    async with asyncio.timeout(SECONDS):
+        while "all lies are told" not in control.logs(mine[2]):
+            await asyncio.sleep(0.5)
+    refused = {code: control.count(code) for code in ("unasked", "bad_rank", "flood", "replaced")}
+    assert (refused["bad_rank"] or 0) >= 2, refused
+    assert all(refused.values()), refused
+    # Nothing of it became an event, of either job.
+    for event in control.events:
+        assert isinstance(event, GangStarted | ProgressReported | LogObserved), event
+
+    # Its own sidecar is heard again, and both jobs do what they are asked.
+    control.events.clear()
+    for name in ("theirs", "mine"):
+        await control.event(ProgressReported, name)
+        job = f"{control.namespace}/{name}"
+        control.gateway.signal(Signal(job, 1, time.time() + 60, "Preempted", "lab/other"))
+        await control.event(SuspendReceived, name)
+        await control.event(Released, name)
+    for one in (*theirs, *mine):
+        await control.api.delete(PODS, one["metadata"]["name"], control.namespace, grace_seconds=1)

@@ -1,0 +1,78 @@
+"""What a kubelet tells of a pod's volume: use, size and condition."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e import chart, volumes
+from e2e.cluster.handle import wait_for
+from e2e.volumes import claim, pod_with, wait_event
+
+if TYPE_CHECKING:
+    from e2e.cluster.handle import Cluster
+
+# The first test of a session starts the cluster, loads images and installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+MEBIBYTE = 1 << 20
+SECONDS = 180.0
+NODE = "node-a2"
+
+
+def summary(cluster: Cluster, namespace: str, pod: str) -> dict[str, Any] | None:
+    """The pod's one claim in the kubelet's `/stats/summary`."""
+    told = json.loads(cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE}/proxy/stats/summary"))
+    for one in told["pods"]:
+        if one["podRef"]["name"] == pod and one["podRef"]["namespace"] == namespace:
+            for volume in one.get("volume", ()):
+                if "pvcRef" in volume:
+                    return dict(volume)
+    return None
+
+
+def metric(cluster: Cluster, namespace: str, name: str) -> float | None:
+    """One of the kubelet's series of the namespace's one claim."""
+    text = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE}/proxy/metrics")
+    found = re.search(rf'^{name}{{[^}}]*namespace="{namespace}"[^}}]*}} (\S+)', text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def test_the_kubelet_tells_use_and_condition_of_a_claim(
+    release: chart.Release, namespace: str
+) -> None:
+    cluster = release.cluster
+    cluster.apply(claim("data", "64Mi"), pod_with("pod", NODE, "data"), namespace=namespace)
+    cluster.wait_ready("pod", namespace=namespace, deadline_s=SECONDS)
+    fill = "dd if=/dev/zero of=/volume/large bs=1M count=8 conv=fsync status=none"
+    volumes.sh(cluster, namespace, "pod", fill)
+
+    def used() -> dict[str, Any] | None:
+        told = summary(cluster, namespace, "pod")
+        return told if told and told["usedBytes"] == 8 * MEBIBYTE else None
+
+    told = wait_for("the kubelet to tell what is used", used, SECONDS)
+    assert told["pvcRef"] == {"name": "data", "namespace": namespace}
+    assert (told["capacityBytes"], told["availableBytes"]) == (64 * MEBIBYTE, 56 * MEBIBYTE)
+    assert told["inodesUsed"] >= 1
+    assert told["volumeHealthStats"] == {"abnormal": False}
+    assert metric(cluster, namespace, "kubelet_volume_stats_used_bytes") == 8 * MEBIBYTE
+    assert metric(cluster, namespace, "kubelet_volume_stats_capacity_bytes") == 64 * MEBIBYTE
+
+    # Its daemon is stopped: the kubelet is told so without touching the mount, and tells the pod.
+    volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
+    (holder,) = release.pods("csi-holder", NODE)
+    words = ("exec", f"--namespace={chart.NAMESPACE}", holder["metadata"]["name"], "--")
+    daemon = ("-f", f"fuse.*{volume}")  # this volume's: its folder stands on its command line
+    health = "kubelet_volume_stats_health_status_abnormal"
+    cluster.kubectl(*words, "pkill", "-STOP", *daemon)
+    try:
+        wait_for("the metric", lambda: metric(cluster, namespace, health) == 1, SECONDS)
+        wait_event(cluster, namespace, "pod/pod", "is stopped by a signal; continue it")
+    finally:
+        cluster.kubectl(*words, "pkill", "-CONT", *daemon)
+    wait_for("the metric", lambda: metric(cluster, namespace, health) == 0, SECONDS)
+    assert volumes.sh(cluster, namespace, "pod", "stat -c %s /volume/large") == f"{8 * MEBIBYTE}\n"

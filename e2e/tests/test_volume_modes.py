@@ -1,0 +1,164 @@
+"""Who may have a volume, and what he may do: one pod, a pod's own, readers alone."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from threefs.csi.volume_id import directory_name
+
+from e2e import volumes
+from e2e.cluster.handle import wait_for
+from e2e.volumes import DRIVER, claim, directories, inline_pod, pod_with, wait_event
+from images.contents import NON_ROOT
+
+if TYPE_CHECKING:
+    from e2e import chart
+    from e2e.cluster.handle import Cluster
+
+# The first test of a session starts the cluster, loads images and installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+MEBIBYTE = 1 << 20
+SECONDS = 180.0
+HERE, THERE = "node-a1", "node-b1"
+TOUCH = "touch /volume/x 2>&1 || true"
+EROFS = "Read-only file system"
+OWN = f"/.csi/inline/{HERE}"  # 3FS's list of the inline volumes of that node
+
+
+def bound(name: str, node: str, claim_name: str) -> dict[str, Any]:
+    """A pod that comes to its kubelet past the scheduler, as a static or an old one's does."""
+    pod = pod_with(name, node, claim_name)
+    pod["spec"]["nodeName"] = node
+    return pod
+
+
+def delete(cluster: Cluster, namespace: str, *pods: str) -> None:
+    cluster.kubectl("delete", "pod", *pods, f"--namespace={namespace}", deadline_s=SECONDS)
+
+
+def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namespace: str) -> None:
+    cluster = release.cluster
+    made = claim("single", "64Mi", "ReadWriteOncePod")
+    cluster.apply(made, pod_with("first", HERE, "single"), namespace=namespace)
+    cluster.wait_ready("first", namespace=namespace, deadline_s=SECONDS)
+    volumes.sh(cluster, namespace, "first", "echo kept > /volume/file")
+
+    # Kubernetes' scheduler keeps a second one waiting, and so does each kubelet; where no kubelet
+    # knows the first pod, the driver is asked and refuses.
+    late, beside, elsewhere = "late", "beside", "elsewhere"
+    cluster.apply(
+        pod_with(late, THERE, "single"),
+        bound(beside, HERE, "single"),
+        bound(elsewhere, THERE, "single"),
+        namespace=namespace,
+    )
+    refusals = {
+        late: "ReadWriteOncePod",
+        beside: "ReadWriteOncePod access mode and is already in use by another pod",
+        elsewhere: f"is for one node at a time and node `{HERE}` uses it",
+    }
+    for pod, words in refusals.items():
+        wait_event(cluster, namespace, f"pod/{pod}", words)
+    pods = cluster.get("pods", namespace=namespace)
+    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in pods}
+    assert phases == {"first": "Running", late: "Pending", beside: "Pending", elsewhere: "Pending"}
+
+    delete(cluster, namespace, beside, elsewhere)
+    delete(cluster, namespace, "first")
+    cluster.wait_ready(late, namespace=namespace, deadline_s=SECONDS)
+    assert volumes.sh(cluster, namespace, late, "cat /volume/file") == "kept\n"
+
+
+def test_a_pods_own_volume_comes_and_goes_with_it(release: chart.Release, namespace: str) -> None:
+    cluster = release.cluster
+    cluster.apply(
+        inline_pod("scratch", HERE, size="32Mi", mode="0700", uid=str(NON_ROOT)),
+        inline_pod("reader", HERE, read_only=True),
+        inline_pod("wrong", THERE, colour="red"),
+        namespace=namespace,
+    )
+    cluster.wait_ready("scratch", "reader", namespace=namespace, deadline_s=SECONDS)
+    sh = partial(volumes.sh, cluster, namespace)
+    sh("scratch", "echo own > /volume/file && sync /volume/file")
+    assert sh("scratch", "cat /volume/file") == "own\n"
+    assert int(sh("scratch", "df -B1 --output=size /volume | tail -1")) == 32 * MEBIBYTE
+    assert sh("scratch", "stat -c %a /volume") == "700\n"
+    fill = "dd if=/dev/zero of=/volume/large bs=1M count=48 conv=fsync 2>&1 || true"
+    assert "quota" in sh("scratch", fill).lower()
+    assert sh("reader", "ls -A /volume") == "", "nobody else's files"
+    assert EROFS in sh("reader", TOUCH)
+    wait_event(cluster, namespace, "pod/wrong", "parameter `colour` is not known")
+
+    made = {pod: made_for(cluster, namespace, pod) for pod in ("scratch", "reader")}
+    for name, uid in made.values():
+        assert name in directories(cluster)
+        assert name in directories(cluster, OWN)
+        assert uid in cluster.run_on(HERE, "cat", "/proc/self/mounts")
+    delete(cluster, namespace, "scratch", "reader", "wrong")
+    for name, uid in made.values():
+
+        def gone(name: str = name, uid: str = uid) -> bool:
+            left = uid in cluster.run_on(HERE, "cat", "/proc/self/mounts")
+            return not left and name not in directories(cluster) + directories(cluster, OWN)
+
+        wait_for(f"3FS to be rid of {name}", gone, SECONDS)
+
+
+def made_for(cluster: Cluster, namespace: str, pod: str) -> tuple[str, str]:
+    """The directory in 3FS for the name that the kubelet gave a pod's own volume; the pod's uid."""
+    uid = cluster.get("pod", pod, namespace)["metadata"]["uid"]
+    kept = f"/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/volume/vol_data.json"
+    handle = json.loads(cluster.run_on(HERE, "cat", kept))["volumeHandle"]
+    return directory_name(handle), uid
+
+
+def test_a_volume_is_for_readers_where_it_is_said(release: chart.Release, namespace: str) -> None:
+    cluster = release.cluster
+    sh = partial(volumes.sh, cluster, namespace)
+    cluster.apply(
+        claim("data", "64Mi"),
+        claim("empty", "64Mi", "ReadOnlyMany"),
+        pod_with("writer", HERE, "data"),
+        pod_with("reader", THERE, "data", read_only=True),
+        pod_with("nobody", THERE, "empty"),
+        namespace=namespace,
+    )
+    cluster.wait_ready("writer", "reader", "nobody", namespace=namespace, deadline_s=SECONDS)
+    sh("writer", "echo text > /volume/file && mkdir /volume/folder && sync /volume/file")
+    assert sh("reader", "cat /volume/file") == "text\n"
+    for command in ("echo more >> /volume/file", "rm -f /volume/file", "mkdir /volume/folder/x"):
+        assert EROFS in sh("reader", f"sh -c '{command}' 2>&1 || true"), command
+    assert EROFS in sh("nobody", TOUCH)
+
+    # What is there already, for readers of every node: a PersistentVolume that somebody writes.
+    volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
+    handle = cluster.get("pv", volume)["spec"]["csi"]["volumeHandle"]
+    shown = f"{namespace}-shown"
+    persistent = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": shown},
+        "spec": {
+            "capacity": {"storage": "64Mi"},
+            "accessModes": ["ReadOnlyMany"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "",
+            "csi": {"driver": DRIVER, "volumeHandle": handle},
+        },
+    }
+    wanted = claim("shown", "64Mi", "ReadOnlyMany")
+    wanted["spec"] |= {"storageClassName": "", "volumeName": shown}
+    try:
+        cluster.apply(persistent, wanted, pod_with("guest", "node-s1", "shown"),
+                      namespace=namespace)  # fmt: skip
+        cluster.wait_ready("guest", namespace=namespace, deadline_s=SECONDS)
+        assert sh("guest", "cat /volume/file") == "text\n"
+        assert EROFS in sh("guest", TOUCH)
+        delete(cluster, namespace, "guest")
+    finally:
+        cluster.kubectl("delete", "pv", shown, "--ignore-not-found", "--wait=false")
+    assert sh("writer", "ls /volume") == "file\nfolder\n", "nobody wrote"
