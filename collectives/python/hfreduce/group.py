@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from hfreduce import _native, gpu, tensors
+from hfreduce.base import Base
 from hfreduce.keeping import hold
 from hfreduce.work import CollectiveWork, Completer
 
@@ -44,7 +45,7 @@ class Options(Protocol):
     asyncOp: bool  # noqa: N815  (torch's name)
 
 
-class Group(Backend):
+class Group(Base):
     """A connected group that torch has not shut down, without the collectives."""
 
     def __init__(self, connected: _native.Communicator, timeout: timedelta) -> None:

@@ -1,13 +1,13 @@
 """The backend `hfreduce` of torch.distributed.
 
-torch ≥ 2.15 finds it by its entry point::
+torch ≥ 2.15 finds it by its entry point; with an older one a script imports this module first::
 
     torch.distributed.init_process_group("hfreduce")
 
 It is a `Backend`, not a whole `ProcessGroup`: torch's hooks, flight recorder and debug wrapper go
-on working. Operations run in program order; every rank must call the same ones in the same order,
-and a rank that does not is named in the error on every rank. `plan` and `stats` tell what the group
-does.
+on working (`base` says what it is to an older torch). Operations run in program order; every rank
+must call the same ones in the same order, and a rank that does not is named in the error on every
+rank. `plan` and `stats` tell what the group does.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from __future__ import annotations
 import atexit
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from hfreduce import _native, bootstrap, tensors
 from hfreduce.backend import HFReduceBackend
+from hfreduce.base import IS_BACKEND
 from hfreduce.errors import SettingError
 from hfreduce.group import NAME, OPEN
+from hfreduce.older import HFReduceProcessGroup
 from hfreduce.settings import PRIORITIES, Settings
 from hfreduce.work import answer_for_works
 
@@ -37,6 +40,10 @@ __all__ = [
     "register",
     "stats",
 ]
+
+
+TORCH_MIN: Final = "2.9"
+"""An older one hides from DistributedDataParallel what a group in Python has under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,11 @@ class Options:
 
 
 def register() -> None:
-    """Tells torch about the backend; called by torch when a script names it."""
+    """Tells torch about the backend; called by torch when a script names it, and by an import."""
+    if NAME in dist.Backend.backend_list:
+        return
+    if TorchVersion(torch.__version__) < TORCH_MIN:
+        raise ImportError(f"torch {torch.__version__}: hfreduce needs {TORCH_MIN} or later")
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     answer_for_works()
     atexit.register(_close_all)
@@ -62,8 +73,8 @@ def register() -> None:
 def communicator(group: dist.ProcessGroup | None = None) -> _native.Communicator:
     """The engine under a group (default: the world)."""
     process_group = group if group is not None else dist.group.WORLD
-    backend = None
-    if process_group is not None:
+    backend: object = process_group
+    if process_group is not None and IS_BACKEND:
         kind = next((d.type for d in process_group._device_types if d.type == "cpu"), "cuda")
         backend = process_group._get_backend(torch.device(kind))
     if not isinstance(backend, HFReduceBackend):
@@ -106,9 +117,13 @@ def _create(options: Any, backend_options: object) -> HFReduceBackend:
     membership = bootstrap.Membership(options.group_rank, ranks, world)
     limit = min(options.timeout.total_seconds(), settings.connect_seconds)
     connected = bootstrap.connect(options.store, membership, settings, limit)
-    return HFReduceBackend(connected, options.timeout)
+    kind = HFReduceBackend if IS_BACKEND else HFReduceProcessGroup
+    return kind(connected, options.timeout)
 
 
 def _close_all() -> None:
     for backend in list(OPEN):
         backend.shutdown()
+
+
+register()

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from hfreduce.base import IS_BACKEND
 from hfreduce.testing import Layout, run, values
 from torch import nn
 
@@ -103,6 +104,8 @@ def functional(rank, size):
     same(told, torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]))
     told = fc.permute_tensor(own, [(r + 1) % size for r in range(size)], group)
     same(told, everybody[(rank - 1) % size])
+    if not IS_BACKEND:  # an older torch refuses the strides of its own gradient
+        return True
     leaf = own.clone().requires_grad_()
     fc.all_gather_tensor_autograd(leaf, 0, group).sum().backward()
     assert leaf.grad.eq(size).all(), leaf.grad
@@ -198,6 +201,7 @@ def watched(rank, size):
     return "passed"
 
 
+@pytest.mark.skipif(not IS_BACKEND, reason="an older torch asks Gloo alone")
 def test_a_monitored_barrier_names_who_did_not_come():
     outcomes = run(watched, LAYOUT, lost=[2], deadline_seconds=100)
     for outcome in outcomes:
