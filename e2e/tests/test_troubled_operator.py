@@ -48,8 +48,10 @@ async def test_refusals_change_nothing(stage: Stage, code: int, reason: str) -> 
 async def test_watches_that_are_refused_change_nothing(
     stage: Stage, code: int, reason: str
 ) -> None:
-    """Each is opened again and again: it is cut soon, and only every other time taken."""
-    opened = Fault("refuse", "watch", times=OFTEN, every=2, code=code, reason=reason)
+    """Each is opened again and again: it is cut soon, and only half of the time taken."""
+    opened = Fault(
+        "refuse", "watch", times=OFTEN, every=2, by_chance=True, code=code, reason=reason
+    )
     stage.proxy.faults.add(opened)
     stage.proxy.faults.watches.cut_after = 3
     stage.operators.start()
