@@ -23,7 +23,7 @@ extern "C" {
 
 #define HFR_VERSION_MAJOR 0
 #define HFR_VERSION_MINOR 1
-#define HFR_VERSION_PATCH 1
+#define HFR_VERSION_PATCH 2
 /* What hfr_version() of this header's library returns. */
 #define HFR_VERSION ((HFR_VERSION_MAJOR << 16) | (HFR_VERSION_MINOR << 8) | HFR_VERSION_PATCH)
 
@@ -145,6 +145,12 @@ hfr_status hfr_close(hfr_comm *comm, double timeout_seconds);
 /* Breaks the group on every rank. Waits for nobody; `comm` still has to be closed. */
 hfr_status hfr_abort(hfr_comm *comm, const char *reason);
 
+/* Since 0.1.2. Goes on as a group of `number` of its ranks, in this order: after a failure with the
+ * survivors. Each of them calls it with the same list of ranks of `comm`, which may be broken and
+ * still has to be closed. May be called again, with fewer members, after an error. */
+hfr_status hfr_reconfigure(hfr_comm *comm, const uint32_t *members, size_t number,
+                           double timeout_seconds, hfr_comm **next);
+
 hfr_status hfr_rank(const hfr_comm *comm, uint32_t *rank);
 hfr_status hfr_world_size(const hfr_comm *comm, uint32_t *world_size);
 
@@ -158,6 +164,12 @@ hfr_status hfr_free(hfr_comm *comm, void *memory);
 /* Everybody's combination to everybody, in place. */
 hfr_status hfr_allreduce(hfr_comm *comm, void *buffer, size_t count, hfr_dtype dtype, hfr_op op,
                          double timeout_seconds, hfr_work **work);
+
+/* Since 0.1.2. The same for `number` arrays as one operation, counts[i] elements in buffers[i]; all
+ * ranks fuse arrays of the same counts. The lists are read during the call alone. */
+hfr_status hfr_allreduce_many(hfr_comm *comm, void *const *buffers, const size_t *counts,
+                              size_t number, hfr_dtype dtype, hfr_op op, double timeout_seconds,
+                              hfr_work **work);
 
 /* The root's buffer to everybody, in place. */
 hfr_status hfr_broadcast(hfr_comm *comm, void *buffer, size_t count, hfr_dtype dtype,

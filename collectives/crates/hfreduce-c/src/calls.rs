@@ -1,72 +1,13 @@
-//! The operations: C's arguments become the engine's.
+//! The operations.
 
 use std::ffi::c_void;
 
-use hfreduce_engine::{Buffer, Communicator, DType, ReduceOp};
+use hfreduce_engine::DType;
 
+use crate::arguments::{Call, reduction};
 use crate::error::{Failure, Status, guard};
-use crate::group::{Comm, open, seconds};
+use crate::group::Comm;
 use crate::work::{Work, begun};
-
-/// What every operation is given; checked once.
-struct Call<'a> {
-    engine: &'a Communicator,
-    dtype: DType,
-    timeout: std::time::Duration,
-    /// Whoever wants no handle waits at once, with its own thread.
-    lazy: bool,
-}
-
-impl<'a> Call<'a> {
-    /// # Safety
-    /// `comm` is null or open.
-    unsafe fn new(
-        comm: *mut Comm,
-        dtype: i32,
-        timeout: f64,
-        work: *mut *mut Work,
-    ) -> Result<Self, Failure> {
-        // SAFETY: the caller's promise, handed on.
-        let engine = unsafe { &open::<'a>(comm)?.engine };
-        let found = u8::try_from(dtype).ok().and_then(DType::from_code);
-        let dtype = found.ok_or_else(|| {
-            Failure::invalid(format!("dtype {dtype} does not exist; use HFR_FLOAT32 and its like"))
-        })?;
-        let timeout = seconds("timeout_seconds", timeout)?;
-        Ok(Self { engine, dtype, timeout, lazy: work.is_null() })
-    }
-
-    /// # Safety
-    /// `memory` is null or holds `count` elements until the operation has ended.
-    unsafe fn buffer(
-        &self,
-        name: &str,
-        memory: *const c_void,
-        count: usize,
-    ) -> Result<Buffer, Failure> {
-        let bytes = count.checked_mul(self.dtype.size_bytes());
-        let Some(bytes) = bytes.filter(|bytes| *bytes <= isize::MAX as usize) else {
-            return Err(Failure::invalid(format!("{name}: {count} elements are too many")));
-        };
-        if memory.is_null() && bytes > 0 {
-            return Err(Failure::invalid(format!("{name} is NULL for {count} elements")));
-        }
-        // SAFETY: the header's promise. Inputs are only read: the engine writes into outputs alone.
-        Ok(unsafe { Buffer::new([(memory.cast_mut().cast(), bytes)]) })
-    }
-
-    /// Every rank's `count` elements. What is too many is refused where it becomes bytes.
-    fn all(&self, count: usize) -> usize {
-        count.saturating_mul(self.engine.world_size())
-    }
-}
-
-fn reduction(op: i32) -> Result<ReduceOp, Failure> {
-    let found = u8::try_from(op).ok().and_then(ReduceOp::from_code);
-    found.ok_or_else(|| {
-        Failure::invalid(format!("op {op} does not exist; use HFR_SUM and its like"))
-    })
-}
 
 /// See the header.
 ///
@@ -88,6 +29,31 @@ pub unsafe extern "C" fn hfr_allreduce(
         let buffer = call.buffer("buffer", buffer, count)?;
         let Call { engine, dtype, timeout, lazy } = call;
         begun(engine.allreduce(buffer, dtype, reduction(op)?, 0, timeout, lazy), work)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As for [`hfr_allreduce`]; both lists have `number` entries.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)] // The operation's own signature.
+pub unsafe extern "C" fn hfr_allreduce_many(
+    comm: *mut Comm,
+    buffers: *const *mut c_void,
+    counts: *const usize,
+    number: usize,
+    dtype: i32,
+    op: i32,
+    timeout_seconds: f64,
+    work: *mut *mut Work,
+) -> Status {
+    // SAFETY: the caller's promises, handed on.
+    guard(|| unsafe {
+        let call = Call::new(comm, dtype, timeout_seconds, work)?;
+        let (buffer, shape) = call.fused(buffers, counts, number)?;
+        let Call { engine, dtype, timeout, lazy } = call;
+        begun(engine.allreduce(buffer, dtype, reduction(op)?, shape, timeout, lazy), work)
     })
 }
 

@@ -4,12 +4,12 @@ use std::ffi::{CStr, c_char, c_void};
 use std::time::Duration;
 
 use hfreduce_bootstrap::{JoinError, Settings};
-use hfreduce_engine::Communicator;
+use hfreduce_engine::{Communicator, Member};
 
 use crate::error::{Failure, Status, guard};
 use crate::memory::Blocks;
 
-const VERSION: u32 = 0x000101;
+const VERSION: u32 = 0x000102;
 
 /// `hfr_comm`.
 pub struct Comm {
@@ -147,6 +147,34 @@ pub unsafe extern "C" fn hfr_world_size(comm: *const Comm, world_size: *mut u32)
     guard(|| unsafe { put("world_size", world_size, open(comm)?.engine.world_size() as u32) })
 }
 
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or open; `members` is null or has `number` entries; `next` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hfr_reconfigure(
+    comm: *mut Comm,
+    members: *const u32,
+    number: usize,
+    timeout_seconds: f64,
+    next: *mut *mut Comm,
+) -> Status {
+    guard(|| {
+        // SAFETY: the caller's promise, handed on.
+        let comm = unsafe { open(comm)? };
+        if next.is_null() || members.is_null() {
+            return Err(Failure::invalid("members or next is NULL"));
+        }
+        // SAFETY: just checked, and the caller's promise.
+        let ranks = unsafe { std::slice::from_raw_parts(members, number) };
+        let members: Vec<Member> = ranks.iter().map(|rank| Member::Rank(*rank)).collect();
+        let timeout = seconds("timeout_seconds", timeout_seconds)?;
+        let engine = comm.engine.reconfigure(&members, timeout)?;
+        // SAFETY: as above.
+        unsafe { put("next", next, boxed(engine)) }
+    })
+}
+
 /// # Safety
 /// `comm` is null or open.
 pub(crate) unsafe fn open<'a>(comm: *const Comm) -> Result<&'a Comm, Failure> {
@@ -180,9 +208,11 @@ unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure>
     }
     let engine = settings.join()?;
     // SAFETY: just checked, and the caller's promise.
-    unsafe {
-        put("comm", comm, Box::into_raw(Box::new(Comm { engine, blocks: Blocks::default() })))
-    }
+    unsafe { put("comm", comm, boxed(engine)) }
+}
+
+fn boxed(engine: Communicator) -> *mut Comm {
+    Box::into_raw(Box::new(Comm { engine, blocks: Blocks::default() }))
 }
 
 /// # Safety

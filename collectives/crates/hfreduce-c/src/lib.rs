@@ -4,6 +4,7 @@
 //! from the shared library; every pointer is looked at before it is used. The header is written by
 //! hand and compared with these types by `tests/header.rs`.
 
+mod arguments;
 mod calls;
 mod error;
 mod group;

@@ -32,6 +32,6 @@ pub use drivers::priority::Priority;
 pub use drivers::wire;
 pub use endpoint::{Endpoint, Member, Newcomer, Options};
 pub use fabric::arena::Block;
-pub use operation::{Buffer, DType, Kind, Operation, ReduceOp};
+pub use operation::{Buffer, DType, Kind, Operation, ReduceOp, fused_shape};
 pub use pace::Pace;
 pub use placement::Placement;

@@ -223,6 +223,15 @@ pub struct Transfer {
     pub tag: u64,
 }
 
+/// A digest of the numbers of elements of arrays that are one operation, so that ranks that fuse
+/// other arrays are found out; 0 is the shape of a single one.
+pub fn fused_shape(counts: impl IntoIterator<Item = usize>) -> u64 {
+    let fold = |hash: u64, count: usize| {
+        (hash ^ count as u64).wrapping_mul(0x0100_0000_01b3).rotate_left(7)
+    };
+    counts.into_iter().fold(0xcbf2_9ce4_8422_2325, fold).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{Buffer, Communicator as Engine, DType, Member, Work as EngineWork};
+use hfreduce_engine::{
+    Buffer, Communicator as Engine, DType, Member, Work as EngineWork, fused_shape,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -80,7 +82,7 @@ impl Communicator {
         lazy: bool,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
-        let shape = shape(&buffers);
+        let shape = fused_shape(buffers.iter().map(|(_, numel)| *numel));
         let buffer = self::buffers(buffers, dtype)?;
         Self::made(py, self.engine.allreduce(buffer, dtype, op, shape, timeout, lazy))
     }
@@ -367,12 +369,4 @@ enum Listed {
 
 fn pieces(list: &Bound<'_, PyAny>) -> PyResult<Vec<(usize, usize)>> {
     list.extract()
-}
-
-/// A digest of the list of sizes, so that ranks that fuse other tensors are found out.
-fn shape(buffers: &[(usize, usize)]) -> u64 {
-    let fold = |hash: u64, numel: usize| {
-        (hash ^ numel as u64).wrapping_mul(0x0100_0000_01b3).rotate_left(7)
-    };
-    buffers.iter().fold(0xcbf2_9ce4_8422_2325, |hash, (_, numel)| fold(hash, *numel)).max(1)
 }

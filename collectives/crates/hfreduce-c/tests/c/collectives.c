@@ -38,6 +38,7 @@ static void refusals(hfr_comm *comm)
     EXPECT(work == NULL);
     EXPECT(hfr_work_wait(NULL, WAIT) == HFR_INVALID);
     EXPECT(hfr_rank(comm, NULL) == HFR_INVALID);
+    EXPECT(hfr_reconfigure(comm, NULL, 1, WAIT, &other) == HFR_INVALID);
     EXPECT(hfr_init(NULL, &other) == HFR_INVALID);
     EXPECT(hfr_init(&options, NULL) == HFR_INVALID);
     options.size = 8;
@@ -90,6 +91,22 @@ int main(int argc, char **argv)
     in[0] = rank + 1;
     OK(hfr_allreduce(comm, in, 1, HFR_INT64, HFR_SUM, WAIT, NULL));
     EXPECT(in[0] == ranks * (ranks + 1) / 2);
+    {
+        int64_t first[2] = { rank, 1 }, second = 2 * rank;
+        void *arrays[3] = { first, NULL, &second };
+        size_t counts[3] = { 2, 0, 1 };
+
+        OK(hfr_allreduce_many(comm, arrays, counts, 3, HFR_INT64, HFR_SUM, WAIT, NULL));
+        EXPECT(first[0] == ranks * (ranks - 1) / 2 && first[1] == ranks);
+        EXPECT(second == ranks * (ranks - 1));
+        OK(hfr_allreduce_many(comm, NULL, NULL, 0, HFR_INT64, HFR_SUM, WAIT, NULL));
+        counts[1] = 1;
+        EXPECT(hfr_allreduce_many(comm, arrays, counts, 3, HFR_INT64, HFR_SUM, WAIT, NULL)
+                   == HFR_INVALID
+               && strstr(hfr_last_message(), "buffers[1] is NULL"));
+        EXPECT(hfr_allreduce_many(comm, NULL, counts, 1, HFR_INT64, HFR_SUM, WAIT, NULL)
+               == HFR_INVALID);
+    }
     in[0] = rank;
     OK(hfr_reduce(comm, in, 1, HFR_INT64, HFR_MAX, 1, WAIT, NULL));
     EXPECT(rank != 1 || in[0] == ranks - 1);

@@ -1,4 +1,4 @@
-/* Rank 1 ends in the middle; the others hear that it did, and go on living. */
+/* Rank 1 ends in the middle; the others hear that it did, and go on without it. */
 #include <hfreduce.h>
 
 #include <stdio.h>
@@ -8,6 +8,18 @@
 
 #define WAIT 60.0
 #define COUNT (1 << 20)
+
+/* With ranks 0 and 2. */
+static int go_on(hfr_comm *comm)
+{
+    const uint32_t survivors[] = { 0, 2 };
+    hfr_comm *next = NULL;
+    int32_t one = 1;
+    int right = hfr_reconfigure(comm, survivors, 2, WAIT, &next) == HFR_OK
+                && hfr_allreduce(next, &one, 1, HFR_INT32, HFR_SUM, WAIT, NULL) == HFR_OK && one == 2;
+
+    return hfr_close(next, 5.0) == HFR_OK && right;
+}
 
 int main(int argc, char **argv)
 {
@@ -37,6 +49,10 @@ int main(int argc, char **argv)
         status = hfr_allreduce(comm, vector, COUNT, HFR_FLOAT32, HFR_SUM, WAIT, NULL);
     }
     hfr_last_error(&error);
+    if (!go_on(comm)) {
+        fprintf(stderr, "the survivors: %s\n", hfr_last_message());
+        return EXIT_FAILURE;
+    }
     hfr_close(comm, 1.0);
     if (status != HFR_PEER_DIED || error.peer != 1 || strcmp(error.peer_node, "node1")) {
         fprintf(stderr, "status %d, peer %d: %s\n", (int)status, (int)error.peer, error.message);
