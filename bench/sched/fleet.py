@@ -15,6 +15,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import signal
 import ssl
 import sys
 import time
@@ -47,6 +48,8 @@ HANDSHAKES: Final = 32
 """At once: what reaches a gateway from one node at a time is fewer still."""
 BEAT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
+KILL_SECONDS: Final = 1.0
+"""From an order to end it all to the end of ranks that heed no SIGTERM."""
 PORT: Final = 29500
 
 
@@ -139,7 +142,9 @@ class Fleet:
                 message = parse_from_gateway(line)
                 if isinstance(message, Refusal):
                     break
-                if isinstance(message, Order):
+                if isinstance(message, Order) and pod["spec"]["nodeName"] not in self._lost:
+                    if message.kill:
+                        await asyncio.sleep(KILL_SECONDS)
                     asked = message.suspend is not None and not report.suspended
                     if asked:
                         self.tell(suspend=name, time=time.time())
@@ -166,13 +171,13 @@ class Fleet:
         if order.start is not None and launcher is LauncherState.WAITING:
             launcher = LauncherState.RUNNING
         suspended = suspended or order.suspend is not None
-        if (launcher, suspended) == (report.launcher, report.suspended):
+        if (launcher, suspended) == (report.launcher, report.suspended) and not order.kill:
             return report
-        leaves = suspended and self.cooperates
+        leaves = order.kill or (suspended and self.cooperates)
         return Report(
             revision=revision, launcher=LauncherState.ENDED if leaves else launcher, port=PORT,
             ranks_seen=8, suspended=suspended, received=leaves, released=leaves,
-            end=End(0) if leaves else None,
+            end=End(-signal.SIGKILL if order.kill else 0) if leaves else None,
         )  # fmt: skip
 
     async def _beat(self, pod: dict[str, Any], writer: asyncio.StreamWriter) -> None:
