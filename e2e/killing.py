@@ -138,7 +138,10 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
     serves.load_cert_chain(ours.certificate, ours.key)
     asks = ssl.create_default_context(cafile=str(pki / "ca.crt"))
     access = Access(cluster.state.server, asks)
-    before = await asyncio.to_thread(_container_env, cluster)
+    found = await asyncio.to_thread(cluster.get, "deployment", DEPLOYMENT, NAMESPACE)
+    replicas = int(found["spec"]["replicas"])
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    before = list(container["env"])
     async with Proxy(access, host, serves) as proxy:
         env = {
             "KUBERNETES_SERVICE_HOST": host,
@@ -148,23 +151,16 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
         others = [one for one in before if one["name"] not in env]
         added = [{"name": name, "value": value} for name, value in env.items()]
         try:
-            await asyncio.to_thread(_restart_with, cluster, [*others, *added])
+            await asyncio.to_thread(_restart_with, cluster, [*others, *added], replicas)
             yield proxy
         finally:
             proxy.reaper = None
-            await asyncio.to_thread(_restart_with, cluster, before)
+            await asyncio.to_thread(_restart_with, cluster, before, replicas)
 
 
-def _container_env(cluster: Cluster) -> list[dict[str, Any]]:
-    found = cluster.get("deployment", DEPLOYMENT, NAMESPACE)
-    (container,) = found["spec"]["template"]["spec"]["containers"]
-    return list(container["env"])
-
-
-def _restart_with(cluster: Cluster, env: list[dict[str, Any]]) -> None:
+def _restart_with(cluster: Cluster, env: list[dict[str, Any]], replicas: int) -> None:
     """All replicas at once, with this environment: a rollout would be one by one."""
     space = f"--namespace={NAMESPACE}"
-    replicas = cluster.get("deployment", DEPLOYMENT, NAMESPACE)["spec"]["replicas"]
     path = "/spec/template/spec/containers/0/env"
     patch = [{"op": "replace", "path": path, "value": env}]
     scale = ("scale", "deployment", DEPLOYMENT, space)

@@ -117,7 +117,7 @@ class Fleet:
             while True:
                 with contextlib.suppress(OSError, ApiError, asyncio.IncompleteReadError):
                     report = await self._converse(pod, report, self._ports[number])
-                if report.end is not None:
+                if report.end is not None or pod["spec"]["nodeName"] in self._lost:
                     return
                 self._running.discard(uid)
                 number = (number + 1) % len(self._ports)  # as the Service leads to the leader
@@ -156,7 +156,7 @@ class Fleet:
                         self._running.add(uid)
                     if report.end is not None:
                         await writer.drain()
-                        await self._end(pod)
+                        await self._end(pod, report.end.code)
                         break
                 line = await reader.readline()
         finally:
@@ -173,11 +173,12 @@ class Fleet:
         suspended = suspended or order.suspend is not None
         if (launcher, suspended) == (report.launcher, report.suspended) and not order.kill:
             return report
-        leaves = order.kill or (suspended and self.cooperates)
+        leaves = suspended and self.cooperates
         return Report(
-            revision=revision, launcher=LauncherState.ENDED if leaves else launcher, port=PORT,
-            ranks_seen=8, suspended=suspended, received=leaves, released=leaves,
-            end=End(-signal.SIGKILL if order.kill else 0) if leaves else None,
+            revision=revision, port=PORT, ranks_seen=8,
+            launcher=LauncherState.ENDED if leaves or order.kill else launcher,
+            suspended=suspended, received=leaves, released=leaves,
+            end=End(-signal.SIGKILL) if order.kill else End(0) if leaves else None,
         )  # fmt: skip
 
     async def _beat(self, pod: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -185,17 +186,19 @@ class Fleet:
             writer.write(encode(Beat()))
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def _end(self, pod: dict[str, Any]) -> None:
+    async def _end(self, pod: dict[str, Any], code: int) -> None:
+        status, reason = (128 - code, "Error") if code else (0, "Completed")
         metadata = pod["metadata"]
         statuses = [
             {"name": one["name"], "image": one["image"], "imageID": "", "ready": False,
-             "restartCount": 0, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+             "restartCount": 0, "state": {"terminated": {"exitCode": status, "reason": reason}}}
             for one in pod["spec"]["containers"]
         ]  # fmt: skip
-        status = {"phase": "Succeeded", "containerStatuses": statuses}
+        phase = "Failed" if code else "Succeeded"
+        told = {"phase": phase, "containerStatuses": statuses}
         with contextlib.suppress(ApiError):
             await self._api.merge(
-                PODS, metadata["name"], {"status": status}, metadata["namespace"], "status"
+                PODS, metadata["name"], {"status": told}, metadata["namespace"], "status"
             )
 
     async def _token(self, pod: dict[str, Any]) -> str:

@@ -56,15 +56,17 @@ def no_operator(cluster: Cluster) -> Iterator[None]:
         yield
         return
     scale = ("scale", "deployment", "flyer-operator", space)
-    cluster.kubectl(*scale, "--replicas=0")
     operators = "app.kubernetes.io/component=operator"
-    wait_for(
-        "the operator's end",
-        lambda: not cluster.get("pods", namespace=chart.NAMESPACE, selector=operators),
-        120,
-    )
-    yield
-    cluster.kubectl(*scale, f"--replicas={found}")
+    try:
+        cluster.kubectl(*scale, "--replicas=0")
+        wait_for(
+            "the operator's end",
+            lambda: not cluster.get("pods", namespace=chart.NAMESPACE, selector=operators),
+            120,
+        )
+        yield
+    finally:
+        cluster.kubectl(*scale, f"--replicas={found}")
     cluster.kubectl("rollout", "status", "deployment/flyer-operator", space, "--timeout=120s",
                     deadline_s=130)  # fmt: skip
 

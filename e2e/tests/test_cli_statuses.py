@@ -107,6 +107,7 @@ def test_of_one_that_does_not_listen(
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
     cluster.apply(job("deaf", 1, DEAF, group="a100"), namespace=namespace)
     wait_phase(cluster, "deaf", namespace, "Running")
+    wait_for("its deafness", lambda: "deaf" in flyer.run("logs", "deaf").stdout, END_SECONDS)
     said = flyer.run("suspend", "deaf", "--timeout=1", status=LATE).stderr
     assert "is still Suspending" in said, said
     flyer.run("stop", "deaf", "--now")

@@ -2,6 +2,8 @@
 
 torch ≥ 2.15 finds it by its entry point; with an older one a script imports this module first::
 
+    import hfreduce.torch  # torch < 2.15
+
     torch.distributed.init_process_group("hfreduce")
 
 It is a `Backend`, not a whole `ProcessGroup`: torch's hooks, flight recorder and debug wrapper go
@@ -19,7 +21,6 @@ from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
-from torch.torch_version import TorchVersion
 
 from hfreduce import _native, bootstrap, tensors
 from hfreduce.backend import HFReduceBackend
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-TORCH_MIN: Final = "2.9"
+TORCH_MIN: Final = (2, 9)
 """An older one hides from DistributedDataParallel what a group in Python has under way."""
 
 
@@ -63,8 +64,9 @@ def register() -> None:
     """Tells torch about the backend; called by torch when a script names it, and by an import."""
     if NAME in dist.Backend.backend_list:
         return
-    if TorchVersion(torch.__version__) < TORCH_MIN:
-        raise ImportError(f"torch {torch.__version__}: hfreduce needs {TORCH_MIN} or later")
+    major, minor = torch.__version__.split(".")[:2]
+    if (int(major), int(minor)) < TORCH_MIN:
+        raise ImportError(f"torch {torch.__version__}: hfreduce needs 2.9 or later")
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     answer_for_works()
     atexit.register(_close_all)

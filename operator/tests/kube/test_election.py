@@ -150,6 +150,22 @@ async def test_a_lease_is_taken_and_kept_though_each_write_is_performed_unheard(
     assert time.monotonic() + one.fence() >= kept_until + settings.retry_seconds
 
 
+async def test_a_renewal_that_is_never_answered_is_tried_again_in_time(api_server, connect, until):
+    settings = replace(SETTINGS, duration_seconds=10, renew_seconds=8)
+    one = Election(connect("a", answer_seconds=100, call_seconds=100), "a", settings)
+    epoch = await one.acquire()
+    first = lease(api_server)["renewTime"]
+    silent = Fault("hang", verb="update", resource="leases")
+    api_server.faults.add(silent)
+    hold = asyncio.create_task(one.hold())
+    await until(lambda: silent.committed == 1 and lease(api_server)["renewTime"] != first)
+    assert one.leads
+    assert one.epoch == epoch
+    hold.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await hold
+
+
 async def test_a_count_that_was_raised_unheard_is_known(api_server, candidate):
     one = candidate("a")
     await one.acquire()

@@ -147,7 +147,8 @@ hfr_status hfr_abort(hfr_comm *comm, const char *reason);
 
 /* Since 0.1.2. Goes on as a group of `number` of its ranks, in this order: after a failure with the
  * survivors. Each of them calls it with the same list of ranks of `comm`, which may be broken and
- * still has to be closed. May be called again, with fewer members, after an error. */
+ * still has to be closed: what is under way there ends now, and hfr_free() takes its memory with it
+ * alone. May be called again, with fewer members, after an error. */
 hfr_status hfr_reconfigure(hfr_comm *comm, const uint32_t *members, size_t number,
                            double timeout_seconds, hfr_comm **next);
 
@@ -166,7 +167,8 @@ hfr_status hfr_allreduce(hfr_comm *comm, void *buffer, size_t count, hfr_dtype d
                          double timeout_seconds, hfr_work **work);
 
 /* Since 0.1.2. The same for `number` arrays as one operation, counts[i] elements in buffers[i]; all
- * ranks fuse arrays of the same counts. The lists are read during the call alone. */
+ * ranks fuse arrays of the same counts. They do not overlap. The lists are read during the call
+ * alone. */
 hfr_status hfr_allreduce_many(hfr_comm *comm, void *const *buffers, const size_t *counts,
                               size_t number, hfr_dtype dtype, hfr_op op, double timeout_seconds,
                               hfr_work **work);

@@ -89,6 +89,10 @@ impl<'a> Call<'a> {
         };
         let range = |at: usize| self.range(&format!("buffers[{at}]"), buffers[at], counts[at]);
         let ranges = (0..number).map(range).collect::<Result<Vec<_>, _>>()?;
+        let all = ranges.iter().try_fold(0_usize, |sum, (_, bytes)| sum.checked_add(*bytes));
+        if all.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(Failure::invalid(format!("the elements of {number} arrays are too many")));
+        }
         // SAFETY: the header's promise.
         Ok((unsafe { Buffer::new(ranges) }, fused_shape(counts.iter().copied())))
     }

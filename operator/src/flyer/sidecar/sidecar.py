@@ -158,7 +158,12 @@ class Sidecar:
     async def fail(self, rank: int, reason: str) -> None:
         """The job gives up."""
         own = self.ledger.own(rank)
-        if own is not None and self.ledger.report.given_up is None:
+        if own is None:
+            log.warning("rank %d gives up before the order to start: %s", rank, reason)
+            return
+        if own != rank:
+            reason = f"(rank {rank} by its own count) {reason}"
+        if self.ledger.report.given_up is None:
             self.ledger.say(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
 
     async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002

@@ -337,12 +337,24 @@ async def test_a_rank_that_gives_another_pods_number_speaks_for_its_own_pod(worl
     with await client(world, "gpt-1-1", 0) as rank:
         await asyncio.to_thread(rank.fail, "the loss is NaN")
     exited = await world.event(PodExited)
-    assert (exited.node, exited.outcome) == ("a1", Failed(1, "the loss is NaN", 2))
+    told = "(rank 0 by its own count) the loss is NaN"
+    assert (exited.node, exited.outcome) == ("a1", Failed(1, told, 2))
     await launchers[1].say(op="ended", code=1, failure={"rank": 99, "exit_status": 1})
     await launchers[1].hear("done")
     sidecar = world.sidecars["gpt-1-1"]
     await world.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
     assert world.count("bad_rank") == 0
+
+
+async def test_an_end_whose_rank_the_sidecar_does_not_know_is_its_pods(world: Any) -> None:
+    """It was restarted, and what it had been ordered is lost: the traceback is not."""
+    _, launchers = await started(world)
+    world.sidecars["gpt-1-1"].ledger.start = None
+    failure = {"rank": 3, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
+    await launchers[1].say(op="ended", code=1, failure=failure)
+    exited = await world.event(PodExited)
+    assert (exited.node, exited.outcome.rank) == ("a1", 2)
+    assert exited.outcome.traceback == failure["traceback"]
 
 
 async def test_garbage_from_inside_the_pod_disturbs_nobody(world: Any) -> None:

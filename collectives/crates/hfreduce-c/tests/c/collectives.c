@@ -104,6 +104,11 @@ int main(int argc, char **argv)
         EXPECT(hfr_allreduce_many(comm, arrays, counts, 3, HFR_INT64, HFR_SUM, WAIT, NULL)
                    == HFR_INVALID
                && strstr(hfr_last_message(), "buffers[1] is NULL"));
+        arrays[1] = arrays[0];
+        counts[0] = counts[1] = counts[2] = SIZE_MAX / 2 / sizeof(int64_t);
+        EXPECT(hfr_allreduce_many(comm, arrays, counts, 3, HFR_INT64, HFR_SUM, WAIT, NULL)
+                   == HFR_INVALID
+               && strstr(hfr_last_message(), "3 arrays are too many"));
         EXPECT(hfr_allreduce_many(comm, NULL, counts, 1, HFR_INT64, HFR_SUM, WAIT, NULL)
                == HFR_INVALID);
     }

@@ -14,6 +14,7 @@ import asyncio
 import json
 import random
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
@@ -77,13 +78,18 @@ class Api(Streams):
         copy._fence = fence
         return copy
 
-    def apart(self, slots: AbstractAsyncContextManager[None]) -> Api:
+    def apart(
+        self, slots: AbstractAsyncContextManager[None], answer_seconds: float | None = None
+    ) -> Api:
         """The same server, connections and right to write, for calls that queue by themselves.
 
         What is urgent does not wait behind what is many then. `slots` is entered for each try of a
-        call: a semaphore or a lane.
+        call: a semaphore or a lane. A try gets `answer_seconds`, if that is less than the limit.
         """
-        copy = Api(self._access, agent=self._agent, limits=self.limits, observe=self._observe)
+        limits = self.limits
+        if answer_seconds is not None and answer_seconds < limits.answer_seconds:
+            limits = replace(limits, answer_seconds=answer_seconds)
+        copy = Api(self._access, agent=self._agent, limits=limits, observe=self._observe)
         copy._session = self._opened()
         copy._fence = self._fence
         copy._slots = slots

@@ -59,9 +59,9 @@ class Election:
         self.identity = identity
         self.epoch = 0  # of our term; 0: none
         self.holder = ""
-        self._api = api.apart(
-            asyncio.Semaphore(1)
-        )  # a renewal that waits behind a gang's pods comes too late
+        # A renewal that waits behind a gang's pods comes too late, and so does one whose answer
+        # never comes: there is time for a second try.
+        self._api = api.apart(asyncio.Semaphore(1), settings.renew_seconds / 2)
         self._settings = settings
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[str, float] = ("", 0.0)  # version, when by our clock

@@ -334,9 +334,12 @@ class Gang:
         return events
 
     def _blamed(self, member: Member, end: End) -> Failure | None:
-        if end.rank is None:
-            return None
-        failure = self._failure(member, end.rank, end.time, status=end.rank_status)
+        rank = end.rank
+        if rank is None:
+            if end.traceback is None and end.error_type is None and end.rank_signal is None:
+                return None
+            rank = member.node_rank * self.job.spec.ranks_per_node  # its sidecar does not know
+        failure = self._failure(member, rank, end.time, status=end.rank_status)
         return replace(
             failure,
             signal=end.rank_signal,

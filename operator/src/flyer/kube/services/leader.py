@@ -136,6 +136,8 @@ class LeaderMark:
 
 def _failed(work: asyncio.Task[None]) -> bool:
     """Whether it ended by another error than the loss of the right to write."""
+    if work.cancelled():
+        return True
     error = work.exception() if work.done() else None
     if isinstance(error, BaseExceptionGroup):
         error = error.split(LeadershipLostError)[1]
