@@ -1,7 +1,6 @@
 //! The algorithm, once, over [`Lanes`] and [`Format`]. Everything here is inlined into a function of the
 //! instruction-set files that has the processor's features switched on.
 
-use super::pages::Blocks;
 use super::{integers, scalar};
 use crate::{Dtype, Op, Pass, Store, Width};
 
@@ -208,7 +207,7 @@ unsafe fn blocks<V: Lanes, F: Format<V>, O: Combine<V>, const STREAM: bool>(
     let divisor = unsafe { V::splat(pass.divisor) };
     let block_bytes = elements::<V, F>() * F::ELEMENT_BYTES;
     let (from, to) = (from * F::ELEMENT_BYTES, to * F::ELEMENT_BYTES);
-    for offset in Blocks::new(from, to, block_bytes, pass.inputs.len()) {
+    for offset in (from..to).step_by(block_bytes) {
         // SAFETY: a block lies within `from..to`. All of its inputs are read before its output is written, so
         // the output may be an input.
         unsafe {

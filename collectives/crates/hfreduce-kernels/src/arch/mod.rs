@@ -12,7 +12,6 @@
 pub(crate) mod fp8;
 mod generic;
 mod integers;
-mod pages;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -91,9 +90,9 @@ pub(crate) unsafe fn reduce(isa: Isa, store: Store, pass: &Pass<'_>) {
     }
 }
 
-/// Copies from here on go through several pages side by side; below it the standard one is as fast.
+/// Below it the standard copy is as fast.
 #[cfg(target_arch = "x86_64")]
-const BESIDE_FROM_BYTES: usize = 32 << 10;
+const LONG_FROM_BYTES: usize = 32 << 10;
 
 /// # Safety
 /// As for [`crate::copy_raw`]; `isa` is available.
@@ -112,7 +111,7 @@ pub(crate) unsafe fn copy(
                 x86_64::avx2::copy::<true>(source, destination, bytes);
             }
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx2, Store::Cached) if bytes >= BESIDE_FROM_BYTES => {
+            (Isa::Avx512 | Isa::Avx2, Store::Cached) if bytes >= LONG_FROM_BYTES => {
                 x86_64::avx2::copy::<false>(source, destination, bytes);
             }
             _ => std::ptr::copy_nonoverlapping(source, destination, bytes),

@@ -4,7 +4,6 @@ use std::arch::x86_64::*;
 
 use super::avx2_formats::{Bf16, F8E4M3, F8E5M2, F16, F32, F64};
 use crate::arch::generic::{self, Combine, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
-use crate::arch::pages::Blocks;
 use crate::{Pass, Store};
 
 struct Avx2;
@@ -31,7 +30,7 @@ pub(crate) unsafe fn copy<const STREAM: bool>(
     // SAFETY: three adjoining ranges of what the caller promises; the middle one is aligned at its destination.
     unsafe {
         std::ptr::copy_nonoverlapping(source, destination, head);
-        for at in Blocks::new(head, end, BLOCK, 1) {
+        for at in (head..end).step_by(BLOCK) {
             let from = |i: usize| _mm256_loadu_si256(source.add(at + 32 * i).cast());
             let lines = [from(0), from(1), from(2), from(3)];
             for (i, line) in lines.into_iter().enumerate() {
