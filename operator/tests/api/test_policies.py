@@ -18,7 +18,7 @@ from .real_api import AGENT, CRDS, OPERATOR, RESOURCES, acting, broken, gone, na
 from .rule_cases import CASES, RUNNING, job, status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import AsyncIterator, Awaitable
 
     from flyer.kube.client import Api
 
@@ -43,11 +43,28 @@ def test_all_words_are_of_a_policy_and_name_a_remedy() -> None:
 
 
 @pytest.fixture
-def policies(kinds: Cluster) -> Iterator[Cluster]:
+async def policies(kinds: Cluster, api: Api) -> AsyncIterator[Cluster]:
     path = str(CRDS / "policies")
     kinds.kubectl("apply", "--server-side", "-f", path)
     yield kinds
     kinds.kubectl("delete", "-f", path, "--wait=true", "--ignore-not-found")
+    await out_of_force(api)
+
+
+async def out_of_force(api: Api) -> None:
+    """Wait until they are: the API server forgets them a moment after they are gone."""
+    jobs = RESOURCES["flyerjobs"]
+    for _ in range(600):
+        name = f"probe-{secrets.token_hex(4)}"
+        await stored(api, "flyerjobs", name, job())
+        try:
+            status_patch = {"status": {"phase": "Queued"}}
+            if not await refused(api.merge(jobs, name, status_patch, "default", "status")):
+                return
+        finally:
+            await gone(api, "flyerjobs", name)
+        await asyncio.sleep(0.1)
+    raise AssertionError("the policies are still in force")
 
 
 async def in_force(api: Api) -> None:
