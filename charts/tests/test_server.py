@@ -191,17 +191,26 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
     ).split()
     everywhere = ",".join(kind for kind in kinds if not kind.endswith("fireflyer.dev"))
     key = installation.get("secret", "threefs-key")["data"]["key"]
-    assert len(installation.names(everywhere)) > 50
+    pods = ("mgmtd-0", "meta-0", "storage-0", "storage-1", "storage-2")
+    claims = {f"persistentvolumeclaim/data-threefs-{pod}" for pod in pods}
+
+    def left() -> set[str]:
+        return {name for name in installation.names(everywhere) if "endpoint" not in name}
+
+    # Controllers make the claims after Helm has ended, and clean up after its objects.
+    wait_for("a claim for each server", lambda: claims <= left())
+    assert len(left()) > 50
 
     installation.helm("uninstall", RELEASE, "--wait")
 
-    claims = {"mgmtd-0", "meta-0", "storage-0", "storage-1", "storage-2"}
-    left = {name for name in installation.names(everywhere) if "endpoint" not in name}
-    assert {name for name in left if not name.startswith("customresourcedefinition")} == {
-        "secret/threefs-key",
-        *(f"persistentvolumeclaim/data-threefs-{claim}" for claim in claims),
-    }
-    assert any(name.startswith("customresourcedefinition") for name in left)
+    wait_for(
+        "data and its key alone are left",
+        lambda: (
+            {name for name in left() if not name.startswith("customresourcedefinition")}
+            == {"secret/threefs-key", *claims}
+        ),
+    )
+    assert any(name.startswith("customresourcedefinition") for name in left())
     installation.upgrade()
     assert installation.get("secret", "threefs-key")["data"]["key"] == key
 
