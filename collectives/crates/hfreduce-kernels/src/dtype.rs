@@ -93,6 +93,11 @@ impl Dtype {
         }
     }
 
+    /// True for the two 8-bit floating-point types.
+    pub const fn is_fp8(self) -> bool {
+        matches!(self, Self::F8E4M3 | Self::F8E5M2)
+    }
+
     /// True for the types with a NaN.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64) || self.is_short_float()

@@ -45,9 +45,9 @@ impl Fp8 for E5M2 {
 
 /// One element of either format as a binary32, exactly. Its NaN is the canonical one.
 #[inline(always)]
-pub(crate) fn widen<F: Fp8>(bits: u8) -> f32 {
+pub(crate) const fn widen<F: Fp8>(bits: u8) -> f32 {
     let fraction_bits = 23 - F::SHIFT;
-    let (magnitude, sign) = (u32::from(bits & 0x7F), u32::from(bits & 0x80) << 24);
+    let (magnitude, sign) = ((bits & 0x7F) as u32, ((bits & 0x80) as u32) << 24);
     if magnitude > F::TOP {
         return f32::from_bits(0x7FC0_0000);
     }

@@ -39,8 +39,9 @@ pub(crate) trait Format<V: Lanes>: Sized {
     type Block: Copy + AsRef<[V]> + AsMut<[V]>;
     /// The format of partial results.
     type Wide: Format<V, Block = Self::Block>;
+    /// Every NaN is written as the canonical one; otherwise the lanes to store hold no other.
+    const WRITES_ONE_NAN: bool = false;
     unsafe fn load(source: *const u8) -> Self::Block;
-    /// The lanes hold no NaN but the canonical one.
     unsafe fn store(destination: *mut u8, block: Self::Block);
     unsafe fn stream(destination: *mut u8, block: Self::Block);
     #[inline(always)]
@@ -56,16 +57,8 @@ pub(crate) trait Format<V: Lanes>: Sized {
 /// What the widest streaming store asks for.
 pub(crate) const STREAM_ALIGNMENT_BYTES: usize = 64;
 
-/// The floating-point formats of one instruction set.
+/// One instruction set.
 pub(crate) trait Machine {
-    type Single: Lanes;
-    type Double: Lanes;
-    type F32: Format<Self::Single>;
-    type Bf16: Format<Self::Single>;
-    type F16: Format<Self::Single>;
-    type F64: Format<Self::Double>;
-    type F8E4M3: Format<Self::Single>;
-    type F8E5M2: Format<Self::Single>;
     /// Makes streaming stores visible before whatever the caller does next.
     unsafe fn fence();
     /// [`streams`] with the processor's features switched on: a function of its own for each format and
@@ -75,6 +68,23 @@ pub(crate) trait Machine {
         pass: &Pass<'_>,
     ) where
         O: Combine<V> + Combine<S>;
+}
+
+/// Its floating-point formats of two bytes and more.
+pub(crate) trait Floats: Machine {
+    type Single: Lanes;
+    type Double: Lanes;
+    type F32: Format<Self::Single>;
+    type Bf16: Format<Self::Single>;
+    type F16: Format<Self::Single>;
+    type F64: Format<Self::Double>;
+}
+
+/// Its floating-point formats of one byte: not every processor that has the others' instructions has theirs.
+pub(crate) trait Bytes: Machine {
+    type Lanes: Lanes;
+    type F8E4M3: Format<Self::Lanes>;
+    type F8E5M2: Format<Self::Lanes>;
 }
 
 /// One of the binary operations, as a type so that each gets its own loop.
@@ -100,10 +110,12 @@ macro_rules! combine_lanes {
 }
 combine_lanes!(Sum => add, Product => multiply, Min => minimum, Max => maximum);
 
+/// All types but those of [`reduce_bytes`].
+///
 /// # Safety
 /// As for [`Pass::run`]; the pass has been checked, and the caller has `M`.
 #[inline(always)]
-pub(crate) unsafe fn reduce<M: Machine>(store: Store, pass: &Pass<'_>) {
+pub(crate) unsafe fn reduce<M: Floats>(store: Store, pass: &Pass<'_>) {
     // SAFETY: the caller's promise, handed on.
     unsafe {
         match pass.dtype {
@@ -111,9 +123,23 @@ pub(crate) unsafe fn reduce<M: Machine>(store: Store, pass: &Pass<'_>) {
             Dtype::Bf16 => floats::<M, M::Single, M::Bf16, f32, scalar::Bf16>(store, pass),
             Dtype::F16 => floats::<M, M::Single, M::F16, f32, scalar::F16>(store, pass),
             Dtype::F64 => floats::<M, M::Double, M::F64, f64, scalar::F64>(store, pass),
-            Dtype::F8E4M3 => floats::<M, M::Single, M::F8E4M3, f32, scalar::F8E4M3>(store, pass),
-            Dtype::F8E5M2 => floats::<M, M::Single, M::F8E5M2, f32, scalar::F8E5M2>(store, pass),
             _ => integers::reduce(pass),
+        }
+    }
+}
+
+/// The 8-bit floating-point types ([`Dtype::is_fp8`]).
+///
+/// # Safety
+/// As for [`reduce`].
+#[inline(always)]
+pub(crate) unsafe fn reduce_bytes<M: Bytes>(store: Store, pass: &Pass<'_>) {
+    // SAFETY: the caller's promise, handed on.
+    unsafe {
+        if pass.dtype == Dtype::F8E4M3 {
+            floats::<M, M::Lanes, M::F8E4M3, f32, scalar::F8E4M3>(store, pass);
+        } else {
+            floats::<M, M::Lanes, M::F8E5M2, f32, scalar::F8E5M2>(store, pass);
         }
     }
 }
@@ -215,7 +241,7 @@ unsafe fn blocks<V: Lanes, F: Format<V>, O: Combine<V>, const STREAM: bool>(
             for &input in rest {
                 fold::<V, O>(block.as_mut(), F::load(input.add(offset)).as_ref());
             }
-            finish(block.as_mut(), pass.divisor, divisor);
+            finish(block.as_mut(), pass.divisor, divisor, !F::WRITES_ONE_NAN);
             if STREAM {
                 F::stream(pass.output.add(offset), block);
             } else {
@@ -256,7 +282,7 @@ unsafe fn mixed_blocks<V: Lanes, F: Format<V>, O: Combine<V>>(
             for input in wide {
                 fold::<V, O>(block.as_mut(), F::Wide::load(input.add(wide_offset)).as_ref());
             }
-            finish(block.as_mut(), pass.divisor, divisor);
+            finish(block.as_mut(), pass.divisor, divisor, true);
             match pass.to {
                 Width::Wide => F::Wide::store(pass.output.add(wide_offset), block),
                 Width::Narrow => {
@@ -281,14 +307,16 @@ unsafe fn fold<V: Lanes, O: Combine<V>>(block: &mut [V], values: &[V]) {
 /// # Safety
 /// The caller has the instruction set.
 #[inline(always)]
-unsafe fn finish<V: Lanes>(block: &mut [V], divisor: u64, lanes: V) {
+unsafe fn finish<V: Lanes>(block: &mut [V], divisor: u64, lanes: V, canonical: bool) {
     for vector in block {
         // SAFETY: the caller has the instruction set.
         unsafe {
             if divisor != 1 {
                 *vector = vector.divide(lanes);
             }
-            *vector = vector.canonical();
+            if canonical {
+                *vector = vector.canonical();
+            }
         }
     }
 }

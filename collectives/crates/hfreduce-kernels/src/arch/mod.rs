@@ -28,7 +28,7 @@ pub enum Isa {
     Scalar,
     /// 256 bits: AVX2 and F16C.
     Avx2,
-    /// 512 bits: AVX-512 F, BW, DQ and VL.
+    /// 512 bits: AVX-512 F, BW, DQ and VL; for the 8-bit types VBMI too, or else they use AVX2.
     Avx512,
 }
 
@@ -80,12 +80,17 @@ impl Isa {
 pub(crate) unsafe fn reduce(isa: Isa, store: Store, pass: &Pass<'_>) {
     // SAFETY: the caller's promise, and the processor has the instruction set.
     unsafe {
-        match isa {
+        match (isa, pass.dtype.is_fp8()) {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86_64::avx512::reduce(store, pass),
+            (Isa::Avx512, false) => x86_64::avx512::reduce(store, pass),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86_64::avx2::reduce(store, pass),
-            _ => generic::reduce::<scalar::Scalar>(store, pass),
+            (Isa::Avx512, true) if x86_64::has_vbmi() => x86_64::avx512_bytes::reduce(store, pass),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, false) => x86_64::avx2::reduce(store, pass),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx2, true) => x86_64::avx2::reduce_bytes(store, pass),
+            (_, false) => generic::reduce::<scalar::Scalar>(store, pass),
+            (_, true) => generic::reduce_bytes::<scalar::Scalar>(store, pass),
         }
     }
 }

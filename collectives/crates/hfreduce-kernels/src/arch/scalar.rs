@@ -1,7 +1,7 @@
 //! One element at a time: the reference that every other instruction set must equal, and the ends of its loops.
 
 use super::fp8::{self, E4M3, E5M2};
-use super::generic::{self, Combine, Format, Lanes, Machine};
+use super::generic::{self, Bytes, Combine, Floats, Format, Lanes, Machine};
 use crate::{Pass, Store};
 
 pub(crate) struct Scalar;
@@ -13,14 +13,6 @@ pub(crate) struct F8E4M3;
 pub(crate) struct F8E5M2;
 
 impl Machine for Scalar {
-    type Single = f32;
-    type Double = f64;
-    type F32 = F32;
-    type Bf16 = Bf16;
-    type F16 = F16;
-    type F64 = F64;
-    type F8E4M3 = F8E4M3;
-    type F8E5M2 = F8E5M2;
     #[inline(always)]
     unsafe fn fence() {}
     #[inline(always)]
@@ -33,6 +25,21 @@ impl Machine for Scalar {
         // SAFETY: the caller's promise, handed on.
         unsafe { generic::streams::<Self, V, F, S, T, O>(store, pass) }
     }
+}
+
+impl Floats for Scalar {
+    type Single = f32;
+    type Double = f64;
+    type F32 = F32;
+    type Bf16 = Bf16;
+    type F16 = F16;
+    type F64 = F64;
+}
+
+impl Bytes for Scalar {
+    type Lanes = f32;
+    type F8E4M3 = F8E4M3;
+    type F8E5M2 = F8E5M2;
 }
 
 macro_rules! lanes {

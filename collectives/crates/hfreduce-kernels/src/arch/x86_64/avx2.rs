@@ -3,7 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::avx2_formats::{Bf16, F8E4M3, F8E5M2, F16, F32, F64};
-use crate::arch::generic::{self, Combine, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
+use crate::arch::generic::{
+    self, Bytes, Combine, Floats, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES,
+};
 use crate::{Pass, Store};
 
 struct Avx2;
@@ -14,6 +16,14 @@ struct Avx2;
 pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
     // SAFETY: the caller's promise, handed on.
     unsafe { generic::reduce::<Avx2>(store, pass) }
+}
+
+/// # Safety
+/// As for [`generic::reduce_bytes`]; the processor has AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) unsafe fn reduce_bytes(store: Store, pass: &Pass<'_>) {
+    // SAFETY: the caller's promise, handed on.
+    unsafe { generic::reduce_bytes::<Avx2>(store, pass) }
 }
 
 /// # Safety
@@ -49,15 +59,22 @@ pub(crate) unsafe fn copy<const STREAM: bool>(
     }
 }
 
-impl Machine for Avx2 {
+impl Floats for Avx2 {
     type Single = __m256;
     type Double = __m256d;
     type F32 = F32;
     type Bf16 = Bf16;
     type F16 = F16;
     type F64 = F64;
+}
+
+impl Bytes for Avx2 {
+    type Lanes = __m256;
     type F8E4M3 = F8E4M3;
     type F8E5M2 = F8E5M2;
+}
+
+impl Machine for Avx2 {
     #[inline(always)]
     unsafe fn fence() {
         // SAFETY: every x86-64 has it.

@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::*;
 
+use super::formats::AHEAD_BYTES;
 use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
 use crate::arch::generic::Format;
 
@@ -271,9 +272,9 @@ unsafe fn narrow<F: Fp8>(lanes: __m256) -> __m256i {
         let rounded = _mm256_blendv_epi8(normal, subnormal, small);
         let bounded = _mm256_min_epu32(rounded, _mm256_set1_epi32(F::TOP as i32));
         let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(lanes, lanes));
-        let element = _mm256_blendv_epi8(bounded, _mm256_set1_epi32(fp8::NAN as i32), nan);
         let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(bits), _mm256_set1_epi32(0x80));
-        _mm256_or_si256(element, sign)
+        let element = _mm256_or_si256(bounded, sign);
+        _mm256_blendv_epi8(element, _mm256_set1_epi32(fp8::NAN as i32), nan)
     }
 }
 

@@ -5,8 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512_formats::{Bf16, F8E4M3, F8E5M2, F16, F32, F64};
-use crate::arch::generic::{self, Combine, Format, Lanes, Machine};
+use super::avx512_formats::{Bf16, F16, F32, F64};
+use crate::arch::generic::{self, Combine, Floats, Format, Lanes, Machine};
 use crate::{Pass, Store};
 
 struct Avx512;
@@ -19,15 +19,16 @@ pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
     unsafe { generic::reduce::<Avx512>(store, pass) }
 }
 
-impl Machine for Avx512 {
+impl Floats for Avx512 {
     type Single = __m512;
     type Double = __m512d;
     type F32 = F32;
     type Bf16 = Bf16;
     type F16 = F16;
     type F64 = F64;
-    type F8E4M3 = F8E4M3;
-    type F8E5M2 = F8E5M2;
+}
+
+impl Machine for Avx512 {
     #[inline(always)]
     unsafe fn fence() {
         // SAFETY: every x86-64 has it.

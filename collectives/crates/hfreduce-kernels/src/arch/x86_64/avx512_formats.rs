@@ -1,26 +1,23 @@
-//! The formats in 512-bit vectors. Two-byte types are loaded as their even and their odd elements, one-byte types
-//! as the quarters that shifts give, so that no element crosses a lane until the result is written.
+//! The formats of two bytes and more in 512-bit vectors. A line of bf16 is loaded as its even and its odd elements,
+//! so that no element crosses a lane.
 
 use std::arch::x86_64::*;
 
-use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
 use crate::arch::generic::Format;
 
 pub(super) struct F32;
 pub(super) struct Bf16;
 pub(super) struct F16;
 pub(super) struct F64;
-pub(super) struct F8E4M3;
-pub(super) struct F8E5M2;
 
-type Block = [__m512; 4];
+pub(super) type Block = [__m512; 4];
 
 /// Stores one line, past the caches if `STREAM`.
 ///
 /// # Safety
 /// The caller has AVX-512; the destination is good for 64 bytes, and aligned if `STREAM`.
 #[inline(always)]
-unsafe fn put<const STREAM: bool>(destination: *mut u8, line: __m512i) {
+pub(super) unsafe fn put<const STREAM: bool>(destination: *mut u8, line: __m512i) {
     // SAFETY: the caller's promise.
     unsafe {
         if STREAM {
@@ -34,15 +31,7 @@ unsafe fn put<const STREAM: bool>(destination: *mut u8, line: __m512i) {
 /// # Safety
 /// The caller has AVX-512.
 #[inline(always)]
-unsafe fn upper_half(line: __m512i) -> __m256i {
-    // SAFETY: the caller has AVX-512.
-    unsafe { _mm512_extracti64x4_epi64::<1>(line) }
-}
-
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn join(low: __m256i, high: __m256i) -> __m512i {
+pub(super) unsafe fn join(low: __m256i, high: __m256i) -> __m512i {
     // SAFETY: the caller has AVX-512.
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
 }
@@ -226,140 +215,4 @@ impl Format<__m512> for F16 {
         }
     }
     stores!(Block);
-}
-
-/// A line of bytes whose even and odd elements are binary16 by now, as [even low, even high, odd low, odd high].
-///
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn quarters(even: __m512i, odd: __m512i) -> Block {
-    // SAFETY: the caller has AVX-512.
-    unsafe {
-        [
-            _mm512_cvtph_ps(_mm512_castsi512_si256(even)),
-            _mm512_cvtph_ps(upper_half(even)),
-            _mm512_cvtph_ps(_mm512_castsi512_si256(odd)),
-            _mm512_cvtph_ps(upper_half(odd)),
-        ]
-    }
-}
-
-/// Each lane's element in its lowest byte, rounded to nearest even (see the scalar code).
-///
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn narrow<F: Fp8>(lanes: __m512) -> __m512i {
-    // SAFETY: the caller has AVX-512.
-    unsafe {
-        let bits = _mm512_castps_si512(lanes);
-        let magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFF_FFFF));
-        let shift = _mm512_set1_epi32(F::SHIFT as i32);
-        let odd = _mm512_and_si512(_mm512_srlv_epi32(bits, shift), _mm512_set1_epi32(1));
-        let half = _mm512_set1_epi32((1 << (F::SHIFT - 1)) - 1);
-        let sum = _mm512_add_epi32(magnitude, _mm512_add_epi32(odd, half));
-        let rebias = _mm512_set1_epi32(F::REBIAS as i32);
-        let normal = _mm512_sub_epi32(_mm512_srlv_epi32(sum, shift), rebias);
-        let magic = _mm512_set1_epi32(F::SUBNORMAL_MAGIC as i32);
-        let sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(magic));
-        let subnormal = _mm512_sub_epi32(_mm512_castps_si512(sum), magic);
-        let smallest = _mm512_set1_epi32(F::SMALLEST_NORMAL as i32);
-        let small = _mm512_cmplt_epu32_mask(magnitude, smallest);
-        let rounded = _mm512_mask_mov_epi32(normal, small, subnormal);
-        let bounded = _mm512_min_epu32(rounded, _mm512_set1_epi32(F::TOP as i32));
-        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(lanes, lanes);
-        let element = _mm512_mask_mov_epi32(bounded, nan, _mm512_set1_epi32(fp8::NAN as i32));
-        let sign = _mm512_and_si512(_mm512_srli_epi32::<24>(bits), _mm512_set1_epi32(0x80));
-        _mm512_or_si512(element, sign)
-    }
-}
-
-/// # Safety
-/// As for [`put`].
-#[inline(always)]
-unsafe fn write_bytes<F: Fp8, const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        put::<STREAM>(destination, join(pack_bytes::<F>(a, c), pack_bytes::<F>(b, d)));
-    }
-}
-
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn pack_bytes<F: Fp8>(even: __m512, odd: __m512) -> __m256i {
-    // SAFETY: the caller has AVX-512.
-    unsafe {
-        let odd = _mm512_slli_epi32::<8>(narrow::<F>(odd));
-        _mm512_cvtepi32_epi16(_mm512_or_si512(narrow::<F>(even), odd))
-    }
-}
-
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn ordered_quarters([a, b, c, d]: Block) -> Block {
-    // SAFETY: the caller has AVX-512.
-    let ([a, b], [c, d]) = unsafe { (interleave(a, c), interleave(b, d)) };
-    [a, b, c, d]
-}
-
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn shuffled_quarters([a, b, c, d]: Block) -> Block {
-    // SAFETY: the caller has AVX-512.
-    let ([a, c], [b, d]) = unsafe { (separate(a, b), separate(c, d)) };
-    [a, b, c, d]
-}
-
-bytes!(__m512, _mm512_loadu_si512, F8E4M3, E4M3, widen_e4m3);
-bytes!(__m512, _mm512_loadu_si512, F8E5M2, E5M2, widen_e5m2);
-
-/// E5M2 is the upper half of a binary16.
-///
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn widen_e5m2(line: __m512i) -> Block {
-    // SAFETY: the caller has AVX-512.
-    unsafe {
-        let upper = _mm512_set1_epi16(0xFF00_u16 as i16);
-        quarters(_mm512_slli_epi16::<8>(line), _mm512_and_si512(line, upper))
-    }
-}
-
-/// E4M3's exponent and fraction, one place lower, are those of a binary16 that is 256 times smaller, subnormal
-/// numbers too. All ones would be a number there: it becomes a NaN. The element is each lane's upper byte.
-///
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn half_of_e4m3(line: __m512i) -> __m512i {
-    // SAFETY: the caller has AVX-512.
-    unsafe {
-        let bits = _mm512_srai_epi16::<1>(line);
-        let half = _mm512_and_si512(bits, _mm512_set1_epi16(0xBF80_u16 as i16));
-        let magnitude = _mm512_and_si512(half, _mm512_set1_epi16(0x3F80));
-        let nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x3F80));
-        _mm512_mask_mov_epi16(half, nan, _mm512_set1_epi16(0x7E00))
-    }
-}
-
-/// # Safety
-/// The caller has AVX-512.
-#[inline(always)]
-unsafe fn widen_e4m3(line: __m512i) -> Block {
-    // SAFETY: the caller has AVX-512.
-    unsafe {
-        let scale = _mm512_set1_ps(256.0);
-        let [a, b, c, d] = quarters(half_of_e4m3(_mm512_slli_epi16::<8>(line)), half_of_e4m3(line));
-        [
-            _mm512_mul_ps(a, scale),
-            _mm512_mul_ps(b, scale),
-            _mm512_mul_ps(c, scale),
-            _mm512_mul_ps(d, scale),
-        ]
-    }
 }

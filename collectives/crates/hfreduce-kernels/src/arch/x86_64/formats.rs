@@ -16,9 +16,13 @@ macro_rules! stores {
     };
 }
 
+/// How far ahead the 8-bit formats ask for their inputs: so much of a processor's window are their conversions
+/// that it does not look as far by itself.
+pub(super) const AHEAD_BYTES: usize = 2048;
+
 /// An 8-bit format from `write_bytes` and `widen` of one line, in the order of quarters.
 macro_rules! bytes {
-    ($vector:ty, $read:ident, $format:ident, $kind:ty, $widen:ident) => {
+    ($vector:ty, $read:ident, $format:ident, $kind:ty, $widen:path) => {
         impl $format {
             /// # Safety
             /// As for [`put`].
@@ -30,12 +34,18 @@ macro_rules! bytes {
         }
         impl Format<$vector> for $format {
             const ELEMENT_BYTES: usize = 1;
+            const WRITES_ONE_NAN: bool = true;
             type Block = Block;
             type Wide = F32;
             #[inline(always)]
             unsafe fn load(source: *const u8) -> Block {
+                // Whatever lies there: asking for a line never faults.
+                let later = source.wrapping_add(AHEAD_BYTES).cast();
                 // SAFETY: the caller's pointer is good for one line.
-                unsafe { $widen($read(source.cast())) }
+                unsafe {
+                    _mm_prefetch::<_MM_HINT_T1>(later);
+                    $widen($read(source.cast()))
+                }
             }
             stores!(Block);
             #[inline(always)]
