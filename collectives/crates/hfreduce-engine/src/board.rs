@@ -5,7 +5,7 @@
 //! rank[L]       beat, sleeping, left, entered; staged, published, released; where its memory of the
 //!               last operations lies; their fingerprints
 //! roll[K]       who has contributed to a chunk that the last one adds up
-//! input[L][K]   chunks on their way in        result[K]   chunks on their way out
+//! input[L][K]   chunks on their way in        result[K]   chunks on their way out        sum[R]
 //! ```
 //! Chunks of all operations are numbered through (g = 0, 1, …); chunk g uses slot g mod K, if it uses
 //! one at all: memory that is registered (see [`Registered`]) is read and written where it is.
@@ -15,12 +15,12 @@
 //!   `input[r][g mod K]`, or what r has registered for the operation.
 //! - `published[o] > g`, for a chunk g that o owns: its result is in `result[g mod K]`, for those who
 //!   copy it there, and in the memory of those who registered theirs. Written by o (release).
-//!   Where a sum goes round (see the driver's `relay`), only r + 1 may then use `result[g mod K]`, and
-//!   after the last rank everybody may read it; nobody publishes it. Where the last one adds up (see
+//!   Where a sum goes round (see the driver's `relay`), r has written that, in `sum[g mod R]` if it is long: only
+//!   r + 1 may use it then, and after the last rank everybody may read it; nobody publishes it. Where the last one adds up (see
 //!   the driver's `last`), that is whoever `roll[g mod K]` tells that all have contributed; he alone
 //!   uses `result[g mod K]` until he closes the roll.
-//! - `released[r] > g`: r neither reads nor writes the slot of g. When all ranks say so of g, the slot
-//!   belongs to chunk g + K.
+//! - `released[r] > g`: r neither reads nor writes the slots of g. When all ranks say so of g, they
+//!   belong to chunk g + K, and its sum's to chunk g + R.
 //!
 //! `touching[o]` is 1 while o reads or writes registered memory of others. It says so before it looks
 //! whether all has ended ([`Board::begin_touching`]), and who ends everything looks in the opposite
@@ -114,6 +114,8 @@ pub struct Shape {
     pub locals: usize,
     /// Slots.
     pub slots: usize,
+    /// Slots of sums that go round; none where none do.
+    pub sums: usize,
     /// Bytes of one slot; a multiple of the page size.
     pub slot_bytes: usize,
 }
@@ -133,7 +135,7 @@ impl Shape {
 
     /// Size of the whole segment.
     pub fn bytes(&self) -> usize {
-        self.data_at() + (self.locals + 1) * self.slots * self.slot_bytes
+        self.data_at() + ((self.locals + 1) * self.slots + self.sums) * self.slot_bytes
     }
 }
 
@@ -199,10 +201,22 @@ impl Board {
         self.data(self.shape.locals, chunk)
     }
 
+    /// Where the sum of chunk `chunk` goes round.
+    pub fn sum(&self, chunk: u64) -> *mut u8 {
+        assert!(self.shape.sums > 0);
+        let at = (chunk % self.shape.sums as u64) as usize;
+        self.slot((self.shape.locals + 1) * self.shape.slots + at)
+    }
+
     fn data(&self, row: usize, chunk: u64) -> *mut u8 {
-        let slot = (chunk % self.shape.slots as u64) as usize;
-        let offset = self.shape.data_at() + (row * self.shape.slots + slot) * self.shape.slot_bytes;
-        // SAFETY: `row` is at most `locals` and `slot` under `slots`: inside the segment.
+        let at = (chunk % self.shape.slots as u64) as usize;
+        self.slot(row * self.shape.slots + at)
+    }
+
+    fn slot(&self, index: usize) -> *mut u8 {
+        let offset = self.shape.data_at() + index * self.shape.slot_bytes;
+        // SAFETY: rows are at most `locals`, slots of a row under `slots`, and sums, which lie behind
+        // the rows, under `sums`: inside the segment.
         unsafe { self.segment.base().add(offset) }
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::core::{Determinism, Kind};
 
-const SHAPE: Shape = Shape { locals: 2, slots: 4, slot_bytes: 4096 };
+const SHAPE: Shape = Shape { locals: 2, slots: 4, sums: 8, slot_bytes: 4096 };
 
 fn board() -> Board {
     Board::create(Segment::create("board", SHAPE.bytes()).unwrap(), SHAPE).unwrap()
@@ -99,6 +99,7 @@ fn slots_do_not_overlap() {
     let board = board();
     let mut places: Vec<usize> = (0..SHAPE.slots as u64)
         .flat_map(|g| [board.input(0, g), board.input(1, g), board.result(g)])
+        .chain((0..SHAPE.sums as u64).map(|g| board.sum(g)))
         .map(|place| place.addr())
         .collect();
     places.sort_unstable();

@@ -60,16 +60,19 @@ pub struct Communicator {
 
 impl Inner {
     /// Moves data with the calling thread, or waits for whoever does.
-    fn wait(&self, until: Instant, done: impl Fn() -> bool) {
-        while !done() && Instant::now() < until {
-            if self.try_driver(|driver| driver.drive(until, &done)) {
-                continue;
+    fn wait(&self, mut now: Instant, until: Instant, done: impl Fn() -> bool) {
+        while !done() && now < until {
+            if !self.try_driver(|driver| driver.drive(until, &done)) {
+                if self.shared.news.load(Ordering::SeqCst) {
+                    self.shared.ring();
+                }
+                let free = || !matches!(self.driver.try_lock(), Err(TryLockError::WouldBlock));
+                self.shared.room.wait(until, || done() || free());
             }
-            if self.shared.news.load(Ordering::SeqCst) {
-                self.shared.ring();
+            if done() {
+                break; // Without another look at the clock.
             }
-            let free = || !matches!(self.driver.try_lock(), Err(TryLockError::WouldBlock));
-            self.shared.room.wait(until, || done() || free());
+            now = Instant::now();
         }
     }
 

@@ -40,6 +40,7 @@ pub(crate) use info::{reached_at, refused};
 pub use members::Member;
 use neighbours::{Hello, Purpose, dial};
 use options::check;
+use options::default_sums;
 pub use options::{LOCALS_MAX, Options, default_slots};
 pub use regroup::Newcomer;
 
@@ -156,13 +157,15 @@ impl Endpoint {
         let slots =
             options.slots.unwrap_or_else(|| default_slots(nodes, channels, options.slot_bytes));
         let crowded = self.is_crowded(&infos);
+        let relays = crowded && nodes == 1;
+        let sums = if relays { default_sums(slots, options.slot_bytes) } else { 0 };
         let identity = Identity {
             job: options.job.clone(),
             rank: options.rank,
             placement: self.placement.clone(),
             channels,
             liveness: options.liveness,
-            relays: crowded && nodes == 1,
+            relays,
             determinism: options.determinism,
             served: infos.iter().map(|info| info.served).collect(),
             priority: options.priority,
@@ -172,7 +175,7 @@ impl Endpoint {
         let bell =
             poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;
         let (board, neighbourhood, arenas) =
-            self.meet_locals(&infos, group, &bell, (slots, channels), deadline)?;
+            self.meet_locals(&infos, group, &bell, (slots, sums, channels), deadline)?;
         let trunk = self.meet_neighbours(&infos, group, channels, &board, deadline)?;
         // Whoever looks longer only keeps the others from working.
         let spin = if crowded { 0 } else { 30 };

@@ -125,6 +125,47 @@ fn rank_0_decides_whoever_registers_and_small_operations_go_between() {
 }
 
 #[test]
+fn long_and_short_sums_pieces_and_registered_memory_are_under_way_together() {
+    let few_slots = |options: &mut Options| {
+        (options.processors, options.slot_bytes, options.slots) = (Some(1), 128 << 10, Some(8));
+    };
+    let (short, long) = (1 << 18, 5 << 18);
+    run(&placement(1, 3), few_slots, |comm| {
+        let start = |salt: u32| (comm.rank() + salt) as f32;
+        let block = comm.allocate(4 * long).unwrap();
+        // SAFETY: the block holds so many; nobody else refers to it before the calls.
+        let block = unsafe { std::slice::from_raw_parts_mut(block.base().cast(), long) };
+        // Rank 0 decides: an owner adds what the others have put into their slots.
+        let mut own = vec![0.0; long];
+        let registered = if comm.rank() == 0 { block } else { &mut own[..] };
+        for round in 0..3 {
+            let sizes = [long, short, long, 100, short, long];
+            let mut data: Vec<Vec<f32>> =
+                (round..).zip(sizes).map(|(s, n)| vec![start(s); n]).collect();
+            registered.fill(start(round));
+            let mut works = vec![];
+            for (number, data) in data.iter_mut().enumerate() {
+                if number == 2 {
+                    works.push(sum(&comm, support::buffer(registered)));
+                    let pieces = data
+                        .chunks_mut(12_345)
+                        .map(|piece| (piece.as_mut_ptr().cast(), size_of_val(piece)));
+                    // SAFETY: as for `whole`.
+                    works.push(sum(&comm, unsafe { Buffer::new(pieces) }));
+                } else {
+                    works.push(sum(&comm, support::buffer(data)));
+                }
+            }
+            works.iter().rev().for_each(|work| work.wait(None).unwrap());
+            for (salt, data) in (round..).zip(&data) {
+                assert!(data.iter().all(|value| *value == 3.0 + 3.0 * salt as f32), "{salt}");
+            }
+            assert!(registered.iter().all(|value| *value == 3.0 + 3.0 * round as f32));
+        }
+    });
+}
+
+#[test]
 fn more_operations_than_the_board_remembers_end_in_order() {
     run(&placement(1, 3), sharing(1), |comm| {
         let count = (1 << 18) + 1;

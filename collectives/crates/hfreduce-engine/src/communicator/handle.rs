@@ -47,7 +47,7 @@ impl Work {
         let last = self.state.deadline.max(started) + Duration::from_secs(60);
         let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
         if self.inner.is_ours() {
-            self.inner.wait(until, || self.state.is_done());
+            self.inner.wait(started, until, || self.state.is_done());
         }
         match self.state.result() {
             Some(result) => Ok(result?),

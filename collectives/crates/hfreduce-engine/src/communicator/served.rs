@@ -54,7 +54,7 @@ impl Communicator {
             }
         });
         if !lent {
-            self.inner.wait(until, heard);
+            self.inner.wait(Instant::now(), until, heard);
             called.store(false, Ordering::SeqCst);
         }
     }

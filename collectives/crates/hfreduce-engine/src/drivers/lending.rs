@@ -231,7 +231,7 @@ mod tests {
         let name = format!("hfreduce-lending-test-{}", std::process::id());
         let mut counter = Counter::new(Some(shm::listen(&name).unwrap()));
         let soon = Deadline::after(Duration::from_secs(60));
-        let shape = Shape { locals: 2, slots: 2, slot_bytes: 4096 };
+        let shape = Shape { locals: 2, slots: 2, sums: 0, slot_bytes: 4096 };
         let board = Board::create(Segment::create("lent", shape.bytes()).unwrap(), shape).unwrap();
         let silent: Vec<UnixStream> = (0..3).map(|_| shm::dial(&name, soon).unwrap()).collect();
         let other = shm::dial(&name, soon).unwrap();

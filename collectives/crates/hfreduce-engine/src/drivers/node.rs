@@ -115,7 +115,7 @@ impl Driver {
                 self.board.stage(local, self.next_stage);
             }
             let calls = match round {
-                true => self.makes_a_part(self.next_stage - told),
+                true => self.makes_a_part(at, self.next_stage - told),
                 false => copies && !self.is_crowded(),
             };
             if calls {
@@ -188,7 +188,11 @@ impl Driver {
     }
 
     pub(super) fn slot_is_free(&mut self, number: u64) -> bool {
-        let slots = self.board.shape().slots as u64;
+        self.is_free(number, self.board.shape().slots as u64)
+    }
+
+    /// True if nobody uses the slots of the chunk that is so many before this one.
+    pub(super) fn is_free(&mut self, number: u64, slots: u64) -> bool {
         if number >= self.free_below + slots {
             self.free_below = self.board.released_by_all();
         }
@@ -318,6 +322,9 @@ impl Driver {
 
     /// Where the result of a chunk belongs: in the caller's memory where nobody else needs it.
     pub(super) fn place(&self, number: u64, at: usize, chunk: &Chunk) -> *mut u8 {
+        if self.active[at].way == Way::Round {
+            return self.sum(at, number);
+        }
         if self.board.shape().locals == 1 && chunk.sink.includes(self.shared.identity.rank) {
             let output = &self.active[at].operation.output;
             if let Some(place) = output.contiguous(chunk.output_offset, chunk.bytes) {

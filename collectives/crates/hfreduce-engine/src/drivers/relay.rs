@@ -76,7 +76,7 @@ impl Driver {
     /// Contributes to a chunk that goes round; false if it is not our turn.
     pub(super) fn take_turn(&mut self, at: usize, number: u64, chunk: &Chunk) -> bool {
         match self.shared.identity.local().checked_sub(1) {
-            None if !self.slot_is_free(number) => {
+            None if !self.is_free(number, self.sums(at)) => {
                 self.wants_slot = true;
                 false
             }
@@ -84,9 +84,34 @@ impl Driver {
                 self.wants_turn = true;
                 false
             }
-            Some(before) => self.verify(at, before) && self.add(at, number, chunk),
-            None => self.add(at, number, chunk),
+            Some(before) if !self.verify(at, before) => false,
+            _ if self.gathers(at, chunk) && !self.slot_is_free(number) => {
+                self.wants_slot = true;
+                false
+            }
+            _ => self.add(at, number, chunk),
         }
+    }
+
+    /// How many sums of such an operation may be under way. A short one goes round where results are:
+    /// one that came back to the same few slots finds them in the nearest caches.
+    fn sums(&self, at: usize) -> u64 {
+        let shape = self.board.shape();
+        let short = self.active[at].geometry.chunks() as usize <= shape.slots;
+        (if short { shape.slots } else { shape.sums }) as u64
+    }
+
+    /// Where the sum of one of its chunks is.
+    pub(super) fn sum(&self, at: usize, number: u64) -> *mut u8 {
+        match self.sums(at) > self.board.shape().slots as u64 {
+            true => self.board.sum(number),
+            false => self.board.result(number),
+        }
+    }
+
+    /// True if our contribution is in pieces: they are put together in our own slot.
+    fn gathers(&self, at: usize, chunk: &Chunk) -> bool {
+        self.active[at].operation.input.contiguous(chunk.input_offset, chunk.bytes).is_none()
     }
 
     /// Adds our contribution to the sum, or begins it.
@@ -100,7 +125,7 @@ impl Driver {
         else {
             return false; // Checked when the operation was made.
         };
-        let sum = self.board.result(number);
+        let sum = self.sum(at, number);
         let input = &operation.input;
         if local == 0 && !widens {
             // SAFETY: the slot is free and ours until this chunk is staged; it holds `chunk.bytes`.
@@ -143,8 +168,8 @@ impl Driver {
     }
 
     /// True if so many chunks are worth a call of the next rank while we go on.
-    pub(super) fn makes_a_part(&self, chunks: u64) -> bool {
-        chunks >= (self.board.shape().slots as u64 / PARTS).max(1)
+    pub(super) fn makes_a_part(&self, at: usize, chunks: u64) -> bool {
+        chunks >= (self.sums(at) / PARTS).max(1)
     }
 
     /// After we staged chunks that go round, and announced it: calls whoever waits for them.

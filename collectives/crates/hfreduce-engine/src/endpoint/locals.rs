@@ -24,12 +24,13 @@ impl Endpoint {
         infos: &[Info],
         group: u64,
         bell: &OwnedFd,
-        (slots, channels): (usize, usize),
+        (slots, sums, channels): (usize, usize, usize),
         deadline: Deadline,
     ) -> Result<(Board, Neighbourhood, Arenas), CollectiveError> {
         let node = self.placement.node_of(self.options.rank);
         let members = self.placement.members(node);
-        let shape = Shape { locals: members.len(), slots, slot_bytes: self.options.slot_bytes };
+        let slot_bytes = self.options.slot_bytes;
+        let shape = Shape { locals: members.len(), slots, sums, slot_bytes };
         let own = || bell.try_clone();
         let io =
             |error: io::Error| self.trouble("sharing memory inside the node", error.to_string());

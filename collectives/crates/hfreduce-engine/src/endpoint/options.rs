@@ -21,6 +21,8 @@ const SLOTS_MIN: usize = 8;
 const SLOTS_MAX: usize = 32;
 /// Bytes that a node has under way at least, within those bounds.
 const UNDER_WAY_BYTES: usize = 2 << 20;
+/// Bytes of sums that go round, of all ranks together.
+const ROUND_BYTES: usize = 8 << 20;
 
 /// What a rank is told when it starts. The sizes must be the same on all ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -109,6 +111,12 @@ pub fn default_slots(nodes: usize, channels: usize, slot_bytes: usize) -> usize 
     let levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
     let wanted = 4 * channels.max(levels as usize);
     wanted.max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
+}
+
+/// Sums that go round lie behind one another, one slot a chunk: so many that the ranks before and
+/// behind are seldom waited for, and no more than the last level of caches holds.
+pub(super) fn default_sums(slots: usize, slot_bytes: usize) -> usize {
+    (ROUND_BYTES / slot_bytes.max(1)).clamp(slots, SLOTS_MAX.max(slots))
 }
 
 pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), String> {
