@@ -31,7 +31,9 @@ use crate::operation::{DType, ReduceOp};
 /// other.
 const RELAYED_FROM_BYTES: u64 = 1 << 20;
 /// The slots are handed on in so many parts, so that several ranks are at work.
-const PARTS: u64 = 4;
+const PARTS: u64 = 8;
+/// Chunks of a part at least: for one alone the next rank is not woken.
+const PART_MIN: u64 = 2;
 
 impl Driver {
     /// If an operation may go round, the bytes of its partial sums for each of its elements' bytes;
@@ -169,7 +171,7 @@ impl Driver {
 
     /// True if so many chunks are worth a call of the next rank while we go on.
     pub(super) fn makes_a_part(&self, at: usize, chunks: u64) -> bool {
-        chunks >= (self.sums(at) / PARTS).max(1)
+        chunks >= (self.sums(at) / PARTS).max(PART_MIN)
     }
 
     /// After we staged chunks that go round, and announced it: calls whoever waits for them.
