@@ -149,6 +149,11 @@ impl Arena {
         self.retired.load(Ordering::Acquire)
     }
 
+    /// Hands out nothing more: a peer that has it, too, took some of it back.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
     /// `bytes` zeroed bytes that begin at a page.
     ///
     /// # Errors
@@ -194,7 +199,7 @@ impl Arena {
     /// # Errors
     /// What the kernel says: too little memory for the copy.
     pub fn take_back(&self, offset: u64, bytes: usize) -> io::Result<()> {
-        self.retired.store(true, Ordering::Release);
+        self.retire();
         let bytes =
             bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
         if !offset.is_multiple_of(PAGE_BYTES as u64) {

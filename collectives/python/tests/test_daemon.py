@@ -9,10 +9,14 @@ import sys
 import threading
 import time
 
+import hfreduce
+import hfreduce.torch
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.testing import Layout, run
+from hfreduce import CollectiveError, _native
+from hfreduce.testing import Layout, run, values
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,45 +28,6 @@ BAD = 1
 PATIENCE_SECONDS = 110
 PROMPT_SECONDS = 60
 """On a machine that does much else: far from what waiting for the patient would take."""
-
-
-class Served:
-    """A daemon as a process, ready when made."""
-
-    def __init__(self, path, *before):
-        self.path = path
-        command = [*before, sys.executable, "-m", "hfreduce.daemon", "--socket", str(path)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.said = [self.process.stderr.readline()]
-        assert "listens at" in self.said[0], self.said
-        # Read on: a full pipe would stop it.
-        threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
-
-    @property
-    def pid(self):
-        return self.process.pid
-
-    @property
-    def environment(self):
-        return {"HFREDUCE_DAEMON": str(self.path)}
-
-    def end(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        return self.process.wait(30)
-
-
-@pytest.fixture
-def daemons(tmp_path):
-    made = []
-
-    def make(*before):
-        made.append(Served(tmp_path / f"{len(made)}.sock", *before))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.process.kill()
-        one.process.wait(30)
 
 
 def by_node(one, other):
@@ -169,6 +134,108 @@ def test_a_death_is_seen_across_namespaces_whoever_keeps_the_socket(daemons):
     assert (failure.fields["kind"], failure.fields["peer"]) == ("peer_died", BAD), failure
 
 
+def summed(communicator):
+    """Everybody's rank + 1, summed by everybody."""
+    array = np.full(50_000, communicator.rank + 1, np.float32)
+    hfreduce.allreduce(array, communicator)
+    assert (array == array[0]).all()
+    return float(array[0])
+
+
+def sums_until_it_fails():
+    for _ in range(10_000):
+        dist.all_reduce(torch.ones(100_000))
+
+
+def broken(rank, pid, number):
+    """The error of a group in which rank 1 is hit, and before it the process `pid`."""
+    communicator = hfreduce.torch.communicator()
+    dist.all_reduce(torch.ones(10))
+    if rank == BAD:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), number)
+    with pytest.raises(CollectiveError) as failed:
+        sums_until_it_fails()
+    return communicator, failed.value
+
+
+def goes_on(rank, size, number):
+    communicator, error = broken(rank, 0, number)
+    assert error.peer == BAD
+    survivors = [member for member in range(size) if member != BAD]
+    following = communicator.reconfigure(survivors, 50.0)
+    assert (following.epoch, following.rank) == (1, survivors.index(rank))
+    epochs, completed = zip(*following.came_from, strict=True)
+    assert epochs == (0,) * len(survivors)
+    assert completed[following.rank] == communicator.completed == error.sequence
+    assert max(completed) - min(completed) <= 1
+    result = summed(following)
+    following.close()
+    return result
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["served", "mixed"])
+def test_survivors_go_on_through_their_daemons(number, mixed, daemons):
+    one, other = daemons(), daemons()
+    served = by_node(one, other)
+    if mixed:
+        del served[2]
+    outcomes = run(
+        goes_on, NODES, int(number), environment=LIVENESS, per_rank=served, lost=[BAD],
+        timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert [outcome.value for outcome in outcomes if outcome.rank != BAD] == [6.0] * 3, outcomes
+    assert (one.process.poll(), other.process.poll()) == (None, None)
+
+
+def goes_on_elsewhere(rank, size, pid):
+    """The daemon of ranks 0 and 1 is killed, and rank 1 with it."""
+    communicator, error = broken(rank, pid, signal.SIGKILL)
+    assert "hfreduced" in str(error)
+    if rank == 0:
+        with pytest.raises(CollectiveError, match="as a newcomer") as lost:
+            communicator.reconfigure([0, 2, 3], 50.0)
+        assert "hfreduced (process" in str(lost.value)
+        assert (lost.value.kind, lost.value.peer) == ("peer_died", 0)
+        return None
+    # Whom it served cannot be called any more, and is named.
+    with pytest.raises(CollectiveError) as absent:
+        communicator.reconfigure([2, 0, 3], 50.0)
+    assert absent.value.peer == 0
+    return summed(communicator.reconfigure([2, 3], 50.0))
+
+
+def test_a_daemon_that_is_killed_with_a_rank_names_itself(daemons):
+    one, other = daemons(), daemons()
+    outcomes = run(
+        goes_on_elsewhere, NODES, one.pid, environment=LIVENESS, per_rank=by_node(one, other),
+        lost=[BAD], timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert values([outcomes[0], *outcomes[2:]]) == [None, 3.0, 3.0]
+
+
+def test_a_newcomer_is_taken_in_by_its_daemon(daemons):
+    key = b"k" * 32
+    one, other = str(daemons().path), str(daemons().path)
+    newcomer = _native.Newcomer("c", "A", key, daemon=other)
+    alone = _native.Endpoint(0, 1, [("a", "A")], key, daemon=one)
+    communicator = alone.connect([alone.info()], 30.0)
+    results = []
+
+    def join():
+        results.append(summed(newcomer.join(60.0)))
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    following = communicator.reconfigure([0, newcomer.info()], 60.0)
+    results.append(summed(following))
+    thread.join(60.0)
+    assert results == [3.0, 3.0]
+    assert (following.epoch, following.came_from) == (1, [(0, 1), None])
+
+
 def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):
     def ask(*arguments):
         command = [sys.executable, "-m", "hfreduce.daemon", *arguments]
@@ -192,7 +259,7 @@ def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):
     dead = daemons()
     assert dead.end(signal.SIGKILL) == -signal.SIGKILL
     assert dead.path.exists()
-    again = Served(dead.path)
+    again = daemons(path=dead.path)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(dead.path))
     assert again.end() == 0

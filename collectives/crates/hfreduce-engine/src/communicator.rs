@@ -10,11 +10,11 @@ use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::arena::Arena;
 use hfreduce_plan::Plan;
 
 use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::core::{Fingerprint, Kind};
+use crate::daemon::Seat;
 use crate::drivers::{Identity, Mover, Shared, Submission, TICK, lock};
 use crate::endpoint::Origin;
 use crate::operation::{Buffer, Operation, Transfer};
@@ -45,8 +45,8 @@ struct Inner {
 pub(crate) enum Ground {
     /// Its own, from which another epoch may begin.
     Own(Box<Origin>),
-    /// The connections of a daemon, and this memory, which both map.
-    Daemon(Arc<Arena>),
+    /// A daemon's.
+    Daemon(Box<Seat>),
 }
 
 /// See the module's text. Closed when dropped.
@@ -148,20 +148,18 @@ impl Inner {
         }
     }
 
-    /// Gives sockets and memory back, unless something is still under way.
-    fn retire(&self, until: Instant) {
+    /// Takes the driver away, unless something is still under way: whoever submits from now on is told
+    /// that this is over, and leaves nothing.
+    fn take_driver(&self, until: Instant) -> Option<Mover> {
         self.with_driver(until, Mover::glance);
         while Instant::now() < until {
             match self.driver.try_lock() {
-                Ok(mut lent) => {
-                    // Whoever submits from now on is told that this is over, and leaves nothing.
-                    drop(lent.take_if(|driver| !driver.is_busy()));
-                    return;
-                }
-                Err(TryLockError::Poisoned(_)) => return,
+                Ok(mut lent) => return lent.take_if(|driver| !driver.is_busy()),
+                Err(TryLockError::Poisoned(_)) => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
+        None
     }
 
     fn is_ours(&self) -> bool {
@@ -265,6 +263,16 @@ impl Communicator {
     /// Finishes what is under way (for at most `timeout`), takes leave and ends the threads. What
     /// broke it before that, if anything did: work that did not end in time, too.
     pub fn close(&self, timeout: Duration) -> Option<CollectiveError> {
+        self.end(timeout, Mover::leave)
+    }
+
+    /// The same with this way of taking leave, which is told the number of the first operation that
+    /// this rank will not begin, and until when.
+    fn end(
+        &self,
+        timeout: Duration,
+        leave: impl FnOnce(&mut Mover, u64, Instant),
+    ) -> Option<CollectiveError> {
         if self.closed.swap(true, Ordering::SeqCst) || !self.inner.is_ours() {
             return None;
         }
@@ -280,7 +288,7 @@ impl Communicator {
                 self.inner.shared.leave_word();
                 driver.glance();
             }
-            driver.leave(next, until);
+            leave(driver, next, until);
         });
         let closed = Cause::new(CauseKind::PeerLeft, self.rank(), "this communicator is closed")
             .blaming(self.rank(), self.identity().placement.node_name(self.rank()));
@@ -292,7 +300,7 @@ impl Communicator {
     /// After `close`: the connections, our map of the node's memory and those of what neighbours
     /// lent go now, however long the caller keeps this.
     pub(crate) fn release(&self) {
-        self.inner.retire(Instant::now() + Duration::from_secs(1));
+        drop(self.inner.take_driver(Instant::now() + Duration::from_secs(1)));
     }
 
     pub(crate) fn submit(

@@ -10,8 +10,12 @@
 //! Call: operation, places in the arena ─▶       Communicator::submit
 //!                                    ◀─         Done: tickets, and who sent
 //!                                    ◀─         Broken: the cause; nothing is touched any more
+//! Reconfigure: the next members      ─▶         Communicator::reconfigure
+//!                                    ◀─         Regrouped: everybody's infos, or Refused
 //! Leave                              ─▶         Communicator::close
 //! ```
+//! A newcomer's Open says that it is one; then Join stands for Connect, and Regrouped for its answer.
+//!
 //! The engine does not know: a session's communicator is that of a rank which is a thread of the
 //! daemon. So bits, names of failures and who reads whose memory are those of the first way, and ranks
 //! of both ways may be in one group.
@@ -19,17 +23,21 @@
 //! The daemon makes the memory and lets the rank hand out its blocks. What is registered there is used
 //! in place; what is not is copied in when it is called and out when it has ended.
 
+mod admission;
 mod attach;
 mod attached;
 mod check;
+mod client;
 #[cfg(test)]
 mod daemon_test;
+mod entrance;
 mod listener;
 mod memory;
+mod regroup;
+mod seat;
 mod session;
 
 use std::io::{Read, Write};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,19 +45,20 @@ use rustix::fd::AsFd;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use attach::Attachment;
+pub use attach::{Applicant, Attachment};
 pub(crate) use attached::Attached;
+pub use entrance::{Arrival, Entrance};
 pub use listener::{Daemon, ListenError, Rules};
+pub(crate) use seat::Seat;
 
 use crate::cause::{Cause, CauseKind, CollectiveError};
-use crate::communicator::Communicator;
 use crate::core::FINGERPRINT_BYTES;
-use crate::endpoint::{Endpoint, Options};
+use crate::endpoint::{Member, Options};
 use crate::line::Line;
 use crate::operation::Transfer;
 
 /// The version of the words; a rank of another release is refused.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The longest word: the infos of ten thousand ranks.
 const WORD_BYTES_MAX: usize = 16 << 20;
 /// How often each side gives a sign of life.
@@ -63,11 +72,26 @@ const CALLS_MAX: usize = 4096;
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
     Open(Box<Open>),
-    Connect { infos: Vec<String>, timeout_ms: u64 },
+    Connect {
+        infos: Vec<String>,
+        timeout_ms: u64,
+    },
+    /// As a newcomer.
+    Join {
+        timeout_ms: u64,
+    },
     Call(Box<Call>),
-    Abort { kind: CauseKind, reason: String },
+    Abort {
+        kind: CauseKind,
+        reason: String,
+    },
     Beat,
-    Leave { timeout_ms: u64 },
+    Reconfigure(Reconfigure),
+    /// Ready for the memory of another epoch, which comes next.
+    Memory,
+    Leave {
+        timeout_ms: u64,
+    },
 }
 
 /// Who comes.
@@ -77,6 +101,19 @@ struct Open {
     process: u32,
     options: Options,
     key: Vec<u8>,
+    /// It has no rank yet: its options have one place, its own.
+    newcomer: bool,
+}
+
+/// Go on with these; all that was under way has ended on the rank.
+#[derive(Debug, Serialize, Deserialize)]
+struct Reconfigure {
+    members: Vec<Member>,
+    /// Operations that ended well on the rank, whatever had ended here when it stopped listening.
+    completed: u64,
+    /// The rank has taken its memory back: it needs another.
+    retired: bool,
+    timeout_ms: u64,
 }
 
 /// An operation.
@@ -105,64 +142,29 @@ struct Done {
     source: Option<u32>,
 }
 
+/// The rank is in another epoch.
+#[derive(Debug, Serialize, Deserialize)]
+struct Regrouped {
+    /// Everybody's, in rank order.
+    infos: Vec<String>,
+    rank: u32,
+    epoch: u32,
+    channels: usize,
+    /// Its memory is another one, which it asks for.
+    other_memory: bool,
+}
+
 /// What the daemon says.
 #[derive(Debug, Serialize, Deserialize)]
 enum Tell {
     Opened { info: String, process: u32 },
     Connected { channels: usize },
+    Regrouped(Box<Regrouped>),
     Refused(Box<CollectiveError>),
     Done(Vec<Done>),
     Broken { cause: Cause, record: Option<String>, retired: bool },
     Beat,
     Left,
-}
-
-/// A rank before it knows its peers, in either way to run.
-pub enum Entrance {
-    /// It has its own connections.
-    Own(Box<Endpoint>),
-    /// A daemon has them.
-    Daemon(Box<Attachment>),
-}
-
-impl Entrance {
-    /// Opens what the others will connect to, at the daemon behind `daemon` if there is one.
-    ///
-    /// # Errors
-    /// As for [`Endpoint::new`] and [`Attachment::open`].
-    pub fn open(
-        options: Options,
-        key: &[u8],
-        daemon: Option<&Path>,
-    ) -> Result<Self, CollectiveError> {
-        Ok(match daemon {
-            None => Self::Own(Box::new(Endpoint::new(options, key)?)),
-            Some(socket) => Self::Daemon(Box::new(Attachment::open(options, key, socket)?)),
-        })
-    }
-
-    /// What the others need to know.
-    pub fn info(&self) -> Vec<u8> {
-        match self {
-            Self::Own(endpoint) => endpoint.info(),
-            Self::Daemon(attachment) => attachment.info(),
-        }
-    }
-
-    /// Connects to everybody, given what all ranks told, in rank order.
-    ///
-    /// # Errors
-    /// Who is missing or does not fit.
-    pub fn connect(
-        self,
-        infos: &[Vec<u8>],
-        timeout: Duration,
-    ) -> Result<Communicator, CollectiveError> {
-        match self {
-            Self::Own(endpoint) => endpoint.connect(infos, timeout),
-            Self::Daemon(attachment) => attachment.connect(infos, timeout),
-        }
-    }
 }
 
 /// The next word, or why there is none by `until`.

@@ -17,6 +17,7 @@ mod neighbours;
 mod options;
 mod record;
 mod regroup;
+mod talk;
 
 use std::collections::HashMap;
 use std::io;
@@ -35,13 +36,15 @@ use crate::flight::Recorder;
 use crate::placement::Placement;
 use home::Home;
 pub(crate) use home::Origin;
-use info::{Doors, Info, digest};
-pub(crate) use info::{reached_at, refused};
+use info::{Doors, digest};
+pub(crate) use info::{Info, refused};
 pub use members::Member;
+pub(crate) use members::choose;
 use neighbours::{Hello, Purpose, dial};
 use options::check;
 use options::default_sums;
 pub use options::{LOCALS_MAX, Options, default_slots};
+pub(crate) use regroup::CLOSE;
 pub use regroup::Newcomer;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

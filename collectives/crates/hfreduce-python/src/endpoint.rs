@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fabric::interfaces::Wanted;
 use hfreduce_bootstrap::Settings;
-use hfreduce_engine::daemon::Entrance;
-use hfreduce_engine::{Determinism, Newcomer as Waiting, Options, Priority};
+use hfreduce_engine::daemon::{Arrival, Entrance};
+use hfreduce_engine::{Determinism, Options, Priority};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -101,7 +101,7 @@ impl Endpoint {
 /// One who waits to be taken into a communicator that exists.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Newcomer {
-    engine: Waiting,
+    engine: Arrival,
 }
 
 #[pymethods]
@@ -109,7 +109,7 @@ impl Newcomer {
     #[new]
     #[pyo3(signature = (node, zone, key, *, job = String::new(), address = None,
         towards = None, chunk_bytes = None, slots = None, channels = None, liveness_timeout_seconds = 10.0,
-        lend = true, determinism = "default"))]
+        lend = true, determinism = "default", daemon = None))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -125,6 +125,7 @@ impl Newcomer {
         liveness_timeout_seconds: f64,
         lend: bool,
         determinism: &str,
+        daemon: Option<PathBuf>,
     ) -> PyResult<Self> {
         let mut options = Options::new(0, vec![(node, zone)]);
         options.job = job;
@@ -136,8 +137,9 @@ impl Newcomer {
         options.determinism = modes(determinism)?;
         options.address = wanted(address.as_deref())?;
         options.towards = towards;
-        let engine =
-            py.detach(|| Waiting::new(options, &key)).map_err(|error| raise(py, &error))?;
+        let engine = py
+            .detach(|| Arrival::open(options, &key, daemon.as_deref()))
+            .map_err(|error| raise(py, &error))?;
         Ok(Self { engine })
     }
 

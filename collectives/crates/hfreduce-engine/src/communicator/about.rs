@@ -9,7 +9,6 @@ use fabric::arena::{Arena, Block};
 use super::{Communicator, Ground};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Counters;
-use crate::endpoint::Origin;
 use crate::flight::Snapshot;
 
 impl Communicator {
@@ -45,7 +44,11 @@ impl Communicator {
 
     /// How often its members have changed.
     pub fn epoch(&self) -> u32 {
-        self.origin().map_or(0, Origin::epoch)
+        match &self.ground {
+            Some(Ground::Own(origin)) => origin.epoch(),
+            Some(Ground::Daemon(seat)) => seat.epoch(),
+            None => 0,
+        }
     }
 
     /// Collective operations that ended here without an error, each after all before it. The
@@ -60,27 +63,21 @@ impl Communicator {
     pub fn came_from(&self) -> Vec<Option<(u32, u64)>> {
         match &self.ground {
             Some(Ground::Own(origin)) => origin.came_from().collect(),
-            _ => vec![None; self.world_size()],
+            Some(Ground::Daemon(seat)) => seat.came_from(),
+            None => vec![None; self.world_size()],
         }
     }
 
     /// Where the next epoch begins, or why none does.
-    pub(crate) fn origin(&self) -> Result<&Origin, String> {
-        match &self.ground {
-            Some(Ground::Own(origin)) if self.inner.is_ours() => Ok(origin),
-            Some(Ground::Daemon(_)) => {
-                Err("members of a group that hfreduced serves do not change: \
-                                            connect without HFREDUCE_DAEMON for that"
-                    .to_owned())
-            }
-            _ => Err("this is a forked child: connect after forking".to_owned()),
-        }
+    pub(crate) fn ground(&self) -> Result<&Ground, String> {
+        let ground = self.ground.as_ref().filter(|_| self.inner.is_ours());
+        ground.ok_or_else(|| "this is a forked child: connect after forking".to_owned())
     }
 
-    fn arena(&self) -> Result<Arc<Arena>, String> {
-        match &self.ground {
-            Some(Ground::Daemon(arena)) if self.inner.is_ours() => Ok(arena.clone()),
-            _ => self.origin()?.arena().map_err(|error| error.to_string()),
+    pub(crate) fn arena(&self) -> Result<Arc<Arena>, String> {
+        match self.ground()? {
+            Ground::Daemon(seat) => Ok(seat.arena()),
+            Ground::Own(origin) => origin.arena().map_err(|error| error.to_string()),
         }
     }
 

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fabric::arena::Arena;
+use std::os::unix::net::UnixStream;
+
 use hfreduce_plan::Plan;
 use rustix::fd::AsFd;
 
 use super::{Communicator, Ground};
-use crate::daemon::Attached;
+use crate::daemon::{Attached, Seat};
 use crate::drivers::{Mover, Shared};
+use crate::line::Line;
 
 impl Communicator {
     /// Of a group that a daemon has connected: its meeting was the first operation.
@@ -18,13 +20,23 @@ impl Communicator {
         shared: Arc<Shared>,
         driver: Attached,
         plan: Plan,
-        arena: Arc<Arena>,
+        seat: Seat,
     ) -> std::io::Result<Self> {
         shared.recorder.open();
         let driver = Mover::Daemon(Box::new(driver));
-        let connected = Self::start(shared, driver, plan, Ground::Daemon(arena))?;
+        let connected = Self::start(shared, driver, plan, Ground::Daemon(Box::new(seat)))?;
         connected.inner.next.store(1, Ordering::SeqCst);
         Ok(connected)
+    }
+
+    /// Ends this epoch without a farewell: the daemon says it when it goes on. The line to it, once all
+    /// that was under way has ended; none where it was taken already.
+    pub(crate) fn detach(&self, timeout: Duration) -> Option<Line<UnixStream>> {
+        self.end(timeout, |_, _, _| ());
+        match self.inner.take_driver(Instant::now() + Duration::from_secs(1)) {
+            Some(Mover::Daemon(attached)) => attached.into_line(),
+            _ => None,
+        }
     }
 
     /// As a daemon: has `client` looked at wherever this rank's part waits.

@@ -41,6 +41,7 @@ pub struct Attached {
     wants_room: bool,
     /// The daemon has broken the group or is gone: it touches nothing of ours.
     quiet: bool,
+    has_left: bool,
     heard: Instant,
     ticked: Instant,
     beat: Instant,
@@ -79,6 +80,7 @@ impl Attached {
             ready: Vec::new(),
             wants_room: false,
             quiet: false,
+            has_left: false,
             heard: now,
             ticked: now,
             beat: now,
@@ -117,11 +119,17 @@ impl Attached {
         self.fail(self.blame(CauseKind::Io, detail));
     }
 
+    /// The line, for another epoch; none if the daemon was told that there is none.
+    pub fn into_line(self) -> Option<Line<UnixStream>> {
+        (!self.has_left).then_some(self.line)
+    }
+
     /// Takes leave, and waits for the daemon to have taken it from everybody, until `until`.
     pub fn leave(&mut self, until: Instant) {
         if self.line.ended().is_some() {
             return;
         }
+        self.has_left = true;
         let left = until.saturating_duration_since(Instant::now());
         self.line.say(&Ask::Leave { timeout_ms: left.as_millis() as u64 });
         while Instant::now() < until {
@@ -230,7 +238,10 @@ impl Attached {
                 self.fail(cause);
             }
             Tell::Beat | Tell::Left => {}
-            Tell::Opened { .. } | Tell::Connected { .. } | Tell::Refused(_) => {
+            Tell::Opened { .. }
+            | Tell::Connected { .. }
+            | Tell::Regrouped(_)
+            | Tell::Refused(_) => {
                 let detail = format!("{} said {word:?} to a group that is connected", self.name);
                 self.fail(self.blame(CauseKind::Protocol, &detail));
             }

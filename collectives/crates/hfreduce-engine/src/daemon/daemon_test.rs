@@ -94,7 +94,8 @@ fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
         });
         let other = Entrance::open(options(0, 2), &KEY, Some(&path)).unwrap();
         let mut stream = UnixStream::connect(&path).unwrap();
-        let open = Open { version: VERSION, process: 1, options: options(1, 2), key: KEY.to_vec() };
+        let (process, own, key, newcomer) = (1, options(1, 2), KEY.to_vec(), false);
+        let open = Open { version: VERSION, process, options: own, key, newcomer };
         stream.write_all(&framed(&Ask::Open(Box::new(open)))).unwrap();
         let soon = Deadline::after(TIMEOUT);
         let fds = shm::receive_descriptors(&stream, &mut [0; 8], soon).unwrap();
@@ -149,4 +150,56 @@ fn a_call_that_cannot_be_ends_its_own_group() {
     });
     assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::Protocol, Some(1)));
     assert!(error.to_string().contains("its call cannot be"), "{error}");
+}
+
+#[test]
+fn memory_that_a_rank_has_taken_back_is_another_one_in_the_next_epoch() {
+    let error = beside(|line| {
+        let (members, completed) = (vec![Member::Rank(1)], 1);
+        let ask = Reconfigure { members, completed, retired: true, timeout_ms: 60_000 };
+        line.say(&Ask::Reconfigure(ask));
+        let told = await_word(line, Instant::now() + TIMEOUT);
+        let Ok(Tell::Regrouped(told)) = told else { panic!("{told:?}") };
+        assert_eq!((told.infos.len(), told.rank, told.epoch), (1, 0, 1));
+        assert!(told.other_memory);
+        line.say(&Ask::Memory);
+        line.stream().set_nonblocking(false).unwrap();
+        let soon = Deadline::after(TIMEOUT);
+        let fds = shm::receive_descriptors(line.stream(), &mut [0; 8], soon).unwrap();
+        assert_eq!(fds.len(), 1);
+        line.stream().set_nonblocking(true).unwrap();
+        line.say(&Ask::Call(Box::new(call(print(4), 0))));
+        let told = await_word(line, Instant::now() + TIMEOUT);
+        assert!(matches!(&told, Ok(Tell::Done(done)) if done.len() == 1), "{told:?}");
+    });
+    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(1)));
+}
+
+#[test]
+fn the_rank_asks_for_it_and_hands_out_its_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let rules = Rules { mode: 0o600, ranks_max: 8, folders: Folders::default() };
+    let daemon = Daemon::bind(&path, rules).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                daemon.accept_for(Duration::from_millis(20)).unwrap();
+            }
+        });
+        let alone = Entrance::open(options(0, 1), &KEY, Some(&path)).unwrap();
+        let infos = [alone.info()];
+        let comm = alone.connect(&infos, TIMEOUT).unwrap();
+        let before = comm.arena().unwrap();
+        before.retire();
+        let next = comm.reconfigure(&[Member::Rank(0)], TIMEOUT).unwrap();
+        assert!(!Arc::ptr_eq(&before, &next.arena().unwrap()));
+        let block = next.allocate(4096).unwrap();
+        // SAFETY: the block outlives the operation, which is waited for.
+        let buffer = unsafe { Buffer::new([(block.base(), 4096)]) };
+        let work = next.allreduce(buffer, DType::F32, ReduceOp::Average, 0, TIMEOUT, true);
+        work.unwrap().wait(None).unwrap();
+        stop.store(true, Ordering::SeqCst);
+    });
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::session::{Session, full};
+use super::admission::{full, receive};
 use super::sleep;
 use crate::flight::Folders;
 
@@ -125,7 +125,7 @@ impl Daemon {
         let (stop, folders) = (self.stop.clone(), self.rules.folders.clone());
         let run = move || {
             let _place = place;
-            Session::run(stream, folders, &stop);
+            receive(stream, folders, &stop);
         };
         let thread = std::thread::Builder::new().name("hfreduced-rank".into());
         if let Err(error) = thread.spawn(run) {

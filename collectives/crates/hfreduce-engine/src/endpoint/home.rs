@@ -61,6 +61,11 @@ impl Origin {
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch
     }
+
+    /// What all ranks told, in rank order.
+    pub(crate) fn told(&self) -> Vec<String> {
+        self.infos.iter().map(|info| serde_json::to_string(info).unwrap_or_default()).collect()
+    }
 }
 
 impl Home {

@@ -134,11 +134,6 @@ fn listen() -> io::Result<(String, UnixListener)> {
     Ok((name, listener))
 }
 
-/// [`Info::reached_at`] of what a rank tells; empty if it makes no sense.
-pub fn reached_at(info: &str) -> String {
-    serde_json::from_str(info).map(|info: Info| info.reached_at()).unwrap_or_default()
-}
-
 pub fn context(id: u64) -> String {
     format!("hfreduce/{id:016x}")
 }

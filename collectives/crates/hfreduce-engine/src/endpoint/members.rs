@@ -1,10 +1,11 @@
 //! The list of members: checked, as a number and in words.
 
-use super::home::Origin;
+use serde::{Deserialize, Serialize};
+
 use super::info::{Info, digest};
 
 /// Who belongs to the next epoch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Member {
     /// A rank of the present one.
     Rank(u32),
@@ -12,14 +13,34 @@ pub enum Member {
     Newcomer(Vec<u8>),
 }
 
-/// The infos of the members, checked.
-pub(super) fn list(origin: &Origin, members: &[Member]) -> Result<Vec<Info>, String> {
+/// A list of members that makes sense.
+pub(crate) struct Chosen {
+    pub(super) list: Vec<Info>,
+    /// The place of whoever has it.
+    pub(super) own: usize,
+    /// For messages.
+    pub(super) words: String,
+}
+
+/// Checks a list that was given to rank `rank` of an epoch with these infos.
+pub(crate) fn choose(members: &[Member], infos: &[Info], rank: u32) -> Result<Chosen, String> {
+    let list = list(members, infos)?;
+    let id = infos.get(rank as usize).map(|info| info.id);
+    let own = list
+        .iter()
+        .position(|info| Some(info.id) == id)
+        .ok_or_else(|| format!("rank {rank} is not among the members; it leaves with close()"))?;
+    let words = words(members, &list);
+    Ok(Chosen { list, own, words })
+}
+
+fn list(members: &[Member], infos: &[Info]) -> Result<Vec<Info>, String> {
     let mut list: Vec<Info> = Vec::with_capacity(members.len());
     for member in members {
         let info = match member {
             Member::Rank(rank) => {
-                let ranks = origin.infos.len();
-                origin.infos.get(*rank as usize).cloned().ok_or_else(|| {
+                let ranks = infos.len();
+                infos.get(*rank as usize).cloned().ok_or_else(|| {
                     format!("rank {rank} does not exist in an epoch of {ranks} ranks")
                 })?
             }
@@ -37,8 +58,7 @@ pub(super) fn list(origin: &Origin, members: &[Member]) -> Result<Vec<Info>, Str
     }
 }
 
-/// The list for messages.
-pub(super) fn words(members: &[Member], list: &[Info]) -> String {
+fn words(members: &[Member], list: &[Info]) -> String {
     let named = members.iter().zip(list).take(32).map(|(member, info)| match member {
         Member::Rank(rank) => rank.to_string(),
         Member::Newcomer(_) => format!("a newcomer on {}", info.node),

@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hfreduce_engine::daemon::{Daemon, Entrance, Rules};
 use hfreduce_engine::flight::Folders;
@@ -121,6 +121,7 @@ pub fn digest(data: &[f32]) -> u64 {
 /// A daemon in a thread of its own, at a socket of its own. Dropped, it stops.
 pub struct Served {
     pub path: PathBuf,
+    ranks: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -134,13 +135,24 @@ impl Served {
             Daemon::bind(&path, Rules { mode: 0o600, ranks_max, folders: Folders::default() })
                 .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let ranks = Arc::new(AtomicUsize::new(0));
+        let (told, count) = (stop.clone(), ranks.clone());
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::SeqCst) {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
+                count.store(daemon.ranks(), Ordering::SeqCst);
             }
         });
-        Self { path, stop, thread: Some(thread), _folder: folder }
+        Self { path, ranks, stop, thread: Some(thread), _folder: folder }
+    }
+
+    /// Nobody has a place any more, soon.
+    pub fn eventually_empty(&self) {
+        let until = Instant::now() + TIMEOUT;
+        while self.ranks.load(Ordering::SeqCst) > 0 {
+            assert!(Instant::now() < until, "places are taken by nobody");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

@@ -1,0 +1,174 @@
+//! From a connection to a session: who it is, and the group that it wants to be in.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+use fabric::deadline::Deadline;
+use fabric::shm;
+
+use super::attach::PHASE;
+use super::client::Client;
+use super::regroup::tell_regrouped;
+use super::session::Session;
+use super::{ANSWER, Ask, Open, Tell, VERSION, WORD_BYTES_MAX, await_word};
+use crate::cause::{CauseKind, CollectiveError};
+use crate::communicator::Communicator;
+use crate::endpoint::{Endpoint, Newcomer, Options, refused};
+use crate::flight::Folders;
+use crate::line::Line;
+
+/// How long a rank may look for the others before it connects, and a newcomer before it joins.
+const MEETS_WITHIN: Duration = Duration::from_secs(3600);
+/// How long connecting may take.
+pub const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
+
+/// Who has a port and no group yet.
+enum Opened {
+    Rank(Box<Endpoint>),
+    Newcomer(Box<Newcomer>),
+}
+
+impl Opened {
+    fn new(options: Options, key: &[u8], newcomer: bool) -> Result<Self, CollectiveError> {
+        match newcomer {
+            true => Newcomer::new(options, key).map(|one| Self::Newcomer(Box::new(one))),
+            false => Endpoint::new(options, key).map(|one| Self::Rank(Box::new(one))),
+        }
+    }
+
+    fn arena(&self) -> io::Result<Arc<Arena>> {
+        match self {
+            Self::Rank(endpoint) => endpoint.arena(),
+            Self::Newcomer(newcomer) => newcomer.arena(),
+        }
+    }
+
+    fn info(&self) -> Vec<u8> {
+        match self {
+            Self::Rank(endpoint) => endpoint.info(),
+            Self::Newcomer(newcomer) => newcomer.info(),
+        }
+    }
+}
+
+/// Serves whoever is at the other end, as long as he makes sense.
+pub fn receive(stream: UnixStream, folders: Folders, stop: &AtomicBool) {
+    if let Err(error) = stream.set_nonblocking(true) {
+        tracing::warn!(%error, "a connection was dropped");
+        return;
+    }
+    let mut client = Client::new(Line::over(stream, WORD_BYTES_MAX), stop);
+    let open = match await_word(&mut client.line, Instant::now() + ANSWER) {
+        Ok(Ask::Open(open)) => {
+            Open { options: Options { served: true, folders, ..open.options }, ..*open }
+        }
+        Ok(_) => return tracing::warn!("a connection was closed: it did not say who it is"),
+        Err(why) => return tracing::warn!(why, "a connection was closed"),
+    };
+    let (rank, job, id) = (open.options.rank, open.options.job.clone(), open.process);
+    match admit(client, open) {
+        Err(why) => tracing::warn!(rank, job, process = id, why, "a rank was not taken in"),
+        Ok(mut session) => {
+            tracing::info!(rank, job, process = id, "a rank is served");
+            session.run();
+            tracing::info!(rank, job, process = id, "a rank has gone");
+        }
+    }
+}
+
+/// From who it is to a connected group, or why not; the rank was told.
+fn admit(mut client: Client<'_>, open: Open) -> Result<Session<'_>, String> {
+    let Open { version, options, key, newcomer, .. } = open;
+    if version != VERSION {
+        let detail = format!(
+            "hfreduced speaks version {VERSION} and this rank {version}: install one release"
+        );
+        let error = refused(&options, CauseKind::Mismatch, PHASE, detail);
+        return Err(turn_away(client.line, error));
+    }
+    let (liveness, own) = (options.liveness, options.clone());
+    let io = |error: io::Error| refused(&own, CauseKind::Io, PHASE, error.to_string());
+    let opened = Opened::new(options, &key, newcomer)
+        .and_then(|opened| Ok((opened.arena().map_err(io)?, opened)));
+    let (arena, opened) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return Err(turn_away(client.line, error)),
+    };
+    client.entrust(&arena).map_err(|error| error.to_string())?;
+    let info = String::from_utf8_lossy(&opened.info()).into_owned();
+    client.line.say(&Tell::Opened { info, process: std::process::id() });
+    let (communicator, arena) = match opened {
+        Opened::Rank(endpoint) => (connect(&mut client, *endpoint)?, arena),
+        Opened::Newcomer(newcomer) => join(&mut client, &newcomer, &arena)?,
+    };
+    if let Err(error) = communicator.serve(client.line.stream()) {
+        return Err(refuse(client.line, io(error)));
+    }
+    Ok(Session::new(client, communicator, arena, liveness))
+}
+
+fn connect(client: &mut Client<'_>, endpoint: Endpoint) -> Result<Communicator, String> {
+    let (infos, timeout_ms) = match await_word(&mut client.line, Instant::now() + MEETS_WITHIN)? {
+        Ask::Connect { infos, timeout_ms } => (infos, timeout_ms),
+        Ask::Leave { .. } => return Err("it left before it connected".to_owned()),
+        _ => return Err("it did not connect when it was its turn".to_owned()),
+    };
+    let infos: Vec<Vec<u8>> = infos.into_iter().map(String::into_bytes).collect();
+    let timeout = Duration::from_millis(timeout_ms).min(CONNECTS_WITHIN);
+    let communicator = endpoint.connect(&infos, timeout).map_err(|error| {
+        let why = error.to_string();
+        client.line.say(&Tell::Refused(Box::new(error)));
+        why
+    })?;
+    client.line.say(&Tell::Connected { channels: communicator.channels() });
+    Ok(communicator)
+}
+
+/// Tries as often as it asks.
+fn join(
+    client: &mut Client<'_>,
+    newcomer: &Newcomer,
+    arena: &Arc<Arena>,
+) -> Result<(Communicator, Arc<Arena>), String> {
+    loop {
+        let timeout_ms = match await_word(&mut client.line, Instant::now() + MEETS_WITHIN)? {
+            Ask::Join { timeout_ms } => timeout_ms,
+            _ => return Err("it did not join when it was its turn".to_owned()),
+        };
+        let timeout = Duration::from_millis(timeout_ms).min(CONNECTS_WITHIN);
+        match newcomer.join_for(timeout, &mut || client.is_over()) {
+            Ok(communicator) => {
+                let arena = tell_regrouped(client, &communicator, arena)?;
+                return Ok((communicator, arena));
+            }
+            Err(error) => client.line.say(&Tell::Refused(Box::new(error))),
+        }
+    }
+}
+
+/// Tells a rank why it is not served; why, for the log.
+fn refuse(mut line: Line<UnixStream>, error: CollectiveError) -> String {
+    let why = error.to_string();
+    line.say(&Tell::Refused(Box::new(error)));
+    why
+}
+
+/// The same where it waits for memory first: there is none.
+fn turn_away(line: Line<UnixStream>, error: CollectiveError) -> String {
+    // Who does not hear it sees the end of the connection.
+    let _ = shm::send_descriptors(line.stream(), &[0; 8], &[], Deadline::after(ANSWER));
+    refuse(line, error)
+}
+
+/// The same before it has said who it is.
+pub fn full(stream: UnixStream, detail: String) {
+    if stream.set_nonblocking(true).is_ok() {
+        let nobody = Options::new(0, Vec::new());
+        let error = refused(&nobody, CauseKind::Io, PHASE, detail);
+        turn_away(Line::over(stream, WORD_BYTES_MAX), error);
+    }
+}

@@ -1,0 +1,77 @@
+//! A session's rank goes on with other members: the daemon agrees and connects for it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+
+use super::admission::CONNECTS_WITHIN;
+use super::client::Client;
+use super::session::{Next, Session};
+use super::{ANSWER, Ask, Reconfigure, Regrouped, Tell, await_word};
+use crate::cause::CauseKind;
+use crate::communicator::{Communicator, Ground};
+
+impl Session<'_> {
+    /// From one epoch to the next, or to none yet: it may ask again.
+    pub(super) fn reconfigure(&mut self, ask: &Reconfigure) -> Next {
+        let Self { client, communicator, arena, .. } = self;
+        if ask.retired {
+            arena.retire();
+        }
+        let timeout = Duration::from_millis(ask.timeout_ms).min(CONNECTS_WITHIN);
+        let Ok(Ground::Own(origin)) = communicator.ground() else { return Next::End };
+        let (members, completed) = (&ask.members, Some(ask.completed));
+        let watch = &mut || client.is_over();
+        let following = communicator.go_on(origin, members, completed, timeout, watch);
+        // The rank has ended what was under way, and waits for this answer alone.
+        self.calls.clear();
+        self.told = true;
+        let next = match following {
+            Ok(next) => next,
+            Err(error) => {
+                self.client.line.say(&Tell::Refused(Box::new(error)));
+                return Next::Wait;
+            }
+        };
+        let began = tell_regrouped(&mut self.client, &next, &self.arena).and_then(|arena| {
+            self.arena = arena;
+            next.serve(self.client.line.stream()).map_err(|error| error.to_string())
+        });
+        self.communicator = next;
+        self.told = false;
+        self.heard = Instant::now();
+        if let Err(why) = began {
+            self.fail(CauseKind::PeerDied, why);
+            return Next::End;
+        }
+        Next::Wait
+    }
+}
+
+/// Tells a rank of its new epoch, and hands over its memory there if it is not `before`; which it is.
+pub(super) fn tell_regrouped(
+    client: &mut Client<'_>,
+    communicator: &Communicator,
+    before: &Arc<Arena>,
+) -> Result<Arc<Arena>, String> {
+    let Ground::Own(origin) = communicator.ground()? else {
+        return Err("a daemon is served by another one".to_owned());
+    };
+    let arena = communicator.arena()?;
+    let other_memory = !Arc::ptr_eq(&arena, before);
+    client.line.say(&Tell::Regrouped(Box::new(Regrouped {
+        infos: origin.told(),
+        rank: communicator.rank(),
+        epoch: communicator.epoch(),
+        channels: communicator.channels(),
+        other_memory,
+    })));
+    if other_memory {
+        match await_word(&mut client.line, Instant::now() + ANSWER)? {
+            Ask::Memory => client.entrust(&arena).map_err(|error| error.to_string())?,
+            _ => return Err("it did not ask for its memory when it was its turn".to_owned()),
+        }
+    }
+    Ok(arena)
+}
