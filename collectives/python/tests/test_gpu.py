@@ -165,6 +165,22 @@ def test_small_arrays_are_copied_by_the_processor_where_gdrcopy_is_there(driver)
     assert ranks(reduce_small_arrays, Layout.one_node(2), driver) == [True] * 2
 
 
+def knows_no_gpu(daemon):
+    """Nothing of the driver is in it."""
+    return "libcuda" not in Path(f"/proc/{daemon.pid}/maps").read_text(encoding="utf-8")
+
+
+def test_arrays_of_gpus_are_reduced_through_daemons(driver, daemons):
+    one, other = daemons(), daemons()
+    served = {0: one.environment, 1: one.environment, 2: other.environment}  # 3 has its threads
+    outcome = ranks(reduce_arrays, Layout.two_zones(1, 2), driver, per_rank=served)
+    assert outcome == [True] * 4
+    driver = driver | {"HFREDUCE_GDRCOPY": driver["HFREDUCE_CUDA_LIBRARY"]} | one.environment
+    assert ranks(reduce_small_arrays, Layout.one_node(2), driver) == [True] * 2
+    assert knows_no_gpu(one)
+    assert knows_no_gpu(other)
+
+
 def refuse_arrays(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
     ones = np.ones((4, 4), np.float32)
@@ -303,6 +319,21 @@ def test_a_gpu_that_fails_is_named_on_every_rank(driver):
     assert ranks(a_failing_gpu, Layout.one_node(3), driver) == [True] * 3
 
 
+def test_the_backend_takes_tensors_of_gpus_through_a_daemon(driver, daemons):
+    environment = driver | daemons().environment
+    backend = "cpu:hfreduce,cuda:hfreduce"
+    outcome = ranks(backend_operations, Layout.one_node(2), environment, backend=backend)
+    assert outcome == [True] * 2
+
+
+def test_a_gpu_that_fails_is_named_through_a_daemon(driver, daemons):
+    daemon = daemons()
+    environment = driver | daemon.environment
+    for _ in range(2):  # it serves the next group
+        assert ranks(a_failing_gpu, Layout.one_node(3), environment) == [True] * 3
+    assert knows_no_gpu(daemon)
+
+
 def a_hung_gpu(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
     array = Array(library, np.ones(NUMEL, np.float32))
@@ -320,8 +351,10 @@ def a_hung_gpu(rank, size):
     return clean(library)
 
 
-def test_a_gpu_that_hangs_is_told_in_time_and_keeps_the_memory(driver):
+def test_a_gpu_that_hangs_is_told_in_time_and_keeps_the_memory(driver, daemons):
     assert ranks(a_hung_gpu, Layout.one_node(2), driver) == [True] * 2
+    served = driver | daemons().environment
+    assert ranks(a_hung_gpu, Layout.one_node(2), served) == [True] * 2
 
 
 def reduce_in_pairs(rank, size):

@@ -324,12 +324,6 @@ impl Communicator {
             let detail = "its memory must be there when it is called".to_owned();
             return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
         }
-        if paced && matches!(self.ground, Some(Ground::Daemon(_))) {
-            let detail = "hfreduced takes memory of the CPU: copy the tensor there, or connect \
-                          without HFREDUCE_DAEMON"
-                .to_owned();
-            return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
-        }
         let shared = &self.inner.shared;
         let mut transfers = transfers;
         let work = {

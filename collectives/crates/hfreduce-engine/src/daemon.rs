@@ -8,6 +8,8 @@
 //! Connect: everybody's infos         ─▶         Endpoint::connect
 //!                                    ◀─         Connected, or Refused: the error
 //! Call: operation, places in the arena ─▶       Communicator::submit
+//! Arrived: more of a paced input     ─▶         Work::arrived
+//!                                    ◀─         Delivered: more of a paced output
 //!                                    ◀─         Done: tickets, and who sent
 //!                                    ◀─         Broken: the cause; nothing is touched any more
 //! Reconfigure: the next members      ─▶         Communicator::reconfigure
@@ -21,7 +23,9 @@
 //! of both ways may be in one group.
 //!
 //! The daemon makes the memory and lets the rank hand out its blocks. What is registered there is used
-//! in place; what is not is copied in when it is called and out when it has ended.
+//! in place; what is not is copied in when it is called and out when it has ended. Memory that fills
+//! and empties meanwhile (that of GPUs, see [`Pace`]) is copied piece by piece in the rank, which
+//! alone knows the GPU.
 
 mod admission;
 mod attach;
@@ -33,6 +37,7 @@ mod daemon_test;
 mod entrance;
 mod listener;
 mod memory;
+mod paced;
 mod regroup;
 mod seat;
 mod session;
@@ -56,6 +61,8 @@ use crate::core::FINGERPRINT_BYTES;
 use crate::endpoint::{Member, Options};
 use crate::line::Line;
 use crate::operation::Transfer;
+#[cfg(doc)]
+use crate::pace::Pace;
 
 /// The version of the words; a rank of another release is refused.
 const VERSION: u32 = 3;
@@ -81,6 +88,11 @@ enum Ask {
         timeout_ms: u64,
     },
     Call(Box<Call>),
+    /// The bytes before `end` of a paced call's input are in the arena.
+    Arrived {
+        ticket: u64,
+        end: usize,
+    },
     Abort {
         kind: CauseKind,
         reason: String,
@@ -125,6 +137,8 @@ struct Call {
     output: Region,
     transfers: Vec<Transfer>,
     timeout_ms: u64,
+    /// Its input arrives, and its output is told, piece by piece.
+    paced: bool,
 }
 
 /// A range of the arena.
@@ -157,12 +171,26 @@ struct Regrouped {
 /// What the daemon says.
 #[derive(Debug, Serialize, Deserialize)]
 enum Tell {
-    Opened { info: String, process: u32 },
-    Connected { channels: usize },
+    Opened {
+        info: String,
+        process: u32,
+    },
+    Connected {
+        channels: usize,
+    },
     Regrouped(Box<Regrouped>),
     Refused(Box<CollectiveError>),
+    /// The bytes before `end` of a paced call's output are final.
+    Delivered {
+        ticket: u64,
+        end: usize,
+    },
     Done(Vec<Done>),
-    Broken { cause: Cause, record: Option<String>, retired: bool },
+    Broken {
+        cause: Cause,
+        record: Option<String>,
+        retired: bool,
+    },
     Beat,
     Left,
 }

@@ -123,6 +123,11 @@ impl Buffer {
         self.pace.as_ref().is_none_or(|pace| pace.arrived() >= end)
     }
 
+    /// How many bytes are there; none where all are from the beginning.
+    pub(crate) fn arrived(&self) -> Option<usize> {
+        self.pace.as_ref().map(|pace| pace.arrived().min(self.bytes))
+    }
+
     /// The bytes before `end` are final.
     pub(crate) fn deliver(&self, end: usize) {
         if let Some(pace) = &self.pace {

@@ -7,8 +7,8 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Barrier;
-use std::time::Duration;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
 use hfreduce_engine::daemon::Entrance;
 use hfreduce_engine::{Buffer, CauseKind, Communicator, DType, Options, Pace, ReduceOp, WaitError};
@@ -127,6 +127,48 @@ fn what_is_registered_is_used_in_place() {
 }
 
 #[test]
+fn memory_that_fills_meanwhile_is_summed_meanwhile() {
+    let daemon = Served::new(2);
+    const HALF: usize = 1 << 20;
+    run_at(
+        &placement(1, 2),
+        |_| Some(daemon.path.clone()),
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let (rank, count) = (comm.rank(), 2 * HALF / 4);
+            let mut data = numbers(rank, 1, count);
+            let pace = Arc::new(Pace::default());
+            let paced = buffer(&mut data).paced(pace.clone());
+            let peer = 1 - rank;
+            let refused = comm.send(paced.clone(), F32, peer, 0, TIMEOUT).map(drop).unwrap_err();
+            assert_eq!(refused.cause.kind, CauseKind::Invalid);
+            let work = comm.allreduce(paced, F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap();
+            // What was called later does not wait for it.
+            let mut word = [rank as f32];
+            let sent = comm.send(buffer(&mut word), F32, peer, 1, TIMEOUT).unwrap();
+            let mut other = [9.0];
+            let received = comm.recv(buffer(&mut other), F32, peer, 1, TIMEOUT).unwrap();
+            sent.wait(None).unwrap();
+            received.wait(None).unwrap();
+            assert_eq!((other[0], pace.delivered()), (peer as f32, 0));
+            work.arrived(&pace, HALF);
+            let until = Instant::now() + TIMEOUT;
+            while pace.delivered() == 0 {
+                assert!(Instant::now() < until, "nothing came back of the first half");
+                std::thread::yield_now();
+            }
+            assert!(pace.delivered() <= HALF && !work.is_done());
+            work.arrived(&pace, 2 * HALF);
+            work.wait(None).unwrap();
+            let sums =
+                numbers(0, 1, count).into_iter().zip(numbers(1, 1, count)).map(|(a, b)| a + b);
+            assert!(sums.eq(data.iter().copied()));
+        },
+    );
+}
+
+#[test]
 fn groups_do_not_hear_of_each_others_end() {
     let daemon = Served::new(16);
     let both = Barrier::new(4);
@@ -217,9 +259,6 @@ fn what_it_cannot_do_is_refused_with_the_remedy() {
         |comm| {
             let comm = comm.unwrap();
             let mut data = [1.0];
-            let paced = buffer(&mut data).paced(std::sync::Arc::new(Pace::default()));
-            let refused = comm.allreduce(paced, F32, ReduceOp::Sum, 0, TIMEOUT, true);
-            assert!(refused.map(drop).unwrap_err().to_string().contains("without HFREDUCE_DAEMON"));
             // Its only place is taken, and the group goes on.
             let full = Entrance::open(Options::new(0, place.clone()), &KEY, Some(&daemon.path));
             let full = full.map(drop).unwrap_err().to_string();

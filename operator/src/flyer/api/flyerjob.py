@@ -122,7 +122,7 @@ class Collectives(StrictModel):
     daemon: bool = Field(
         default=False,
         description="Run a node's part of HFReduce in a sidecar, hfreduced, instead of in its "
-        "ranks; for tensors of the CPU",
+        "ranks",
     )
 
     @model_validator(mode="after")

@@ -8,8 +8,9 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Range, Settings};
+use hfreduce_engine::daemon::Entrance;
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{CollectiveError, Communicator, DType, Endpoint, Options, ReduceOp};
+use hfreduce_engine::{CollectiveError, Communicator, DType, Options, ReduceOp};
 use libloading::Library;
 
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -228,17 +229,26 @@ pub fn run<T: Send>(
     placement: &[(String, String)],
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
+    run_at(placement, |_| None, body)
+}
+
+/// The same with the daemon of each rank, if it has one.
+pub fn run_at<T: Send>(
+    placement: &[(String, String)],
+    daemon: impl Fn(u32) -> Option<PathBuf>,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
     let key = [7; 32];
-    let endpoints: Vec<Endpoint> = (0..placement.len())
+    let endpoints: Vec<Entrance> = (0..placement.len())
         .map(|rank| {
             let mut options = Options::new(rank as u32, placement.to_vec());
             options.folders = Folders::default();
             // Several chunks for small tensors.
             options.slot_bytes = CHUNK_BYTES;
-            Endpoint::new(options, &key).unwrap()
+            Entrance::open(options, &key, daemon(rank as u32).as_deref()).unwrap()
         })
         .collect();
-    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Entrance::info).collect();
     // Who fails at once fails nobody who still connects.
     let connected = Barrier::new(placement.len());
     std::thread::scope(|scope| {

@@ -29,12 +29,12 @@ const QUIET_WITHIN: Duration = Duration::from_millis(500);
 
 /// See the module's text.
 pub struct Attached {
-    shared: Arc<Shared>,
-    line: Line<UnixStream>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) line: Line<UnixStream>,
     /// The daemon, for messages.
     name: String,
-    memory: Memory,
-    calls: BTreeMap<u64, UnderWay>,
+    pub(super) memory: Memory,
+    pub(super) calls: BTreeMap<u64, UnderWay>,
     next_ticket: u64,
     poller: Poller,
     ready: Vec<Ready>,
@@ -48,10 +48,12 @@ pub struct Attached {
     reduced_until: Option<Instant>,
 }
 
-struct UnderWay {
-    operation: Operation,
+pub(super) struct UnderWay {
+    pub(super) operation: Operation,
     work: Arc<WorkState>,
-    laid: Laid,
+    pub(super) laid: Laid,
+    /// Of paced memory: what was copied in before its end, and out.
+    pub(super) copied: (usize, usize),
 }
 
 impl Attached {
@@ -148,6 +150,7 @@ impl Attached {
         let mut moved = self.listen();
         if self.shared.news.swap(false, Ordering::SeqCst) {
             moved |= self.take_news();
+            moved |= self.bring_arrived();
         }
         self.line.flush();
         let now = Instant::now();
@@ -203,8 +206,9 @@ impl Attached {
             output,
             transfers: operation.transfers.clone(),
             timeout_ms: left.as_millis() as u64,
+            paced: operation.input.is_paced() || operation.output.is_paced(),
         })));
-        self.calls.insert(ticket, UnderWay { operation, work, laid });
+        self.calls.insert(ticket, UnderWay { operation, work, laid, copied: (0, 0) });
     }
 
     /// Takes what the daemon has said; true if it said anything.
@@ -231,6 +235,7 @@ impl Attached {
 
     fn hear(&mut self, word: Tell) {
         match word {
+            Tell::Delivered { ticket, end } => self.bring_delivered(ticket, end),
             Tell::Done(done) => done.into_iter().for_each(|done| self.complete(done)),
             Tell::Broken { cause, record, retired } => {
                 self.end_touching(retired);
@@ -250,7 +255,7 @@ impl Attached {
 
     fn complete(&mut self, done: Done) {
         let Some(ended) = self.calls.remove(&done.ticket) else { return };
-        let UnderWay { operation, work, laid } = ended;
+        let UnderWay { operation, work, laid, copied: (_, out) } = ended;
         if let Some(source) = done.source {
             work.came_from(source);
         }
@@ -261,7 +266,8 @@ impl Attached {
             counters.in_place_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         counters.count_allreduce(&work, &mut self.reduced_until, now);
-        self.memory.bring(&operation, laid, self.shared.identity.rank);
+        laid.bring(&operation, out, self.shared.identity.rank);
+        self.memory.keep(laid);
         self.shared.recorder.finished(work.flight, false, now);
         work.complete();
         self.shared.room.call();

@@ -31,6 +31,9 @@ pub fn operation(
             return Err(format!("{transfer:?} of {} bytes in a world of {world}", side.bytes));
         }
     }
+    if call.paced && !call.transfers.is_empty() {
+        return Err(format!("{} on memory that is not there yet", print.describe()));
+    }
     let (input, output) = (buffer(call.input, arena)?, buffer(call.output, arena)?);
     Ok(Operation { print, input, output, transfers: call.transfers.clone() })
 }

@@ -51,6 +51,7 @@ fn call(print: Fingerprint, offset: u64) -> Call {
         output: region,
         transfers,
         timeout_ms: 60_000,
+        paced: false,
     }
 }
 

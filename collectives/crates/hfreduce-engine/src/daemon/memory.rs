@@ -1,5 +1,6 @@
 //! Where a rank's buffers are for the daemon: in the arena, or in a block of it while an operation runs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::arena::{Arena, ArenaError, Block};
@@ -7,7 +8,7 @@ use hfreduce_kernels::Store;
 
 use super::Region;
 use crate::core::Kind;
-use crate::operation::{Buffer, Operation};
+use crate::operation::{Buffer, Operation, Transfer};
 
 /// Blocks for buffers that are not registered have a multiple of this, so that they serve again.
 const STEP_BYTES: usize = 64 << 10;
@@ -56,44 +57,11 @@ impl Memory {
         let print = &operation.print;
         let unread =
             print.kind == Kind::Recv || (print.kind == Kind::Broadcast && print.root != rank);
-        if let Place::Staged(block, bytes) = &input
-            && !unread
-        {
-            copy(&operation.input, (0, *bytes), block, |memory, staged, count| {
-                // SAFETY: `count` bytes of the caller's and of a block that nobody else uses yet.
-                unsafe { hfreduce_kernels::copy_raw(store(count), memory, staged, count) };
-            });
+        let laid = Laid { input, output };
+        if !unread && !operation.input.is_paced() {
+            laid.lay(operation, 0..operation.input.bytes());
         }
-        Ok(Laid { input, output })
-    }
-
-    /// After it has ended well: brings its output to the caller.
-    pub fn bring(&mut self, operation: &Operation, laid: Laid, rank: u32) {
-        let staged = match (&laid.input, &laid.output) {
-            (_, Place::Staged(block, bytes)) => Some((block, *bytes)),
-            (Place::Staged(block, bytes), Place::Same) => Some((block, *bytes)),
-            _ => None,
-        };
-        let print = &operation.print;
-        let arrives = match print.kind {
-            Kind::Broadcast => print.root != rank,
-            Kind::Reduce => print.root == rank,
-            _ => true,
-        };
-        if let Some((block, bytes)) = staged.filter(|_| arrives) {
-            let out = |range| {
-                copy(&operation.output, range, block, |memory, staged, count| {
-                    // SAFETY: as above; the daemon has ended the operation.
-                    unsafe { hfreduce_kernels::copy_raw(store(count), staged, memory, count) };
-                });
-            };
-            if print.kind.uses_trees() {
-                out((0, bytes));
-            }
-            let received = operation.transfers.iter().filter(|transfer| !transfer.sends);
-            received.for_each(|transfer| out((transfer.offset, transfer.bytes)));
-        }
-        self.keep(laid);
+        Ok(laid)
     }
 
     /// Nobody uses its blocks any more.
@@ -145,6 +113,48 @@ impl Memory {
 }
 
 impl Laid {
+    /// Brings a range of the input where the daemon finds it.
+    pub fn lay(&self, operation: &Operation, range: Range<usize>) {
+        let Place::Staged(block, _) = &self.input else { return };
+        copy(&operation.input, (range.start, range.len()), block, |memory, staged, count| {
+            // SAFETY: `count` bytes of the caller's and of a block that nobody else uses yet.
+            unsafe { hfreduce_kernels::copy_raw(store(count), memory, staged, count) };
+        });
+    }
+
+    /// Brings what is final of the output to the caller: all that arrives on this rank from the byte
+    /// `from` on, once the operation has ended well.
+    pub fn bring(&self, operation: &Operation, from: usize, rank: u32) {
+        let print = &operation.print;
+        if print.kind.uses_trees() {
+            return self.bring_range(operation, from..operation.output.bytes(), rank);
+        }
+        let received = operation.transfers.iter().filter(|transfer| !transfer.sends);
+        for Transfer { offset, bytes, .. } in received {
+            self.bring_range(operation, *offset..offset + bytes, rank);
+        }
+    }
+
+    /// The same of a range that is final.
+    pub fn bring_range(&self, operation: &Operation, range: Range<usize>, rank: u32) {
+        let block = match (&self.input, &self.output) {
+            (_, Place::Staged(block, _)) | (Place::Staged(block, _), Place::Same) => block,
+            _ => return,
+        };
+        let print = &operation.print;
+        let arrives = match print.kind {
+            Kind::Broadcast => print.root != rank,
+            Kind::Reduce => print.root == rank,
+            _ => true,
+        };
+        if arrives {
+            copy(&operation.output, (range.start, range.len()), block, |memory, staged, count| {
+                // SAFETY: as above; these bytes are final.
+                unsafe { hfreduce_kernels::copy_raw(store(count), staged, memory, count) };
+            });
+        }
+    }
+
     /// Input and output, as the daemon finds them.
     pub fn regions(&self) -> (Region, Region) {
         let input = self.input.region().unwrap_or_default();

@@ -192,7 +192,7 @@ pub(super) fn heard(
         match await_word::<Tell>(line, until)? {
             Tell::Regrouped(told) => return Ok(Answer::Regrouped(told)),
             Tell::Refused(error) => return Ok(Answer::Refused(error)),
-            Tell::Done(_) | Tell::Broken { .. } | Tell::Beat => {}
+            Tell::Delivered { .. } | Tell::Done(_) | Tell::Broken { .. } | Tell::Beat => {}
             other => return Err(format!("it said {other:?}")),
         }
     }

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use fabric::arena::Arena;
 
 use super::client::{Client, ENDED, STOPPED};
+use super::paced::{Paced, Served};
 use super::{ANSWER, Ask, BEAT, CALLS_MAX, Call, Done, Tell, check};
 use crate::cause::CauseKind;
-use crate::communicator::{Communicator, Work};
+use crate::communicator::Communicator;
 use crate::drivers::TICK;
 use crate::operation::Operation;
+use crate::pace::Pace;
 
 /// Bytes that a rank may leave unread; it gets no more calls in before.
 const UNREAD_MAX: usize = 256 << 10;
@@ -22,7 +24,7 @@ pub struct Session<'a> {
     pub(super) communicator: Communicator,
     pub(super) arena: Arc<Arena>,
     liveness: Duration,
-    pub(super) calls: Vec<(u64, Work)>,
+    pub(super) calls: Vec<Served>,
     /// It knows that this epoch is over; it may leave, or go on with other members.
     pub(super) told: bool,
     pub(super) heard: Instant,
@@ -65,6 +67,10 @@ impl<'a> Session<'a> {
             self.heard = Instant::now();
             match word {
                 Ask::Call(call) => self.call(&call),
+                Ask::Arrived { ticket, end } => {
+                    let call = self.calls.iter().find(|call| call.ticket == ticket);
+                    call.into_iter().for_each(|call| call.arrived(end));
+                }
                 Ask::Beat => {}
                 Ask::Abort { kind, reason } => self.fail(kind, reason),
                 Ask::Reconfigure(ask) => {
@@ -101,7 +107,7 @@ impl<'a> Session<'a> {
 
     fn call(&mut self, call: &Call) {
         let (rank, world) = (self.communicator.rank(), self.communicator.world_size());
-        let Operation { print, input, output, transfers } =
+        let Operation { print, mut input, mut output, transfers } =
             match check::operation(call, self.arena.segment(), rank, world) {
                 Ok(operation) => operation,
                 Err(why) => {
@@ -109,17 +115,24 @@ impl<'a> Session<'a> {
                     return self.fail(CauseKind::Protocol, detail);
                 }
             };
+        let paced = call.paced.then(|| Paced { pace: Arc::new(Pace::default()), told: 0 });
+        if let Some(Paced { pace, .. }) = &paced {
+            (input, output) = (input.paced(pace.clone()), output.paced(pace.clone()));
+        }
         let timeout = Duration::from_millis(call.timeout_ms);
         // An error has broken the group, which it is told below.
         if let Ok(work) = self.communicator.submit(print, input, output, transfers, timeout, true) {
-            self.calls.push((call.ticket, work));
+            self.calls.push(Served { ticket: call.ticket, work, paced });
         }
     }
 
     /// What has ended, and whether all has.
     fn tell(&mut self) -> Next {
         let mut done = Vec::new();
-        self.calls.retain(|(ticket, work)| {
+        let line = &mut self.client.line;
+        self.calls.retain_mut(|call| {
+            call.tell_delivered(line);
+            let Served { ticket, work, .. } = &call;
             let well = work.is_done() && work.error().is_none();
             if well {
                 done.push(Done { ticket: *ticket, source: work.source() });
@@ -132,7 +145,7 @@ impl<'a> Session<'a> {
         // All works of a broken group end, after which nobody touches their memory.
         if !self.told
             && let Some(error) = self.communicator.error()
-            && self.calls.iter().all(|(_, work)| work.is_done())
+            && self.calls.iter().all(|call| call.work.is_done())
         {
             let record = error.flight_record.map(String::from);
             let retired = self.arena.is_retired();
@@ -162,7 +175,7 @@ impl<'a> Session<'a> {
             return self.client.wait(TICK);
         }
         let Self { client, calls, communicator, .. } = self;
-        let done = || calls.iter().any(|(_, work)| work.is_done());
+        let done = || calls.iter().any(Served::has_news);
         communicator.wait_for_client(Instant::now() + TICK, done, || client.line.has_more());
     }
 }
