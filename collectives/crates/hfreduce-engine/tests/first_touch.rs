@@ -1,0 +1,134 @@
+//! Whose memory the board is: a page of it exists once somebody has touched it, on the memory node of
+//! whoever did. So each rank's slots must be touched by that rank first, and by nobody before it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use hfreduce_engine::board::Shape;
+use hfreduce_engine::{DType, Options, ReduceOp};
+use rustix::fs::SeekFrom;
+use support::{TIMEOUT, buffer, numbers, placement, run};
+
+const PAGE_BYTES: usize = 4096;
+const SLOTS: usize = 4;
+
+/// A row of the board: a rank's input slots, or the result slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    Input(usize),
+    Result,
+}
+use Row::{Input, Result};
+
+/// The board of the group with this shape, which no other group of this process has.
+fn board(shape: Shape) -> File {
+    let mine = |path: &Path| {
+        let name = std::fs::read_link(path).ok()?;
+        let file = File::open(path).ok()?;
+        let size = file.metadata().ok()?.size();
+        (name.to_str()? == "/memfd:hfreduce (deleted)" && size == shape.bytes() as u64)
+            .then_some(file)
+    };
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    all.flatten().find_map(|one| mine(&one.path())).expect("a board of this size")
+}
+
+/// The rows of which some page exists.
+fn touched(board: &File, shape: Shape) -> Vec<Row> {
+    let row_bytes = shape.slots * shape.slot_bytes;
+    let data_at = shape.bytes() - (shape.locals + 1) * row_bytes;
+    let mut rows = BTreeSet::new();
+    let mut at = data_at as u64;
+    // No error but the one that says that there is none behind it.
+    while let Ok(page) = rustix::fs::seek(board, SeekFrom::Data(at)) {
+        let row = (page as usize - data_at) / row_bytes;
+        rows.insert(if row < shape.locals { Input(row) } else { Result });
+        at = page + PAGE_BYTES as u64;
+    }
+    rows.into_iter().collect()
+}
+
+/// A sum of two ranks of one node, of which the second calls when the first has touched something: the
+/// rows that the first touched alone, and those that both touched in the end.
+fn touched_by_a_sum(
+    slot_bytes: usize,
+    count: usize,
+    registered: bool,
+    tune: impl Fn(&mut Options) + Sync,
+) -> (Vec<Row>, Vec<Row>) {
+    let shape = Shape { locals: 2, slots: SLOTS, slot_bytes };
+    let together = Barrier::new(2);
+    let tune = |options: &mut Options| {
+        (options.slots, options.slot_bytes) = (Some(SLOTS), slot_bytes);
+        tune(options);
+    };
+    let seen = run(&placement(1, 2), tune, |comm| {
+        let board = board(shape);
+        let mut private = numbers(comm.rank(), 1, count);
+        let block = comm.allocate(count * 4).unwrap();
+        // SAFETY: the block is ours alone until the call and after its end.
+        let there = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
+        there.copy_from_slice(&private);
+        let data = if registered { there } else { private.as_mut_slice() };
+        let start = |data: &mut [f32]| {
+            comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap()
+        };
+        assert!(touched(&board, shape).is_empty(), "whoever made the board touched slots");
+        together.wait();
+        if comm.rank() == 1 {
+            together.wait();
+            start(data).wait(None).unwrap();
+            together.wait();
+            return (vec![], vec![]);
+        }
+        let work = start(data);
+        let until = Instant::now() + TIMEOUT;
+        while !registered && touched(&board, shape).is_empty() {
+            assert!(Instant::now() < until, "nothing is touched");
+            std::thread::yield_now();
+        }
+        let alone = touched(&board, shape);
+        together.wait();
+        work.wait(None).unwrap();
+        together.wait();
+        (alone, touched(&board, shape))
+    });
+    seen.into_iter().next().unwrap()
+}
+
+#[test]
+fn each_rank_touches_its_own_slots_first() {
+    let owners = |options: &mut Options| {
+        (options.channels, options.processors) = (Some(2), Some(64));
+    };
+    let (alone, all) = touched_by_a_sum(5 * PAGE_BYTES, 200_000, false, owners);
+    assert_eq!((alone, all), (vec![Input(0)], vec![Input(0), Input(1), Result]));
+}
+
+#[test]
+fn a_sum_that_goes_round_begins_where_rank_0_is_and_uses_no_other_slots() {
+    let crowded = |options: &mut Options| options.processors = Some(1);
+    let (alone, all) = touched_by_a_sum(6 * PAGE_BYTES, 300_000, false, crowded);
+    assert_eq!((alone, all), (vec![Result], vec![Result]));
+}
+
+#[test]
+fn small_sums_are_made_where_whoever_came_last_is() {
+    let (alone, all) = touched_by_a_sum(7 * PAGE_BYTES, 1000, false, |_| {});
+    assert_eq!((alone, all), (vec![Input(0)], vec![Input(0), Result]));
+}
+
+#[test]
+fn registered_memory_needs_no_slots() {
+    let owners = |options: &mut Options| options.processors = Some(64);
+    let (alone, all) = touched_by_a_sum(8 * PAGE_BYTES, 200_000, true, owners);
+    assert_eq!((alone, all), (vec![], vec![]));
+}
