@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use hfreduce_engine::daemon::Entrance;
+use hfreduce_engine::daemon::{Arrival, Entrance};
 use hfreduce_engine::{CollectiveError, Communicator, Options};
 use serde::{Deserialize, Serialize};
 
@@ -94,20 +94,47 @@ impl Settings {
         Ok(Some((topology, places)))
     }
 
+    /// Somebody who waits to be taken into a group that exists. It has a place and a key; its rank is
+    /// told by whoever takes it in, so nobody is met.
+    ///
+    /// # Errors
+    /// A setting cannot be used, or what the engine says.
+    pub fn newcomer(&self) -> Result<Arrival, JoinError> {
+        let options = self.options(0, vec![(self.node.clone(), self.zone.clone())], None)?;
+        Ok(Arrival::open(options, &self.key, self.daemon.as_deref())?)
+    }
+
     fn endpoint(&self, own: &Place, said: &Said, places: &[Place]) -> Result<Entrance, JoinError> {
         let placement =
             places.iter().map(|place| (place.node.clone(), place.zone.clone())).collect();
-        let mut options = Options::new(self.rank, placement);
+        let mut options = self.options(self.rank, placement, own.address.as_deref())?;
+        let mut zones: Vec<&str> = places.iter().map(|place| place.zone.as_str()).collect();
+        zones.sort_unstable();
+        zones.dedup();
+        if let ([[a, b]], 2) = (said.bridges.as_slice(), zones.len()) {
+            options.bridge = Some((a.clone(), b.clone()));
+        }
+        Ok(Entrance::open(options, &self.key, self.daemon.as_deref())?)
+    }
+
+    /// Those of the engine; `address`: what the topology file says of ours.
+    fn options(
+        &self,
+        rank: u32,
+        placement: Vec<(String, String)>,
+        address: Option<&str>,
+    ) -> Result<Options, SettingError> {
+        let mut options = Options::new(rank, placement);
         options.job.clone_from(&self.job);
         options.slot_bytes = self.chunk_bytes.unwrap_or(options.slot_bytes);
         options.lend = self.lend;
         options.determinism = self.determinism;
         options.priority = self.priority;
         options.liveness = self.liveness.min(Duration::from_secs(86_400));
-        let given = own.address.as_ref().map(|text| {
+        let given = address.map(|text| {
             text.parse::<IpAddr>().map_err(|_| SettingError {
                 name: "address",
-                value: text.clone(),
+                value: text.to_owned(),
                 expected: "an IP address in the topology file".to_owned(),
             })
         });
@@ -116,13 +143,7 @@ impl Settings {
             _ => self.address.clone(),
         };
         options.towards = self.address_of_meeting().ok().map(|(host, _)| host);
-        let mut zones: Vec<&str> = places.iter().map(|place| place.zone.as_str()).collect();
-        zones.sort_unstable();
-        zones.dedup();
-        if let ([[a, b]], 2) = (said.bridges.as_slice(), zones.len()) {
-            options.bridge = Some((a.clone(), b.clone()));
-        }
-        Ok(Entrance::open(options, &self.key, self.daemon.as_deref())?)
+        Ok(options)
     }
 }
 

@@ -23,12 +23,13 @@ extern "C" {
 
 #define HFR_VERSION_MAJOR 0
 #define HFR_VERSION_MINOR 1
-#define HFR_VERSION_PATCH 2
+#define HFR_VERSION_PATCH 3
 /* What hfr_version() of this header's library returns. */
 #define HFR_VERSION ((HFR_VERSION_MAJOR << 16) | (HFR_VERSION_MINOR << 8) | HFR_VERSION_PATCH)
 
 typedef struct hfr_comm hfr_comm; /* a connected group of ranks */
 typedef struct hfr_work hfr_work; /* an operation under way */
+typedef struct hfr_newcomer hfr_newcomer; /* one who waits to be taken into a group */
 
 typedef int32_t hfr_status;
 enum {
@@ -151,6 +152,38 @@ hfr_status hfr_abort(hfr_comm *comm, const char *reason);
  * alone. May be called again, with fewer members, after an error. */
 hfr_status hfr_reconfigure(hfr_comm *comm, const uint32_t *members, size_t number,
                            double timeout_seconds, hfr_comm **next);
+
+/* A member of the next group. Begin with HFR_MEMBER_RANK(number) for a rank of the present one, or
+ * with HFR_MEMBER_NEWCOMER(info, info_bytes). */
+typedef struct hfr_member {
+    size_t size;       /* sizeof(hfr_member): which version of this struct it is */
+    uint32_t rank;     /* which rank of the present group, where info is NULL */
+    const void *info;  /* what hfr_newcomer_info() gave the newcomer … */
+    size_t info_bytes; /* … which any means may bring here */
+} hfr_member;
+
+#define HFR_MEMBER_RANK(number) { sizeof(hfr_member), (number), NULL, 0 }
+#define HFR_MEMBER_NEWCOMER(info, info_bytes) { sizeof(hfr_member), 0, (info), (info_bytes) }
+
+/* Since 0.1.3. The same with newcomers in the list, which has a rank of `comm` first. Their infos are
+ * read during the call alone. */
+hfr_status hfr_reconfigure_with(hfr_comm *comm, const hfr_member *members, size_t number,
+                                double timeout_seconds, hfr_comm **next);
+
+/* Since 0.1.3. Opens a port at which the members of a group find a newcomer. Of the options the key
+ * is the group's, as are chunk_bytes and determinism; rank, world_size and topology are not looked
+ * at, rendezvous may be NULL, and connect_seconds is hfr_newcomer_join()'s to say. */
+hfr_status hfr_newcomer_init(const hfr_options *options, hfr_newcomer **newcomer);
+
+/* Since 0.1.3. What the members need to know of it; valid until hfr_newcomer_free(). */
+hfr_status hfr_newcomer_info(const hfr_newcomer *newcomer, const void **info, size_t *info_bytes);
+
+/* Since 0.1.3. Waits until hfr_reconfigure_with() of the members names it, and connects; may be
+ * called again after an error. The newcomer may be freed afterwards, `comm` has to be closed. */
+hfr_status hfr_newcomer_join(hfr_newcomer *newcomer, double timeout_seconds, hfr_comm **comm);
+
+/* Since 0.1.3. Frees it; NULL is fine. Not while another call uses it. */
+void hfr_newcomer_free(hfr_newcomer *newcomer);
 
 hfr_status hfr_rank(const hfr_comm *comm, uint32_t *rank);
 hfr_status hfr_world_size(const hfr_comm *comm, uint32_t *world_size);

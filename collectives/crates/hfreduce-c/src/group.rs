@@ -9,7 +9,7 @@ use hfreduce_engine::{Communicator, Member};
 use crate::error::{Failure, Status, guard};
 use crate::memory::Blocks;
 
-const VERSION: u32 = 0x000102;
+const VERSION: u32 = 0x000103;
 
 /// `hfr_comm`.
 pub struct Comm {
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn hfr_init(options: *const Options, comm: *mut *mut Comm)
         // SAFETY: the caller's promise, handed on.
         let options = unsafe { read(options) }?;
         // SAFETY: as above.
-        let settings = unsafe { settings(&options) }?;
+        let settings = unsafe { settings(&options, options.world_size == 1) }?;
         // SAFETY: as above.
         unsafe { join(&settings, comm) }
     })
@@ -211,13 +211,13 @@ unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure>
     unsafe { put("comm", comm, boxed(engine)) }
 }
 
-fn boxed(engine: Communicator) -> *mut Comm {
+pub(crate) fn boxed(engine: Communicator) -> *mut Comm {
     Box::into_raw(Box::new(Comm { engine, blocks: Blocks::default() }))
 }
 
 /// # Safety
 /// As for [`hfr_init`].
-unsafe fn read(options: *const Options) -> Result<Options, Failure> {
+pub(crate) unsafe fn read(options: *const Options) -> Result<Options, Failure> {
     if options.is_null() {
         return Err(Failure::invalid("options is NULL"));
     }
@@ -237,9 +237,26 @@ unsafe fn read(options: *const Options) -> Result<Options, Failure> {
     Ok(unsafe { ours.assume_init() })
 }
 
+/// What a newcomer is given: it needs a key, and no meeting.
+///
 /// # Safety
 /// As for [`hfr_init`].
-unsafe fn settings(options: &Options) -> Result<Settings, Failure> {
+pub(crate) unsafe fn of_newcomer(options: &Options) -> Result<Settings, Failure> {
+    // SAFETY: the caller's promise, handed on.
+    let (mut settings, rendezvous) =
+        unsafe { (settings(options, true)?, text("rendezvous", options.rendezvous)?) };
+    if options.key.is_null() && options.key_file.is_null() {
+        return Err(Failure::invalid("give one of key and key_file: those of the group"));
+    }
+    rendezvous.unwrap_or_default().clone_into(&mut settings.rendezvous);
+    Ok(settings)
+}
+
+/// `alone`: neither a key nor an address is needed.
+///
+/// # Safety
+/// As for [`hfr_init`].
+unsafe fn settings(options: &Options, alone: bool) -> Result<Settings, Failure> {
     // SAFETY: the caller's promise, handed on.
     let text = |name, value| unsafe { text(name, value) };
     let key = match (options.key.is_null(), text("key_file", options.key_file)?) {
@@ -253,12 +270,12 @@ unsafe fn settings(options: &Options) -> Result<Settings, Failure> {
             return Err(Failure::invalid(format!("key_bytes is {bytes}: at least 16 are needed")));
         }
         (true, Some(path)) => Settings::key_in(path).map_err(JoinError::from)?,
-        (true, None) if options.world_size == 1 => vec![0; 32],
+        (true, None) if alone => vec![0; 32],
         _ => return Err(Failure::invalid("give one of key and key_file")),
     };
     let rendezvous = match text("rendezvous", options.rendezvous)? {
         Some(text) => text,
-        None if options.world_size == 1 => "127.0.0.1:0",
+        None if alone => "127.0.0.1:0",
         None => return Err(Failure::invalid("rendezvous is NULL: give HOST:PORT of rank 0")),
     };
     let mut settings = Settings::new(options.rank, options.world_size, rendezvous, &key);

@@ -9,10 +9,12 @@ mod calls;
 mod error;
 mod group;
 mod memory;
+mod newcomer;
 mod work;
 
 pub use calls::*;
 pub use error::*;
 pub use group::*;
 pub use memory::*;
+pub use newcomer::*;
 pub use work::*;

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::process::Command;
 
-use hfreduce::{ErrorRecord, Options, STATUSES, hfr_version};
+use hfreduce::{ErrorRecord, Member, Options, STATUSES, hfr_version};
 use hfreduce_engine::{DType, ReduceOp};
 
 fn header() -> String {
@@ -22,6 +22,7 @@ fn facts() -> Vec<(String, usize)> {
     let mut facts = vec![
         ("sizeof(hfr_options)".to_owned(), size_of::<Options>()),
         ("sizeof(hfr_error)".to_owned(), size_of::<ErrorRecord>()),
+        ("sizeof(hfr_member)".to_owned(), size_of::<Member>()),
         ("HFR_VERSION".to_owned(), hfr_version() as usize),
     ];
     macro_rules! offsets {
@@ -37,6 +38,7 @@ fn facts() -> Vec<(String, usize)> {
         determinism);
     offsets!("hfr_error", ErrorRecord: size status rank peer seen_by sequence job node peer_node
         operation phase message);
+    offsets!("hfr_member", Member: size rank info info_bytes);
     facts.extend(
         STATUSES.map(|(word, status)| (format!("HFR_{}", word.to_uppercase()), status as usize)),
     );

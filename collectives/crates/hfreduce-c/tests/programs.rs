@@ -67,3 +67,16 @@ fn a_rank_that_ends_is_named_by_the_others() {
     let folder = tempfile::tempdir().unwrap();
     run(ranks(&compile(&of_tests("death.c"), folder.path()), 3));
 }
+
+#[test]
+fn a_newcomer_takes_the_place_of_a_rank_that_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&of_tests("newcomer.c"), folder.path());
+    let ((host, port), info) = (rendezvous(), folder.path().join("info"));
+    let one = |role: u32| {
+        let mut command = Command::new(&program);
+        command.args([role.to_string(), format!("{host}:{port}")]).arg(&info);
+        command
+    };
+    run((0..3).map(one).collect());
+}
