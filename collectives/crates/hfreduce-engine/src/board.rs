@@ -91,16 +91,18 @@ struct Header {
 
 #[repr(C, align(128))]
 struct RankBlock {
+    /// A line that others look at and that seldom changes.
     beat: AtomicU64,
     left: Counter,
-    entered: Counter,
     sleeping: Sleeper,
     touching: Toucher,
-    _gap: [u8; 32],
+    _gap: [u8; 40],
+    /// One that every operation changes.
+    entered: Counter,
     staged: Counter,
     published: Counter,
     released: Counter,
-    _gap2: [u8; 40],
+    _gap2: [u8; 32],
     /// Input and output; stamped as the fingerprints are.
     registered: [Stamped<2>; REGISTERED_MAX],
     /// Stamped with the operation's number + 1.
@@ -355,7 +357,12 @@ impl Board {
         fence(Ordering::SeqCst);
     }
 
-    /// After a change: true if `local` sleeps for such a thing and must be woken by the caller.
+    /// After a change and [`Board::announce`]: true if `local` sleeps for such a thing.
+    pub fn sleeps_for(&self, local: usize, reasons: u32) -> bool {
+        self.rank(local).sleeping.sleeps_for(reasons)
+    }
+
+    /// The same, and it must be woken by the caller.
     pub fn must_wake(&self, local: usize, reasons: u32) -> bool {
         self.rank(local).sleeping.must_wake(reasons)
     }

@@ -145,9 +145,13 @@ impl<A: Atomics> Sleeper<A> {
         self.0.swap(0, Relaxed);
     }
 
-    /// After a change: true if the rank must be woken by the caller, and by nobody else.
+    /// After a change and a full fence: true if the rank sleeps for such a thing.
+    pub fn sleeps_for(&self, reasons: u32) -> bool {
+        self.0.load(Relaxed) & reasons != 0
+    }
+
+    /// The same, and it must be woken by the caller, and by nobody else.
     pub fn must_wake(&self, reasons: u32) -> bool {
-        A::fence(SeqCst);
         let mut asleep_for = self.0.load(Relaxed);
         while asleep_for & reasons != 0 {
             // Between two looks it may have woken up by itself and sleep for something else: that is

@@ -323,7 +323,7 @@ fn the_last_one_rings<A: Atomics>() {
             thread::spawn(move || {
                 shared.1[rank].tell(1);
                 A::fence(SeqCst);
-                all(&shared.1) && shared.0.must_wake(1)
+                shared.0.sleeps_for(1) && all(&shared.1) && shared.0.must_wake(1)
             })
         })
         .collect();
@@ -350,6 +350,7 @@ fn somebody_sees_the_other<A: Atomics>() {
         saw
     });
     shared.1.tell(1);
+    A::fence(SeqCst);
     let rang = shared.0.must_wake(1);
     assert!(sleeper.join().unwrap() || rang, "asleep for ever");
 }

@@ -80,7 +80,7 @@ impl Driver {
     pub(super) fn stage(&mut self) -> bool {
         let from = self.next_stage;
         let local = self.shared.identity.local();
-        let mut told = from;
+        let (mut told, mut concerns_others) = (from, false);
         (self.wants_slot, self.wants_turn) = (false, false);
         while self.next_stage < self.next_chunk {
             let number = self.next_stage;
@@ -98,6 +98,7 @@ impl Driver {
                 break;
             }
             let small = self.active[at].way == Way::Last;
+            concerns_others |= !small;
             if small && !self.answer(at, number, &chunk) {
                 break;
             }
@@ -128,7 +129,9 @@ impl Driver {
             return false;
         }
         self.board.stage(local, self.next_stage);
-        self.tell(told);
+        if concerns_others {
+            self.tell(told);
+        }
         self.let_go();
         true
     }
@@ -277,8 +280,11 @@ impl Driver {
             return;
         }
         self.board.announce();
-        if self.board.released_by_all() > before {
-            for local in 0..self.board.shape().locals {
+        // What others have released changes with every operation: it is looked at for sleepers alone.
+        let locals = 0..self.board.shape().locals;
+        let asleep = |local| self.board.sleeps_for(local, FOR_SLOT);
+        if locals.clone().any(asleep) && self.board.released_by_all() > before {
+            for local in locals {
                 self.wake(local, FOR_SLOT);
             }
         }
