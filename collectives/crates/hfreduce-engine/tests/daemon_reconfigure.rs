@@ -227,6 +227,7 @@ fn a_daemon_that_stops_meanwhile_names_itself() {
             waits.wait();
             let error = comm.reconfigure(&ranks(&[0, 1]), TIMEOUT).map(drop).unwrap_err();
             assert!(error.to_string().contains("hfreduced"), "{error}");
+            assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerDied, Some(0)));
             let again = comm.reconfigure(&ranks(&[0]), TIMEOUT).map(drop).unwrap_err();
             assert!(again.to_string().contains("as a newcomer"), "{again}");
             assert_eq!(again.cause.kind, CauseKind::PeerDied);

@@ -31,7 +31,8 @@ impl Session<'_> {
             Ok(next) => next,
             Err(error) => {
                 self.client.line.say(&Tell::Refused(Box::new(error)));
-                return Next::Wait;
+                // The end of its line tells it that asking again is in vain.
+                return if self.client.is_stopped() { Next::End } else { Next::Wait };
             }
         };
         let began = tell_regrouped(&mut self.client, &next, &self.arena).and_then(|arena| {

@@ -33,6 +33,8 @@ pub(super) struct Talk<'a> {
     home: &'a Home,
     list: Arc<Vec<Info>>,
     core: Regroup,
+    /// Our place in the list.
+    own: Option<usize>,
     attempt: u32,
     lines: BTreeMap<u64, Line>,
     /// Lines that came in and said nothing yet, with their callers' numbers and attempts.
@@ -51,8 +53,9 @@ impl<'a> Talk<'a> {
     pub(super) fn new(home: &'a Home, list: Vec<Info>, start: Start, deadline: Deadline) -> Self {
         let left = deadline.remaining().unwrap_or_default();
         let joining = if start.own == Some(0) { deadline.within(left * 3 / 4) } else { deadline };
-        let (attempt, core) = (start.attempt as u32, Regroup::new(start));
+        let (own, attempt, core) = (start.own, start.attempt as u32, Regroup::new(start));
         Self {
+            own,
             attempt,
             home,
             list: Arc::new(list),
@@ -76,7 +79,7 @@ impl<'a> Talk<'a> {
     ) -> Result<Agreement, Refusal> {
         loop {
             if let Some(detail) = watch() {
-                return Err(Refusal { kind: CauseKind::PeerDied, member: None, detail });
+                return Err(Refusal { kind: CauseKind::PeerDied, member: self.own, detail });
             }
             recorder.waiting(None, "agreeing on the members", self.core.awaited());
             if let Some(how) = self.act() {
