@@ -381,6 +381,7 @@ class Newcomer:
         channels: int | None = None,
         liveness_timeout_seconds: float = 10.0,
         lend: bool = True,
+        streams: int | None = None,
         determinism: str = "default",
         daemon: str | None = None,
     ) -> Self: ...
@@ -405,6 +406,7 @@ class Endpoint:
         channels: int | None = None,
         liveness_timeout_seconds: float = 10.0,
         lend: bool = True,
+        streams: int | None = None,
         determinism: str = "default",
         priority: str = "normal",
         daemon: str | PathLike[str] | None = None,

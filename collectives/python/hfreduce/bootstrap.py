@@ -117,6 +117,7 @@ def join(
         chunk_bytes=settings.chunk_bytes,
         liveness_timeout_seconds=settings.liveness_seconds,
         lend=settings.transport == "auto",
+        streams=settings.streams,
         determinism=settings.determinism,
         priority=settings.priority,
         daemon=settings.daemon,

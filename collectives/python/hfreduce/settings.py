@@ -49,6 +49,8 @@ NAMES = {
     "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
     "HFREDUCE_RUN_DIR": "folder for the flight recorders' files, which `hfreduce status` reads "
     "(default: hfreduce in XDG_RUNTIME_DIR, else hfreduce-UID in /dev/shm or /tmp)",
+    "HFREDUCE_STREAMS": "TCP streams between two neighbouring nodes, 1 to 16, on all ranks alike "
+    "(default: 2)",
     "HFREDUCE_TRANSPORT": "auto (nodes on one machine share memory, others use TCP) or tcp "
     "(default: auto)",
 }
@@ -57,6 +59,7 @@ TRANSPORTS = ("auto", "tcp")
 PRIORITIES = ("low", "normal", "high")
 MODES = ("default", "stable", "wide", "stable,wide")
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, 16 << 20
+STREAMS_MAX = 16
 REGISTERED_BYTES_MAX = 1 << 46
 PINNED_BYTES_MIN, PINNED_BYTES_MAX = 1 << 20, 1 << 40
 KEY_BYTES_MIN, KEY_BYTES_MAX = 16, 4096
@@ -75,6 +78,7 @@ class Settings:
     liveness_seconds: float = 10.0
     key_file: str | None = None
     transport: str = "auto"
+    streams: int | None = None
     determinism: str = "default"
     priority: str = "normal"
     cuda_library: str | None = None
@@ -107,6 +111,7 @@ class Settings:
             liveness_seconds=_seconds(environment, "HFREDUCE_LIVENESS_SECONDS", 10.0),
             key_file=text("HFREDUCE_KEY_FILE"),
             transport=_transport(text("HFREDUCE_TRANSPORT")),
+            streams=_whole("HFREDUCE_STREAMS", text("HFREDUCE_STREAMS"), 1, STREAMS_MAX),
             determinism=_determinism(text("HFREDUCE_DETERMINISM")),
             priority=_priority(text("HFREDUCE_PRIORITY")),
             cuda_library=text("HFREDUCE_CUDA_LIBRARY"),

@@ -53,6 +53,8 @@ class Rank:
     heard_seconds: float | None = None
     """Since its last sign of life."""
     cause: dict[str, Any] | None = None
+    streams: int = 0
+    """TCP streams to a tree neighbour; 0 where there are none, or they are not known."""
 
 
 @dataclass(slots=True)
@@ -119,6 +121,7 @@ def _own(recorder: Recorder) -> Rank:
         data["rank"], data["node"], data["host"], data["reached_at"], recorder.pid, recorder.life,
         HERE, state=data["state"], heard_seconds=recorder.beat_age_seconds, cause=data["cause"],
     )  # fmt: skip
+    rank.streams = max((peer.get("streams", 0) for peer in data["peers"]), default=0)
     collectives = [e["sequence"] for e in entries if e["kind"] not in ("send", "recv")]
     rank.entered = max(collectives, default=None)
     active = next((entry for entry in entries if entry["state"] == "started"), None)
@@ -361,7 +364,10 @@ def table(group: Group) -> str:
         title += f" ({unseen} on other machines, not heard here)"
     places = {rank.node: rank.reached_at for rank in group.ranks if rank.reached_at}
     if len({rank.node for rank in group.ranks}) > 1 and places:
-        lines.append("reached at: " + ", ".join(f"{n} {at}" for n, at in sorted(places.items())))
+        reached = ", ".join(f"{n} {at}" for n, at in sorted(places.items()))
+        streams = max(rank.streams for rank in group.ranks)
+        many = f"; {streams} TCP streams to each neighbour" if streams > 1 else ""
+        lines.append(f"reached at: {reached}{many}")
     return "\n".join([title, *lines, f"{group.verdict}: {group.conclusion}"])
 
 

@@ -4,6 +4,7 @@ import contextlib
 import re
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,31 @@ def test_the_address_that_others_use_is_chosen_and_told():
     with pytest.raises(ValueError, match=r"HFREDUCE_ADDRESS.*10\.0\.0/8"):
         _native.reached_at("10.0.0/8")
     assert _native.reached_at("127.0.0.3") == ["lo 127.0.0.3"]
+
+
+@pytest.mark.parametrize(("streams", "found"), [(None, 2), (1, 1), (4, 4)])
+def test_neighbours_have_as_many_streams_as_they_are_told(streams, found):
+    ends = [_native.Endpoint(rank, 2, PLACEMENT, KEY, streams=streams) for rank in range(2)]
+    communicators = connect(ends)
+    allreduce(communicators)
+    for rank, each in enumerate(communicators):
+        assert each.stats()["streams"] == found
+        until = time.monotonic() + 60
+        while not (peers := [p for p in each.flight()["peers"] if p["link"]]):
+            assert time.monotonic() < until
+        assert [(peer["rank"], peer["streams"]) for peer in peers] == [(1 - rank, found)]
+        each.close()
+
+
+def test_ranks_that_are_told_different_numbers_of_streams_are_named():
+    ends = [_native.Endpoint(rank, 2, PLACEMENT, KEY, streams=rank + 1) for rank in range(2)]
+    for rank, error in enumerate(connect(ends)):
+        assert isinstance(error, CollectiveError), error
+        assert error.peer == 1 - rank
+        assert "streams 1" in str(error)
+        assert "streams 2" in str(error)
+    with pytest.raises(ValueError, match="HFREDUCE_STREAMS"):
+        _native.Endpoint(0, 2, PLACEMENT, KEY, streams=17)
 
 
 @pytest.mark.parametrize("info", [b"", b"\x00" * 64, b"{}"])

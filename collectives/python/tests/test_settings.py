@@ -16,6 +16,7 @@ def test_values_are_read():
             "HFREDUCE_LIVENESS_SECONDS": "0.5",
             "HFREDUCE_CHUNK_BYTES": "65536",
             "HFREDUCE_TRANSPORT": "tcp",
+            "HFREDUCE_STREAMS": "8",
             "HFREDUCE_DETERMINISM": "wide, stable",
             "HFREDUCE_PRIORITY": "high",
             "FLYER_JOB": "a/b",
@@ -23,6 +24,7 @@ def test_values_are_read():
     )
     assert (settings.liveness_seconds, settings.chunk_bytes, settings.job) == (0.5, 65536, "a/b")
     assert (settings.transport, settings.determinism) == ("tcp", "stable,wide")
+    assert (settings.streams, Settings.read({}).streams) == (8, None)
     assert (settings.priority, Settings.read({}).priority) == ("high", "normal")
 
 
@@ -36,6 +38,9 @@ def test_values_are_read():
         ("HFREDUCE_CHUNK_BYTES", "100"),
         ("HFREDUCE_CHUNK_BYTES", "1e6"),
         ("HFREDUCE_TRANSPORT", "rdma"),
+        ("HFREDUCE_STREAMS", "0"),
+        ("HFREDUCE_STREAMS", "17"),
+        ("HFREDUCE_STREAMS", "auto"),
         ("HFREDUCE_DETERMINISM", "stable,stable"),
         ("HFREDUCE_PRIORITY", "1"),
     ],

@@ -230,7 +230,10 @@ def test_a_rank_of_another_machine_is_named_by_who_hears_it():
     assert [(rank.rank, rank.life) for rank in group.ranks][-1] == (3, "unknown")
     assert "heard 0.1 s ago" in status.table(group)
     assert "(1 on other machines, not heard here)" in status.table(group)
-    assert "reached at: n0 eth0 10.0.0.0, n1 eth0 10.0.0.1" in status.table(group)
+    assert "reached at: n0 eth0 10.0.0.0, n1 eth0 10.0.0.1\n" in status.table(group)
+    group = one([recorder(0, [entry(812)], peers=[{**peer, "streams": 4}]), recorder(1, [])])
+    assert [rank.streams for rank in group.ranks] == [4, 0, 0]
+    assert "10.0.0.1; 4 TCP streams to each neighbour\n" in status.table(group)
 
 
 def test_ranks_that_disagree_are_seen_before_they_fail():

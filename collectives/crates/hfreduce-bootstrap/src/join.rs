@@ -128,6 +128,7 @@ impl Settings {
         options.job.clone_from(&self.job);
         options.slot_bytes = self.chunk_bytes.unwrap_or(options.slot_bytes);
         options.lend = self.lend;
+        options.streams = self.streams;
         options.determinism = self.determinism;
         options.priority = self.priority;
         options.liveness = self.liveness.min(Duration::from_secs(86_400));

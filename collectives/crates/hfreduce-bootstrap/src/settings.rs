@@ -1,14 +1,15 @@
 //! Where a group meets and as whom: from the environment, in torchrun's names and ours.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use fabric::interfaces::Wanted;
-use hfreduce_engine::{Determinism, Priority};
+use hfreduce_engine::{Determinism, Priority, STREAMS_MAX};
 
 const KEY_BYTES_MIN: usize = 16;
 const KEY_BYTES_MAX: usize = 4096;
-const CHUNK_BYTES: std::ops::RangeInclusive<usize> = 4096..=16 << 20;
+const CHUNK_BYTES: RangeInclusive<usize> = 4096..=16 << 20;
 /// A rank that is alone proves nothing to anybody.
 const KEY_OF_ONE: [u8; 32] = [0; 32];
 
@@ -41,6 +42,8 @@ pub struct Settings {
     pub liveness: Duration,
     /// Nodes on one machine share memory instead of using TCP.
     pub lend: bool,
+    /// TCP streams between two neighbouring nodes; otherwise the engine's.
+    pub streams: Option<usize>,
     /// What is promised about bits, beyond the default.
     pub determinism: Determinism,
     /// Whose chunks go first, of the groups of a process.
@@ -78,6 +81,7 @@ impl Settings {
             connect: Duration::from_secs(120),
             liveness: Duration::from_secs(10),
             lend: true,
+            streams: None,
             determinism: Determinism::DEFAULT,
             priority: Priority::Normal,
             daemon: None,
@@ -127,7 +131,7 @@ impl Settings {
             settings.address = Self::wanted("HFREDUCE_ADDRESS", &value)?;
         }
         if let Some(value) = text("HFREDUCE_CHUNK_BYTES") {
-            settings.chunk_bytes = Some(Self::chunk_bytes(&value)?);
+            settings.chunk_bytes = Some(whole_within("HFREDUCE_CHUNK_BYTES", &value, CHUNK_BYTES)?);
         }
         if let Some(value) = text("HFREDUCE_REGISTERED_BYTES")
             && value.parse::<u64>().is_err()
@@ -148,6 +152,9 @@ impl Settings {
             Some("tcp") => false,
             Some(other) => return Err(wrong("HFREDUCE_TRANSPORT", other, "auto or tcp")),
         };
+        if let Some(value) = text("HFREDUCE_STREAMS") {
+            settings.streams = Some(whole_within("HFREDUCE_STREAMS", &value, 1..=STREAMS_MAX)?);
+        }
         if let Some(value) = text("HFREDUCE_DETERMINISM") {
             settings.determinism = Self::modes("HFREDUCE_DETERMINISM", &value)?;
         }
@@ -197,15 +204,6 @@ impl Settings {
         Ok(key.to_vec())
     }
 
-    fn chunk_bytes(value: &str) -> Result<usize, SettingError> {
-        let number = value.parse().ok().filter(|bytes| CHUNK_BYTES.contains(bytes));
-        let (least, most) = (CHUNK_BYTES.start(), CHUNK_BYTES.end());
-        number.ok_or_else(|| {
-            let expected = format!("a whole number from {least} to {most}");
-            wrong("HFREDUCE_CHUNK_BYTES", value, &expected)
-        })
-    }
-
     /// Host and port of the rendezvous.
     ///
     /// # Errors
@@ -220,6 +218,16 @@ impl Settings {
             _ => Err(wrong("rendezvous", &self.rendezvous, "HOST:PORT, as 10.0.0.1:29500 is")),
         }
     }
+}
+
+fn whole_within(
+    name: &'static str,
+    value: &str,
+    range: RangeInclusive<usize>,
+) -> Result<usize, SettingError> {
+    let number = value.parse().ok().filter(|number| range.contains(number));
+    let (least, most) = (range.start(), range.end());
+    number.ok_or_else(|| wrong(name, value, &format!("a whole number from {least} to {most}")))
 }
 
 fn seconds(name: &'static str, value: &str) -> Result<Duration, SettingError> {
@@ -266,6 +274,7 @@ mod tests {
             ("HFREDUCE_KEY_FILE", key.path().to_str().unwrap()),
             ("HFREDUCE_LIVENESS_SECONDS", "2.5"),
             ("HFREDUCE_DETERMINISM", "wide,stable"),
+            ("HFREDUCE_STREAMS", "8"),
             ("FLYER_ZONE", ""),
         ])
         .unwrap();
@@ -273,6 +282,7 @@ mod tests {
         assert_eq!(settings.key, b"0123456789abcdef");
         assert_eq!(settings.liveness, Duration::from_millis(2500));
         assert_eq!(settings.zone, "default");
+        assert_eq!(settings.streams, Some(8));
         assert_eq!(settings.determinism, Determinism { stable: true, wide: true });
     }
 
@@ -286,6 +296,9 @@ mod tests {
             ("HFREDUCE_KEY_FILE", two.to_vec()),
             ("HFREDUCE_CHUNK_BYTES", [&ALONE[..], &[("HFREDUCE_CHUNK_BYTES", "1")]].concat()),
             ("HFREDUCE_ADDRESS", [&ALONE[..], &[("HFREDUCE_ADDRESS", "10.0.0/8")]].concat()),
+            ("HFREDUCE_STREAMS", [&ALONE[..], &[("HFREDUCE_STREAMS", "0")]].concat()),
+            ("HFREDUCE_STREAMS", [&ALONE[..], &[("HFREDUCE_STREAMS", "17")]].concat()),
+            ("HFREDUCE_STREAMS", [&ALONE[..], &[("HFREDUCE_STREAMS", "auto")]].concat()),
             ("HFREDUCE_PRIORITY", [&ALONE[..], &[("HFREDUCE_PRIORITY", "1")]].concat()),
             ("HFREDUCE_DETERMINISM", [&ALONE[..], &[("HFREDUCE_DETERMINISM", "yes")]].concat()),
             (

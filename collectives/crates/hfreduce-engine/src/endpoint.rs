@@ -43,7 +43,7 @@ pub(crate) use members::choose;
 use neighbours::{Hello, Purpose, dial};
 use options::check;
 use options::default_sums;
-pub use options::{LOCALS_MAX, Options, default_slots};
+pub use options::{Carrier, LOCALS_MAX, Options, STREAMS_MAX, default_slots};
 pub(crate) use regroup::CLOSE;
 pub use regroup::Newcomer;
 
@@ -140,7 +140,7 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<Communicator, CollectiveError> {
         self.home.inbox.begin(group, infos.len());
-        let about = self.about(group, epoch);
+        let about = self.about(&infos, group, epoch);
         let recorder = Arc::new(Recorder::new(&self.options.folders, &about));
         let _ = self.recorder.set(recorder.clone());
         self.meet(infos, (group, epoch), recorder.clone(), deadline)
@@ -193,7 +193,7 @@ impl Endpoint {
         }
         let mesh = Mesh::new(Arc::new(move |peer, until| {
             let left = until.saturating_duration_since(Instant::now()).min(DIRECT_TIMEOUT);
-            let hello = Hello { group, from, purpose: Purpose::Direct };
+            let hello = Hello { group, from, purpose: Purpose::Direct, stream: 0 };
             dial(&key, &host, &directory[peer as usize], hello, Deadline::after(left))
         }));
         let spin = Duration::from_micros(spin);

@@ -23,7 +23,7 @@ const FROM_ACCEPTOR: usize = CHALLENGE_BYTES + 1;
 /// Enough for several chunks an operation.
 const NUMEL: usize = 60_000;
 const OPERATIONS: usize = 6;
-const STORIES: usize = 36;
+const STORIES: usize = 54;
 
 /// What is done to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,32 +156,36 @@ fn pass(
     Ok(())
 }
 
-/// Stands before the port of rank 1; the threads end with their connections.
+/// Stands before the port of rank 1, and does it to one stream of so many; the threads end with
+/// their connections.
 fn stand_between(
     port: u16,
+    (streams, bent): (usize, usize),
     (outward, at, mischief): (bool, usize, Mischief),
     done: &Arc<AtomicBool>,
 ) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (own, done) = (listener.local_addr().unwrap().port(), done.clone());
     std::thread::spawn(move || {
-        // One tree edge: there is one connection.
-        let Ok((dialler, _)) = listener.accept() else { return };
-        let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        for (from, to, preface, ours) in [
-            (&dialler, &acceptor, FROM_DIALLER, outward),
-            (&acceptor, &dialler, FROM_ACCEPTOR, !outward),
-        ] {
-            let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-            let mischief = if ours { mischief } else { Mischief::Nothing };
-            let done = done.clone();
-            std::thread::spawn(move || {
-                let end = to.try_clone().unwrap();
-                let _ = pass(from, to, preface, at, mischief, &done);
-                if mischief != Mischief::HalfCut {
-                    let _ = end.shutdown(Shutdown::Both);
-                }
-            });
+        // One tree edge, dialled stream by stream.
+        for stream in 0..streams {
+            let Ok((dialler, _)) = listener.accept() else { return };
+            let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            for (from, to, preface, ours) in [
+                (&dialler, &acceptor, FROM_DIALLER, outward && stream == bent),
+                (&acceptor, &dialler, FROM_ACCEPTOR, !outward && stream == bent),
+            ] {
+                let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                let mischief = if ours { mischief } else { Mischief::Nothing };
+                let done = done.clone();
+                std::thread::spawn(move || {
+                    let end = to.try_clone().unwrap();
+                    let _ = pass(from, to, preface, at, mischief, &done);
+                    if mischief != Mischief::HalfCut {
+                        let _ = end.shutdown(Shutdown::Both);
+                    }
+                });
+            }
         }
     });
     own
@@ -210,6 +214,10 @@ fn story(number: u64) -> bool {
     let mut seed = number;
     let mischief = Mischief::of(&mut seed);
     let (outward, at) = (below(&mut seed, 2) == 0, below(&mut seed, 40) as usize);
+    let streams = 1 + number as usize % 3;
+    let which = below(&mut seed, streams as u64) as usize;
+    // The first has most of the frames.
+    let at = if which == 0 { at } else { at / 8 };
     // A harmless one must not fail, however busy the machine is; the others should not last.
     let (timeout, liveness) = match mischief.is_harmless() {
         true => (TIMEOUT, TIMEOUT),
@@ -220,6 +228,7 @@ fn story(number: u64) -> bool {
             let mut options = Options::new(rank, placement(2, 1));
             options.folders = Folders::default();
             options.liveness = liveness;
+            options.streams = Some(streams);
             Endpoint::new(options, &KEY).unwrap()
         })
         .collect();
@@ -227,15 +236,17 @@ fn story(number: u64) -> bool {
     let mut bent: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
     let port = bent["port"].as_u64().unwrap() as u16;
     let done = Arc::new(AtomicBool::new(false));
-    bent["port"] = stand_between(port, (outward, at, mischief), &done).into();
+    bent["port"] = stand_between(port, (streams, which), (outward, at, mischief), &done).into();
     let bent = vec![infos[0].clone(), serde_json::to_vec(&bent).unwrap()];
     let results: Vec<Result<(), CollectiveError>> = std::thread::scope(|scope| {
         let ranks = endpoints.into_iter().zip([&bent, &infos]);
         let ranks = ranks.map(|(end, infos)| scope.spawn(move || sums(end, infos, timeout)));
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    let what =
-        format!("story {number}: {mischief:?} at frame {at}, outward {outward}: {results:?}");
+    let what = format!(
+        "story {number}: {mischief:?} at frame {at} of stream {which} of {streams}, outward {outward}: \
+         {results:?}"
+    );
     for (rank, result) in results.iter().enumerate() {
         match result {
             Ok(()) => {}

@@ -35,11 +35,17 @@ fn connections() -> Vec<(SocketAddr, SocketAddr, u8)> {
 
 #[test]
 fn every_connection_of_a_group_is_marked_at_both_ends() {
+    for streams in [1, 3] {
+        all_are_marked(streams);
+    }
+}
+
+fn all_are_marked(streams: usize) {
     let placement = placement(3, 1);
     let together = Barrier::new(placement.len());
     run(
         &placement,
-        |options| options.lend = false,
+        |options| (options.lend, options.streams) = (false, Some(streams)),
         |comm| {
             let (rank, mut data) = (comm.rank(), numbers(comm.rank(), 0, 1000));
             allreduce(&comm, &mut data).wait(None).unwrap();
@@ -61,7 +67,8 @@ fn every_connection_of_a_group_is_marked_at_both_ends() {
             if rank > 0 {
                 return;
             }
-            assert!(trees >= 4, "{trees} ends for three nodes");
+            assert!(trees >= 4 * streams, "{trees} ends for three nodes");
+            assert_eq!(trees % streams, 0);
             assert_eq!(all.len(), trees + 2, "a message goes directly");
             let ends: BTreeSet<_> = all.iter().map(|(own, peer, _)| (*own, *peer)).collect();
             assert!(all.iter().all(|(own, peer, _)| ends.contains(&(*peer, *own))), "{all:?}");

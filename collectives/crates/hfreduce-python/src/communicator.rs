@@ -282,6 +282,7 @@ impl Communicator {
             ("sleeps", &counters.sleeps),
             ("rings", &counters.rings),
             ("held_back", &counters.held_back),
+            ("streams", &counters.streams),
             ("sent_bytes", &counters.sent_bytes),
             ("lent_bytes", &counters.lent_bytes),
             ("received_bytes", &counters.received_bytes),

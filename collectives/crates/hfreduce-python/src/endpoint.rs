@@ -27,8 +27,8 @@ impl Endpoint {
     #[new]
     #[pyo3(signature = (rank, world_size, placement, key, *, job = String::new(), address = None,
         towards = None, bridge = None, chunk_bytes = None, slots = None, channels = None,
-        liveness_timeout_seconds = 10.0, lend = true, determinism = "default", priority = "normal",
-        daemon = None))]
+        liveness_timeout_seconds = 10.0, lend = true, streams = None, determinism = "default",
+        priority = "normal", daemon = None))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -45,6 +45,7 @@ impl Endpoint {
         channels: Option<usize>,
         liveness_timeout_seconds: f64,
         lend: bool,
+        streams: Option<usize>,
         determinism: &str,
         priority: &str,
         daemon: Option<PathBuf>,
@@ -60,6 +61,7 @@ impl Endpoint {
         options.bridge = bridge;
         options.channels = channels;
         options.lend = lend;
+        options.streams = streams;
         options.determinism = modes(determinism)?;
         options.priority = level(priority)?;
         options.liveness = liveness(liveness_timeout_seconds)?;
@@ -109,7 +111,7 @@ impl Newcomer {
     #[new]
     #[pyo3(signature = (node, zone, key, *, job = String::new(), address = None,
         towards = None, chunk_bytes = None, slots = None, channels = None, liveness_timeout_seconds = 10.0,
-        lend = true, determinism = "default", daemon = None))]
+        lend = true, streams = None, determinism = "default", daemon = None))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments in Python.
     fn new(
         py: Python<'_>,
@@ -124,6 +126,7 @@ impl Newcomer {
         channels: Option<usize>,
         liveness_timeout_seconds: f64,
         lend: bool,
+        streams: Option<usize>,
         determinism: &str,
         daemon: Option<PathBuf>,
     ) -> PyResult<Self> {
@@ -134,6 +137,7 @@ impl Newcomer {
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
         options.lend = lend;
+        options.streams = streams;
         options.determinism = modes(determinism)?;
         options.address = wanted(address.as_deref())?;
         options.towards = towards;

@@ -8,55 +8,13 @@ use std::net::TcpStream;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
+use super::transport::Payload;
 use super::wire::{HEAD_BYTES, Head};
 
 /// Heads and small payloads are read together into this much.
 const STASH_BYTES: usize = 16 << 10;
 /// Frames in one system call.
 const BATCH: usize = 8;
-
-/// What a frame carries besides its head.
-#[derive(Debug)]
-pub enum Payload {
-    /// Bytes of our own.
-    Owned(Vec<u8>),
-    /// Memory of somebody else's.
-    Memory(Lasting),
-    /// So many bytes of our board, which the peer copies from there: the head says where. The
-    /// frame is gone once the peer has said that it did.
-    Lent(usize),
-    /// The same, where the peer reads them without a copy and its answer tells that it did.
-    Shown(usize),
-}
-
-/// Memory that stays valid and unchanged until its frame is gone.
-#[derive(Debug)]
-pub struct Lasting {
-    at: *const u8,
-    bytes: usize,
-}
-
-impl Lasting {
-    /// # Safety
-    /// The memory must stay valid for `bytes`, and nobody may write to it, until its frame is gone or
-    /// [`Connection::detach`] was called.
-    pub unsafe fn new(at: *const u8, bytes: usize) -> Self {
-        Self { at, bytes }
-    }
-}
-
-impl Payload {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Payload::Owned(bytes) => bytes,
-            Payload::Memory(Lasting { bytes: 0, .. }) | Payload::Lent(_) | Payload::Shown(_) => &[],
-            // SAFETY: the promise of `Lasting::new`; a frame that is gone has no payload.
-            Payload::Memory(memory) => unsafe {
-                std::slice::from_raw_parts(memory.at, memory.bytes)
-            },
-        }
-    }
-}
 
 struct Outgoing<N> {
     head: [u8; HEAD_BYTES],

@@ -1,5 +1,6 @@
 use super::*;
 use crate::core::{DataHead, Determinism, Fingerprint, Kind, Stage};
+use crate::drivers::transport::Lasting;
 use crate::drivers::wire::{Frame, PIECE_BYTES_MAX};
 use hfreduce_testing::{cases, changed, changes};
 use proptest::prelude::*;

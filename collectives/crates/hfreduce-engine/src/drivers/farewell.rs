@@ -1,7 +1,6 @@
-//! How tree connections end: with a reason, with leave taken, or without a word.
+//! How the links along the trees end: with a reason, with leave taken, or without a word.
 
 use super::Driver;
-use super::connection::Payload;
 use super::wire::{Frame, Head};
 
 impl Driver {
@@ -10,12 +9,12 @@ impl Driver {
         let Some(trunk) = &mut self.trunk else { return };
         for (at, link) in trunk.links.iter_mut().enumerate() {
             link.due.clear();
-            link.receiving = None;
-            link.connection.detach();
-            self.poller.forget(&link.connection);
-            if Some(at) != from && !link.closed {
+            link.transport.detach();
+            link.transport.forget(&self.poller);
+            // One of several streams may be lost; the others still tell.
+            if Some(at) != from {
                 let head = Head { payload_bytes: payload.len(), ..Head::bare(Frame::Abort) };
-                link.connection.push(&head, Payload::Owned(payload.to_vec()), None);
+                link.transport.push_last(&head, payload);
             }
         }
         trunk.unready.clear();
@@ -27,23 +26,18 @@ impl Driver {
         let mut said = self.mesh.flush_last_words();
         let Some(trunk) = &mut self.trunk else { return said };
         let mut gone = Vec::new();
-        for link in trunk.links.iter_mut().filter(|link| !link.closed) {
-            match link.connection.flush(&mut gone) {
-                Ok(()) => said &= link.connection.queued() == 0,
-                Err(_) => link.closed = true,
-            }
+        for link in &mut trunk.links {
+            // What is broken listens no more, and is not waited for.
+            let _ = link.transport.flush(&self.poller, &mut gone);
+            said &= link.transport.is_flushed();
         }
         said
     }
 
     pub(super) fn leave_trunk(&mut self, next: u64) {
         if let Some(trunk) = &mut self.trunk {
-            for link in trunk.links.iter_mut().filter(|link| !link.closed) {
-                link.connection.push(
-                    &Head::bare(Frame::Bye { next }),
-                    Payload::Owned(vec![]),
-                    None,
-                );
+            for link in &mut trunk.links {
+                link.transport.push_last(&Head::bare(Frame::Bye { next }), &[]);
             }
         }
         self.flush_last_words();
@@ -51,17 +45,17 @@ impl Driver {
 
     /// Bytes that the neighbours' machines have not taken yet.
     pub(super) fn unsent_bytes(&self) -> usize {
-        let links = self.trunk.iter().flat_map(|trunk| &trunk.links).filter(|link| !link.closed);
-        links.map(|link| link.connection.unsent_bytes()).sum()
+        let links = self.trunk.iter().flat_map(|trunk| &trunk.links);
+        links.map(|link| link.transport.unsent_bytes()).sum()
     }
 
     /// A link ended; true if that is in order because the peer took leave.
     pub(super) fn close_link(&mut self, at: usize) -> bool {
         let Some(trunk) = &mut self.trunk else { return true };
         let link = &mut trunk.links[at];
-        self.poller.forget(&link.connection);
+        link.transport.forget(&self.poller);
         link.closed = true;
         link.due.clear();
-        link.left.is_some()
+        link.transport.has_left()
     }
 }

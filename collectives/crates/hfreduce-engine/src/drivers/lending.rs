@@ -29,7 +29,7 @@ use hfreduce_kernels::Store;
 use rustix::fd::{AsFd, OwnedFd};
 
 use super::Driver;
-use super::connection::Payload;
+use super::transport::Payload;
 use super::wire::{Frame, Head};
 use crate::board::Board;
 use crate::core::credit::CLASSES;
@@ -159,7 +159,7 @@ impl Driver {
                 let link = &mut trunk.links[at];
                 link.loan.view = Some(view);
                 let mapped = Head::bare(Frame::Mapped);
-                link.connection.push(&mapped, Payload::Owned(vec![]), None);
+                link.transport.push(&mapped, Payload::Owned(vec![]), None);
                 self.flush_link(at);
             }
             Err(error) => {
@@ -184,7 +184,7 @@ impl Driver {
         let slot = partial.slot as usize;
         shown.resize(shown.len().max(slot + 1), None);
         shown[slot] = Some(offset);
-        link.connection.received_bytes += bytes as u64;
+        link.transport.looked_at(bytes);
         true
     }
 
@@ -214,7 +214,7 @@ impl Driver {
         // copied; a lender that does not keeps us from nothing but the right bytes. The place is
         // apart from it: our board or a pool of ours.
         unsafe { hfreduce_kernels::copy_raw(Store::Cached, source, place, bytes) };
-        link.connection.copied(bytes);
+        link.transport.copied(bytes);
         true
     }
 }

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Driver;
-use super::connection::{Connection, Payload};
+use super::connection::Connection;
+use super::transport::Payload;
 use super::wire::{Frame, Head};
 use crate::cause::CauseKind;
 use crate::core::Kind;

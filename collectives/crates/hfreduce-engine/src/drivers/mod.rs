@@ -7,8 +7,9 @@
 //! - `last`: small operations, which whoever contributes last adds up;
 //! - `relay`: sums to which the ranks of a node add in turn, where they share processors;
 //! - `registered`: memory that the ranks of a node use in place;
-//! - `trunk`: the connections along the trees, on ranks that own a channel; `pools`: where what comes
-//!   over them waits;
+//! - `trunk`: the links along the trees, on ranks that own a channel; `pools`: where what comes over
+//!   them waits;
+//! - `transport`: what carries their frames; `streams` and `in_process` do;
 //! - `priority`: whose chunks go first, where a process has several communicators;
 //! - `farewell`: how those end;
 //! - `lending`: chunks that a neighbour on this machine copies out of our board;
@@ -24,6 +25,7 @@ pub mod connection;
 mod failure;
 mod farewell;
 mod flight;
+mod in_process;
 mod last;
 pub mod lending;
 pub mod mesh;
@@ -36,6 +38,8 @@ mod reduce;
 pub mod registered;
 mod relay;
 mod shared;
+mod streams;
+pub mod transport;
 pub mod trunk;
 mod waiting;
 pub mod wire;
@@ -201,7 +205,7 @@ impl Driver {
     /// # Errors
     /// Out of descriptors.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
-        let Parts { shared, board, neighbourhood, trunk, mesh, arenas, spin } = parts;
+        let Parts { shared, board, neighbourhood, mut trunk, mesh, arenas, spin } = parts;
         let poller = Poller::new()?;
         poller.watch_edges(&shared.bell, TOKEN_BELL)?;
         for (local, socket, process) in &neighbourhood.watched {
@@ -210,8 +214,9 @@ impl Driver {
                 poller.watch(process, TOKEN_PROCESS | *local as u64)?;
             }
         }
-        if let Some(trunk) = &trunk {
+        if let Some(trunk) = &mut trunk {
             trunk.watch(&poller)?;
+            shared.counters.streams.store(trunk.streams() as u64, Ordering::Relaxed);
         }
         let now = Instant::now();
         let links = trunk.as_ref().map_or(0, Trunk::len);

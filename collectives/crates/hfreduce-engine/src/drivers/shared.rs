@@ -78,6 +78,8 @@ pub struct Counters {
     pub held_back: AtomicU64,
     /// Times we rang another rank's bell.
     pub rings: AtomicU64,
+    /// TCP connections along the trees.
+    pub streams: AtomicU64,
     /// Bytes sent along the trees.
     pub sent_bytes: AtomicU64,
     /// Those of them that the receiver copied from our board.

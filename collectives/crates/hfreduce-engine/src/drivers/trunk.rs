@@ -1,32 +1,26 @@
-//! The connections along the trees, on ranks that own a channel.
+//! The links along the trees, on ranks that own a channel. What carries their frames is behind
+//! [`Transport`].
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
-use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 
-use super::connection::{Arrival, Connection, Lasting, Payload};
 use super::lending::{Counter, Loan, is_shown};
 use super::poller::{Poller, Ready};
 use super::pools::Pools;
+use super::transport::{LINE_SHIFT, Lasting, Payload, Received, Transport};
 use super::wire::{Frame, Head};
 use super::{Driver, TOKEN_TRUNK};
 use crate::core::credit::{CLASSES, Key};
 use crate::core::tree::Partial;
 use crate::core::{DataHead, Flows, Place, Stage, TreeCore};
 
-/// Frames handed to a socket at a time: enough for one system call to carry several, few enough
-/// that an older chunk which becomes ready does not queue behind many younger ones.
-const QUEUED_MAX: usize = 4;
-
-/// A connection to one tree neighbour.
+/// What connects us with one tree neighbour.
 pub struct TreeLink {
-    pub(super) connection: Connection<Option<Key>>,
+    pub(super) transport: Box<dyn Transport>,
     /// The rank at the other end.
     pub peer_rank: u32,
     pub(super) due: BTreeMap<(Key, Stage), usize>,
-    pub(super) receiving: Option<(DataHead, Place)>,
-    wants_room: bool,
     /// The peer took leave and will not begin this operation.
     pub left: Option<u64>,
     pub(super) closed: bool,
@@ -52,51 +46,35 @@ pub struct Trunk {
 }
 
 impl Trunk {
-    /// For connected neighbours: (rank, socket, loan) in the order of `flows.peers()`.
-    ///
-    /// # Errors
-    /// What the kernel says about a socket.
+    /// For connected neighbours: (rank, what carries frames, loan) in the order of `flows.peers()`.
     pub fn new(
         flows: Flows,
         channel: (usize, usize),
         window: u32,
         slot_bytes: usize,
-        peers: Vec<(u32, TcpStream, Loan)>,
+        peers: Vec<(u32, Box<dyn Transport>, Loan)>,
         counter: Counter,
-    ) -> io::Result<Self> {
-        let links = peers
-            .into_iter()
-            .map(|(peer_rank, stream, loan)| {
-                let mut connection = Connection::new(stream, slot_bytes)?;
-                if let Some(token) = loan.offered {
-                    let head = Head::bare(Frame::Lend { token });
-                    connection.push(&head, Payload::Owned(vec![]), None);
-                    // A peer that is gone already is named by whoever reads from it first.
-                    let _ = connection.flush(&mut Vec::new());
-                }
-                Ok(TreeLink {
-                    connection,
-                    peer_rank,
-                    due: BTreeMap::new(),
-                    receiving: None,
-                    wants_room: false,
-                    left: None,
-                    closed: false,
-                    heard_bytes: 0,
-                    told: None,
-                    loan,
-                })
-            })
-            .collect::<io::Result<Vec<TreeLink>>>()?;
+    ) -> Self {
+        let link = |(peer_rank, transport, loan)| TreeLink {
+            transport,
+            peer_rank,
+            due: BTreeMap::new(),
+            left: None,
+            closed: false,
+            heard_bytes: 0,
+            told: None,
+            loan,
+        };
+        let links: Vec<TreeLink> = peers.into_iter().map(link).collect();
         let pools = Pools::new(links.len(), window, slot_bytes);
-        Ok(Self {
+        Self {
             core: TreeCore::new(flows, channel, window),
             links,
             unready: VecDeque::new(),
             finished: HashSet::new(),
             counter,
             pools,
-        })
+        }
     }
 
     /// Links.
@@ -104,15 +82,26 @@ impl Trunk {
         self.links.len()
     }
 
-    /// Registers the sockets.
+    /// Registers what the links wait for, and lends our board to the neighbours that can see it.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn watch(&self, poller: &Poller) -> io::Result<()> {
-        for (at, link) in self.links.iter().enumerate() {
-            poller.watch(&link.connection, TOKEN_TRUNK | at as u64)?;
+    pub fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+        for (at, link) in self.links.iter_mut().enumerate() {
+            link.transport.watch(poller, TOKEN_TRUNK | at as u64)?;
+            if let Some(token) = link.loan.offered {
+                let head = Head::bare(Frame::Lend { token });
+                link.transport.push(&head, Payload::Owned(vec![]), None);
+                // A peer that is gone already is named by whoever reads from it first.
+                let _ = link.transport.flush(poller, &mut Vec::new());
+            }
         }
         Ok(())
+    }
+
+    /// TCP connections along the trees.
+    pub fn streams(&self) -> usize {
+        self.links.iter().map(|link| link.transport.streams()).sum()
     }
 
     /// Where a partial sum lies: in its slot, or in the board of the neighbour that made it.
@@ -134,14 +123,14 @@ impl TreeLink {
 }
 
 impl Driver {
-    pub(super) fn read_trunk(&mut self, link: usize, event: Ready) {
+    pub(super) fn read_trunk(&mut self, index: usize, event: Ready) {
+        let (link, line) = (index & ((1 << LINE_SHIFT) - 1), index >> LINE_SHIFT);
+        let Some(trunk) = &mut self.trunk else { return };
+        let goes_on = trunk.links[link].transport.woken(line, event);
         if event.readable {
-            if let Some(trunk) = &mut self.trunk {
-                trunk.links[link].connection.readable();
-            }
             while self.shared.broken.get().is_none() && self.read_one(link) {}
         }
-        if event.writable && self.shared.broken.get().is_none() {
+        if goes_on && self.shared.broken.get().is_none() {
             self.flush_link(link);
         }
     }
@@ -153,20 +142,16 @@ impl Driver {
         if link.closed {
             return false;
         }
-        match link.connection.receive_next() {
+        match link.transport.receive_next(&self.poller) {
             Ok(None) => return false,
-            Ok(Some(Arrival::Head(head))) => {
-                for key in link.connection.take_returned().into_iter().flatten() {
+            Ok(Some(Received::Head(head))) => {
+                for key in link.transport.take_returned().into_iter().flatten() {
                     trunk.core.sent(key);
                 }
                 self.read_head(at, &head);
             }
-            Ok(Some(Arrival::Payload)) => {
-                if let Some((head, place)) = link.receiving.take() {
-                    self.arrived(at, &head, place);
-                }
-            }
-            Ok(Some(Arrival::Owned(bytes))) => {
+            Ok(Some(Received::Payload((head, place)))) => self.arrived(at, &head, place),
+            Ok(Some(Received::Owned(bytes))) => {
                 let rank = self.shared.identity.rank;
                 self.fail(crate::cause::Cause::decode(&bytes, rank), Some(at));
             }
@@ -203,11 +188,13 @@ impl Driver {
                     self.violated_on(at, why);
                 }
             }
-            Frame::Abort => trunk.links[at].connection.body_owned(head.payload_bytes),
-            Frame::Bye { next } => {
+            Frame::Abort => trunk.links[at].transport.body_owned(head.payload_bytes),
+            // What comes over another stream was said before the farewell that is still to come there.
+            Frame::Bye { next } if trunk.links[at].transport.has_left() => {
                 trunk.links[at].left = Some(next);
                 self.refuse_the_departed();
             }
+            Frame::Bye { .. } => {}
             Frame::Lend { token } => self.borrow_board(at, token),
             Frame::Mapped => trunk.links[at].loan.mapped(),
             Frame::Offer { .. } | Frame::Grant { .. } | Frame::Piece { .. } => {
@@ -253,12 +240,10 @@ impl Driver {
                 self.arrived(at, &data, place);
             }
         } else if let Some(trunk) = &mut self.trunk {
-            let link = &mut trunk.links[at];
-            link.receiving = Some((data, place));
             // SAFETY: a slot or a result place that the core has given to this frame alone: both
             // hold a whole chunk and stay until the frame has arrived or everything has ended
-            // (then `fail` detaches the connection first).
-            unsafe { link.connection.body(memory, data.bytes) };
+            // (then `fail` detaches the transport first).
+            unsafe { trunk.links[at].transport.body(memory, data.bytes, (data, place)) };
         }
     }
 
@@ -282,7 +267,7 @@ impl Driver {
         loop {
             let Some(trunk) = &mut self.trunk else { return false };
             let link = &mut trunk.links[at];
-            if link.closed || link.wants_room || link.connection.queued() >= QUEUED_MAX {
+            if link.closed || !link.transport.takes_more() {
                 break;
             }
             let Some(((key, stage), tree)) = link.due.pop_first() else { break };
@@ -304,56 +289,49 @@ impl Driver {
                 }
                 // SAFETY: a slot of the board or a caller's output, which holds the chunk and is
                 // neither written nor given away until the core hears that it is sent, or `fail` has
-                // detached the connection.
+                // detached the transport.
                 None => Payload::Memory(unsafe { Lasting::new(place, bytes) }),
             };
-            trunk.links[at].connection.push(&head, payload, Some(key));
+            trunk.links[at].transport.push(&head, payload, Some(key));
             loaded = true;
         }
         if let Some(trunk) = &mut self.trunk
             && !trunk.links[at].closed
-            && !trunk.links[at].wants_room
-            && (trunk.core.owes_much(at) || trunk.links[at].connection.owes_returns())
+            && trunk.links[at].transport.takes_more()
+            && (trunk.core.owes_much(at) || trunk.links[at].transport.owes_returns())
         {
             let credits = trunk.core.take_owed(at);
             let head = Head { credits, ..Head::bare(Frame::Credit) };
-            trunk.links[at].connection.push(&head, Payload::Owned(vec![]), None);
+            trunk.links[at].transport.push(&head, Payload::Owned(vec![]), None);
             loaded = true;
         }
         loaded
     }
 
-    /// Sends what the socket takes; false if it is full or gone.
+    /// Sends what can go; false if nothing more would.
     pub(super) fn flush_link(&mut self, at: usize) -> bool {
         let Some(trunk) = &mut self.trunk else { return false };
         let link = &mut trunk.links[at];
         let mut gone = Vec::new();
-        let before = link.connection.sent_bytes;
-        let flushed = link.connection.flush(&mut gone);
-        let sent = link.connection.sent_bytes - before;
+        let before = link.transport.traffic().0;
+        let flushed = link.transport.flush(&self.poller, &mut gone);
+        let sent = link.transport.traffic().0 - before;
         self.shared.counters.sent_bytes.fetch_add(sent, Ordering::Relaxed);
-        let full = link.connection.queued() > 0;
-        if flushed.is_ok() && full != link.wants_room {
-            link.wants_room = full;
-            let _ = self.poller.want_room(&link.connection, TOKEN_TRUNK | at as u64, full);
-        }
+        let takes_more = link.transport.takes_more();
         for key in gone.into_iter().flatten() {
             trunk.core.sent(key);
         }
         self.act();
-        if let Err(error) = flushed {
+        if flushed.is_err() {
             // What the peer said before it went may still be there to read, its farewell or its
             // reason among it: it speaks before the error does.
             if let Some(trunk) = &mut self.trunk {
-                trunk.links[at].connection.readable();
+                trunk.links[at].transport.look_again();
             }
             while self.shared.broken.get().is_none() && self.read_one(at) {}
-            if self.trunk.as_ref().is_some_and(|trunk| !trunk.links[at].closed) {
-                self.link_lost(at, &error);
-            }
             return false;
         }
-        !full
+        takes_more
     }
 
     /// Signs of life, with what we are at, on every link that takes them.
@@ -362,11 +340,10 @@ impl Driver {
         for at in 0..self.trunk.as_ref().map_or(0, Trunk::len) {
             if let Some(trunk) = &mut self.trunk {
                 let link = &mut trunk.links[at];
-                if link.closed || link.connection.queued() > 0 {
+                if link.closed || !link.transport.is_idle() {
                     continue;
                 }
-                let head = Head { credits: trunk.core.take_owed(at), ..head };
-                trunk.links[at].connection.push(&head, Payload::Owned(vec![]), None);
+                link.transport.beat(&Head { credits: trunk.core.take_owed(at), ..head });
             }
             self.flush_link(at);
         }
@@ -377,11 +354,11 @@ impl Driver {
         let Some(trunk) = &mut self.trunk else { return Vec::new() };
         let mut heard = Vec::with_capacity(trunk.links.len());
         for link in &mut trunk.links {
-            let bytes = link.connection.received_bytes;
+            let (_, bytes) = link.transport.traffic();
             let new = bytes - link.heard_bytes;
             link.heard_bytes = bytes;
             self.shared.counters.received_bytes.fetch_add(new, Ordering::Relaxed);
-            heard.push(new > 0 || link.closed || link.left.is_some());
+            heard.push(link.transport.heard() || link.closed || link.left.is_some());
         }
         heard
     }

@@ -107,7 +107,7 @@ proptest! {
 
     #[test]
     fn greetings_that_are_nearly_right_are_refused_or_whole(changes in changes()) {
-        let hello = Hello { group: 7, from: 1, purpose: Purpose::Tree };
+        let hello = Hello { group: 7, from: 1, purpose: Purpose::Tree, stream: 3 };
         let (mut one, other) = pair();
         one.write_all(&changed(&hello.encode(), &changes)).unwrap();
         drop(one);

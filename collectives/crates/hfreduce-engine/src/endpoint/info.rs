@@ -13,7 +13,7 @@ use super::home::Home;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 
 /// The version of what is told; ranks of another release are refused.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// What the others need to know about a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,9 +67,10 @@ impl Options {
     /// What the others need to know.
     pub(super) fn info(&self, home: &Home, rank: u32, doors: &Doors) -> Info {
         let place = self.placement.get(self.rank as usize).cloned().unwrap_or_default();
+        let streams = self.streams.map_or("auto".to_owned(), |streams| streams.to_string());
         let agreed = format!(
-            "slot_bytes {}, slots {:?}, window {}, determinism {}",
-            self.slot_bytes, self.slots, self.window, self.determinism
+            "slot_bytes {}, slots {:?}, window {}, determinism {}, streams {streams} over {:?}",
+            self.slot_bytes, self.slots, self.window, self.determinism, self.carrier
         );
         Info {
             version: VERSION,

@@ -15,11 +15,13 @@ use fabric::interfaces::Interface;
 use fabric::tcp::{self, Port};
 
 use super::info::{Info, context, first_eight};
+use super::options::{Carrier, STREAMS, STREAMS_MAX};
 use super::{Endpoint, HANDSHAKE_TIMEOUT, Options};
 use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::core::Flows;
 use crate::drivers::lending::{self, Counter, Loan};
+use crate::drivers::transport::{self, Transport};
 use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
 use crate::line::Line;
@@ -27,6 +29,8 @@ use crate::line::Line;
 const HELLO: [u8; 8] = *b"HFHELLO1";
 /// Calls for another epoch that may wait.
 const CALLS_MAX: usize = 16;
+/// Connections that a rank makes to another: the streams of a tree edge, and a direct one.
+const CONNECTIONS_MAX: usize = STREAMS_MAX + 1;
 /// Connections that may wait while we do not know yet how large the next epoch is.
 const ARRIVED_MIN: usize = 1024;
 
@@ -39,7 +43,7 @@ pub(super) struct Inbox {
     pub(super) group: Mutex<Option<(u64, Arc<Shared>)>>,
     /// Coordinators of the next epoch: each one's last call.
     pub(super) calls: Mutex<VecDeque<Call>>,
-    /// Connections that may wait here: each rank makes at most two to another.
+    /// Connections that may wait here.
     most: AtomicUsize,
 }
 
@@ -47,13 +51,13 @@ impl Inbox {
     /// The epoch is over; members who are faster than we connect for the next one already.
     pub(super) fn between(&self, ranks: usize) {
         *lock(&self.group) = None;
-        self.most.store((ranks * 2).max(ARRIVED_MIN), Ordering::Relaxed);
+        self.most.store((ranks * CONNECTIONS_MAX).max(ARRIVED_MIN), Ordering::Relaxed);
     }
 
     /// A group of this size begins: what came for any other one is closed.
     pub(super) fn begin(&self, group: u64, ranks: usize) {
         *lock(&self.group) = None;
-        self.most.store(ranks * 2, Ordering::Relaxed);
+        self.most.store(ranks * CONNECTIONS_MAX, Ordering::Relaxed);
         lock(&self.arrived).retain(|(hello, _)| hello.group == group);
     }
 
@@ -125,6 +129,8 @@ pub(super) struct Hello {
     /// The dialler's rank; for [`Purpose::Regroup`] the number of its attempt.
     pub(super) from: u32,
     pub(super) purpose: Purpose,
+    /// Which one of a tree edge's.
+    pub(super) stream: u8,
 }
 
 /// What a connection is for.
@@ -156,40 +162,68 @@ impl Endpoint {
         let flows = Flows::new(&self.plan, node);
         let ranks: Vec<u32> =
             flows.peers().iter().map(|peer| self.placement.members(*peer)[own]).collect();
-        let mut streams: HashMap<u32, TcpStream> = HashMap::new();
+        let mut dialled: HashMap<u32, Vec<TcpStream>> = HashMap::new();
         for (peer, rank) in flows.peers().iter().zip(&ranks) {
             if node < *peer {
-                let stream = self.dial(&infos[*rank as usize], group, deadline)?;
-                streams.insert(*rank, stream);
-            }
-        }
-        for (peer, rank) in flows.peers().iter().zip(&ranks) {
-            if node > *peer {
-                streams.insert(*rank, self.expect(*rank, group, deadline)?);
+                let info = &infos[*rank as usize];
+                let streams = 0..self.connections(channels);
+                let streams = streams.map(|stream| self.dial(info, group, stream, deadline));
+                dialled.insert(*rank, streams.collect::<Result<_, _>>()?);
             }
         }
         let trouble = |error: io::Error| self.trouble("connecting", error.to_string());
         let mut peers = Vec::with_capacity(ranks.len());
         for rank in ranks {
-            if let Some(stream) = streams.remove(&rank) {
-                peers.push((rank, stream, self.loan(&infos[rank as usize], board, deadline)));
-            }
+            let info = &infos[rank as usize];
+            let (streams, dialled) = match dialled.remove(&rank) {
+                Some(streams) => (streams, true),
+                None => {
+                    let streams = 0..self.connections(channels);
+                    let streams = streams.map(|stream| self.expect(rank, group, stream, deadline));
+                    (streams.collect::<Result<_, _>>()?, false)
+                }
+            };
+            let (carrier, slot_bytes) = (self.options.carrier, self.options.slot_bytes);
+            let transport = transport::open(carrier, streams, dialled, slot_bytes, deadline);
+            let transport = transport.map_err(|error| {
+                self.blame(CauseKind::Io, rank, "connecting", error.to_string())
+            })?;
+            let loan = self.loan(info, board, &*transport, deadline);
+            peers.push((rank, transport, loan));
         }
         let counter = self.doors.counter.as_ref().map(UnixListener::try_clone).transpose();
         let counter = Counter::new(counter.map_err(trouble)?);
         let options = &self.options;
         let (window, slot_bytes) = (options.window, options.slot_bytes);
-        Trunk::new(flows, (own, channels), window, slot_bytes, peers, counter)
-            .map(Some)
-            .map_err(trouble)
+        Ok(Some(Trunk::new(flows, (own, channels), window, slot_bytes, peers, counter)))
+    }
+
+    /// TCP streams that carry our frames to a neighbour: our part of those between the two nodes.
+    pub(super) fn streams(&self, channels: usize) -> usize {
+        let between = self.options.streams.unwrap_or(STREAMS);
+        match self.options.carrier {
+            Carrier::Tcp => between.div_ceil(channels.max(1)),
+            Carrier::InProcess => 0,
+        }
+    }
+
+    /// Connections for that: one at least, over which the two prove who they are.
+    fn connections(&self, channels: usize) -> u8 {
+        self.streams(channels).clamp(1, STREAMS_MAX) as u8
     }
 
     /// Lends our board to a neighbour, if it runs on this machine and results lie there at all.
-    fn loan(&self, peer: &Info, board: &Board, deadline: Deadline) -> Loan {
+    fn loan(
+        &self,
+        peer: &Info,
+        board: &Board,
+        transport: &dyn Transport,
+        deadline: Deadline,
+    ) -> Loan {
         let locals = self.placement.members(self.placement.node_of(peer.rank)).len();
         let peer_board_bytes = Shape { locals, ..board.shape() }.bytes();
         let near = peer.host == self.info.host && !peer.counter.is_empty();
-        let lend = self.options.lend && near && board.shape().locals > 1;
+        let lend = self.options.lend && near && board.shape().locals > 1 && transport.lends();
         let within = deadline.within(HANDSHAKE_TIMEOUT);
         let offered = lend.then(|| lending::offer(board, &peer.counter, within)).transpose();
         if let Err(error) = &offered {
@@ -202,6 +236,7 @@ impl Endpoint {
         &self,
         peer: &Info,
         group: u64,
+        stream: u8,
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
         let phase = "dialling a tree neighbour";
@@ -211,7 +246,7 @@ impl Endpoint {
             &self.home.key,
             &self.info.host,
             peer,
-            Hello { group, from, purpose: Purpose::Tree },
+            Hello { group, from, purpose: Purpose::Tree, stream },
             deadline,
         )
         .map_err(|(kind, detail)| self.blame(kind, peer.rank, phase, detail))
@@ -222,10 +257,11 @@ impl Endpoint {
         &self,
         rank: u32,
         group: u64,
+        stream: u8,
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
-        let (wanted, phase) =
-            (Hello { group, from: rank, purpose: Purpose::Tree }, "waiting for a tree neighbour");
+        let phase = "waiting for a tree neighbour";
+        let wanted = Hello { group, from: rank, purpose: Purpose::Tree, stream };
         self.says(phase, rank);
         let mut arrived = lock(&self.home.inbox.arrived);
         loop {
@@ -296,7 +332,7 @@ pub(super) fn open_port(
         all if all.iter().any(|one| one.address.is_ipv6()) => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };
-    inbox.most.store(options.placement.len() * 2, Ordering::Relaxed);
+    inbox.most.store(options.placement.len() * CONNECTIONS_MAX, Ordering::Relaxed);
     Port::open(
         SocketAddr::new(address, 0),
         key.clone(),
@@ -322,6 +358,7 @@ impl Hello {
         bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.from.to_le_bytes());
         bytes[20] = self.purpose as u8;
+        bytes[21] = self.stream;
         bytes
     }
 
@@ -342,6 +379,7 @@ impl Hello {
                 2 => Purpose::Regroup,
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             },
+            stream: bytes[21],
         })
     }
 }

@@ -23,6 +23,20 @@ const SLOTS_MAX: usize = 32;
 const UNDER_WAY_BYTES: usize = 2 << 20;
 /// Bytes of sums that go round, of all ranks together.
 const ROUND_BYTES: usize = 8 << 20;
+/// TCP streams between two neighbouring nodes, where nobody says how many.
+pub const STREAMS: usize = 2;
+/// The most that can be asked for.
+pub const STREAMS_MAX: usize = 16;
+
+/// What carries frames along the trees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Carrier {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// Queues in memory, for ranks that are threads of one process.
+    InProcess,
+}
 
 /// What a rank is told when it starts. The sizes must be the same on all ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,6 +72,13 @@ pub struct Options {
     pub registered_bytes: usize,
     /// Nodes on one machine copy from each other's memory instead of through TCP.
     pub lend: bool,
+    /// What carries frames along the trees; the same on all ranks.
+    #[serde(default)]
+    pub carrier: Carrier,
+    /// TCP streams between two neighbouring nodes, which the ranks that share a node's work divide
+    /// between them; the same on all ranks. By default [`STREAMS`].
+    #[serde(default)]
+    pub streams: Option<usize>,
     /// What is promised about bits, beyond the default; the same on all ranks.
     pub determinism: Determinism,
     /// Whose chunks go first, of the communicators of a process.
@@ -87,6 +108,8 @@ impl Options {
             folders: Folders::from_environment(),
             registered_bytes: registered_bytes(),
             lend: true,
+            carrier: Carrier::Tcp,
+            streams: None,
             determinism: Determinism::DEFAULT,
             priority: Priority::Normal,
             held_back: HELD,
@@ -143,6 +166,9 @@ pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), Stri
     }
     if !(1..=64).contains(&options.window) {
         return Err(format!("window {} is not from 1 to 64", options.window));
+    }
+    if let Some(streams) = options.streams.filter(|streams| !(1..=STREAMS_MAX).contains(streams)) {
+        return Err(format!("streams {streams} (HFREDUCE_STREAMS) is not from 1 to {STREAMS_MAX}"));
     }
     if options.liveness < Duration::from_millis(500) {
         return Err(format!("a liveness time-out of {:?} is under 500 ms", options.liveness));

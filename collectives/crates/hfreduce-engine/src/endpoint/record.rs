@@ -1,5 +1,6 @@
 //! What `connect` tells the flight recorder.
 
+use super::info::Info;
 use super::{Endpoint, Options};
 use crate::cause::CollectiveError;
 use crate::core::Flows;
@@ -7,13 +8,14 @@ use crate::core::regroup::Start;
 use crate::flight::{About, Recorder};
 
 impl Endpoint {
-    pub(super) fn about(&self, group: u64, epoch: u32) -> About {
+    pub(super) fn about(&self, infos: &[Info], group: u64, epoch: u32) -> About {
         let rank = self.options.rank;
         let (node, local) = (self.placement.node_of(rank), self.placement.local_of(rank));
         let flows = Flows::new(&self.plan, node);
+        let streams = self.streams(self.channels(infos));
         let link = |peer: &usize| {
             let rank = *self.placement.members(*peer).get(local)?;
-            Some((rank, self.placement.nodes()[*peer].name.clone()))
+            Some((rank, self.placement.nodes()[*peer].name.clone(), streams))
         };
         let place = &self.placement.nodes()[node];
         About {

@@ -144,7 +144,7 @@ impl<'a> Talk<'a> {
         let (key, host) = (self.home.key.clone(), host());
         let (joining, hello) = (
             self.joining,
-            Hello { group: self.home.id, from: self.attempt, purpose: Purpose::Regroup },
+            Hello { group: self.home.id, from: self.attempt, purpose: Purpose::Regroup, stream: 0 },
         );
         let dialler = move || {
             loop {

@@ -11,7 +11,7 @@ fn about(rank: u32) -> About {
         reached_at: "eth0 10.0.0.5".into(),
         group: 0xfeed,
         epoch: 2,
-        links: vec![(2, "b0".into())],
+        links: vec![(2, "b0".into(), 4)],
     }
 }
 
@@ -59,6 +59,7 @@ fn what_was_written_is_read_by_somebody_else() {
     assert_eq!(read.waiting.unwrap().phase, "waiting for rank 0 to call it");
     assert_eq!((&*read.peers[0].node, &*read.peers[1].node), ("a1", "b0"));
     assert_eq!((read.peers[1].sequence, read.peers[1].waiting_for), (Some(8), Some(0)));
+    assert_eq!((read.peers[0].streams, read.peers[1].streams), (0, 4));
     let [one, two] = &read.entries[..] else { panic!("{:?}", read.entries) };
     assert_eq!((one.sequence, one.state, one.chunks, one.chunks_delivered), (7, "completed", 4, 3));
     assert_eq!(one.finished_ns - one.called_ns, 2_000_000);

@@ -125,8 +125,8 @@ pub struct About {
     pub group: u64,
     /// How often the members have changed.
     pub epoch: u32,
-    /// The neighbours along the trees with their nodes.
-    pub links: Vec<(u32, String)>,
+    /// The neighbours along the trees with their nodes, and how many TCP streams lead there.
+    pub links: Vec<(u32, String, usize)>,
 }
 
 /// What is known of a neighbour.
@@ -193,13 +193,14 @@ impl Recorder {
     /// Tells more about us.
     pub fn describe(&self, about: &About) {
         let cut = |text: &str| text.chars().take(48).collect::<String>();
+        let link = |(rank, node, streams): &(u32, String, usize)| (*rank, cut(node), *streams);
         let identity = serde_json::json!({
             "job": cut(&about.job),
             "node": cut(&about.node),
             "zone": cut(&about.zone),
             "reached_at": cut(&about.reached_at),
             "host": cut(&place::host_name()),
-            "links": about.links.iter().take(8).map(|(rank, node)| (*rank, cut(node))).collect::<Vec<_>>(),
+            "links": about.links.iter().take(8).map(link).collect::<Vec<_>>(),
         });
         self.text(at::IDENTITY, identity.to_string().as_bytes(), at::BOOT);
     }

@@ -99,6 +99,8 @@ pub struct Peer {
     pub node: String,
     /// True for the end of a tree edge, false for a rank of the same node.
     pub link: bool,
+    /// TCP streams that lead there; 0 for a rank of the same node.
+    pub streams: u64,
     /// The operation that it entered last (same node) or is in (link); none: none that we know.
     pub sequence: Option<u64>,
     /// Whom it says that it waits for.
@@ -274,20 +276,24 @@ fn waiting(words: &Words<'_>) -> Option<Waiting> {
 }
 
 fn peers(words: &Words<'_>, node: &str, links: &serde_json::Value) -> Vec<Peer> {
-    let node_of = |rank: u32| {
-        let found = links.as_array().into_iter().flatten();
-        let mut found = found.filter(|link| link[0].as_u64() == Some(u64::from(rank)));
-        found.next().and_then(|link| link[1].as_str()).unwrap_or_default().to_owned()
+    let link_to = |rank: u32| {
+        let mut links = links.as_array().into_iter().flatten();
+        let link = links.find(|link| link[0].as_u64() == Some(u64::from(rank)))?;
+        Some((link[1].as_str()?.to_owned(), link[2].as_u64().unwrap_or_default()))
     };
     let known = (0..PEERS).map(|peer| PAGE_WORDS + peer * PEER_WORDS);
     known
         .take_while(|base| words.high(*base) != 0)
         .map(|base| {
             let (rank, flags) = (words.low(base), words.high(base));
+            let link = flags & 2 != 0;
+            let (node, streams) =
+                if link { link_to(rank).unwrap_or_default() } else { (node.to_owned(), 0) };
             Peer {
                 rank,
-                node: if flags & 2 != 0 { node_of(rank) } else { node.to_owned() },
-                link: flags & 2 != 0,
+                node,
+                link,
+                streams,
                 sequence: words.get(base + 1).checked_sub(1),
                 waiting_for: rank_of(words.get(base + 2)),
                 left: flags & 4 != 0,

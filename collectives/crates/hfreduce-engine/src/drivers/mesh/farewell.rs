@@ -1,8 +1,9 @@
 //! The last words over direct connections: why everything ended, or that we take leave.
 
 use super::{Mesh, Note};
-use crate::drivers::connection::{Connection, Payload};
+use crate::drivers::connection::Connection;
 use crate::drivers::poller::Poller;
+use crate::drivers::transport::Payload;
 use crate::drivers::wire::{Frame, Head};
 
 impl Mesh {

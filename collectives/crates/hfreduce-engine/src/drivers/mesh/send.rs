@@ -1,7 +1,7 @@
 //! What goes out over direct connections.
 
-use crate::drivers::connection::{Lasting, Payload};
 use crate::drivers::poller::Ready;
+use crate::drivers::transport::{Lasting, Payload};
 use crate::drivers::wire::{Frame, Head, PIECE_BYTES_MAX};
 use crate::drivers::{Driver, TOKEN_MESH_IN, TOKEN_MESH_OUT};
 

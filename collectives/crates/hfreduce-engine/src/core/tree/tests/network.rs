@@ -42,11 +42,13 @@ pub struct Sim {
     pub ops: Vec<Op>,
     pub output: Vec<Vec<Vec<f32>>>,
     pub nodes: Vec<Node>,
-    /// FIFO from one node to another.
+    /// From one node to another.
     wires: BTreeMap<(usize, usize), VecDeque<Message>>,
     seed: Seed,
     window: usize,
     pub arrival_order: bool,
+    /// A message may overtake so many others, less one.
+    pub streams: usize,
 }
 
 pub fn plan(nodes: usize, zone_a: usize) -> Plan {
@@ -97,6 +99,7 @@ impl Sim {
             seed: Seed(seed),
             window,
             arrival_order: false,
+            streams: 1,
         }
     }
 
@@ -257,8 +260,10 @@ impl Sim {
     }
 
     fn deliver(&mut self, from: usize, to: usize) {
-        let message = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front);
-        let Some(message) = message else { return };
+        let Some(wire) = self.wires.get_mut(&(from, to)) else { return };
+        let ahead = self.streams.min(wire.len());
+        let next = if ahead > 1 { self.seed.below(ahead) } else { 0 };
+        let Some(message) = wire.remove(next) else { return };
         if self.nodes[to].dead {
             return;
         }

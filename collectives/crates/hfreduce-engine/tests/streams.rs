@@ -1,0 +1,269 @@
+//! Neighbours that share their chunks between several connections, or use no socket at all: the
+//! same bits, and the same failures.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use hfreduce_engine::flight::Folders;
+use hfreduce_engine::{
+    Carrier, CauseKind, CollectiveError, Communicator, DType, Endpoint, Member, Options, ReduceOp,
+    WaitError, Work,
+};
+use support::{KEY, TIMEOUT, allreduce, buffer, digest, placement, run, try_run, values};
+
+/// Several chunks of the largest size, and some of each stream's.
+const NUMEL: usize = 300_000;
+
+/// What a group gives: a digest of each operation's result, and this rank's connections.
+fn results(comm: &Communicator) -> (Vec<u64>, u64) {
+    let mut sums: Vec<Vec<f32>> =
+        [NUMEL, 3, 60_000, NUMEL].map(|n| values(comm.rank(), n as u64, n)).to_vec();
+    // All under way at once.
+    let works: Vec<_> = sums.iter_mut().map(|data| allreduce(comm, data)).collect();
+    works.iter().for_each(|work| work.wait(None).unwrap());
+    let mut told = values(comm.rank(), 5, NUMEL);
+    let root = comm.world_size() as u32 - 1;
+    let work = comm.broadcast(buffer(&mut told), DType::F32, root, TIMEOUT, true).unwrap();
+    work.wait(None).unwrap();
+    assert_eq!(digest(&told), digest(&values(root, 5, NUMEL)));
+    comm.barrier(TIMEOUT, true).unwrap().wait(None).unwrap();
+    let streams = comm.counters().streams.load(Ordering::Relaxed);
+    (sums.iter().map(|data| digest(data)).collect(), streams)
+}
+
+#[test]
+fn neither_streams_nor_transport_change_a_bit() {
+    for (nodes, locals) in [(2, 1), (3, 1), (5, 1), (2, 2)] {
+        let with = |carrier: Carrier, streams: Option<usize>| {
+            let tune = |options: &mut Options| {
+                (options.carrier, options.streams) = (carrier, streams);
+                (options.lend, options.channels) = (false, Some(locals));
+                options.slot_bytes = 64 << 10;
+            };
+            run(&placement(nodes, locals), tune, |comm| results(&comm))
+        };
+        let one = with(Carrier::Tcp, Some(1));
+        for streams in [None, Some(3), Some(4)] {
+            for (own, base) in with(Carrier::Tcp, streams).iter().zip(&one) {
+                assert_eq!(own.0, base.0, "{nodes} nodes, {locals} ranks, {streams:?}");
+                // The ranks that share a node's work divide them; there are two unless it is said.
+                let each = streams.unwrap_or(2).div_ceil(locals) as u64;
+                assert_eq!(own.1, base.1 * each, "{nodes} nodes, {locals} ranks, {streams:?}");
+            }
+        }
+        for (own, base) in with(Carrier::InProcess, None).iter().zip(&one) {
+            assert_eq!((&own.0, own.1), (&base.0, 0), "{nodes} nodes, {locals} ranks");
+        }
+    }
+}
+
+#[test]
+fn an_epoch_after_a_failure_has_what_the_first_one_had() {
+    for (carrier, streams) in [(Carrier::Tcp, 3), (Carrier::InProcess, 0)] {
+        let tune = |options: &mut Options| {
+            (options.carrier, options.lend) = (carrier, false);
+            options.streams = (streams > 0).then_some(streams as usize);
+        };
+        let summed = Barrier::new(3);
+        run(&placement(3, 1), tune, |comm| {
+            results(&comm);
+            summed.wait();
+            if comm.rank() == 1 {
+                comm.abort("this one has an accident");
+                return;
+            }
+            while comm.error().is_none() {
+                std::thread::yield_now();
+            }
+            assert_eq!(comm.error().unwrap().cause.kind, CauseKind::Aborted);
+            let next = comm.reconfigure(&[Member::Rank(2), Member::Rank(0)], TIMEOUT).unwrap();
+            assert_eq!(results(&next).1, streams);
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_over_every_transport() {
+    for (carrier, streams) in [(Carrier::Tcp, Some(4)), (Carrier::InProcess, None)] {
+        let tune = |options: &mut Options| (options.carrier, options.streams) = (carrier, streams);
+        run(&placement(2, 1), tune, |comm| {
+            if comm.rank() == 0 {
+                allreduce(&comm, &mut vec![1.0; NUMEL]).wait(None).unwrap();
+                comm.close(TIMEOUT);
+                return;
+            }
+            let error = sums_until_an_error(&comm);
+            assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(0)));
+        });
+    }
+}
+
+fn sum(comm: &Communicator, data: &mut [f32]) -> Result<Work, CollectiveError> {
+    comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true)
+}
+
+fn failed(work: Result<Work, CollectiveError>) -> Option<CollectiveError> {
+    match work.map(|work| work.wait(None)) {
+        Ok(Ok(())) => None,
+        Ok(Err(WaitError::Failed(error))) | Err(error) => Some(error),
+        Ok(Err(other)) => panic!("{other}"),
+    }
+}
+
+fn sums_until_an_error(comm: &Communicator) -> CollectiveError {
+    loop {
+        let mut data = vec![1.0; NUMEL];
+        if let Some(error) = failed(sum(comm, &mut data)) {
+            return error;
+        }
+        assert!(data.iter().all(|value| *value == 2.0));
+    }
+}
+
+/// Stands between two ranks, passes on what they say, and has both sockets of every stream.
+struct Between {
+    port: u16,
+    streams: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,
+    /// This stream passes nothing on any more, and does not end.
+    frozen: Arc<AtomicUsize>,
+}
+
+impl Between {
+    fn new(port: u16, count: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = listener.local_addr().unwrap().port();
+        let streams: Arc<Mutex<Vec<_>>> = Arc::default();
+        let frozen = Arc::new(AtomicUsize::new(usize::MAX));
+        let (seen, stops) = (streams.clone(), frozen.clone());
+        std::thread::spawn(move || {
+            for stream in 0..count {
+                let Ok((dialler, _)) = listener.accept() else { return };
+                let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                for (from, to) in [(&dialler, &acceptor), (&acceptor, &dialler)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let stops = stops.clone();
+                    std::thread::spawn(move || pass_on(&from, &to, stream, &stops));
+                }
+                seen.lock().unwrap().push((dialler, acceptor));
+            }
+        });
+        Self { port: own, streams, frozen }
+    }
+}
+
+fn pass_on(mut from: &TcpStream, mut to: &TcpStream, stream: usize, frozen: &AtomicUsize) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count) = from.read(&mut bytes)
+        && count > 0
+    {
+        let passes = frozen.load(Ordering::SeqCst) != stream;
+        if passes && to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Two ranks with four streams between them; after some sums this happens to the third of them.
+/// What each rank says then.
+fn accident(
+    liveness: Duration,
+    happens: impl Fn(&Between, &TcpStream, &TcpStream) + Sync,
+) -> Vec<CollectiveError> {
+    let endpoints: Vec<Endpoint> = (0..2)
+        .map(|rank| {
+            let mut options = Options::new(rank, placement(2, 1));
+            options.folders = Folders::default();
+            (options.streams, options.liveness) = (Some(4), liveness);
+            Endpoint::new(options, &KEY).unwrap()
+        })
+        .collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    let mut bent: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
+    let between = Between::new(bent["port"].as_u64().unwrap() as u16, 4);
+    bent["port"] = between.port.into();
+    let bent = vec![infos[0].clone(), serde_json::to_vec(&bent).unwrap()];
+    let ready = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let ranks = endpoints.into_iter().zip([&bent, &infos]);
+        let ranks = ranks.map(|(endpoint, infos)| {
+            let (between, happens, ready) = (&between, &happens, &ready);
+            scope.spawn(move || {
+                let comm = endpoint.connect(infos, TIMEOUT).unwrap();
+                results(&comm);
+                ready.wait();
+                if comm.rank() == 0 {
+                    let streams = between.streams.lock().unwrap();
+                    happens(between, &streams[2].0, &streams[2].1);
+                }
+                ready.wait();
+                sums_until_an_error(&comm)
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn all_say(errors: &[CollectiveError], kind: CauseKind, culprits: &[u32], word: &str) {
+    for error in errors {
+        assert_eq!(error.cause.kind, kind, "{error}");
+        assert!(error.cause.peer.is_some_and(|peer| culprits.contains(&peer)), "{error}");
+        assert!(error.cause.detail.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn one_stream_of_several_that_is_cut_is_the_loss_of_the_peer() {
+    let errors = accident(TIMEOUT, |_, dialler, acceptor| {
+        dialler.shutdown(Shutdown::Both).unwrap();
+        acceptor.shutdown(Shutdown::Both).unwrap();
+    });
+    all_say(&errors, CauseKind::PeerDied, &[0, 1], "its connection");
+}
+
+#[test]
+fn garbage_on_one_stream_of_several_is_blamed_on_who_sent_it() {
+    let errors = accident(TIMEOUT, |_, _, mut acceptor| acceptor.write_all(&[7; 64]).unwrap());
+    all_say(&errors, CauseKind::Protocol, &[0], "HFR1");
+}
+
+#[test]
+fn one_stream_of_several_that_falls_silent_is_a_peer_that_has_stalled() {
+    let errors = accident(Duration::from_secs(2), |between, _, _| {
+        between.frozen.store(2, Ordering::SeqCst);
+    });
+    all_say(&errors, CauseKind::PeerStalled, &[0, 1], "no sign of life");
+}
+
+#[test]
+fn ranks_that_were_told_different_numbers_are_named_before_they_connect() {
+    let errors = try_run(
+        &placement(2, 1),
+        |options| options.streams = Some(2 + options.rank as usize),
+        |connected| connected.map(drop).unwrap_err(),
+    );
+    for (rank, error) in errors.iter().enumerate() {
+        assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+        assert_eq!(error.cause.peer, Some(1 - rank as u32), "{error}");
+        let detail = &error.cause.detail;
+        assert!(detail.contains("streams 2") && detail.contains("streams 3"), "{detail}");
+    }
+}
+
+#[test]
+fn a_number_of_streams_that_makes_no_sense_is_refused_by_name() {
+    for streams in [0, 17] {
+        let mut options = Options::new(0, placement(2, 1));
+        options.streams = Some(streams);
+        let error = Endpoint::new(options, &KEY).map(drop).unwrap_err();
+        assert_eq!(error.cause.kind, CauseKind::Invalid);
+        assert!(error.cause.detail.contains("HFREDUCE_STREAMS"), "{error}");
+    }
+}
