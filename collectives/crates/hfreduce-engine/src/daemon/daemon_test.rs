@@ -78,6 +78,15 @@ proptest! {
     }
 }
 
+/// Ends the daemon of a test, also of one that fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// A rank that speaks by itself, connected with one that the library speaks for; what becomes of the
 /// latter's allreduce, after `act`.
 fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
@@ -88,6 +97,7 @@ fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
             .unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _end = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::SeqCst) {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
@@ -121,7 +131,6 @@ fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
         let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
         // The daemon lives on, and serves the next.
         assert!(Entrance::open(options(0, 1), &KEY, Some(&path)).is_ok());
-        stop.store(true, Ordering::SeqCst);
         match ended {
             Err(WaitError::Failed(error)) => error,
             other => panic!("{other:?}"),
@@ -184,6 +193,7 @@ fn the_rank_asks_for_it_and_hands_out_its_blocks() {
     let daemon = Daemon::bind(&path, rules).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _end = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::SeqCst) {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
@@ -201,6 +211,5 @@ fn the_rank_asks_for_it_and_hands_out_its_blocks() {
         let buffer = unsafe { Buffer::new([(block.base(), 4096)]) };
         let work = next.allreduce(buffer, DType::F32, ReduceOp::Average, 0, TIMEOUT, true);
         work.unwrap().wait(None).unwrap();
-        stop.store(true, Ordering::SeqCst);
     });
 }
