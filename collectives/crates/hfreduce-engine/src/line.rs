@@ -81,7 +81,7 @@ impl<S: Read + Write> Line<S> {
         let (length, rest) = self.came.split_first_chunk::<4>()?;
         let length = u32::from_le_bytes(*length) as usize;
         if length > self.bytes_max {
-            self.garbage(format!("a word of {length} bytes, over {}", self.bytes_max));
+            self.end(format!("a word of {length} bytes, over {}", self.bytes_max));
             return None;
         }
         let word = serde_json::from_slice(rest.get(..length)?);
@@ -89,7 +89,7 @@ impl<S: Read + Write> Line<S> {
         match word {
             Ok(word) => Some(word),
             Err(error) => {
-                self.garbage(format!("a word that cannot be read: {error}"));
+                self.end(format!("a word that cannot be read: {error}"));
                 None
             }
         }
@@ -107,7 +107,8 @@ impl<S: Read + Write> Line<S> {
         self.ended.as_deref()
     }
 
-    fn garbage(&mut self, why: String) {
+    /// Hears nothing more, not even what has come.
+    pub fn end(&mut self, why: String) {
         self.came.clear();
         self.ended = Some(why);
     }

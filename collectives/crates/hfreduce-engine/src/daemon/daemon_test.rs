@@ -213,3 +213,29 @@ fn the_rank_asks_for_it_and_hands_out_its_blocks() {
         work.unwrap().wait(None).unwrap();
     });
 }
+
+#[test]
+fn a_late_answer_is_not_taken_for_that_of_the_next_attempt() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    [&ours, &theirs].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
+    let (own, mut daemon) = (Line::over(ours, WORD_BYTES_MAX), Line::over(theirs, WORD_BYTES_MAX));
+    let info = crate::endpoint::Endpoint::new(options(0, 1), &KEY).unwrap().info();
+    let infos = vec![serde_json::from_slice(&info).unwrap()];
+    let arena = Arc::new(fabric::arena::Arena::create("test", 1 << 20).unwrap());
+    let seat = Seat::new(options(0, 1), arena, "hfreduced".to_owned(), infos, 0);
+    let comm = seat.begin(own, 1).unwrap();
+    let again = || comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
+    let error = std::thread::scope(|scope| {
+        let asked = scope.spawn(again);
+        let until = Instant::now() + TIMEOUT;
+        while !matches!(await_word(&mut daemon, until).unwrap(), Ask::Reconfigure(_)) {}
+        daemon.say(&Tell::Left); // No answer.
+        asked.join().unwrap()
+    });
+    assert!(error.to_string().contains("it said Left"), "{error}");
+    let infos = vec![String::from_utf8(info).unwrap()];
+    let (rank, epoch, channels, other_memory) = (0, 1, 1, false);
+    let late = Regrouped { infos, rank, epoch, channels, other_memory };
+    daemon.say(&Tell::Regrouped(Box::new(late)));
+    assert_eq!(again().cause.kind, CauseKind::PeerDied);
+}

@@ -2,6 +2,7 @@
 //! daemon's, so it is the daemon that goes on with other members.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -171,7 +172,13 @@ impl Seat {
                 return seat.begin(line, channels);
             }
             Ok(Answer::Refused(error)) => *error,
-            Err(why) => lost(&why),
+            Err(why) => {
+                let failed = lost(&why);
+                // What it says later would be taken for the answer to what is asked next.
+                line.end(why);
+                let _ = line.stream().shutdown(Shutdown::Both);
+                failed
+            }
         };
         *lock(&self.line) = Some(line);
         Err(failed)
