@@ -303,3 +303,33 @@ fn a_daemon_that_is_told_to_stop_says_so() {
         },
     );
 }
+
+#[test]
+fn what_arrives_is_heard_behind_more_calls_than_a_daemon_takes() {
+    const BYTES: usize = 4096;
+    let daemon = Served::new(1);
+    let at = |_| Some(daemon.path.clone());
+    run_at(
+        &placement(1, 1),
+        at,
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let block = comm.allocate(5000 * BYTES).unwrap();
+            let start = |at: usize| {
+                let pace = Arc::new(Pace::default());
+                // SAFETY: its own part of the block, which outlives the works.
+                let buffer = unsafe { Buffer::new([(block.base().add(at * BYTES), BYTES)]) };
+                let buffer = buffer.paced(pace.clone());
+                let soon = Duration::from_secs(60);
+                (comm.allreduce(buffer, F32, ReduceOp::Sum, 0, soon, false).unwrap(), pace)
+            };
+            let works: Vec<_> = (0..5000).map(start).collect();
+            works.iter().for_each(|(work, pace)| work.arrived(pace, BYTES));
+            for (work, pace) in &works {
+                work.wait(None).unwrap();
+                assert_eq!(pace.delivered(), BYTES);
+            }
+        },
+    );
+}

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fabric::arena::Arena;
 
 use super::memory::{Laid, Memory};
-use super::{Ask, BEAT, Call, Done, Tell};
+use super::{Ask, BEAT, CALLS_MAX, Call, Done, Tell};
 use crate::cause::{Cause, CauseKind};
 use crate::drivers::poller::{Poller, Ready};
 use crate::drivers::{Shared, Submission, TICK, lock};
@@ -26,6 +26,8 @@ const TOKEN_DAEMON: u64 = 1;
 const LATER: Duration = Duration::from_secs(2);
 /// How long the daemon may take to say that nobody touches our memory any more.
 const QUIET_WITHIN: Duration = Duration::from_millis(500);
+/// One fewer than the daemon takes: with as many it hears nothing, of what has arrived neither.
+const CALLS_MOST: usize = CALLS_MAX - 1;
 
 /// See the module's text.
 pub struct Attached {
@@ -169,7 +171,12 @@ impl Attached {
             self.line.say(&Ask::Abort { kind, reason: reason.clone() });
             self.fail(self.blame(kind, &reason));
         }
-        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        let room = CALLS_MOST.saturating_sub(self.calls.len());
+        let calls: Vec<Submission> = {
+            let mut waiting = lock(&self.shared.submissions);
+            let taken = room.min(waiting.len());
+            waiting.drain(..taken).collect()
+        };
         let any = !calls.is_empty();
         calls.into_iter().for_each(|call| self.begin(call));
         any
@@ -254,6 +261,9 @@ impl Attached {
     }
 
     fn complete(&mut self, done: Done) {
+        if self.calls.len() >= CALLS_MOST {
+            self.shared.news.store(true, Ordering::SeqCst); // There may be calls that waited for a place.
+        }
         let Some(ended) = self.calls.remove(&done.ticket) else { return };
         let UnderWay { operation, work, laid, copied: (_, out) } = ended;
         if let Some(source) = done.source {
@@ -267,6 +277,7 @@ impl Attached {
         }
         counters.count_allreduce(&work, &mut self.reduced_until, now);
         laid.bring(&operation, out, self.shared.identity.rank);
+        operation.output.deliver(operation.output.bytes());
         self.memory.keep(laid);
         self.shared.recorder.finished(work.flight, false, now);
         work.complete();
