@@ -200,6 +200,40 @@ pub(super) unsafe fn streams<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Fo
     }
 }
 
+/// How far ahead a pass asks for inputs where conversions or partial results take so much of a processor's
+/// window that it does not look as far by itself.
+const AHEAD_BYTES: usize = 2048;
+const LINE_BYTES: usize = 64;
+
+/// A block, and a question for a later one.
+///
+/// # Safety
+/// As for [`Format::load`].
+#[inline(always)]
+unsafe fn load<V: Lanes, F: Format<V>>(source: *const u8, asks: bool) -> F::Block {
+    if asks {
+        ask_ahead::<V, F>(source);
+    }
+    // SAFETY: the caller's promise, handed on.
+    unsafe { F::load(source) }
+}
+
+/// Asks for the block that lies so far behind this one, whatever is there: that never faults.
+#[inline(always)]
+fn ask_ahead<V: Lanes, F: Format<V>>(block: *const u8) {
+    let bytes = if V::LANES > 1 { elements::<V, F>() * F::ELEMENT_BYTES } else { 0 };
+    for line in (0..bytes).step_by(LINE_BYTES) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has it, and it takes any address.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(AHEAD_BYTES + line).cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (block, line);
+    }
+}
+
 /// How many elements one block has.
 #[inline(always)]
 fn elements<V: Lanes, F: Format<V>>() -> usize {
@@ -237,9 +271,10 @@ unsafe fn blocks<V: Lanes, F: Format<V>, O: Combine<V>, const STREAM: bool>(
         // SAFETY: a block lies within `from..to`. All of its inputs are read before its output is written, so
         // the output may be an input.
         unsafe {
-            let mut block = F::load(first.add(offset));
+            let mut block = load::<V, F>(first.add(offset), F::ELEMENT_BYTES == 1);
             for &input in rest {
-                fold::<V, O>(block.as_mut(), F::load(input.add(offset)).as_ref());
+                let values = load::<V, F>(input.add(offset), F::ELEMENT_BYTES == 1);
+                fold::<V, O>(block.as_mut(), values.as_ref());
             }
             finish(block.as_mut(), pass.divisor, divisor, !F::WRITES_ONE_NAN);
             if STREAM {
@@ -270,9 +305,10 @@ unsafe fn mixed_blocks<V: Lanes, F: Format<V>, O: Combine<V>>(
         unsafe {
             let (mut block, wide) = match (pass.inputs, pass.wide) {
                 ([first, rest @ ..], wide) => {
-                    let mut block = F::load(first.add(narrow_offset));
+                    let mut block = load::<V, F>(first.add(narrow_offset), true);
                     for input in rest {
-                        fold::<V, O>(block.as_mut(), F::load(input.add(narrow_offset)).as_ref());
+                        let values = load::<V, F>(input.add(narrow_offset), true);
+                        fold::<V, O>(block.as_mut(), values.as_ref());
                     }
                     (F::ordered(block), wide)
                 }

@@ -3,7 +3,6 @@
 
 use std::arch::x86_64::*;
 
-use super::formats::AHEAD_BYTES;
 use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
 use crate::arch::generic::Format;
 

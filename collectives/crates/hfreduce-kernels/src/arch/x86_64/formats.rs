@@ -16,10 +16,6 @@ macro_rules! stores {
     };
 }
 
-/// How far ahead the 8-bit formats ask for their inputs: so much of a processor's window are their conversions
-/// that it does not look as far by itself.
-pub(super) const AHEAD_BYTES: usize = 2048;
-
 /// An 8-bit format from `write_bytes` and `widen` of one line, in the order of quarters.
 macro_rules! bytes {
     ($vector:ty, $read:ident, $format:ident, $kind:ty, $widen:path) => {
@@ -39,13 +35,8 @@ macro_rules! bytes {
             type Wide = F32;
             #[inline(always)]
             unsafe fn load(source: *const u8) -> Block {
-                // Whatever lies there: asking for a line never faults.
-                let later = source.wrapping_add(AHEAD_BYTES).cast();
                 // SAFETY: the caller's pointer is good for one line.
-                unsafe {
-                    _mm_prefetch::<_MM_HINT_T1>(later);
-                    $widen($read(source.cast()))
-                }
+                unsafe { $widen($read(source.cast())) }
             }
             stores!(Block);
             #[inline(always)]
