@@ -145,6 +145,8 @@ pub struct Driver {
     active: VecDeque<Active>,
     arenas: Arenas,
     scratch: Scratch,
+    /// Where a contribution in pieces is put together, if it goes into no slot.
+    pieces: Vec<u8>,
     /// Operations along the trees that have begun.
     begun: u64,
     /// The next chunk number to give to an operation, to contribute to, to make active as its
@@ -234,6 +236,7 @@ impl Driver {
             active: VecDeque::new(),
             arenas,
             scratch: Scratch::default(),
+            pieces: Vec::new(),
             begun: 0,
             next_chunk: 0,
             next_stage: 0,

@@ -86,12 +86,8 @@ impl Driver {
                 self.wants_turn = true;
                 false
             }
-            Some(before) if !self.verify(at, before) => false,
-            _ if self.gathers(at, chunk) && !self.slot_is_free(number) => {
-                self.wants_slot = true;
-                false
-            }
-            _ => self.add(at, number, chunk),
+            Some(before) => self.verify(at, before) && self.add(at, number, chunk),
+            None => self.add(at, number, chunk),
         }
     }
 
@@ -109,11 +105,6 @@ impl Driver {
             true => self.board.sum(number),
             false => self.board.result(number),
         }
-    }
-
-    /// True if our contribution is in pieces: they are put together in our own slot.
-    fn gathers(&self, at: usize, chunk: &Chunk) -> bool {
-        self.active[at].operation.input.contiguous(chunk.input_offset, chunk.bytes).is_none()
     }
 
     /// Adds our contribution to the sum, or begins it.
@@ -135,8 +126,10 @@ impl Driver {
             return true;
         }
         let own = input.contiguous(chunk.input_offset, chunk.bytes).unwrap_or_else(|| {
-            let place = self.board.input(local, number);
-            // SAFETY: our own slot, which nobody reads where the sum goes round.
+            // Not in a slot: whoever waits for his turn waits for nothing else.
+            self.pieces.resize(self.board.shape().slot_bytes, 0);
+            let place = self.pieces.as_mut_ptr();
+            // SAFETY: ours, and as long as a slot, which holds the chunk.
             unsafe { gather(input, chunk.input_offset, chunk.bytes, place) };
             place
         });
@@ -160,7 +153,7 @@ impl Driver {
         };
         // SAFETY: the rank before us has handed the sum on, or the slot is free: it is ours until we
         // stage this chunk, and holds its partial sum (see `begin`). Our contribution is the caller's
-        // memory, or our slot. The output is the first of `inputs` or of `wide`, or apart from both.
+        // memory, or ours. The output is the first of `inputs` or of `wide`, or apart from both.
         if let Err(error) = unsafe { pass.run(Store::Cached) } {
             let rank = self.shared.identity.rank;
             self.fail(Cause::new(CauseKind::Invalid, rank, error.to_string()), None);
