@@ -229,6 +229,24 @@ fn peer_option<T>(stream: &UnixStream, option: libc::c_int) -> Option<T> {
     (told == 0 && length as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
 }
 
+/// Calls once more whatever a signal has interrupted: with a timeout at the socket even a stop and a
+/// continuation do, without any handler (signal(7)).
+fn until_done<T>(
+    deadline: Deadline,
+    mut call: impl FnMut(Duration) -> io::Result<T>,
+) -> io::Result<T> {
+    loop {
+        let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+        match call(left) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            done => return done,
+        }
+    }
+}
+
 /// Sends a short message with descriptors.
 ///
 /// # Errors
@@ -242,18 +260,16 @@ pub fn send_descriptors(
     if descriptors.len() > DESCRIPTORS_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    stream.set_write_timeout(Some(deadline.remaining().ok_or(io::ErrorKind::TimedOut)?))?;
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(descriptors));
     }
-    let sent = rustix::net::sendmsg(
-        stream,
-        &[rustix::io::IoSlice::new(message)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
+    let message_slices = [rustix::io::IoSlice::new(message)];
+    let sent = until_done(deadline, |left| {
+        stream.set_write_timeout(Some(left))?;
+        Ok(rustix::net::sendmsg(stream, &message_slices, &mut control, SendFlags::NOSIGNAL)?)
+    })?;
     if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
@@ -266,19 +282,14 @@ pub fn receive_descriptors(
     message: &mut [u8],
     deadline: Deadline,
 ) -> io::Result<Vec<OwnedFd>> {
-    stream.set_read_timeout(Some(deadline.remaining().ok_or(io::ErrorKind::TimedOut)?))?;
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let length = message.len();
-    let received = rustix::net::recvmsg(
-        stream,
-        &mut [rustix::io::IoSliceMut::new(message)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL,
-    )
-    .map_err(|error| match error {
-        rustix::io::Errno::AGAIN => io::ErrorKind::TimedOut.into(),
-        other => io::Error::from(other),
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let mut message_slices = [rustix::io::IoSliceMut::new(message)];
+    let received = until_done(deadline, |left| {
+        stream.set_read_timeout(Some(left))?;
+        Ok(rustix::net::recvmsg(stream, &mut message_slices, &mut control, flags)?)
     })?;
     let mut descriptors = Vec::new();
     for part in control.drain() {
@@ -323,6 +334,21 @@ mod tests {
         assert!(far.join().unwrap());
         // SAFETY: inside the segment; the writer has ended.
         assert_eq!(unsafe { segment.base().add(5000).read() }, 42);
+    }
+
+    #[test]
+    fn what_a_signal_interrupts_is_called_again_within_the_deadline() {
+        let mut left = vec![
+            Ok(7),
+            Err(io::ErrorKind::Interrupted.into()),
+            Err(io::ErrorKind::Interrupted.into()),
+        ];
+        assert_eq!(until_done(soon(), |_| left.pop().unwrap()).unwrap(), 7);
+        let late = until_done(soon(), |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let over = Deadline::after(Duration::ZERO);
+        let again = until_done(over, |_| Err::<(), _>(io::ErrorKind::Interrupted.into()));
+        assert_eq!(again.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]

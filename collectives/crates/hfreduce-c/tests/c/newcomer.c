@@ -50,7 +50,7 @@ static void come(const char *path)
 {
     hfr_options options = options_on("other");
     hfr_newcomer *newcomer = NULL;
-    hfr_comm *comm = NULL;
+    hfr_comm *comm = NULL, *again = NULL;
     const void *info = NULL;
     size_t bytes = 0;
     char new[4096];
@@ -76,6 +76,7 @@ static void come(const char *path)
     EXPECT(file != NULL && fwrite(info, 1, bytes, file) == bytes && fclose(file) == 0);
     EXPECT(rename(new, path) == 0);
     OK(hfr_newcomer_join(newcomer, WAIT, &comm));
+    EXPECT(hfr_newcomer_join(newcomer, WAIT, &again) == HFR_INVALID && again == NULL);
     hfr_newcomer_free(newcomer); /* the group stays */
     sum_of_two(comm, 1);
 }

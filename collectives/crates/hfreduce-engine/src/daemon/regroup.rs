@@ -24,9 +24,12 @@ impl Session<'_> {
         let (members, completed) = (&ask.members, Some(ask.completed));
         let watch = &mut || client.is_over();
         let following = communicator.go_on(origin, members, completed, timeout, watch);
-        // The rank has ended what was under way, and waits for this answer alone.
-        self.calls.clear();
-        self.told = true;
+        // The rank has ended what was under way, and waits for this answer alone. A list that nobody
+        // could go on with leaves the epoch as it was.
+        if following.is_ok() || communicator.error().is_some() {
+            self.calls.clear();
+            self.told = true;
+        }
         let next = match following {
             Ok(next) => next,
             Err(error) => {

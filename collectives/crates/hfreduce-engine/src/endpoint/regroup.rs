@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fabric::arena::Arena;
@@ -32,6 +32,8 @@ pub(crate) type Watch<'a> = &'a mut dyn FnMut() -> Option<String>;
 pub struct Newcomer {
     home: Arc<Home>,
     options: Options,
+    /// Its connections are a group's.
+    joined: AtomicBool,
 }
 
 impl Newcomer {
@@ -45,7 +47,7 @@ impl Newcomer {
             return Err(refused(&options, CauseKind::Invalid, "being called", detail));
         }
         let endpoint = Endpoint::new(options, key)?;
-        Ok(Self { home: endpoint.home, options: endpoint.options })
+        Ok(Self { home: endpoint.home, options: endpoint.options, joined: false.into() })
     }
 
     /// What the members need to know to take it in.
@@ -55,7 +57,7 @@ impl Newcomer {
     }
 
     /// Waits until a member's `reconfigure` names it, and connects. May be called again after an
-    /// error.
+    /// error, and not after that.
     ///
     /// # Errors
     /// Who is missing or does not fit.
@@ -69,10 +71,16 @@ impl Newcomer {
         timeout: Duration,
         watch: Watch<'_>,
     ) -> Result<Communicator, CollectiveError> {
+        if self.joined.load(Ordering::SeqCst) {
+            let detail = "this newcomer is in a group: go on from that by reconfigure".to_owned();
+            return Err(refused(&self.options, CauseKind::Invalid, "being called", detail));
+        }
         let deadline = Deadline::after(timeout);
         let place = (self.home.clone(), self.options.clone());
-        go(place, None, (Vec::new(), String::new()), None, deadline, watch)
-            .map_err(|why| why.into_error(&self.options, &|_| None))
+        let communicator = go(place, None, (Vec::new(), String::new()), None, deadline, watch)
+            .map_err(|why| why.into_error(&self.options, &|_| None))?;
+        self.joined.store(true, Ordering::SeqCst);
+        Ok(communicator)
     }
 
     /// Where its registered memory will be.
