@@ -186,9 +186,11 @@ impl Driver {
             || self.board.staged(last) > number && self.verify(at, last)
     }
 
-    /// True if our turn comes whether we take results or not.
+    /// True if our turn comes whether we take results or not, and nobody waits for those meanwhile: they
+    /// are of the operation that we still have to contribute to.
     pub(super) fn turn_comes(&self) -> bool {
-        self.wants_turn && self.board.staged(0) > self.next_stage
+        let oldest = self.active.front().is_some_and(|active| self.next_stage < active.end());
+        self.wants_turn && oldest && self.board.staged(0) > self.next_stage
     }
 
     /// Who keeps the next result from coming, in words.
