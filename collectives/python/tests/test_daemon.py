@@ -143,6 +143,7 @@ def summed(communicator):
 
 
 def sums_until_it_fails():
+    dist.all_reduce(torch.ones(10))
     for _ in range(10_000):
         dist.all_reduce(torch.ones(100_000))
 
@@ -150,8 +151,8 @@ def sums_until_it_fails():
 def broken(rank, pid, number):
     """The error of a group in which rank 1 is hit, and before it the process `pid`."""
     communicator = hfreduce.torch.communicator()
-    dist.all_reduce(torch.ones(10))
     if rank == BAD:
+        dist.all_reduce(torch.ones(10))  # which the others may not have the result of yet
         if pid:
             os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), number)
