@@ -156,9 +156,9 @@ class Stage:
         await self.until(f"{low} runs", phase(low, Phase.RUNNING))
         await self.submit(high, "high")
         await self.until(f"{high} runs", phase(high, Phase.RUNNING))
-        self.nodes.finish_job(self.namespace, high)
+        self.nodes.finish_job(self.namespace, high, 1)
         await self.until(f"{low} runs again", phase(low, Phase.RUNNING))
-        self.nodes.finish_job(self.namespace, low)
+        self.nodes.finish_job(self.namespace, low, 2)
         for name, attempts in ((low, 2), (high, 1)):
             await self.until(f"{name} has ended", phase(name, Phase.SUCCEEDED))
             await self.until(f"{name} is gone", partial(self.is_gone, name))

@@ -85,7 +85,7 @@ class Scene:
         return self.jobs.get(self.namespace, name) or FlyerJobStatus()
 
     def finish(self, name: str) -> None:
-        self.nodes.finish_job(self.namespace, name)
+        self.nodes.finish_job(self.namespace, name, self.status(name).chain.attempt)
 
 
 def _status_of(value: dict[str, Any]) -> FlyerJobStatus:

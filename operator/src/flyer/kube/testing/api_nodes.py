@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flyer.kube.client import Cache
 from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import NODES, PODS
+from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB
 from flyer.kube.testing.kubelets import Exit, node_object, wanted_node
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class ApiNodes:
         self._address = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: set[str] = set()
+        self._finishing: set[tuple[str, str | None, str | None]] = set()
         self.pods = Cache(api, PODS, lambda one: one, self._changed)
 
     @property
@@ -67,13 +69,19 @@ class ApiNodes:
         assert plural == "pods", plural
         return self.pods.get(namespace, name)
 
-    def finish_job(self, namespace: str, job: str) -> None:
-        """All running pods of a job end well."""
+    def finish_job(self, namespace: str, job: str, attempt: int) -> None:
+        """All pods of a job's attempt end well, those too that are not known to run yet."""
+        self._finishing.add((namespace, job, str(attempt)))
         for pod in self.pods.values():
-            labels = pod["metadata"].get("labels") or {}
-            running = (pod.get("status") or {}).get("phase") == "Running"
-            if labels.get("fireflyer.dev/job") == job and running:
-                self.finish(namespace, pod["metadata"]["name"], Exit())
+            self._finish_if_asked(pod)
+
+    def _finish_if_asked(self, pod: dict[str, Any]) -> None:
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {}
+        attempt = (metadata["namespace"], labels.get(LABEL_JOB), labels.get(LABEL_ATTEMPT))
+        running = (pod.get("status") or {}).get("phase") == "Running"
+        if attempt in self._finishing and running:
+            self.finish(metadata["namespace"], metadata["name"], Exit())
 
     def finish(self, namespace: str, name: str, end: Exit) -> None:
         """A pod ends."""
@@ -103,6 +111,8 @@ class ApiNodes:
             address = f"10.0.0.{self._address}"
             status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
             self._do(self._status(namespace, name, status))
+        else:
+            self._finish_if_asked(pod)
 
     async def _status(self, namespace: str, name: str, status: dict[str, Any]) -> None:
         await self._api.merge(PODS, name, {"status": status}, namespace, "status")
