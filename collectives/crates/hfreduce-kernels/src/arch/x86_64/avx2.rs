@@ -74,35 +74,7 @@ impl Bytes for Avx2 {
     type F8E5M2 = F8E5M2;
 }
 
-impl Machine for Avx2 {
-    #[inline(always)]
-    unsafe fn fence() {
-        // SAFETY: every x86-64 has it.
-        unsafe { _mm_sfence() }
-    }
-    #[inline(always)]
-    unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
-        store: Store,
-        pass: &Pass<'_>,
-    ) where
-        O: Combine<V> + Combine<S>,
-    {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { streams::<V, F, S, T, O>(store, pass) }
-    }
-}
-
-/// # Safety
-/// As for [`generic::reduce`]; the processor has AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-#[inline(never)]
-unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(store: Store, pass: &Pass<'_>)
-where
-    O: Combine<V> + Combine<S>,
-{
-    // SAFETY: the caller's promise, handed on.
-    unsafe { generic::streams::<Avx2, V, F, S, T, O>(store, pass) }
-}
+machine!(Avx2, "avx2,f16c");
 
 /// The operations of one vector type. `min` and `max` give their second operand unless the first one wins, so
 /// that ties and a NaN in `self` keep `self`; a NaN in `other` is put in afterwards.

@@ -28,35 +28,7 @@ impl Floats for Avx512 {
     type F64 = F64;
 }
 
-impl Machine for Avx512 {
-    #[inline(always)]
-    unsafe fn fence() {
-        // SAFETY: every x86-64 has it.
-        unsafe { _mm_sfence() }
-    }
-    #[inline(always)]
-    unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
-        store: Store,
-        pass: &Pass<'_>,
-    ) where
-        O: Combine<V> + Combine<S>,
-    {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { streams::<V, F, S, T, O>(store, pass) }
-    }
-}
-
-/// # Safety
-/// As for [`generic::reduce`]; the processor has AVX-512.
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-#[inline(never)]
-unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(store: Store, pass: &Pass<'_>)
-where
-    O: Combine<V> + Combine<S>,
-{
-    // SAFETY: the caller's promise, handed on.
-    unsafe { generic::streams::<Avx512, V, F, S, T, O>(store, pass) }
-}
+machine!(Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 /// The operations of one vector type. `min` and `max` give their second operand unless the first one wins, so
 /// that ties and a NaN in `self` keep `self`; a NaN in `other` is put in afterwards.
 macro_rules! lanes {

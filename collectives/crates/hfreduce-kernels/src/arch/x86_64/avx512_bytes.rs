@@ -11,6 +11,9 @@ use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
 use crate::arch::generic::{self, Bytes, Combine, Format, Lanes, Machine};
 use crate::{Pass, Store};
 
+/// Of a ternary operation.
+const A_OR_B_AND_C: i32 = 0xF8;
+
 struct Vbmi;
 struct F8E4M3;
 struct F8E5M2;
@@ -29,35 +32,7 @@ impl Bytes for Vbmi {
     type F8E5M2 = F8E5M2;
 }
 
-impl Machine for Vbmi {
-    #[inline(always)]
-    unsafe fn fence() {
-        // SAFETY: every x86-64 has it.
-        unsafe { _mm_sfence() }
-    }
-    #[inline(always)]
-    unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
-        store: Store,
-        pass: &Pass<'_>,
-    ) where
-        O: Combine<V> + Combine<S>,
-    {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { streams::<V, F, S, T, O>(store, pass) }
-    }
-}
-
-/// # Safety
-/// As for [`generic::reduce_bytes`]; the processor has AVX-512 with VBMI.
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-#[inline(never)]
-unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(store: Store, pass: &Pass<'_>)
-where
-    O: Combine<V> + Combine<S>,
-{
-    // SAFETY: the caller's promise, handed on.
-    unsafe { generic::streams::<Vbmi, V, F, S, T, O>(store, pass) }
-}
+machine!(Vbmi, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi");
 
 bytes!(__m512, _mm512_loadu_si512, F8E4M3, E4M3, widen::<E4M3>);
 bytes!(__m512, _mm512_loadu_si512, F8E5M2, E5M2, widen::<E5M2>);
@@ -146,7 +121,6 @@ impl Byte for E4M3 {
 /// The caller has VBMI.
 #[inline(always)]
 unsafe fn widen<F: Byte>(line: __m512i) -> Block {
-    const A_OR_B_AND_C: i32 = 0xF8;
     // SAFETY: the caller has VBMI.
     unsafe {
         let (sign, even) = (_mm512_set1_epi8(i8::MIN), _mm512_set1_epi32(0xFFFF_0000_u32 as i32));
@@ -200,7 +174,6 @@ unsafe fn write_bytes<F: Byte, const STREAM: bool>(destination: *mut u8, [a, b, 
 /// The caller has AVX-512.
 #[inline(always)]
 unsafe fn narrow<F: Byte>(even: __m512, odd: __m512) -> __m512i {
-    const A_OR_B_AND_C: i32 = 0xF8;
     // SAFETY: the caller has AVX-512.
     unsafe {
         let half = join(halves::<F>(even), halves::<F>(odd));

@@ -1,5 +1,42 @@
 //! What the formats of both vector widths have in common.
 
+/// An instruction set from its name and the processor's features.
+macro_rules! machine {
+    ($machine:ident, $features:literal) => {
+        impl Machine for $machine {
+            #[inline(always)]
+            unsafe fn fence() {
+                // SAFETY: every x86-64 has it.
+                unsafe { _mm_sfence() }
+            }
+            #[inline(always)]
+            unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
+                store: Store,
+                pass: &Pass<'_>,
+            ) where
+                O: Combine<V> + Combine<S>,
+            {
+                // SAFETY: the caller's promise, handed on.
+                unsafe { streams::<V, F, S, T, O>(store, pass) }
+            }
+        }
+
+        /// # Safety
+        /// As for [`generic::reduce`]; the processor has these features.
+        #[target_feature(enable = $features)]
+        #[inline(never)]
+        unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
+            store: Store,
+            pass: &Pass<'_>,
+        ) where
+            O: Combine<V> + Combine<S>,
+        {
+            // SAFETY: the caller's promise, handed on.
+            unsafe { generic::streams::<$machine, V, F, S, T, O>(store, pass) }
+        }
+    };
+}
+
 /// `store` and `stream` of a format from its `write`.
 macro_rules! stores {
     ($block:ty) => {
