@@ -26,7 +26,7 @@ pub use handle::{WaitError, Work};
 pub const TAG_MAX: u64 = COLLECTIVE_TAG - 1;
 const COLLECTIVE_TAG: u64 = 1 << 63;
 /// The longest time-out: a day. There is no "never".
-const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 struct Inner {
     shared: Arc<Shared>,

@@ -14,7 +14,7 @@ use rustix::fd::AsFd;
 use super::attach::{PHASE, receive_arena};
 use super::{ANSWER, Ask, Attached, Reconfigure, Regrouped, Tell, await_word};
 use crate::cause::{CauseKind, CollectiveError};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, TIMEOUT_MAX};
 use crate::drivers::{Identity, Shared, lock, poller};
 use crate::endpoint::{CLOSE, Info, Member, Options, choose, placed, refused};
 use crate::flight::{About, Recorder};
@@ -187,7 +187,7 @@ impl Seat {
 
 /// Until when the daemon's answer is waited for that it gives within `timeout`.
 pub(super) fn patience(timeout: Duration) -> Instant {
-    Instant::now() + timeout.min(Duration::from_secs(86_400)) + LATER
+    Instant::now() + timeout.min(TIMEOUT_MAX) + LATER
 }
 
 /// The daemon's answer, whatever it still says of the epoch before.
