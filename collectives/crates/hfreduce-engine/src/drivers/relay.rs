@@ -15,7 +15,7 @@
 //! registered. The others read that from the board before they contribute.
 //!
 //! Who waits for its turn sleeps for that alone while somebody before it holds a chunk that it lacks:
-//! its turn comes without any more slots, and results can wait for it. So a rank is woken about once
+//! its turn comes without any more slots, and results of the same operation can wait for it. So a rank is woken about once
 //! for each part of the slots that is handed on at a time.
 
 use hfreduce_kernels::{Pass, Store, Width};
