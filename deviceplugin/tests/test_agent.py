@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
 import urllib.request
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -189,6 +191,21 @@ async def test_a_driver_that_hangs_makes_unknown_gpus_and_nothing_else_waits(mac
     finally:
         await machine.stop()
         await machine.kubelet.stop()
+
+
+async def test_silent_connections_keep_neither_probes_nor_scrapes_out(node: Node) -> None:
+    """160 of them, from many addresses, each of which says nothing."""
+    assert node.agent is not None
+    port = node.agent.web.port
+
+    def flooded() -> str:
+        with contextlib.ExitStack() as stack:
+            for number in range(160):
+                source = (f"127.0.1.{number // 3 + 1}", 0)
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 20, source))
+            return _get(f"http://127.0.0.1:{port}/metrics")
+
+    assert "flyer_node_device_state" in await asyncio.to_thread(flooded)
 
 
 async def test_a_driver_that_hangs_at_the_start_offers_the_old_gpus_as_unhealthy(
