@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::frame::{Kind, Limits};
 use super::guard::{Guard, Heard, Stopped};
 use super::io::{Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames};
-use super::{Fault, Payload, Reply, RpcError, decode, handshake};
+use super::{DIRECT_BYTES_MAX, Fault, Payload, Reply, RpcError, decode, handshake};
 use crate::BoxFuture;
 use crate::auth::{AuthError, Key};
 use crate::class::TrafficClass;
@@ -73,15 +73,36 @@ struct Shared {
     next_request_id: AtomicU64,
     waiting: Mutex<Waiting>,
     heard: Mutex<Heard>,
+    started: Instant,
+    /// When the last frame came, in milliseconds since `started`.
+    alive_ms: AtomicU64,
     /// Held by who asks what the server's clock shows.
     asking: tokio::sync::Mutex<()>,
 }
 
-/// Who waits for which reply; `ended` once no reply can come any more.
+/// What calls wait for; `ended` once nothing can come any more.
 #[derive(Default)]
 struct Waiting {
-    calls: HashMap<u64, oneshot::Sender<Result<Reply, Fault>>>,
+    calls: HashMap<u64, Awaited>,
     ended: Option<String>,
+}
+
+enum Awaited {
+    /// An offer waits for its grant.
+    Grant(oneshot::Sender<Result<(), Fault>>),
+    Reply(oneshot::Sender<Result<Reply, Fault>>),
+}
+
+/// What a call may carry besides its bytes and its deadline.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallOptions<'a> {
+    /// No server begins the call once this has ended, wherever its frame is then.
+    pub guard: Option<&'a Guard>,
+    /// Which budget of the server it counts against.
+    pub class: u8,
+    /// Gives up before the deadline when the connection has brought nothing at all for so long. A
+    /// server that is busy with other calls of this connection is waited for.
+    pub idle_timeout: Option<Duration>,
 }
 
 impl Connection {
@@ -135,14 +156,18 @@ impl Connection {
             next_request_id: AtomicU64::new(1),
             waiting: Mutex::default(),
             heard: Mutex::default(),
+            started: Instant::now(),
+            alive_ms: AtomicU64::new(0),
             asking: tokio::sync::Mutex::default(),
         });
         let driven = Arc::clone(&shared);
+        // Weak: the queue ends with the connection.
+        let answers = outbox.downgrade();
         let driver = tokio::spawn(async move {
-            let stall_timeout = driven.config.stall_timeout;
+            let stalled = |idle| idle >= driven.config.stall_timeout;
             let ended = tokio::select! {
-                ended = driven.read(read_half) => ended.to_string(),
-                written = write_frames(&mut write_half, &mut queue, stall_timeout) => match written {
+                ended = driven.read(read_half, &answers) => ended.to_string(),
+                written = write_frames(&mut write_half, &mut queue, stalled) => match written {
                     Ok(()) => "closed by this side".into(),
                     Err(error) => error.to_string(),
                 },
@@ -167,21 +192,21 @@ impl Connection {
         payload: Payload,
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Reply, RpcError>> {
-        Box::pin(self.call_now(message, payload, deadline, None))
+        Box::pin(self.call_now(message, payload, deadline, CallOptions::default()))
     }
 
-    /// [`Connection::call`] that nobody begins once `guard` has ended, wherever its frame is then.
+    /// [`Connection::call`] with options.
     ///
     /// # Errors
-    /// As [`Connection::call`]; [`RpcError::Fenced`] when the right is lost.
-    pub fn call_guarded<'a>(
+    /// As [`Connection::call`]; [`RpcError::Fenced`] when the right of the guard is lost.
+    pub fn call_with<'a>(
         &'a self,
         message: Bytes,
         payload: Payload,
         deadline: Deadline,
-        guard: &'a Guard,
+        options: CallOptions<'a>,
     ) -> BoxFuture<'a, Result<Reply, RpcError>> {
-        Box::pin(self.call_now(message, payload, deadline, Some(guard)))
+        Box::pin(self.call_now(message, payload, deadline, options))
     }
 
     async fn call_now(
@@ -189,17 +214,12 @@ impl Connection {
         message: Bytes,
         payload: Payload,
         deadline: Deadline,
-        guard: Option<&Guard>,
+        options: CallOptions<'_>,
     ) -> Result<Reply, RpcError> {
         let begun = Instant::now();
-        let timed_out = |sent| RpcError::TimedOut {
-            context: self.shared.config.context.clone(),
-            peer: self.shared.peer.clone(),
-            waited_ms: begun.elapsed().as_millis() as u64,
-            sent,
-        };
+        let timed_out = |sent| self.shared.timed_out(begun, sent);
         self.check_size(&message, &payload)?;
-        let guarded = match guard {
+        let guarded = match options.guard {
             Some(guard) => match guard.end(deadline).await {
                 Ok(end) => {
                     self.hear(deadline).await?;
@@ -211,41 +231,72 @@ impl Connection {
             None => None,
         };
         let at = deadline.instant().into();
-        let Ok(place) = tokio::time::timeout_at(at, self.places.acquire()).await else {
+        let Ok(_place) = tokio::time::timeout_at(at, self.places.acquire()).await else {
             return Err(timed_out(false));
         };
-        // A process that was stopped for a while goes on with an operation whose time is over: what
-        // it may do now is somebody else's by now.
+        let request_id = self.shared.next_request_id.fetch_add(1, Relaxed);
+        // Forgets the call however it ends, also when the caller's future is dropped.
+        let mut forget = Forget { connection: self, request_id, granted: false };
+        if message.len() + payload.len() > DIRECT_BYTES_MAX {
+            let announces = (message.len(), payload.len());
+            self.offer(&mut forget, announces, deadline, options, begun).await?;
+        }
+        // A process that was stopped for a while continues an operation whose time is over: what
+        // it may do now may belong to another process.
         if deadline.passed() {
             return Err(timed_out(false));
         }
-        let (request_id, reply) = self.shared.expect_reply()?;
-        // Forgets the call however it ends, also when the caller's future is dropped.
-        let _forget = Forget { shared: &self.shared, request_id };
         let (kind, time_ms) = match guarded {
             Some(reading) => (Kind::Guarded, reading),
-            None => {
-                let left = deadline.remaining().unwrap_or_default();
-                (Kind::Request, left.as_millis() as u32)
-            }
+            None => (Kind::Request, remaining_ms(deadline)),
         };
-        let frame = Outgoing { kind, request_id, time_ms, message, payload, hold: () };
+        let (sender, reply) = oneshot::channel();
+        self.shared.expect(request_id, Awaited::Reply(sender))?;
+        let bare = Outgoing::bare(kind, request_id, ());
+        let frame = Outgoing { class: options.class, time_ms, message, payload, ..bare };
         match tokio::time::timeout_at(at, self.outbox.send(frame)).await {
             Err(_) => return Err(timed_out(false)),
             Ok(Err(_)) => return Err(self.shared.lost()),
+            Ok(Ok(())) => forget.granted = false,
+        }
+        match self.shared.wait(reply, begun, deadline, options.idle_timeout).await {
+            None => Err(timed_out(true)),
+            Some(Err(_)) => Err(self.shared.lost()),
+            Some(Ok(Ok(reply))) => Ok(reply),
+            Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
+        }
+    }
+
+    /// Announces a large request and waits until the server has memory for it.
+    async fn offer(
+        &self,
+        forget: &mut Forget<'_>,
+        announces: (usize, usize),
+        deadline: Deadline,
+        options: CallOptions<'_>,
+        begun: Instant,
+    ) -> Result<(), RpcError> {
+        let request_id = forget.request_id;
+        let (sender, granted) = oneshot::channel();
+        self.shared.expect(request_id, Awaited::Grant(sender))?;
+        let bare = Outgoing::bare(Kind::Offer, request_id, ());
+        let (class, time_ms) = (options.class, remaining_ms(deadline));
+        let frame = Outgoing { class, time_ms, announces, ..bare };
+        let not_sent = || self.shared.timed_out(begun, false);
+        match tokio::time::timeout_at(deadline.instant().into(), self.outbox.send(frame)).await {
+            Err(_) => return Err(not_sent()),
+            // Nothing of the request itself has been sent.
+            Ok(Err(_)) => return Err(self.shared.unreachable()),
             Ok(Ok(())) => {}
         }
-        let answered = tokio::time::timeout_at(at, reply).await;
-        drop(place);
-        match answered {
-            Err(_) => Err(timed_out(true)),
-            Ok(Err(_)) => Err(self.shared.lost()),
-            Ok(Ok(Ok(reply))) => Ok(reply),
-            Ok(Ok(Err(fault))) => Err(RpcError::Faulted {
-                context: self.shared.config.context.clone(),
-                peer: self.shared.peer.clone(),
-                fault,
-            }),
+        match self.shared.wait(granted, begun, deadline, options.idle_timeout).await {
+            None => Err(not_sent()),
+            Some(Err(_)) => Err(self.shared.unreachable()),
+            Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
+            Some(Ok(Ok(()))) => {
+                forget.granted = true;
+                Ok(())
+            }
         }
     }
 
@@ -294,19 +345,66 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn expect_reply(&self) -> Result<(u64, oneshot::Receiver<Result<Reply, Fault>>), RpcError> {
-        let request_id = self.next_request_id.fetch_add(1, Relaxed);
-        let (sender, receiver) = oneshot::channel();
+    /// Registers what a call waits for. An error means that nothing can come any more.
+    fn expect(&self, request_id: u64, awaited: Awaited) -> Result<(), RpcError> {
         let mut waiting = self.lock();
-        if let Some(detail) = &waiting.ended {
-            return Err(RpcError::Unreachable {
-                context: self.config.context.clone(),
-                peer: self.peer.clone(),
-                detail: detail.clone(),
-            });
+        if waiting.ended.is_some() {
+            drop(waiting);
+            return Err(self.unreachable());
         }
-        waiting.calls.insert(request_id, sender);
-        Ok((request_id, receiver))
+        waiting.calls.insert(request_id, awaited);
+        Ok(())
+    }
+
+    /// Waits for an answer to the deadline, or until the connection has been silent for too long.
+    async fn wait<T>(
+        &self,
+        mut answer: oneshot::Receiver<T>,
+        begun: Instant,
+        deadline: Deadline,
+        idle_timeout: Option<Duration>,
+    ) -> Option<Result<T, oneshot::error::RecvError>> {
+        loop {
+            let until = match idle_timeout {
+                Some(idle) => deadline.instant().min(self.alive_at().max(begun) + idle),
+                None => deadline.instant(),
+            };
+            match tokio::time::timeout_at(until.into(), &mut answer).await {
+                Ok(answered) => return Some(answered),
+                Err(_) if deadline.passed() => return None,
+                Err(_) => {
+                    let idle = idle_timeout.unwrap_or_default();
+                    if self.alive_at().max(begun).elapsed() >= idle {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn alive_at(&self) -> Instant {
+        self.started + Duration::from_millis(self.alive_ms.load(Relaxed))
+    }
+
+    fn timed_out(&self, begun: Instant, sent: bool) -> RpcError {
+        RpcError::TimedOut {
+            context: self.config.context.clone(),
+            peer: self.peer.clone(),
+            waited_ms: begun.elapsed().as_millis() as u64,
+            sent,
+        }
+    }
+
+    fn unreachable(&self) -> RpcError {
+        RpcError::Unreachable {
+            context: self.config.context.clone(),
+            peer: self.peer.clone(),
+            detail: self.lock().ended.clone().unwrap_or_else(|| "closed".into()),
+        }
+    }
+
+    fn faulted(&self, fault: Fault) -> RpcError {
+        RpcError::Faulted { context: self.config.context.clone(), peer: self.peer.clone(), fault }
     }
 
     fn heard(&self) -> Heard {
@@ -332,43 +430,94 @@ impl Shared {
         waiting.calls.clear();
     }
 
-    async fn read(&self, read_half: OwnedReadHalf) -> ReadError {
+    async fn read(&self, read_half: OwnedReadHalf, answers: &WeakOutbox) -> ReadError {
         let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
         loop {
-            if let Err(error) = self.read_one(&mut reader).await {
+            if let Err(error) = self.read_one(&mut reader, answers).await {
                 return error;
             }
         }
     }
 
-    async fn read_one(&self, reader: &mut BufReader<OwnedReadHalf>) -> Result<(), ReadError> {
+    async fn read_one(
+        &self,
+        reader: &mut BufReader<OwnedReadHalf>,
+        answers: &WeakOutbox,
+    ) -> Result<(), ReadError> {
         let stall_timeout = self.config.stall_timeout;
         let header = read_header(reader, &self.config.limits, stall_timeout).await?;
+        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+        if header.kind == Kind::Grant {
+            self.granted(header.request_id, answers);
+            return Ok(());
+        }
+        if !matches!(header.kind, Kind::Reply | Kind::Fault) {
+            return Err(ReadError::Direction(header.kind));
+        }
         let (message, payload) = read_body(reader, &header, stall_timeout).await?;
-        let result = match header.kind {
-            Kind::Reply => Ok(Reply { message, payload: payload.into() }),
-            Kind::Fault => Err(decode(&message)
-                .unwrap_or_else(|error| Fault::internal(format!("unreadable fault: {error}")))),
-            Kind::Request | Kind::Guarded => return Ok(()),
-        };
+        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Heard::now(header.time_ms);
-        // A reply that nobody waits for belongs to a call that gave up.
-        if let Some(caller) = self.lock().calls.remove(&header.request_id) {
-            let _ = caller.send(result);
+        let fault = || {
+            decode(&message)
+                .unwrap_or_else(|error| Fault::internal(format!("unreadable fault: {error}")))
+        };
+        // A reply that nothing waits for belongs to a call that gave up.
+        let awaited = self.lock().calls.remove(&header.request_id);
+        match (awaited, header.kind) {
+            (Some(Awaited::Reply(caller)), Kind::Reply) => {
+                let _ = caller.send(Ok(Reply { message, payload: payload.into() }));
+            }
+            (Some(Awaited::Reply(caller)), _) => {
+                let _ = caller.send(Err(fault()));
+            }
+            (Some(Awaited::Grant(caller)), Kind::Fault) => {
+                let _ = caller.send(Err(fault()));
+            }
+            (Some(Awaited::Grant(_)), _) | (None, _) => {}
         }
         Ok(())
     }
+
+    /// The server has reserved memory; a call that gave up meanwhile gives it back.
+    fn granted(&self, request_id: u64, answers: &WeakOutbox) {
+        let mut waiting = self.lock();
+        let used = match waiting.calls.remove(&request_id) {
+            Some(Awaited::Grant(caller)) => caller.send(Ok(())).is_ok(),
+            Some(other) => {
+                waiting.calls.insert(request_id, other);
+                true
+            }
+            None => false,
+        };
+        drop(waiting);
+        if !used && let Some(outbox) = answers.upgrade() {
+            // With a full queue the server takes it back by itself, after a while.
+            let _ = outbox.try_send(Outgoing::bare(Kind::Decline, request_id, ()));
+        }
+    }
 }
 
+type WeakOutbox = mpsc::WeakSender<Outgoing<()>>;
+
 struct Forget<'a> {
-    shared: &'a Shared,
+    connection: &'a Connection,
     request_id: u64,
+    /// The server has reserved memory that was not used yet.
+    granted: bool,
 }
 
 impl Drop for Forget<'_> {
     fn drop(&mut self) {
-        self.shared.lock().calls.remove(&self.request_id);
+        self.connection.shared.lock().calls.remove(&self.request_id);
+        if self.granted {
+            let decline = Outgoing::bare(Kind::Decline, self.request_id, ());
+            let _ = self.connection.outbox.try_send(decline);
+        }
     }
+}
+
+fn remaining_ms(deadline: Deadline) -> u32 {
+    deadline.remaining().unwrap_or_default().as_millis() as u32
 }
 
 /// Small frames leave at once, dead peers are noticed by the kernel too, and the class is marked.

@@ -47,6 +47,11 @@ impl Fault {
         Self { code: FaultCode::Expired, detail: detail.into() }
     }
 
+    /// A message that is not one of this service.
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self { code: FaultCode::BadRequest, detail: detail.into() }
+    }
+
     /// A handler that broke.
     pub fn internal(detail: impl Into<String>) -> Self {
         Self { code: FaultCode::Internal, detail: detail.into() }

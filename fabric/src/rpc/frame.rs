@@ -1,7 +1,7 @@
 //! The fixed header of a frame, pure: bytes in, fields out.
 //!
 //! ```text
-//!  0 magic "FFR1"      4 version   5 kind   6 zero (2)     8 request id (8)
+//!  0 magic "FFR1"      4 version   5 kind   6 class  7 zero  8 request id (8)
 //! 16 message bytes (4)  20 payload bytes (4)  24 time in ms (4)  28 crc32c of the message (4)
 //! 32 crc32c of bytes 0..32
 //! ```
@@ -9,6 +9,8 @@
 //! also sends its checksum, which lives longer than a connection.
 
 const MAGIC: [u8; 4] = *b"FFR1";
+/// An older caller knows neither classes (its zero is the first one) nor offers: its requests are
+/// served as memory allows.
 const VERSION: u8 = 1;
 
 /// Length of every frame's header.
@@ -42,12 +44,28 @@ pub(super) enum Kind {
     Fault = 3,
     /// A call that must be begun before the server's clock of this connection shows its time.
     Guarded = 4,
+    /// Request-to-send: announces the lengths of a request that is too large to be sent unasked.
+    /// Header only. Its time: as of a request.
+    Offer = 5,
+    /// The server's answer to an offer: memory is reserved, send the request. Header only.
+    Grant = 6,
+    /// The caller gave up before it used its grant. Header only.
+    Decline = 7,
+}
+
+impl Kind {
+    /// Whether message and payload follow the header; otherwise its lengths only announce them.
+    pub(super) fn has_body(self) -> bool {
+        !matches!(self, Self::Offer | Self::Grant | Self::Decline)
+    }
 }
 
 /// A header's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: Kind,
+    /// Which of the server's budgets the call counts against (`budget`).
+    pub class: u8,
     pub request_id: u64,
     pub message_bytes: usize,
     pub payload_bytes: usize,
@@ -79,6 +97,7 @@ impl Header {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
         bytes[5] = self.kind as u8;
+        bytes[6] = self.class;
         bytes[8..16].copy_from_slice(&self.request_id.to_le_bytes());
         // Both lengths were checked against `Limits`, which are far below 4 GiB.
         bytes[16..20].copy_from_slice(&(self.message_bytes as u32).to_le_bytes());
@@ -109,10 +128,14 @@ impl Header {
             2 => Kind::Reply,
             3 => Kind::Fault,
             4 => Kind::Guarded,
+            5 => Kind::Offer,
+            6 => Kind::Grant,
+            7 => Kind::Decline,
             kind => return Err(FrameError::Kind { kind }),
         };
         let header = Self {
             kind,
+            class: bytes[6],
             request_id: u64::from(word(8)) | u64::from(word(12)) << 32,
             message_bytes: word(16) as usize,
             payload_bytes: word(20) as usize,
@@ -152,6 +175,7 @@ mod tests {
     fn header() -> Header {
         Header {
             kind: Kind::Request,
+            class: 3,
             request_id: 0x0102_0304_0506_0708,
             message_bytes: 10,
             payload_bytes: 20,

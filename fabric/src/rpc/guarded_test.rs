@@ -53,7 +53,8 @@ fn guard() -> Guard {
 async fn call(connection: &Connection, guard: &Guard, wait: Duration) -> Result<Reply, RpcError> {
     let payload = Bytes::from_static(b"payload").into();
     let deadline = Deadline::after(wait);
-    connection.call_guarded(Bytes::from_static(b"x"), payload, deadline, guard).await
+    let options = CallOptions { guard: Some(guard), ..CallOptions::default() };
+    connection.call_with(Bytes::from_static(b"x"), payload, deadline, options).await
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -154,6 +155,7 @@ async fn an_older_server_is_sent_requests_as_before() {
             stream.read_exact(&mut body).await.unwrap();
             let fault = encode(&Fault::internal("not one of mine")).unwrap();
             let reply = Header {
+                class: 0,
                 kind: if body.is_empty() { Kind::Fault } else { Kind::Reply },
                 request_id: header.request_id,
                 message_bytes: fault.len(),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -31,6 +31,8 @@ pub(super) enum ReadError {
     Frame(#[from] FrameError),
     #[error("a frame was not complete {0:?} after it began")]
     Stalled(Duration),
+    #[error("a frame of kind {0:?} belongs to the other side")]
+    Direction(Kind),
 }
 
 /// Reads a header. It may take for ever to begin (an idle connection), but not to end.
@@ -50,18 +52,16 @@ pub(super) async fn read_header(
     Ok(Header::decode(&bytes, limits)?)
 }
 
-/// Reads what a header announced. The header's lengths are within bounds.
+/// Reads what a header announced. The header's lengths are within bounds. No byte for
+/// `stall_timeout` is an error; so is less than one buffer of it each `stall_timeout`.
 pub(super) async fn read_body(
     reader: &mut (impl AsyncRead + Unpin),
     header: &Header,
     stall_timeout: Duration,
 ) -> Result<(Bytes, Bytes), ReadError> {
-    within(stall_timeout, async {
-        let message = read_bytes(reader, header.message_bytes).await?;
-        header.check_message(&message)?;
-        Ok((message, read_bytes(reader, header.payload_bytes).await?))
-    })
-    .await
+    let message = read_bytes(reader, header.message_bytes, stall_timeout).await?;
+    header.check_message(&message)?;
+    Ok((message, read_bytes(reader, header.payload_bytes, stall_timeout).await?))
 }
 
 /// Reads and forgets what a header announced, in little memory.
@@ -87,9 +87,13 @@ async fn within<T>(
     tokio::time::timeout(timeout, read).await.unwrap_or(Err(ReadError::Stalled(timeout)))
 }
 
+/// A step of this size must arrive within the time-out: bounds a peer that sends byte by byte.
+const STEP_BYTES: usize = 256 << 10;
+
 async fn read_bytes(
     reader: &mut (impl AsyncRead + Unpin),
     length: usize,
+    stall_timeout: Duration,
 ) -> Result<Bytes, ReadError> {
     if length == 0 {
         return Ok(Bytes::new());
@@ -98,9 +102,16 @@ async fn read_bytes(
     let mut buffer = BytesMut::with_capacity(length);
     let mut limited = reader.take(length as u64);
     while buffer.len() < length {
-        if limited.read_buf(&mut buffer).await? == 0 {
-            return Err(ReadError::Closed);
-        }
+        let step = length.min(buffer.len() + STEP_BYTES);
+        within(stall_timeout, async {
+            while buffer.len() < step {
+                if limited.read_buf(&mut buffer).await? == 0 {
+                    return Err(ReadError::Closed);
+                }
+            }
+            Ok(())
+        })
+        .await?;
     }
     Ok(buffer.freeze())
 }
@@ -108,34 +119,53 @@ async fn read_bytes(
 /// A frame on its way out. `hold` is dropped when the frame is written, never before.
 pub(super) struct Outgoing<H> {
     pub kind: Kind,
+    pub class: u8,
     pub request_id: u64,
     pub time_ms: u32,
     pub message: Bytes,
     pub payload: Payload,
+    /// Lengths that a frame without a body announces.
+    pub announces: (usize, usize),
     pub hold: H,
 }
 
 impl<H> Outgoing<H> {
+    /// A frame that is a header alone.
+    pub(super) fn bare(kind: Kind, request_id: u64, hold: H) -> Self {
+        let (message, payload) = (Bytes::new(), Payload::empty());
+        let (class, time_ms, announces) = (0, 0, (0, 0));
+        Self { kind, class, request_id, time_ms, message, payload, announces, hold }
+    }
+
     pub(super) fn header(&self) -> Header {
+        let (message_bytes, payload_bytes) = match self.kind.has_body() {
+            true => (self.message.len(), self.payload.len()),
+            false => self.announces,
+        };
         Header {
             kind: self.kind,
+            class: self.class,
             request_id: self.request_id,
-            message_bytes: self.message.len(),
-            payload_bytes: self.payload.len(),
+            message_bytes,
+            payload_bytes,
             time_ms: self.time_ms,
             message_crc: crc32c::crc32c(&self.message),
         }
     }
 }
 
+/// How often the writer asks whether a peer that takes nothing is still to be waited for.
+const STALL_CHECK: Duration = Duration::from_millis(250);
+
 /// Writes frames until the queue's senders are gone.
 ///
 /// # Errors
-/// Whatever the socket says, or `TimedOut` when the peer takes no byte for `stall_timeout`.
+/// Whatever the socket says, or `TimedOut` when the peer takes no byte for as long as `stalled`
+/// does not accept any more.
 pub(super) async fn write_frames<H>(
     writer: &mut (impl AsyncWrite + Unpin),
     queue: &mut mpsc::Receiver<Outgoing<H>>,
-    stall_timeout: Duration,
+    stalled: impl Fn(Duration) -> bool,
 ) -> io::Result<()> {
     let mut frames = Vec::with_capacity(FRAMES_PER_WRITE);
     let mut parts = VecDeque::new();
@@ -161,7 +191,7 @@ pub(super) async fn write_frames<H>(
         if !inline.is_empty() {
             parts.push_back(inline.freeze());
         }
-        write_parts(writer, &mut parts, stall_timeout).await?;
+        write_parts(writer, &mut parts, &stalled).await?;
     }
     Ok(())
 }
@@ -169,7 +199,7 @@ pub(super) async fn write_frames<H>(
 async fn write_parts(
     writer: &mut (impl AsyncWrite + Unpin),
     parts: &mut VecDeque<Bytes>,
-    stall_timeout: Duration,
+    stalled: &impl Fn(Duration) -> bool,
 ) -> io::Result<()> {
     loop {
         while parts.front().is_some_and(|part| part.is_empty()) {
@@ -180,8 +210,15 @@ async fn write_parts(
         }
         let vectors: Vec<IoSlice<'_>> =
             parts.iter().take(VECTORS_PER_WRITE).map(|part| IoSlice::new(part)).collect();
-        let write = tokio::time::timeout(stall_timeout, writer.write_vectored(&vectors));
-        let mut written = write.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let begun = Instant::now();
+        let mut written = loop {
+            let write = tokio::time::timeout(STALL_CHECK, writer.write_vectored(&vectors));
+            match write.await {
+                Ok(written) => break written?,
+                Err(_) if stalled(begun.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(_) => {}
+            }
+        };
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }

@@ -10,19 +10,26 @@
 //! - every call ends by its deadline;
 //! - [`RpcError::executed`] tells whether the other side can have acted on a failed call;
 //! - the server never cancels a handler: a call whose caller has gone still runs to its end;
-//! - a call with a [`Guard`] is not begun after that has ended, wherever its frame was until then.
+//! - a call with a [`Guard`] is not begun after that has ended, wherever its frame was until then;
+//! - requests over [`DIRECT_BYTES_MAX`] are sent when the server has memory for them, in turn with
+//!   other connections, and calls of one class never wait for memory that another class holds.
 //!
 //! Absent on purpose: retries of calls that are not idempotent, and any knowledge of services.
 
+mod budget;
 mod connection;
+mod credit;
 mod error;
 mod frame;
 mod guard;
 mod handshake;
 mod io;
 mod pool;
+mod room;
 mod server;
+mod serving;
 mod shutdown;
+mod strangers;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -34,13 +41,19 @@ use serde::de::DeserializeOwned;
 use crate::deadline::Deadline;
 use crate::moment::Moment;
 
-pub use connection::{Connection, ConnectionConfig};
+pub use budget::Budget;
+pub use connection::{CallOptions, Connection, ConnectionConfig};
 pub use error::{Executed, Fault, FaultCode, RpcError, ServerError};
 pub use frame::{HEADER_BYTES, Limits};
 pub use guard::{Fence, Guard};
 pub use pool::{Pool, PoolConfig};
+pub use room::Room;
 pub use server::{Server, ServerConfig, ServerStats};
 pub use shutdown::{Shutdown, ShutdownHandle};
+
+/// Requests up to this size (message and payload) are sent unasked. Larger ones are offered first
+/// and sent when the server has reserved memory: a round trip, which is little beside their transfer.
+pub const DIRECT_BYTES_MAX: usize = 8 << 10;
 
 /// Raw bytes beside a message, in any number of parts that are written one after the other
 /// without being joined.
@@ -109,6 +122,10 @@ pub struct Call {
     pub expires: Option<Moment>,
     /// Who asks.
     pub peer: Peer,
+    /// Which budget it was admitted under: the caller's claim.
+    pub class: u8,
+    /// Memory for the reply. A handler whose replies are large reserves it first.
+    pub room: Room,
 }
 
 /// The other end of an authenticated connection.

@@ -10,7 +10,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::{Connection, ConnectionConfig, Guard, Payload, Reply, RpcError, decode, encode};
+use super::{
+    CallOptions, Connection, ConnectionConfig, Guard, Payload, Reply, RpcError, decode, encode,
+};
 use crate::deadline::Deadline;
 
 /// How a pool connects.
@@ -80,39 +82,25 @@ impl Pool {
         payload: Payload,
         deadline: Deadline,
     ) -> Result<Reply, RpcError> {
-        self.attempt(message, payload, deadline, None).await
+        self.call_with(message, payload, deadline, CallOptions::default()).await
     }
 
-    /// [`Pool::call`] that nobody begins once `guard` has ended.
+    /// [`Pool::call`] with options.
     ///
     /// # Errors
     /// Any [`RpcError`].
-    pub async fn call_guarded(
+    pub async fn call_with(
         &self,
         message: Bytes,
         payload: Payload,
         deadline: Deadline,
-        guard: &Guard,
-    ) -> Result<Reply, RpcError> {
-        self.attempt(message, payload, deadline, Some(guard)).await
-    }
-
-    async fn attempt(
-        &self,
-        message: Bytes,
-        payload: Payload,
-        deadline: Deadline,
-        guard: Option<&Guard>,
+        options: CallOptions<'_>,
     ) -> Result<Reply, RpcError> {
         let slot = self.0.next.fetch_add(1, Relaxed) % self.0.slots.len();
         loop {
             let connection = self.connection(slot, deadline).await?;
             let (message, payload) = (message.clone(), payload.clone());
-            let call = match guard {
-                Some(guard) => connection.call_guarded(message, payload, deadline, guard),
-                None => connection.call(message, payload, deadline),
-            };
-            match call.await {
+            match connection.call_with(message, payload, deadline, options).await {
                 // The connection had ended before this call got on it.
                 Err(RpcError::Unreachable { .. }) if !deadline.passed() => {}
                 result => return result,
@@ -137,7 +125,9 @@ impl Pool {
         let mut pause = self.0.config.backoff_min;
         loop {
             let attempt = deadline.within(attempt_timeout);
-            let error = match self.attempt(message.clone(), payload.clone(), attempt, guard).await {
+            let options = CallOptions { guard, ..CallOptions::default() };
+            let call = self.call_with(message.clone(), payload.clone(), attempt, options);
+            let error = match call.await {
                 Err(error) if error.retryable() => error,
                 result => return result,
             };

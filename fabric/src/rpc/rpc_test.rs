@@ -93,8 +93,8 @@ async fn closed_by_peer(stream: &mut TcpStream) -> bool {
 }
 
 fn header(message_bytes: usize, payload_bytes: usize) -> Header {
-    let (kind, request_id, time_ms, message_crc) = (Kind::Request, 7, 1000, 0);
-    Header { kind, request_id, message_bytes, payload_bytes, time_ms, message_crc }
+    let (kind, class, request_id, time_ms, message_crc) = (Kind::Request, 0, 7, 1000, 0);
+    Header { kind, class, request_id, message_bytes, payload_bytes, time_ms, message_crc }
 }
 
 #[tokio::test]
@@ -202,7 +202,8 @@ async fn an_oversized_length_is_refused_before_memory_is_taken() {
 #[tokio::test]
 async fn half_a_frame_does_not_hold_a_place_for_ever() {
     let running = serve("127.0.0.1:0", |config| {
-        (config.calls_in_flight_max, config.stall_timeout) = (1, SHORT);
+        config.budgets = vec![Budget { calls_max: 1, ..Budget::default() }];
+        config.stall_timeout = SHORT;
     })
     .await;
     for sent in [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3] {
@@ -265,7 +266,10 @@ async fn a_peer_that_reads_nothing_is_dropped() {
 
 #[tokio::test]
 async fn too_much_in_flight_is_answered_not_queued() {
-    let running = serve("127.0.0.1:0", |config| config.calls_in_flight_max = 2).await;
+    let running = serve("127.0.0.1:0", |config| {
+        config.budgets = vec![Budget { calls_max: 2, ..Budget::default() }];
+    })
+    .await;
     let connection = Arc::new(open(&running).await);
     let blocked: Vec<_> = (0..2)
         .map(|_| {

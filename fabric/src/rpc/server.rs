@@ -1,32 +1,32 @@
-//! The listening side: authenticates, reads frames, runs handlers, writes their replies.
+//! The listening side: accepts connections, authenticates them, and ends with shutdown. What
+//! happens on an authenticated connection is in `serving`.
 //!
-//! Bounds: connections, calls in flight and payload bytes in flight. A call over the bounds is read
-//! past in little memory and answered with `Overloaded`; it is never queued, because services that
-//! call each other in a circle would otherwise wait for each other.
+//! Connections that have not authenticated are in a separate small pool (`strangers`): however
+//! many there are, they take no place of a member, and a newcomer is always heard.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::io::BufReader;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::frame::{Header, Kind, Limits};
-use super::guard::ConnectionClock;
-use super::handshake::Accepted;
-use super::io::{
-    Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
-};
-use super::{Call, Fault, FaultCode, Payload, Peer, Reply, ServerError, Service, Shutdown};
-use super::{encode, handshake};
+use super::budget::{Budget, Budgets};
+use super::frame::Limits;
+use super::handshake::{self, Accepted};
+use super::serving::Shared;
+use super::strangers::Strangers;
+use super::{Peer, ServerError, Service, Shutdown};
 use crate::auth::Key;
 use crate::class::TrafficClass;
 use crate::deadline::Deadline;
+
+/// A peer that does not use its grant, sends nothing of a frame that it began, or takes nothing
+/// while others wait for the memory of its replies, is not waited for longer than this.
+const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bounds and timers of a server.
 #[derive(Clone, Debug)]
@@ -39,16 +39,26 @@ pub struct ServerConfig {
     pub class: TrafficClass,
     /// Largest frame taken.
     pub limits: Limits,
-    /// Connections at once; more are closed at once.
+    /// Authenticated connections at once; more are closed at once.
     pub connections_max: usize,
-    /// Calls between their first byte read and their last byte written, over all connections.
-    pub calls_in_flight_max: usize,
-    /// Bytes of messages and payloads of those calls. At least one frame of the largest size.
-    pub bytes_in_flight_max: usize,
-    /// How long a stranger may take to authenticate.
+    /// Authenticated connections of one address.
+    pub connections_of_address_max: usize,
+    /// Connections that have not authenticated; the oldest goes for a newcomer.
+    pub strangers_max: usize,
+    /// Those of one address.
+    pub strangers_of_address_max: usize,
+    /// Calls in flight of one connection, over all classes.
+    pub calls_of_connection_max: usize,
+    /// What is let in, by the class of the call.
+    pub budgets: Vec<Budget>,
+    /// Time to authenticate.
     pub handshake_timeout: Duration,
-    /// How long a begun frame may take to arrive, and a peer may refuse to take a byte.
+    /// Time without a byte of a frame that was begun, or until a peer takes a byte of a reply.
     pub stall_timeout: Duration,
+    /// Time until a grant is used. Its memory is given back then.
+    pub grant_timeout: Duration,
+    /// As `stall_timeout` for replies, while other calls wait for the memory that they hold.
+    pub reply_stall_timeout: Duration,
     /// How long handlers may run on once shutdown is requested.
     pub drain_timeout: Duration,
 }
@@ -62,10 +72,15 @@ impl ServerConfig {
             class: TrafficClass::Other,
             limits: Limits::default(),
             connections_max: 4096,
-            calls_in_flight_max: 8192,
-            bytes_in_flight_max: 512 << 20,
+            connections_of_address_max: 1024,
+            strangers_max: 256,
+            strangers_of_address_max: 16,
+            calls_of_connection_max: 1024,
+            budgets: vec![Budget::default()],
             handshake_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
+            grant_timeout: GRANT_TIMEOUT,
+            reply_stall_timeout: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(2),
         }
     }
@@ -78,6 +93,8 @@ pub struct ServerStats {
     pub connections: AtomicU64,
     /// Connections that did not, or came when there were too many.
     pub refused: AtomicU64,
+    /// Connections that had not authenticated when newer ones took their place.
+    pub evicted: AtomicU64,
     /// Connections that the other side closed before its first byte, as probes of a port do.
     pub silent: AtomicU64,
     /// Connections that were closed because of what came over them.
@@ -97,14 +114,6 @@ pub struct Server {
     address: SocketAddr,
     stats: Arc<ServerStats>,
 }
-
-/// Held by a call until its reply is written.
-struct InFlight {
-    _call: OwnedSemaphorePermit,
-    _bytes: OwnedSemaphorePermit,
-}
-
-type Outbox = mpsc::Sender<Outgoing<Option<InFlight>>>;
 
 impl Server {
     /// Takes the port. Nobody is served before [`Server::serve`].
@@ -134,12 +143,10 @@ impl Server {
 
     /// Serves until shutdown, then lets running handlers end for `drain_timeout`.
     pub async fn serve<S: Service>(self, service: S, shutdown: Shutdown) {
+        let doors = Arc::new(Doors::new(&self.config));
         let shared = Arc::new(Shared {
             service,
-            calls: Arc::new(Semaphore::new(self.config.calls_in_flight_max)),
-            bytes: Arc::new(Semaphore::new(
-                self.config.bytes_in_flight_max.min(Semaphore::MAX_PERMITS),
-            )),
+            budgets: Budgets::new(&self.config.budgets),
             config: self.config,
             stats: self.stats,
         });
@@ -152,14 +159,16 @@ impl Server {
                 accepted = self.listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, address)) if connections.len() < shared.config.connections_max => {
+                Ok((stream, address)) => {
                     number += 1;
                     let peer = Peer { address, connection: number };
-                    connections.spawn(Arc::clone(&shared).connection(stream, peer));
-                }
-                Ok((_, address)) => {
-                    shared.stats.refused.fetch_add(1, Relaxed);
-                    tracing::warn!(context = shared.config.context, %address, "too many connections");
+                    let (end, evicted) = oneshot::channel();
+                    let loser = doors.strangers().enter(address.ip(), number, end);
+                    shared.stats.evicted.fetch_add(u64::from(loser.is_some()), Relaxed);
+                    // Dropping the loser's sender is what ends it.
+                    drop(loser);
+                    let (shared, doors) = (Arc::clone(&shared), Arc::clone(&doors));
+                    connections.spawn(connection(shared, doors, stream, peer, evicted));
                 }
                 // Out of descriptors, most likely: wait for some to be given back.
                 Err(error) => {
@@ -169,9 +178,7 @@ impl Server {
             }
         }
         drop(self.listener);
-        // Every call in flight holds one permit: all of them free means that all are answered.
-        let all = u32::try_from(shared.config.calls_in_flight_max).unwrap_or(u32::MAX);
-        let drained = shared.calls.acquire_many(all);
+        let drained = shared.budgets.drained();
         if tokio::time::timeout(shared.config.drain_timeout, drained).await.is_err() {
             tracing::warn!(context = shared.config.context, "calls were cut off by shutdown");
         }
@@ -179,172 +186,118 @@ impl Server {
     }
 }
 
-struct Shared<S> {
-    service: S,
-    config: Arc<ServerConfig>,
-    stats: Arc<ServerStats>,
-    calls: Arc<Semaphore>,
-    bytes: Arc<Semaphore>,
+/// Who is connected.
+struct Doors {
+    strangers: Mutex<Strangers<oneshot::Sender<()>>>,
+    members: Mutex<Members>,
+    connections_max: usize,
+    connections_of_address_max: usize,
 }
 
-impl<S: Service> Shared<S> {
-    async fn connection(self: Arc<Self>, mut stream: TcpStream, peer: Peer) {
-        let context = &self.config.context;
-        let deadline = Deadline::after(self.config.handshake_timeout);
-        let ready = super::connection::prepare(&stream, self.config.class);
-        if let Err(error) = ready {
-            tracing::debug!(context, address = %peer.address, %error, "socket options");
-        }
-        match handshake::accept(&mut stream, &self.config.key, context, deadline).await {
-            Ok(Accepted::Authenticated) => {}
-            Ok(Accepted::Silent) => {
-                self.stats.silent.fetch_add(1, Relaxed);
-                tracing::debug!(context, address = %peer.address, "connection closed unused");
-                return;
-            }
-            Err(error) => {
-                self.stats.refused.fetch_add(1, Relaxed);
-                tracing::warn!(address = %peer.address, %error, "connection refused");
-                return;
-            }
-        }
-        self.stats.connections.fetch_add(1, Relaxed);
-        let clock = ConnectionClock::start();
-        let (read_half, write_half) = stream.into_split();
-        let (outbox, queue) = mpsc::channel(self.config.calls_in_flight_max.clamp(1, 1024));
-        let stall_timeout = self.config.stall_timeout;
-        let ended = tokio::select! {
-            ended = self.read(read_half, outbox, peer, clock) => ended,
-            written = write(write_half, queue, stall_timeout) => written,
-        };
-        match ended {
-            Ok(()) | Err(ReadError::Closed) => {}
-            Err(error) => {
-                self.stats.broken.fetch_add(1, Relaxed);
-                tracing::warn!(context, address = %peer.address, %error, "connection closed");
-            }
+#[derive(Default)]
+struct Members {
+    total: usize,
+    of: HashMap<IpAddr, usize>,
+}
+
+impl Doors {
+    fn new(config: &ServerConfig) -> Self {
+        let strangers = Strangers::new(config.strangers_max, config.strangers_of_address_max);
+        Self {
+            strangers: Mutex::new(strangers),
+            members: Mutex::default(),
+            connections_max: config.connections_max,
+            connections_of_address_max: config.connections_of_address_max,
         }
     }
 
-    async fn read(
-        self: &Arc<Self>,
-        read_half: OwnedReadHalf,
-        outbox: Outbox,
-        peer: Peer,
-        clock: ConnectionClock,
-    ) -> Result<(), ReadError> {
-        let stall_timeout = self.config.stall_timeout;
-        let limits = &self.config.limits;
-        let answers = Answers { outbox, clock };
-        let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
-        loop {
-            let header = read_header(&mut reader, limits, stall_timeout).await?;
-            let Some(in_flight) = self.admit(&header) else {
-                skip_body(&mut reader, &header, stall_timeout).await?;
-                self.stats.overloaded.fetch_add(1, Relaxed);
-                let fault = Fault {
-                    code: FaultCode::Overloaded,
-                    detail: format!(
-                        "over {} calls or {} bytes in flight",
-                        self.config.calls_in_flight_max, self.config.bytes_in_flight_max
-                    ),
-                };
-                answers.give(header.request_id, Err(fault), limits, None).await;
-                continue;
-            };
-            let (message, payload) = read_body(&mut reader, &header, stall_timeout).await?;
-            let (deadline, expires) = match header.kind {
-                // Asks only what the clock shows.
-                Kind::Request if message.is_empty() && payload.is_empty() => {
-                    answers.give(header.request_id, Ok(Reply::default()), limits, None).await;
-                    continue;
-                }
-                Kind::Request => {
-                    let timeout = Duration::from_millis(u64::from(header.time_ms));
-                    (Deadline::after(timeout), None)
-                }
-                Kind::Guarded => {
-                    let expires = clock.moment_of(header.time_ms);
-                    (Deadline::after(expires.remaining()), Some(expires))
-                }
-                Kind::Reply | Kind::Fault => continue,
-            };
-            if expires.is_some_and(|at| at.remaining().is_zero()) {
-                self.stats.expired.fetch_add(1, Relaxed);
-                answers.give(header.request_id, Err(Fault::expired()), limits, None).await;
-                continue;
+    fn strangers(&self) -> MutexGuard<'_, Strangers<oneshot::Sender<()>>> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for an authenticated connection, or `None` when its address or all places are full.
+    fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Member> {
+        let mut members = self.members();
+        let of_address = members.of.get(&address).copied().unwrap_or(0);
+        if members.total >= self.connections_max || of_address >= self.connections_of_address_max {
+            return None;
+        }
+        members.total += 1;
+        *members.of.entry(address).or_default() += 1;
+        Some(Member { doors: Arc::clone(self), address })
+    }
+}
+
+/// A place of an authenticated connection, given back when it is dropped.
+struct Member {
+    doors: Arc<Doors>,
+    address: IpAddr,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let mut members = self.doors.members();
+        members.total -= 1;
+        if let Some(of_address) = members.of.get_mut(&self.address) {
+            *of_address -= 1;
+            if *of_address == 0 {
+                members.of.remove(&self.address);
             }
-            let call = Call { message, payload, deadline, expires, peer };
-            self.stats.calls.fetch_add(1, Relaxed);
-            tokio::spawn(Arc::clone(self).call(
-                call,
-                header.request_id,
-                in_flight,
-                answers.clone(),
-            ));
         }
     }
+}
 
-    fn admit(&self, header: &Header) -> Option<InFlight> {
-        let bytes = u32::try_from(header.message_bytes + header.payload_bytes).ok()?;
-        Some(InFlight {
-            _call: Arc::clone(&self.calls).try_acquire_owned().ok()?,
-            _bytes: Arc::clone(&self.bytes).try_acquire_many_owned(bytes).ok()?,
-        })
+/// One connection from its first byte to its last.
+async fn connection<S: Service>(
+    shared: Arc<Shared<S>>,
+    doors: Arc<Doors>,
+    mut stream: TcpStream,
+    peer: Peer,
+    evicted: oneshot::Receiver<()>,
+) {
+    let (stats, config) = (&shared.stats, &shared.config);
+    let context = &config.context;
+    let deadline = Deadline::after(config.handshake_timeout);
+    if let Err(error) = super::connection::prepare(&stream, config.class) {
+        tracing::debug!(context, address = %peer.address, %error, "socket options");
     }
-
-    async fn call(self: Arc<Self>, call: Call, request_id: u64, held: InFlight, answers: Answers) {
-        // A task of its own, so that a handler that panics still gets its caller an answer.
-        let shared = Arc::clone(&self);
-        let handler = tokio::spawn(async move { shared.service.handle(call).await });
-        let result = handler.await.unwrap_or_else(|error| {
-            tracing::error!(context = self.config.context, %error, "a handler broke");
-            Err(Fault::internal("the handler broke; see the server's log"))
-        });
-        answers.give(request_id, result, &self.config.limits, Some(held)).await;
-    }
-}
-
-async fn write(
-    mut write_half: OwnedWriteHalf,
-    mut queue: mpsc::Receiver<Outgoing<Option<InFlight>>>,
-    stall_timeout: Duration,
-) -> Result<(), ReadError> {
-    Ok(write_frames(&mut write_half, &mut queue, stall_timeout).await?)
-}
-
-/// Where a connection's answers go, and the clock that they tell.
-#[derive(Clone)]
-struct Answers {
-    outbox: Outbox,
-    clock: ConnectionClock,
-}
-
-impl Answers {
-    async fn give(
-        &self,
-        request_id: u64,
-        result: Result<Reply, Fault>,
-        limits: &Limits,
-        hold: Option<InFlight>,
-    ) {
-        let fits = |reply: &Reply| {
-            reply.message.len() <= limits.message_bytes_max
-                && reply.payload.len() <= limits.payload_bytes_max
-        };
-        let result = result.and_then(|reply| {
-            if fits(&reply) {
-                return Ok(reply);
+    let accepted = tokio::select! {
+        accepted = handshake::accept(&mut stream, &config.key, context, deadline) => accepted,
+        // The sender is dropped when another connection takes this one's place.
+        _ = evicted => return,
+    };
+    doors.strangers().leave(peer.address.ip(), peer.connection);
+    match accepted {
+        Ok(Accepted::Authenticated) => {}
+        Ok(Accepted::Silent) => {
+            stats.silent.fetch_add(1, Relaxed);
+            tracing::debug!(context, address = %peer.address, "connection closed unused");
+            return;
+        }
+        Err(error) => {
+            // One line for a wrong key is useful; a flood of them would fill the log.
+            let refused = stats.refused.fetch_add(1, Relaxed);
+            if refused < 100 || refused.is_multiple_of(1000) {
+                tracing::warn!(address = %peer.address, refused, %error, "connection refused");
             }
-            Err(Fault::internal("the reply is larger than a frame may be; ask for less at once"))
-        });
-        let (kind, message, payload) = match result {
-            Ok(reply) => (Kind::Reply, reply.message, reply.payload),
-            Err(fault) => (Kind::Fault, encode(&fault).unwrap_or(Bytes::new()), Payload::empty()),
-        };
-        let time_ms = self.clock.reading();
-        // An error means that the connection has ended: nobody waits for this answer any more.
-        let _ =
-            self.outbox.send(Outgoing { kind, request_id, time_ms, message, payload, hold }).await;
+            return;
+        }
     }
+    let Some(_member) = doors.admit(peer.address.ip()) else {
+        stats.refused.fetch_add(1, Relaxed);
+        tracing::warn!(
+            context,
+            address = %peer.address,
+            "too many connections: at most {} and {} of one address",
+            config.connections_max,
+            config.connections_of_address_max
+        );
+        return;
+    };
+    stats.connections.fetch_add(1, Relaxed);
+    shared.serve(stream, peer).await;
 }

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fabric::deadline::Deadline;
 use threefs_core::chunk::ContentChange;
 use threefs_core::ids::ChunkId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -13,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::Client;
 use crate::chunks::{Place, What};
 use crate::error::ClientError;
+use crate::patience::{Patience, Progress};
 
 /// One write into one chunk.
 pub(crate) struct ChunkWrite {
@@ -38,6 +38,13 @@ pub(crate) struct Window {
     operations: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     bytes_max: usize,
+    progress: Arc<Progress>,
+}
+
+/// Room for one chunk operation, until it is dropped.
+struct Entered {
+    _operation: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
 }
 
 impl Window {
@@ -46,50 +53,66 @@ impl Window {
             operations: Arc::new(Semaphore::new(operations_max)),
             bytes: Arc::new(Semaphore::new(bytes_max)),
             bytes_max,
+            progress: Arc::new(Progress::start()),
         }
     }
 
-    /// Waits for room. A single operation larger than the window gets all of it.
-    async fn enter(&self, bytes: usize) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+    /// Waits for room as long as operations before this one move. A single operation larger than
+    /// the window gets all of it. `None` when patience is over.
+    async fn enter(&self, bytes: usize, patience: &Patience) -> Option<Entered> {
         let bytes = u32::try_from(bytes.min(self.bytes_max)).unwrap_or(u32::MAX);
-        // Both only fail when the semaphore is closed, which never happens.
-        let operation = Arc::clone(&self.operations).acquire_owned().await.ok()?;
-        Some((operation, Arc::clone(&self.bytes).acquire_many_owned(bytes).await.ok()?))
+        let (operations, all_bytes) = (Arc::clone(&self.operations), Arc::clone(&self.bytes));
+        let mut entered = std::pin::pin!(async move {
+            // Both only fail when the semaphore is closed, which never happens.
+            let _operation = operations.acquire_owned().await.ok()?;
+            Some(Entered { _operation, _bytes: all_bytes.acquire_many_owned(bytes).await.ok()? })
+        });
+        loop {
+            let deadline = patience.behind(&self.progress);
+            match tokio::time::timeout_at(deadline.instant().into(), &mut entered).await {
+                Ok(entered) => return entered,
+                Err(_) if patience.behind(&self.progress).passed() => return None,
+                Err(_) => {}
+            }
+        }
     }
 }
 
 impl Client {
+    /// A chunk operation has ended well.
+    fn moved(&self, patience: &Patience) {
+        patience.moved();
+        self.0.window.progress.moved();
+    }
+
     /// Writes to one chunk keep their order, different chunks go side by side. After an error
     /// nothing new begins, and what is under way is awaited: a write that took effect after the
     /// caller had gone on could undo a newer one.
     pub(crate) async fn write_chunks(
         &self,
         writes: Vec<ChunkWrite>,
-        deadline: Deadline,
+        patience: &Patience,
     ) -> Result<(), ClientError> {
         let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
         let mut outcome = Ok(());
         for of_chunk in by_chunk(writes) {
             let bytes = of_chunk.iter().map(|write| write.payload.len()).max().unwrap_or(0);
-            let entered = self.0.window.enter(bytes);
-            let room = tokio::time::timeout_at(deadline.instant().into(), entered).await;
+            // Past the deadline the update itself says what did not answer.
+            let room = self.0.window.enter(bytes, patience).await;
             while let Some(ended) = tasks.try_join_next() {
                 outcome = outcome.and(joined(ended));
             }
             if outcome.is_err() {
                 break;
             }
-            // Past the deadline the update itself says who did not answer.
-            let room = room.ok().flatten();
-            let client = self.clone();
+            let (client, patience) = (self.clone(), patience.clone());
             tasks.spawn(async move {
-                for write in of_chunk {
-                    let change = ContentChange::Write { offset: write.offset };
-                    client
-                        .update(&write.what, write.place, change, write.payload, deadline)
-                        .await?;
+                let _room = room;
+                for ChunkWrite { what, place, offset, payload } in of_chunk {
+                    let change = ContentChange::Write { offset };
+                    client.update(&what, place, change, payload, patience.clone()).await?;
+                    client.moved(&patience);
                 }
-                drop(room);
                 Ok(())
             });
         }
@@ -103,23 +126,22 @@ impl Client {
     pub(crate) async fn read_chunks(
         &self,
         reads: Vec<ChunkRead>,
-        deadline: Deadline,
+        patience: Patience,
         mut deliver: impl FnMut(&ChunkRead, &[u8]),
     ) -> Result<(), ClientError> {
         let mut tasks: JoinSet<Result<(ChunkRead, Bytes), ClientError>> = JoinSet::new();
         for read in reads {
-            let entered = self.0.window.enter(read.length as usize);
-            let room = tokio::time::timeout_at(deadline.instant().into(), entered).await;
+            let room = self.0.window.enter(read.length as usize, &patience).await;
             while let Some(ended) = tasks.try_join_next() {
                 let (read, bytes) = joined(ended)?;
                 deliver(&read, &bytes);
             }
-            let room = room.ok().flatten();
-            let client = self.clone();
+            let (client, patience) = (self.clone(), patience.clone());
             tasks.spawn(async move {
+                let _room = room;
                 let ChunkRead { ref what, place, offset, length, .. } = read;
-                let bytes = client.read(what, place, offset, length, deadline).await?;
-                drop(room);
+                let bytes = client.read(what, place, offset, length, patience.clone()).await?;
+                client.moved(&patience);
                 Ok((read, bytes.unwrap_or_default()))
             });
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
-use fabric::rpc::{Guard, Payload, RpcError, decode, encode};
+use fabric::rpc::{CallOptions, FaultCode, Guard, Payload, RpcError, decode, encode};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
@@ -19,12 +19,16 @@ use threefs_core::message::{
 use threefs_core::routing::{ChainTarget, RoutingInfo};
 
 use crate::Client;
+use crate::config::BUSY_PATIENCE;
 use crate::error::{Attempts, ClientError};
+use crate::patience::Patience;
 
 /// Pause before the same request goes to the same place again.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// How long to wait for newer routing before the known one is tried again.
 const ROUTING_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause after a refusal as overload.
+const OVERLOAD_PAUSE_MAX: Duration = Duration::from_millis(320);
 /// Rounds over all serving replicas, each of which found damage, before the chunk counts as lost:
 /// a repair under way needs a moment.
 const CORRUPT_ROUNDS: u32 = 5;
@@ -48,9 +52,9 @@ impl Client {
         place: Place,
         change: ContentChange,
         payload: Bytes,
-        deadline: Deadline,
+        patience: impl Into<Patience>,
     ) -> BoxFuture<'a, Result<Updated, ClientError>> {
-        Box::pin(self.update_now(what, place, change, payload, deadline))
+        Box::pin(self.update_now(what, place, change, payload, patience.into()))
     }
 
     async fn update_now(
@@ -59,10 +63,10 @@ impl Client {
         place: Place,
         change: ContentChange,
         payload: Bytes,
-        deadline: Deadline,
+        patience: Patience,
     ) -> Result<Updated, ClientError> {
         let tag = self.0.channels.take();
-        let result = self.update_tagged(what, place, change, payload, tag, deadline).await;
+        let result = self.update_tagged(what, place, change, payload, tag, &patience).await;
         // After an error a copy may still be on its way: the channel is given up.
         if result.is_ok() {
             self.0.channels.answered(tag);
@@ -77,7 +81,7 @@ impl Client {
         change: ContentChange,
         payload: Bytes,
         tag: RequestTag,
-        deadline: Deadline,
+        patience: &Patience,
     ) -> Result<Updated, ClientError> {
         let payload_checksum = Checksum::of(&payload);
         let Place { chain, chunk, chunk_bytes } = place;
@@ -92,7 +96,7 @@ impl Client {
             })
         };
         let mut attempts = Attempts::of(&**what);
-        match self.ask_head(chain, &mut attempts, payload, deadline, ask).await? {
+        match self.ask_head(chain, &mut attempts, payload, patience, ask).await? {
             Some((_, StorageReply::Updated(updated))) => Ok(updated),
             Some((who, other)) => Err(ClientError::unexpected(&who, &other)),
             None => Err(attempts.unavailable(self.0.config.timeout)),
@@ -106,11 +110,15 @@ impl Client {
         chain: ChainId,
         attempts: &mut Attempts,
         payload: Bytes,
-        deadline: Deadline,
+        patience: &Patience,
         ask: impl Fn(Address) -> StorageRequest,
     ) -> Result<Option<(String, StorageReply)>, ClientError> {
-        let guard = Guard { fence: self.0.fence.clone(), end: deadline };
-        while !deadline.passed() {
+        let mut overload = Overload::default();
+        while !patience.over() {
+            // Later attempts may have a later end, never an earlier one: nothing that was sent may
+            // begin once the operation has failed.
+            let deadline = patience.deadline();
+            let guard = Guard { fence: self.0.fence.clone(), end: deadline };
             let Some(routing) = self.0.routing.newest(attempts, deadline).await? else {
                 break;
             };
@@ -119,10 +127,14 @@ impl Client {
                 continue;
             };
             let request = ask(to);
-            let attempt = deadline.within(self.0.config.update_attempt_timeout);
-            let guard = matches!(request, StorageRequest::Update(_)).then_some(&guard);
+            let options = CallOptions {
+                guard: matches!(request, StorageRequest::Update(_)).then_some(&guard),
+                class: request.class(),
+                idle_timeout: Some(self.0.config.update_attempt_timeout),
+            };
+            let attempt = deadline.within(self.0.config.update_attempt_timeout * BUSY_PATIENCE);
             let payload = payload.clone().into();
-            let call = self.call(&routing, head.node, &request, payload, attempt, guard);
+            let call = self.call(&routing, head.node, &request, payload, attempt, options);
             let other_head = self
                 .0
                 .routing
@@ -140,6 +152,10 @@ impl Client {
                 Ok((Ok(reply), _)) => return Ok(Some((who, reply))),
                 Ok((Err(error), _)) => {
                     self.after_refusal(&routing, &who, error, attempts, deadline).await?;
+                }
+                Err(error) if is_overloaded(&error) => {
+                    attempts.failed(&who, &error);
+                    overload.pause(deadline).await;
                 }
                 Err(error) => {
                     attempts.rpc(&who, &error)?;
@@ -179,9 +195,9 @@ impl Client {
         place: Place,
         offset: u32,
         length: u32,
-        deadline: Deadline,
+        patience: impl Into<Patience>,
     ) -> BoxFuture<'a, Result<Option<Bytes>, ClientError>> {
-        Box::pin(self.read_now(what, place, offset, length, deadline))
+        Box::pin(self.read_now(what, place, offset, length, patience.into()))
     }
 
     async fn read_now(
@@ -190,13 +206,15 @@ impl Client {
         place: Place,
         offset: u32,
         length: u32,
-        deadline: Deadline,
+        patience: Patience,
     ) -> Result<Option<Bytes>, ClientError> {
         let mut attempts = Attempts::of(&**what);
         let mut timeout = self.0.config.read_attempt_timeout;
         let mut turn = self.0.read_turn.fetch_add(1, Relaxed);
         let mut damaged: u32 = 0;
-        while !deadline.passed() {
+        let mut overload = Overload::default();
+        while !patience.over() {
+            let deadline = patience.deadline();
             let Some(routing) = self.0.routing.newest(&mut attempts, deadline).await? else {
                 break;
             };
@@ -209,8 +227,11 @@ impl Client {
             let who = who(&routing, &replica);
             let request =
                 StorageRequest::Read(ReadRequest { to, chunk: place.chunk, offset, length });
-            let attempt = deadline.within(timeout);
-            let call = self.call(&routing, replica.node, &request, Payload::empty(), attempt, None);
+            let options =
+                CallOptions { guard: None, class: request.class(), idle_timeout: Some(timeout) };
+            let attempt = deadline.within(timeout * BUSY_PATIENCE);
+            let payload = Payload::empty();
+            let call = self.call(&routing, replica.node, &request, payload, attempt, options);
             match call.await {
                 Ok((Ok(StorageReply::Read(done)), payload)) => match checked(done, payload) {
                     Ok(payload) => return Ok(Some(payload)),
@@ -230,6 +251,10 @@ impl Client {
                 }
                 Ok((Err(error), _)) => {
                     self.after_refusal(&routing, &who, error, &mut attempts, deadline).await?;
+                }
+                Err(error) if is_overloaded(&error) => {
+                    attempts.failed(&who, &error);
+                    overload.pause(deadline).await;
                 }
                 Err(error) => {
                     attempts.rpc(&who, &error)?;
@@ -252,16 +277,15 @@ impl Client {
         request: &StorageRequest,
         payload: Payload,
         deadline: Deadline,
-        guard: Option<&Guard>,
+        options: CallOptions<'_>,
     ) -> Result<(StorageResult, Bytes), RpcError> {
         let address = routing.address(node).unwrap_or_default();
         let (peer, message) = (self.0.peers.at(address), encode(request)?);
-        let result = match guard {
-            Some(guard) => peer.call_guarded(message, payload, deadline, guard).await,
-            None => peer.call(message, payload, deadline).await,
-        };
+        let result = peer.call_with(message, payload, deadline, options).await;
         match &result {
             Ok(_) => self.0.peers.trust(node),
+            // It answers, and has much to do.
+            Err(error) if is_overloaded(error) => {}
             Err(_) => self.0.peers.suspect(node),
         }
         let reply = result?;
@@ -284,6 +308,30 @@ impl Client {
         let replica = *candidates.get(turn % candidates.len().max(1))?;
         let to = Address { chain: chain.id, chain_version: chain.version, target: replica.target };
         Some((to, replica, serving.len() as u32))
+    }
+}
+
+/// The server refused because it has too much to do: nothing is wrong with it.
+fn is_overloaded(error: &RpcError) -> bool {
+    matches!(error, RpcError::Faulted { fault, .. } if fault.code == FaultCode::Overloaded)
+}
+
+/// Pauses between attempts that are refused as overload: they double, so that refusals cost the
+/// server less than the work that it is busy with.
+struct Overload(Duration);
+
+impl Default for Overload {
+    fn default() -> Self {
+        Self(Duration::from_millis(5))
+    }
+}
+
+impl Overload {
+    async fn pause(&mut self, deadline: Deadline) {
+        // Not all at the same moment.
+        let pause = self.0.mul_f64(rand::random_range(0.5..1.5));
+        tokio::time::sleep_until(deadline.within(pause).instant().into()).await;
+        self.0 = (self.0 * 2).min(OVERLOAD_PAUSE_MAX);
     }
 }
 

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::batch::ChunkWrite;
 use crate::chunks::{Place, What};
 
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -28,6 +29,8 @@ struct Cluster {
     mgmtd: String,
     _mgmtd_alive: ShutdownHandle,
     storage: Vec<(ShutdownHandle, JoinHandle<()>)>,
+    /// Of each storage service, for requests and replies.
+    memory_bytes: usize,
 }
 
 impl Cluster {
@@ -49,11 +52,12 @@ impl Cluster {
         .unwrap();
         let address = mgmtd.address().to_string();
         tokio::spawn(async move { mgmtd.serve(shutdown).await.unwrap() });
-        Self { folder, mgmtd: address, _mgmtd_alive: handle, storage: Vec::new() }
+        let memory_bytes = 64 << 20;
+        Self { folder, mgmtd: address, _mgmtd_alive: handle, storage: Vec::new(), memory_bytes }
     }
 
-    async fn of_three() -> Self {
-        let mut cluster = Self::start(3).await;
+    async fn of_three(memory_bytes: usize) -> Self {
+        let mut cluster = Self { memory_bytes, ..Self::start(3).await };
         for node in 1..=3 {
             let started = cluster.start_storage(node);
             cluster.storage.push(started);
@@ -76,10 +80,11 @@ impl Cluster {
         let json = format!(
             r#"{{"node_id": {node}, "listen": "{listen}", "mgmtd": ["{}"],
                 "advertise": {advertise},
-                "key_file": "{}", "data": "{}", "call_timeout_ms": 300}}"#,
+                "key_file": "{}", "data": "{}", "call_timeout_ms": 300, "memory_bytes": {}}}"#,
             self.mgmtd,
             self.folder.path().join("key").display(),
             self.data(node).display(),
+            self.memory_bytes,
         );
         let config: StorageConfig = serde_json::from_str(&json).unwrap();
         (handle, tokio::spawn(async move { threefs_storage::run(config, shutdown).await.unwrap() }))
@@ -122,7 +127,7 @@ async fn chains(client: &Client) -> Vec<ChainId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
-    let mut cluster = Cluster::of_three().await;
+    let mut cluster = Cluster::of_three(64 << 20).await;
     let client = cluster.client();
     whole(&client).await;
     let what: What = "test".into();
@@ -235,5 +240,41 @@ async fn what_a_partition_held_back_does_not_undo_what_the_next_holder_wrote() {
     for client in [&former, &former, &next] {
         let read = client.read(&what, place(1, 0), 0, CHUNK_BYTES, deadline).await;
         assert_eq!(read.unwrap().unwrap(), &b"nextt"[..]);
+    }
+}
+
+/// Every budget of the storage services is filled by client updates that need forwards to each
+/// other's nodes: with one budget for both, each waits for the other for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writers_over_small_budgets_do_not_deadlock_the_chains() {
+    const WRITERS: u32 = 12;
+    const CHUNKS: u32 = 8;
+    // Each class has room for one chunk, or less, which is taken one at a time.
+    let cluster = Cluster::of_three(8 << 20).await;
+    let client = cluster.client();
+    whole(&client).await;
+    let what: What = "test".into();
+    let chains = chains(&client).await;
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let content = |index: u32| Bytes::from(vec![index as u8; CHUNK_BYTES as usize]);
+    let chain = |index: u32| chains[index as usize % chains.len()].0;
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let (client, what) = (cluster.client(), Arc::clone(&what));
+        let writes = (0..CHUNKS).map(|it| writer * CHUNKS + it).map(|index| ChunkWrite {
+            what: Arc::clone(&what),
+            place: place(chain(index), index),
+            offset: 0,
+            payload: content(index),
+        });
+        let writes = writes.collect();
+        writers.spawn(async move { client.write_chunks(writes, &deadline.into()).await });
+    }
+    while let Some(written) = writers.join_next().await {
+        written.unwrap().unwrap();
+    }
+    for index in 0..WRITERS * CHUNKS {
+        let read = client.read(&what, place(chain(index), index), 0, CHUNK_BYTES, deadline).await;
+        assert_eq!(read.unwrap().unwrap(), content(index));
     }
 }

@@ -11,6 +11,10 @@ use threefs_core::ids::ClientId;
 /// Name of the storage service; both sides of a connection sign it.
 pub const STORAGE_CONTEXT: &str = threefs_storage::CONTEXT;
 
+/// A replica that answers other calls is waited for so many times as long as a silent one: a queue
+/// gets no shorter when those who wait in it leave and come back.
+pub(crate) const BUSY_PATIENCE: u32 = 8;
+
 /// How a client lives.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
@@ -20,16 +24,18 @@ pub struct ClientConfig {
     pub meta: String,
     /// The cluster's key.
     pub key: Key,
-    /// How long an operation may take before it fails with `Unavailable`.
+    /// How long an operation may make no progress before it fails with `Unavailable`. A batch of
+    /// chunks makes progress whenever one of them ends.
     pub timeout: Duration,
     /// Chunk operations in flight at most, over all operations.
     pub operations_in_flight_max: usize,
     /// Payload bytes in flight at most.
     pub bytes_in_flight_max: usize,
-    /// How long one replica may take to answer a read before another one is asked as well. It
-    /// doubles with each attempt, so a slow cluster is not asked to death.
+    /// How long a replica may be silent before a read is asked of another one; one that answers
+    /// other calls meanwhile is waited for `BUSY_PATIENCE` times as long. It doubles with each
+    /// attempt, so a slow cluster is not asked to death.
     pub read_attempt_timeout: Duration,
-    /// How long one attempt of an update may take before it is sent again under its tag.
+    /// As `read_attempt_timeout`, before an update is sent again under its tag.
     pub update_attempt_timeout: Duration,
 }
 

@@ -66,7 +66,7 @@ impl Client {
         let mut plan = ReadPlan::default();
         let length = buffer.len() as u64;
         self.plan_range(&mut plan, file, offset + length, offset, Some(length), deadline).await?;
-        self.read_planned_until(plan, &mut [buffer], deadline).await
+        self.read_planned_until(plan, &mut [buffer], deadline.into()).await
     }
 
     /// Writes a range; its bytes are durable when this ends, and nobody sees more of them than the
@@ -82,7 +82,7 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let write = FileWrite { file: file.clone(), offset, payload };
-        self.write_once(&[write], deadline).await
+        self.write_once(&[write], &deadline.into()).await
     }
 
     /// The end of what is in a file's chunks at or beyond `from`, whatever its length says; `from`
@@ -130,7 +130,8 @@ impl Client {
     ) -> Result<(Vec<LastChunk>, bool), ClientError> {
         let mut attempts = Attempts::of(&**what);
         let ask = |to| StorageRequest::QueryChunks(QueryChunks { to, inode, after, limit: PAGE });
-        let asked = self.ask_head(chain, &mut attempts, Bytes::new(), deadline, ask).await?;
+        let asked =
+            self.ask_head(chain, &mut attempts, Bytes::new(), &deadline.into(), ask).await?;
         match asked {
             Some((_, StorageReply::Chunks { chunks, last })) => Ok((chunks, last)),
             Some((who, other)) => Err(ClientError::unexpected(&who, &other)),

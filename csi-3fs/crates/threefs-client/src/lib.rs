@@ -8,6 +8,7 @@
 //! | `channels` | tags that make updates exactly-once |
 //! | `chunks` | one read or update of one chunk, over any number of attempts |
 //! | `batch` | many of them, within bounds |
+//! | `patience` | deadlines that count from the last progress |
 //! | `metadata` | calls of the metadata service, each executed once |
 //! | `files` | paths, lengths, batches of (path, offset, bytes) |
 //! | `volumes` | quotas, attributes, owners |
@@ -16,7 +17,7 @@
 //! | `trim` | cutting and removing chunks, for the metadata service |
 //! | [`status`] | the cluster as one value, for people and for JSON |
 //!
-//! Every operation ends within the client's timeout. A retry is always the same request under the
+//! Every operation ends when it has made no progress for the client's timeout. A retry is always the same request under the
 //! same tag or id, so nothing is ever executed twice.
 
 mod batch;
@@ -28,6 +29,7 @@ pub mod error;
 mod files;
 mod inodes;
 mod metadata;
+mod patience;
 mod peers;
 mod ranges;
 mod routing;

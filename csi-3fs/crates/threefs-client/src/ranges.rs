@@ -21,6 +21,7 @@ use crate::batch::{ChunkRead, ChunkWrite};
 use crate::chunks::{Place, What};
 use crate::error::{Attempts, ClientError};
 use crate::files::FileHandle;
+use crate::patience::Patience;
 
 /// Files that are created side by side: enough to share the metadata store's flushes.
 const CREATES_IN_FLIGHT_MAX: usize = 64;
@@ -78,13 +79,12 @@ impl Client {
         writes: Vec<WriteRange>,
         create: bool,
     ) -> Result<(), ClientError> {
-        let deadline = self.deadline();
         let files = self.files_for(&writes, create).await?;
         let writes = writes.into_iter().filter_map(|write| {
             let file = files.get(&write.path)?.clone();
             Some(FileWrite { file, offset: write.offset, payload: write.payload })
         });
-        self.write_files(writes.collect(), deadline).await
+        self.write_files(writes.collect()).await
     }
 
     /// Writes one range of an open file; durable when this ends.
@@ -98,7 +98,7 @@ impl Client {
         payload: Bytes,
     ) -> Result<(), ClientError> {
         let write = FileWrite { file: file.clone(), offset, payload };
-        self.write_files(vec![write], self.deadline()).await
+        self.write_files(vec![write]).await
     }
 
     /// Looks up files and cuts ranges into chunks. What lies beyond a file's end is cut off.
@@ -147,16 +147,16 @@ impl Client {
         plan: ReadPlan,
         buffers: &mut [&mut [u8]],
     ) -> Result<(), ClientError> {
-        self.read_planned_until(plan, buffers, self.deadline()).await
+        self.read_planned_until(plan, buffers, Patience::start(self.0.config.timeout)).await
     }
 
     pub(crate) async fn read_planned_until(
         &self,
         plan: ReadPlan,
         buffers: &mut [&mut [u8]],
-        deadline: Deadline,
+        patience: Patience,
     ) -> Result<(), ClientError> {
-        self.read_chunks(plan.reads, deadline, |read, bytes| {
+        self.read_chunks(plan.reads, patience, |read, bytes| {
             let end = read.at + read.length as usize;
             let Some(out) = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end))
             else {
@@ -206,19 +206,17 @@ impl Client {
         Ok(())
     }
 
-    async fn write_files(
-        &self,
-        mut writes: Vec<FileWrite>,
-        deadline: Deadline,
-    ) -> Result<(), ClientError> {
+    async fn write_files(&self, mut writes: Vec<FileWrite>) -> Result<(), ClientError> {
         while !writes.is_empty() {
-            let sessions = self.reserve(&mut writes, deadline).await?;
-            let written = self.write_once(&writes, deadline).await;
+            // Each step has the whole time-out: the one in the middle may rightly take long.
+            let sessions = self.reserve(&mut writes, self.deadline()).await?;
+            let patience = Patience::start(self.0.config.timeout);
+            let written = self.write_once(&writes, &patience).await;
             if let Err(error) = written {
-                self.end_sessions(sessions, deadline).await;
+                self.end_sessions(sessions, self.deadline()).await;
                 return Err(error);
             }
-            let truncated = self.report_lengths(&writes, sessions, deadline).await?;
+            let truncated = self.report_lengths(&writes, sessions, self.deadline()).await?;
             // A truncation came between: it may have cut what was written, so write it again.
             writes.retain_mut(|write| match truncated.get(&write.file.inode) {
                 Some(version) => {
@@ -234,12 +232,12 @@ impl Client {
     pub(crate) async fn write_once(
         &self,
         writes: &[FileWrite],
-        deadline: Deadline,
+        patience: &Patience,
     ) -> Result<(), ClientError> {
         let mut pieces = Vec::new();
         for FileWrite { file, offset, payload } in writes {
             let what: What = Arc::from(format!("write `{}`", file.path));
-            let chains = self.chains(&what, &file.layout, deadline).await?;
+            let chains = self.chains(&what, &file.layout, patience.deadline()).await?;
             let mut rest = payload.clone();
             for span in file.layout.spans(*offset, payload.len() as u64)? {
                 pieces.push(ChunkWrite {
@@ -250,7 +248,7 @@ impl Client {
                 });
             }
         }
-        self.write_chunks(pieces, deadline).await
+        self.write_chunks(pieces, patience).await
     }
 
     /// Has the quotas charged for what will be written, before anything is. Gives the sessions that

@@ -57,6 +57,9 @@ pub struct ForwardRequest {
     pub payload_checksum: Checksum,
     /// Checksum of the whole chunk after the update, as the predecessor has it.
     pub chunk_checksum: Checksum,
+    /// Above the hop of everything that waits for this update: a client's update is at hop 0, its
+    /// first forward at hop 1 …, see [`StorageRequest::class`].
+    pub hop: u8,
 }
 
 /// One sync of a target, from its start to its end. Named by the receiver, never twice.
@@ -198,7 +201,47 @@ pub enum StorageRequest {
     QueryLastChunk(QueryLastChunk),
 }
 
+/// Classes of requests, each with separate budgets at the service that is asked.
+///
+/// A request may wait, in its chunk's lane or for an answer, only for requests of higher classes:
+/// an update for forwards, a forward for forwards at a higher hop and for replaces, all of them for
+/// repairs; queries, repairs and reads wait for the local disk alone. So whatever is full, the
+/// requests of the highest class in flight anywhere can end, then those of the class below, and so
+/// on: no cycle of full budgets can form between nodes.
+pub mod class {
+    /// Clients' updates.
+    pub const UPDATE: u8 = 0;
+    /// The highest hop with a class of its own. A hop above the length of the chain needs a change
+    /// of the chain's head during one update; further ones share this class.
+    pub const HOP_MAX: u8 = 5;
+    /// Whole chunks for a SYNCING successor, which forwards nothing.
+    pub const REPLACE: u8 = HOP_MAX + 1;
+    /// Questions that the replica answers from its store: syncs, repairs, lists of chunks.
+    pub const QUERY: u8 = REPLACE + 1;
+    /// Clients' reads.
+    pub const READ: u8 = QUERY + 1;
+    /// How many there are.
+    pub const COUNT: u8 = READ + 1;
+}
+
 impl StorageRequest {
+    /// Its class, see [`class`].
+    #[must_use]
+    pub fn class(&self) -> u8 {
+        match self {
+            Self::Update(_) => class::UPDATE,
+            Self::Forward(request) => request.hop.clamp(1, class::HOP_MAX),
+            Self::Replace(_) => class::REPLACE,
+            Self::Read(_) => class::READ,
+            Self::Repair(_)
+            | Self::SyncStart(_)
+            | Self::SyncMetas(_)
+            | Self::SyncDone(_)
+            | Self::QueryChunks(_)
+            | Self::QueryLastChunk(_) => class::QUERY,
+        }
+    }
+
     /// Whom it is for.
     #[must_use]
     pub fn to(&self) -> Address {

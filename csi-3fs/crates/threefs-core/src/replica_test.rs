@@ -84,6 +84,20 @@ fn tags(version: u64) -> TagWindow {
     TagWindow::default().with(TAG, ChunkVersion(version))
 }
 
+fn forward_request(to: Address, from: u64, version: u64) -> ForwardRequest {
+    ForwardRequest {
+        to,
+        from: TargetId(from),
+        chunk: CHUNK,
+        version: ChunkVersion(version),
+        tag: TAG,
+        change: ContentChange::Write { offset: 0 },
+        payload_checksum: Checksum::of(b"data"),
+        chunk_checksum: Checksum::of(b"data"),
+        hop: 1,
+    }
+}
+
 impl Bench {
     /// Target `me` of a chain that it has served since before this test.
     fn serving(me: u64, version: u32, states: &[(u64, PublicState)]) -> Self {
@@ -133,16 +147,7 @@ impl Bench {
     }
 
     fn forward(&mut self, me: u64, from: u64, version: u64) -> Vec<Action> {
-        let request = ForwardRequest {
-            to: self.to(me),
-            from: TargetId(from),
-            chunk: CHUNK,
-            version: ChunkVersion(version),
-            tag: TAG,
-            change: ContentChange::Write { offset: 0 },
-            payload_checksum: Checksum::of(b"data"),
-            chunk_checksum: Checksum::of(b"data"),
-        };
+        let request = forward_request(self.to(me), from, version);
         self.ask(StorageRequest::Forward(request), b"data")
     }
 
@@ -525,4 +530,42 @@ fn a_sync_does_not_end_before_what_is_under_way() {
     let (replace, ..) = call_of(&bench.give(Event::Content { op: send, result: Ok(content) }));
     let (_, _, request) = call_of(&bench.answer(replace, Ok(done(1))));
     assert!(matches!(request, StorageRequest::SyncDone(_)));
+}
+
+/// What is reported OFFLINE must not serve: mgmtd continues the chain without it at once.
+#[test]
+fn a_replica_that_leaves_serves_nothing_whatever_it_learns_later() {
+    let mut bench = Bench::serving(1, 5, &[(1, Serving), (2, Serving)]);
+    assert!(bench.replica.serves(Millis(bench.now)));
+    bench.give(Event::Leave);
+    let chains: [&[(u64, PublicState)]; 3] =
+        [&[(1, Serving), (2, Serving)], &[(1, LastSrv), (2, Offline)], &[(1, Serving)]];
+    for (version, states) in (6..).zip(chains) {
+        bench.give(Event::Routing(chain(version, states)));
+        bench.give(Event::Lease { valid_until: Millis(20_000) });
+        assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::Offline);
+        assert!(!bench.replica.serves(Millis(bench.now)), "{states:?}");
+        let refused = bench.update(1, TAG);
+        assert!(matches!(refused[..], [Action::Reply { result: Err(_), .. }]), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_forward_asks_above_everything_that_waits_for_it() {
+    let mut bench = Bench::serving(2, 5, &[(1, Serving), (2, Serving), (3, Serving)]);
+    bench.set(state(3, tags(3)), None);
+    let hop_of = |actions: &[Action]| {
+        actions.iter().find_map(|action| match action {
+            Action::Call { request: StorageRequest::Forward(request), .. } => Some(request.hop),
+            _ => None,
+        })
+    };
+    let begun = bench.forward(2, 1, 4);
+    let Some(Action::Apply { op, .. }) = begun.first() else { panic!("{begun:?}") };
+    assert_eq!(hop_of(&bench.applied(*op, 4)), Some(2));
+    // A copy of the same forward that was sent at a higher hop now waits for it as well.
+    let request = ForwardRequest { hop: 4, ..forward_request(bench.to(2), 1, 4) };
+    bench.ask(StorageRequest::Forward(request), b"data");
+    bench.now += 200;
+    assert_eq!(hop_of(&bench.give(Event::Tick)), Some(5), "the repeated call");
 }

@@ -25,7 +25,12 @@ pub struct StorageConfig {
     /// Bytes that one target may hold; 0 = what its disk has.
     #[serde(default)]
     pub capacity_bytes: u64,
-    /// How long a call to another replica may take before it is made again.
+    /// Memory for requests and replies in flight, over all classes (`admission`). The service's
+    /// resident memory stays within 150 MiB of it.
+    #[serde(default = "default_memory_bytes")]
+    pub memory_bytes: usize,
+    /// How long another replica may be silent before a call to it is made again. A call to a
+    /// replica that answers other calls meanwhile is waited for eight times as long.
     #[serde(default = "default_call_timeout_ms")]
     pub call_timeout_ms: u64,
     /// A store operation that takes longer makes its target report itself OFFLINE.
@@ -38,6 +43,10 @@ pub struct StorageConfig {
     /// not at all. Without it they find out after the silence that makes a node dead.
     #[serde(default)]
     pub drain_ms: u64,
+}
+
+fn default_memory_bytes() -> usize {
+    448 << 20
 }
 
 fn default_call_timeout_ms() -> u64 {

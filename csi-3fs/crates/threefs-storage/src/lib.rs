@@ -5,6 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`config`] | where it listens, where its data is, its timers |
+//! | `admission` | how memory is divided between classes of requests |
 //! | `target` | one replica, its store, its timer: events in, actions carried out |
 //! | `peers` | calls to the storage services of other nodes |
 //! | `node` | all targets of this node: routing, lease, requests by target |
@@ -13,6 +14,7 @@
 //!
 //! Absent on purpose: any rule of replication, and any wait without an end.
 
+mod admission;
 pub mod config;
 mod heartbeat;
 mod node;

@@ -17,7 +17,7 @@ use threefs_core::time::Millis;
 use tokio::sync::Notify;
 
 use crate::config::StorageConfig;
-use crate::peers::Peers;
+use crate::peers::{CALL_PATIENCE, Peers};
 use crate::target::{Clock, Target};
 
 /// What the targets of a node have in common.
@@ -230,7 +230,7 @@ impl Node {
             }
         };
         let mut config = Config::new(id, chain, self.incarnation);
-        config.call_timeout_ms = self.config.call_timeout_ms;
+        config.call_timeout_ms = self.config.call_timeout_ms * u64::from(CALL_PATIENCE);
         config.store_stall_ms = self.config.store_stall_ms;
         config.full_wait_ms = self.config.full_wait_ms;
         let target = Target::new(config, store, Arc::clone(&self.shared));

@@ -8,28 +8,32 @@ use bytes::Bytes;
 use fabric::auth::Key;
 use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
-use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, decode, encode};
+use fabric::rpc::{CallOptions, ConnectionConfig, Pool, PoolConfig, decode, encode};
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult};
 use threefs_core::replica::PeerFailure;
 
 /// Connections to one other node: two, so that a large frame on one does not hold up the other.
 const CONNECTIONS_MAX: usize = 2;
 
+/// A replica that answers other calls is waited for so many times as long as a silent one.
+pub(crate) const CALL_PATIENCE: u32 = 8;
+
 pub(crate) struct Peers {
     config: PoolConfig,
+    idle_timeout: Duration,
     /// By address. Addresses are those of the routing, so they are few.
     pools: Mutex<HashMap<String, Pool>>,
 }
 
 impl Peers {
-    pub(crate) fn new(key: &Key) -> Self {
+    pub(crate) fn new(key: &Key, idle_timeout: Duration) -> Self {
         let mut connection = ConnectionConfig::new(crate::CONTEXT, key.clone());
         connection.class = TrafficClass::Storage;
         connection.connect_timeout = Duration::from_millis(500);
         let mut config = PoolConfig::new(connection);
         config.connections_max = CONNECTIONS_MAX;
         config.backoff_max = Duration::from_millis(200);
-        Self { config, pools: Mutex::default() }
+        Self { config, idle_timeout, pools: Mutex::default() }
     }
 
     /// One attempt.
@@ -48,7 +52,13 @@ impl Peers {
             Ok(message) => message,
             Err(error) => return unreachable(&error),
         };
-        let reply = match self.at(address).call(message, payload.into(), deadline).await {
+        let options = CallOptions {
+            guard: None,
+            class: request.class(),
+            idle_timeout: Some(self.idle_timeout),
+        };
+        let pool = self.at(address);
+        let reply = match pool.call_with(message, payload.into(), deadline, options).await {
             Ok(reply) => reply,
             Err(error) => return unreachable(&error),
         };

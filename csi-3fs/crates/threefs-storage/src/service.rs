@@ -18,13 +18,16 @@ use threefs_core::message::{StorageRequest, verify_payload};
 use threefs_mgmtd::{MgmtdClient, MgmtdError};
 use tokio::task::JoinSet;
 
+use crate::admission;
 use crate::config::StorageConfig;
 use crate::heartbeat;
 use crate::node::{Node, Shared};
 use crate::peers::Peers;
 
-/// Payload bytes that a node takes in at once: more is refused as overload and sent again.
-const BYTES_IN_FLIGHT_MAX: usize = 256 << 20;
+/// The longest payload of a reply: a chunk.
+const REPLY_BYTES_MAX: u32 = 64 << 20;
+/// What a repair is expected to need: a chunk of the usual size. A larger one is rare and brief.
+const REPAIR_BYTES: usize = 4 << 20;
 
 /// Why a storage service has ended or could not begin.
 #[derive(Debug, thiserror::Error)]
@@ -67,12 +70,13 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let key = Key::read(&config.key_file)?;
     let mut server_config = ServerConfig::new(crate::CONTEXT, key.clone());
     server_config.class = TrafficClass::Storage;
-    server_config.bytes_in_flight_max = BYTES_IN_FLIGHT_MAX;
+    server_config.budgets = admission::budgets(config.memory_bytes);
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
     let mgmtd = MgmtdClient::new(&config.mgmtd, &key);
     let patience = Duration::from_millis(config.drain_ms);
-    let shared = Shared::new(Peers::new(&key));
+    let call_timeout = Duration::from_millis(config.call_timeout_ms);
+    let shared = Shared::new(Peers::new(&key, call_timeout));
     let node = Arc::new(Node::new(config, draw_incarnation(), shared));
     tracing::info!(node = %node.id, address, "storage service listens");
 
@@ -114,6 +118,21 @@ struct Port {
 impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request: StorageRequest = decode_request(&call)?;
+        if request.class() != call.class {
+            let (said, class) = (call.class, request.class());
+            // A caller of version 1 names none, and sends updates and reads only.
+            if said != 0 {
+                return Err(Fault::bad_request(format!("class {said} for a request of {class}")));
+            }
+        }
+        // Before anything is read from a disk: what cannot be sent soon is not read yet.
+        match &request {
+            StorageRequest::Read(read) => {
+                call.room.reserve(read.length.min(REPLY_BYTES_MAX) as usize).await?;
+            }
+            StorageRequest::Repair(_) => call.room.reserve(REPAIR_BYTES).await?,
+            _ => {}
+        }
         let (result, payload) = self.answer(request, call.payload, call.expires).await;
         Reply::with_payload(&result, payload.into())
     }

@@ -101,6 +101,9 @@ pub enum Event {
     /// Another target has taken this one's place (`crate::moves`): it must stop serving before
     /// mgmtd leaves it out of the chain.
     Retire,
+    /// The service ends on purpose: this replica serves nothing from now on, for good, and its
+    /// reports say OFFLINE.
+    Leave,
     /// Time has passed: [`super::Replica::next_wakeup`] is due.
     Tick,
 }
@@ -241,6 +244,11 @@ pub enum Alert {
         /// This target.
         target: TargetId,
     },
+    /// Its service ends on purpose: it stops serving.
+    Left {
+        /// This target.
+        target: TargetId,
+    },
     /// The successor has no space: updates wait.
     SuccessorFull {
         /// This target.
@@ -283,6 +291,9 @@ impl fmt::Display for Alert {
             }
             Self::Retired { target } => {
                 write!(f, "another target has taken the place of {target}: it stops serving")
+            }
+            Self::Left { target } => {
+                write!(f, "{target} stops serving: its service shuts down")
             }
             Self::SuccessorFull { target, successor } => {
                 write!(f, "{successor} has no space left: updates wait on {target}")

@@ -22,6 +22,7 @@ impl Replica {
         ctx: &mut Context<'_>,
         chunk: ChunkId,
         waiters: VecDeque<Token>,
+        hop: u8,
     ) -> Begin {
         let meta = ctx.meta(chunk);
         let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
@@ -36,6 +37,7 @@ impl Replica {
             pending: Some(pending),
             waiters,
             attempt: 0,
+            hop,
             wake: None,
             aborted: false,
         });
@@ -196,6 +198,7 @@ impl Replica {
             change,
             payload_checksum,
             chunk_checksum: state.pending.as_ref().map_or(Checksum(0), |pending| pending.checksum),
+            hop: self.next_hop(op),
         };
         self.op_call(ctx, op, next, StorageRequest::Forward(request), payload);
     }

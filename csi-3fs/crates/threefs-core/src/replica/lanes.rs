@@ -32,6 +32,16 @@ pub(super) enum Work {
     Repair,
 }
 
+impl Work {
+    /// The hop of the request that it is.
+    pub(super) fn hop(&self) -> u8 {
+        match self {
+            Self::Forward { request, .. } => request.hop,
+            _ => 0,
+        }
+    }
+}
+
 /// Where an operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -70,6 +80,8 @@ pub(super) struct Op {
     pub(super) pending: Option<ChunkState>,
     pub(super) waiters: VecDeque<Token>,
     pub(super) attempt: u32,
+    /// The highest hop of the requests that wait for it.
+    pub(super) hop: u8,
     pub(super) wake: Option<Millis>,
     /// Ends as soon as the store is done.
     pub(super) aborted: bool,
@@ -114,6 +126,7 @@ impl Replica {
         let lane = self.lanes.entry(chunk).or_default();
         if let Some(op) = lane.active.and_then(|id| self.ops.get_mut(&id)) {
             if op.is_same(&work) && !op.aborted {
+                op.hop = op.hop.max(work.hop());
                 op.waiters.extend(token);
                 if op.waiters.len() > WAITERS_MAX
                     && let Some(oldest) = op.waiters.pop_front()
@@ -175,10 +188,20 @@ impl Replica {
             Work::Receive { request, payload } => {
                 self.begin_receive(ctx, request, payload, waiters)
             }
-            Work::Resolve => self.begin_resolve(ctx, chunk, waiters),
+            Work::Resolve => self.begin_resolve(ctx, chunk, waiters, 0),
             Work::Send => self.begin_send(ctx, chunk),
             Work::Repair => self.begin_repair(ctx, chunk),
         }
+    }
+
+    /// The hop of a forward: above that of all requests that wait for `op`, as its own or behind
+    /// it in the chunk's lane. They hold budgets of their classes until it ends, so what it waits
+    /// for must be of a higher class (`message::class`).
+    pub(super) fn next_hop(&self, op: OpId) -> u8 {
+        let Some(state) = self.ops.get(&op) else { return 1 };
+        let behind = self.lanes.get(&state.chunk).into_iter().flat_map(|lane| &lane.queue);
+        let highest = behind.map(|queued| queued.work.hop()).fold(state.hop, u8::max);
+        highest.saturating_add(1)
     }
 
     /// Registers a new operation. The caller has pushed, or will push, its first action.

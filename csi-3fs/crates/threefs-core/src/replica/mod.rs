@@ -120,6 +120,8 @@ pub struct Replica {
     config: Config,
     chain: Option<Chain>,
     standing: Standing,
+    // The service ends on purpose; nothing makes it serve again.
+    leaving: bool,
     serve_until: Option<Millis>,
     // While set, this target ran full during a sync and stays away.
     full_until: Option<Millis>,
@@ -179,6 +181,7 @@ impl Replica {
             config,
             chain: None,
             standing: Standing::Online,
+            leaving: false,
             serve_until: None,
             full_until: None,
             successor_full_until: None,
@@ -229,7 +232,11 @@ impl Replica {
             Event::Retire if self.standing == Standing::UpToDate => {
                 self.distrust(ctx, Alert::Retired { target: self.config.target });
             }
-            Event::Retire | Event::Tick => {}
+            Event::Leave if !self.leaving => {
+                self.leaving = true;
+                self.distrust(ctx, Alert::Left { target: self.config.target });
+            }
+            Event::Retire | Event::Leave | Event::Tick => {}
         }
         self.run_timers(ctx);
     }
@@ -245,6 +252,7 @@ impl Replica {
     pub fn report(&self, now: Millis) -> LocalReport {
         let state = match self.standing {
             Standing::Broken => LocalState::Offline,
+            _ if self.leaving => LocalState::Offline,
             _ if self.is_full(now) || self.is_stalled(now) => LocalState::Offline,
             Standing::UpToDate => LocalState::UpToDate,
             Standing::Online => LocalState::Online,
@@ -284,6 +292,9 @@ impl Replica {
 
     fn role(&self) -> Role {
         let state = self.public_state();
+        if self.leaving {
+            return Role::Idle(state);
+        }
         match (state, self.standing) {
             (PublicState::Serving, Standing::UpToDate) => Role::Serving,
             (PublicState::Syncing, Standing::UpToDate | Standing::Online) => Role::Syncing,
@@ -421,6 +432,9 @@ impl Replica {
     }
 }
 
+#[cfg(test)]
+#[path = "../admission_test.rs"]
+mod admission_tests;
 #[cfg(test)]
 #[path = "../replica_test.rs"]
 mod tests;

@@ -160,6 +160,7 @@ impl Replica {
             pending: None,
             waiters,
             attempt: 0,
+            hop: 0,
             wake: None,
             aborted: false,
         });

@@ -40,6 +40,7 @@ impl Replica {
             pending: None,
             waiters: nobody(),
             attempt: 0,
+            hop: 0,
             wake: None,
             aborted: false,
         });

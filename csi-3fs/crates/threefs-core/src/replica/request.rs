@@ -319,7 +319,7 @@ impl Replica {
         if let Some(pending) = &meta.pending {
             let same_tag = pending.tags.newest().is_some_and(|newest| newest.tag == request.tag);
             if pending.version == update && same_tag {
-                return self.begin_resolve(ctx, chunk, waiters);
+                return self.begin_resolve(ctx, chunk, waiters, request.hop);
             }
             let reason = StorageError::ChunkConflict { chunk, version: pending.version };
             return self.disagree(ctx, chunk, waiters, reason);
@@ -378,6 +378,7 @@ impl Replica {
     ) -> Begin {
         let op = self.add_op(Op {
             chunk: update.chunk,
+            hop: work.hop(),
             work,
             step: Step::Applying,
             version: update.version,

@@ -330,6 +330,7 @@ impl Replica {
             pending: Some(meta.committed),
             waiters: nobody(),
             attempt: 0,
+            hop: 0,
             wake: None,
             aborted: false,
         });

@@ -1,0 +1,54 @@
+//! Budgets of the storage port: how the memory for requests and replies is divided by class.
+//!
+//! The sizes only matter for speed: which class may wait for which is what keeps full budgets from
+//! stopping the chains (`threefs_core::message::class`). An update holds its bytes at the head until
+//! every replica has it, a forward at hop 1 until the replicas behind have it, and so on, so earlier
+//! classes get more. Chains are seldom longer than three replicas: later hops get little.
+
+use fabric::rpc::Budget;
+use threefs_core::message::class;
+
+/// The memory is divided into so many parts.
+const PARTS: usize = 32;
+/// Calls of each class in flight, whatever their size.
+const CALLS_MAX: usize = 4096;
+
+/// One budget for each class of requests.
+pub(crate) fn budgets(memory_bytes: usize) -> Vec<Budget> {
+    (0..class::COUNT).map(|class| budget(class, memory_bytes / PARTS)).collect()
+}
+
+fn budget(class: u8, part: usize) -> Budget {
+    let (requests, replies, shares) = match class {
+        class::UPDATE => (7, 0, 4),
+        // From the nodes before this one in its chains, over two connections each.
+        1 => (5, 0, 2),
+        2 => (4, 0, 2),
+        3..=class::HOP_MAX => (1, 0, 2),
+        class::REPLACE => (2, 0, 2),
+        class::QUERY => (0, 3, 2),
+        _ => (0, 8, 8),
+    };
+    Budget {
+        calls_max: CALLS_MAX,
+        bytes_max: requests * part,
+        reply_bytes_max: replies * part,
+        shares,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_classes_together_take_the_memory_and_no_more() {
+        let budgets = budgets(PARTS << 20);
+        assert_eq!(budgets.len(), usize::from(class::COUNT));
+        let all: usize = budgets.iter().map(|it| it.bytes_max + it.reply_bytes_max).sum();
+        assert_eq!(all, PARTS << 20);
+        for class in class::UPDATE..=class::REPLACE {
+            assert!(budgets[usize::from(class)].bytes_max > 0, "class {class} has payloads");
+        }
+    }
+}

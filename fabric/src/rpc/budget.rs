@@ -1,0 +1,291 @@
+//! What a server lets in: calls and bytes of each class, shared fairly by connections.
+//!
+//! A class is a number in a frame's header; its meaning belongs to the service. Each has separate
+//! budgets, so a service whose calls wait for calls to other nodes gives each step a class of its
+//! own: as long as a call waits only for calls of *higher* classes, no cycle of full budgets can
+//! form, whatever the budgets' sizes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::credit::{Credits, Ticket};
+use crate::deadline::Deadline;
+
+/// Bounds of one class of calls, over all connections of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Calls between their first byte read and their last byte written.
+    pub calls_max: usize,
+    /// Bytes of requests that are too large to be sent unasked. One that is larger than all of it
+    /// takes all of it.
+    pub bytes_max: usize,
+    /// Bytes of replies for which handlers reserve room (`Room::reserve`).
+    pub reply_bytes_max: usize,
+    /// A connection may hold at most one part in so many of the bytes, or one request.
+    pub shares: usize,
+}
+
+impl Default for Budget {
+    /// For a service whose calls wait for no other service: 8,192 calls, 256 MiB, eighths.
+    fn default() -> Self {
+        Self { calls_max: 8192, bytes_max: 256 << 20, reply_bytes_max: 256 << 20, shares: 8 }
+    }
+}
+
+/// The budgets of a server.
+pub(super) struct Budgets(Vec<Class>);
+
+struct Class {
+    budget: Budget,
+    calls: Arc<Semaphore>,
+    requests: Arc<Bytes>,
+    replies: Arc<Bytes>,
+}
+
+impl Budgets {
+    /// At least one class.
+    pub(super) fn new(budgets: &[Budget]) -> Self {
+        let class = |budget: &Budget| Class {
+            budget: *budget,
+            calls: Arc::new(Semaphore::new(budget.calls_max)),
+            requests: Bytes::new(budget.bytes_max, budget.shares),
+            replies: Bytes::new(budget.reply_bytes_max, budget.shares),
+        };
+        let first = budgets.is_empty().then(Budget::default);
+        Self(first.iter().chain(budgets).map(class).collect())
+    }
+
+    /// An unknown class counts as the first one.
+    fn class(&self, class: u8) -> &Class {
+        self.0.get(usize::from(class)).unwrap_or(&self.0[0])
+    }
+
+    /// A place for one call, or `None` when there is none.
+    pub(super) fn call(&self, class: u8) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.class(class).calls).try_acquire_owned().ok()
+    }
+
+    pub(super) fn requests(&self, class: u8) -> &Arc<Bytes> {
+        &self.class(class).requests
+    }
+
+    pub(super) fn replies(&self, class: u8) -> &Arc<Bytes> {
+        &self.class(class).replies
+    }
+
+    /// Whether a reply waits for memory that other replies hold.
+    pub(super) fn replies_are_short(&self) -> bool {
+        self.0.iter().any(|class| class.replies.is_short())
+    }
+
+    /// Ends when no call is in flight; new ones are refused from then on.
+    pub(super) async fn drained(&self) {
+        for class in &self.0 {
+            let all = u32::try_from(class.budget.calls_max).unwrap_or(u32::MAX);
+            // Fails only when the semaphore is closed, which never happens.
+            if let Ok(permits) = class.calls.acquire_many(all).await {
+                permits.forget();
+            }
+        }
+    }
+}
+
+/// Credits with waiters: the driver of [`Credits`].
+pub(super) struct Bytes {
+    state: Mutex<State>,
+}
+
+struct State {
+    credits: Credits<u64>,
+    waiting: HashMap<Ticket, oneshot::Sender<()>>,
+}
+
+impl Bytes {
+    fn new(bytes_max: usize, shares: usize) -> Arc<Self> {
+        let credits = Credits::new(bytes_max, bytes_max / shares.max(1));
+        Arc::new(Self { state: Mutex::new(State { credits, waiting: HashMap::new() }) })
+    }
+
+    /// Waits for `bytes`, in turn with other connections; `None` when the deadline passes first.
+    pub(super) async fn acquire(
+        self: &Arc<Self>,
+        connection: u64,
+        bytes: usize,
+        deadline: Deadline,
+    ) -> Option<Credit> {
+        let (sender, granted) = oneshot::channel();
+        let mut asked = {
+            let mut state = self.lock();
+            let ticket = state.credits.ask(connection, bytes);
+            state.waiting.insert(ticket, sender);
+            let bytes = state.credits.counted(bytes);
+            state.wake();
+            Asked { of: Arc::clone(self), connection, ticket: Some(ticket), bytes }
+        };
+        match tokio::time::timeout_at(deadline.instant().into(), granted).await {
+            Ok(Ok(())) => Some(asked.granted()),
+            // Dropping what was asked takes it back, also if it is granted at this moment.
+            _ => None,
+        }
+    }
+
+    /// `bytes` if they are free now and no other connection has been waiting.
+    pub(super) fn try_acquire(self: &Arc<Self>, connection: u64, bytes: usize) -> Option<Credit> {
+        let mut state = self.lock();
+        let ticket = state.credits.ask(connection, bytes);
+        let granted = state.credits.grant();
+        let mine = granted.contains(&ticket);
+        for other in granted.into_iter().filter(|it| *it != ticket) {
+            state.notify(other);
+        }
+        if !mine {
+            state.credits.forget(connection, ticket);
+            return None;
+        }
+        let bytes = state.credits.counted(bytes);
+        Some(Credit { of: Arc::clone(self), connection, bytes })
+    }
+
+    fn is_short(&self) -> bool {
+        self.lock().credits.is_short()
+    }
+
+    fn give_back(&self, connection: u64, bytes: usize) {
+        let mut state = self.lock();
+        state.credits.give_back(connection, bytes);
+        state.wake();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn wake(&mut self) {
+        for ticket in self.credits.grant() {
+            self.notify(ticket);
+        }
+    }
+
+    fn notify(&mut self, ticket: Ticket) {
+        if let Some(sender) = self.waiting.remove(&ticket) {
+            // One that has just given up finds its ticket granted and gives it back (`Asked`).
+            let _ = sender.send(());
+        }
+    }
+}
+
+/// A request for credits; taken back when it is dropped.
+struct Asked {
+    of: Arc<Bytes>,
+    connection: u64,
+    ticket: Option<Ticket>,
+    bytes: usize,
+}
+
+impl Asked {
+    fn granted(&mut self) -> Credit {
+        self.ticket = None;
+        Credit { of: Arc::clone(&self.of), connection: self.connection, bytes: self.bytes }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let mut state = self.of.lock();
+        if state.waiting.remove(&ticket).is_some() {
+            state.credits.forget(self.connection, ticket);
+        } else {
+            // It was granted between the deadline and now.
+            state.credits.give_back(self.connection, self.bytes);
+        }
+        state.wake();
+    }
+}
+
+/// Memory that one call may use, until it is dropped.
+pub(super) struct Credit {
+    of: Arc<Bytes>,
+    connection: u64,
+    bytes: usize,
+}
+
+impl Credit {
+    /// Enough for a body of this length?
+    pub(super) fn covers(&self, bytes: usize) -> bool {
+        self.of.lock().credits.counted(bytes) <= self.bytes
+    }
+
+    /// Gives back what is not needed.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        if bytes < self.bytes {
+            self.of.give_back(self.connection, self.bytes - bytes);
+            self.bytes = bytes;
+        }
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.of.give_back(self.connection, self.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(60))
+    }
+
+    #[tokio::test]
+    async fn a_credit_goes_to_the_next_when_it_is_dropped() {
+        let bytes = Bytes::new(10, 1);
+        let held = bytes.acquire(1, 10, soon()).await.unwrap();
+        assert!(bytes.try_acquire(2, 1).is_none());
+        let late = bytes.acquire(2, 1, Deadline::after(Duration::from_millis(10))).await;
+        assert!(late.is_none(), "the deadline ends the wait");
+        let next = tokio::spawn({
+            let bytes = Arc::clone(&bytes);
+            async move { bytes.acquire(2, 10, soon()).await }
+        });
+        while !bytes.is_short() {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        let mut next = next.await.unwrap().unwrap();
+        assert!(next.covers(10) && next.covers(1_000), "all there is covers anything");
+        next.shrink(3);
+        assert!(!next.covers(4));
+        let rest = bytes.try_acquire(3, 7).unwrap();
+        drop((next, rest));
+        assert!(bytes.try_acquire(3, 10).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
+        let bytes = Bytes::new(10, 1);
+        let held = bytes.acquire(1, 10, soon()).await.unwrap();
+        let waiter = tokio::spawn({
+            let bytes = Arc::clone(&bytes);
+            async move { bytes.acquire(2, 10, soon()).await }
+        });
+        while !bytes.is_short() {
+            tokio::task::yield_now().await;
+        }
+        waiter.abort();
+        assert!(waiter.await.is_err());
+        assert!(bytes.lock().waiting.is_empty());
+        drop(held);
+        assert!(bytes.try_acquire(3, 10).is_some());
+    }
+}
