@@ -56,6 +56,6 @@ pub(crate) async fn follow(node: Arc<Node>, mgmtd: MgmtdClient) {
     let mut routing = follower.receiver();
     while routing.changed().await.is_ok() {
         let newest = Arc::clone(&routing.borrow_and_update());
-        node.routing_arrived(newest).await;
+        node.routing_arrived(&newest);
     }
 }

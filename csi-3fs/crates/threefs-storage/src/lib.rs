@@ -7,6 +7,7 @@
 //! | [`config`] | where it listens, where its data is, its timers |
 //! | `admission` | how memory is divided between classes of requests |
 //! | `target` | one replica, its store, its timer: events in, actions carried out |
+//! | `workers` | the threads of one target |
 //! | `peers` | calls to the storage services of other nodes |
 //! | `node` | all targets of this node: routing, lease, requests by target |
 //! | `heartbeat` | the conversation with mgmtd |
@@ -22,6 +23,7 @@ mod peers;
 pub mod service;
 mod store;
 mod target;
+mod workers;
 
 pub use config::StorageConfig;
 pub use service::{StorageServiceError, run};

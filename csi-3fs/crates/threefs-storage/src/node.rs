@@ -1,19 +1,21 @@
 //! All targets of this node: who they are, what they know of the routing, until when they may
 //! serve.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use threefs_core::error::StoreError;
 use threefs_core::heartbeat::{
     HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
 };
 use threefs_core::ids::{ChainId, ChainVersion, Incarnation, NodeId, TargetId};
 use threefs_core::replica::{Config, Event};
-use threefs_core::routing::RoutingInfo;
+use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::config::StorageConfig;
@@ -27,22 +29,29 @@ pub(crate) struct Shared {
     /// A target's report has changed: mgmtd should know before the next heartbeat is due.
     pub(crate) report_changed: Notify,
     routing: RwLock<Arc<RoutingInfo>>,
+    /// For the calls of the targets' threads.
+    pub(crate) runtime: Handle,
 }
 
 impl Shared {
+    /// Inside the runtime that makes the calls.
     pub(crate) fn new(peers: Peers) -> Self {
         Self {
             clock: Clock::start(),
             peers,
             report_changed: Notify::new(),
             routing: RwLock::default(),
+            runtime: Handle::current(),
         }
+    }
+
+    fn routing(&self) -> Arc<RoutingInfo> {
+        Arc::clone(&self.routing.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Where a node listens, as far as known; an empty address is reached by nobody.
     pub(crate) fn address_of(&self, node: NodeId) -> String {
-        let routing = self.routing.read().unwrap_or_else(PoisonError::into_inner);
-        routing.address(node).unwrap_or_default().to_owned()
+        self.routing().address(node).unwrap_or_default().to_owned()
     }
 }
 
@@ -54,7 +63,9 @@ pub(crate) struct Node {
     config: StorageConfig,
     targets: RwLock<BTreeMap<TargetId, Hosted>>,
     lease: Mutex<ServingLease>,
-    /// Set once this node ends on purpose: every report says OFFLINE from then on.
+    /// Retired targets whose folders are removed, or being removed.
+    removed: Mutex<BTreeSet<TargetId>>,
+    /// Set once this node ends on purpose: every target leaves.
     leaving: AtomicBool,
     /// mgmtd has taken a heartbeat that said so.
     left: Notify,
@@ -63,6 +74,8 @@ pub(crate) struct Node {
 /// A target that routing says is here.
 #[derive(Clone)]
 enum Hosted {
+    /// Its store is being opened: not reported yet.
+    Opening,
     /// It works.
     Open(Arc<Target>),
     /// Its store cannot be opened: reported as OFFLINE until a restart.
@@ -78,15 +91,26 @@ impl Node {
             config,
             targets: RwLock::default(),
             lease: Mutex::default(),
+            removed: Mutex::default(),
             leaving: AtomicBool::new(false),
             left: Notify::new(),
         }
     }
 
-    /// Says OFFLINE for every target, so that the chains go on without this node at once instead
-    /// of after a silence; ends when mgmtd has heard it, or after `patience`.
+    /// Makes every target stop serving and report OFFLINE, in this order, so that the chains continue
+    /// without this node at once instead of after a silence; ends when mgmtd has taken the reports,
+    /// or after `patience`.
     pub(crate) async fn leave(&self, patience: Duration) {
-        self.leaving.store(true, Relaxed);
+        {
+            // Under the lock, so that a target that is opened now leaves too.
+            let targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+            self.leaving.store(true, Relaxed);
+            for hosted in targets.values() {
+                if let Hosted::Open(target) = hosted {
+                    target.handle(Event::Leave);
+                }
+            }
+        }
         self.shared.report_changed.notify_one();
         let _ = tokio::time::timeout(patience, self.left.notified()).await;
     }
@@ -108,55 +132,45 @@ impl Node {
         }
     }
 
-    /// Every target's line of the next heartbeat.
+    /// Every target's line of the next heartbeat. Never waits for a disk.
     pub(crate) fn reports(&self) -> Vec<TargetReport> {
-        let mut lines = self.lines();
-        if self.leaving.load(Relaxed) {
-            lines.iter_mut().for_each(|line| line.report.state = LocalState::Offline);
-        }
-        lines
-    }
-
-    fn lines(&self) -> Vec<TargetReport> {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
-        targets
-            .iter()
-            .map(|(&target, hosted)| match hosted {
-                Hosted::Open(open) => open.report(),
-                Hosted::Broken(chain) => TargetReport {
-                    target,
-                    chain: *chain,
-                    report: LocalReport {
-                        state: LocalState::Offline,
-                        chain_version: ChainVersion(0),
-                    },
-                    used_bytes: 0,
-                    capacity_bytes: 0,
-                },
-            })
-            .collect()
+        let line = |(&target, hosted): (&TargetId, &Hosted)| match hosted {
+            Hosted::Opening => None,
+            Hosted::Open(open) => Some(open.report()),
+            Hosted::Broken(chain) => Some(TargetReport {
+                target,
+                chain: *chain,
+                report: LocalReport { state: LocalState::Offline, chain_version: ChainVersion(0) },
+                used_bytes: 0,
+                capacity_bytes: 0,
+            }),
+        };
+        targets.iter().filter_map(line).collect()
     }
 
     /// Newer routing: opens targets that are new here, tells all of them, then counts the lease
     /// that waited for it.
-    pub(crate) async fn routing_arrived(self: &Arc<Self>, routing: Arc<RoutingInfo>) {
+    pub(crate) fn routing_arrived(self: &Arc<Self>, routing: &Arc<RoutingInfo>) {
         {
             let shared = &self.shared.routing;
-            *shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&routing);
+            *shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(routing);
         }
-        self.remove_retired(&routing);
+        self.remove_retired(routing);
         for (chain, place) in routing.targets_of_node(self.id) {
-            if !self.hosts(place.target) {
-                let hosted = self.open(place.target, chain.id).await;
+            let hosted = {
                 let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-                targets.insert(place.target, hosted);
-                self.shared.report_changed.notify_one();
-            }
-            if let Some(target) = self.target(place.target) {
-                target.handle(Event::Routing(chain.clone()));
-                if routing.retires(chain, place.target) {
-                    target.handle(Event::Retire);
+                let known = targets.get(&place.target).cloned();
+                if known.is_none() {
+                    targets.insert(place.target, Hosted::Opening);
                 }
+                known
+            };
+            match hosted {
+                // Aside: a disk that hangs must not keep the others from the news.
+                None => drop(tokio::spawn(Arc::clone(self).host(place.target, chain.id))),
+                Some(Hosted::Open(target)) => inform(&target, routing, chain, place.target),
+                Some(Hosted::Opening | Hosted::Broken(_)) => {}
             }
         }
         let valid_until = {
@@ -167,21 +181,49 @@ impl Node {
         self.lease_renewed(valid_until);
     }
 
+    /// Opens a target and makes it known, with what has been learnt meanwhile.
+    async fn host(self: Arc<Self>, id: TargetId, chain: ChainId) {
+        let hosted = self.open(id, chain).await;
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        // It was retired meanwhile.
+        if !targets.contains_key(&id) {
+            return;
+        }
+        if let Hosted::Open(target) = &hosted {
+            // Newer routing than this comes after it is in the map, or is this.
+            let routing = self.shared.routing();
+            if let Some(chain) = routing.chain(chain) {
+                inform(target, &routing, chain, id);
+            }
+            let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(valid_until) = lease.valid_until() {
+                target.handle(Event::Lease { valid_until });
+            }
+            if self.leaving.load(Relaxed) {
+                target.handle(Event::Leave);
+            }
+        }
+        targets.insert(id, hosted);
+        drop(targets);
+        self.shared.report_changed.notify_one();
+    }
+
     /// Forgets targets that have left their chains for good, and their data. mgmtd says which ones:
     /// that one is missing from the routing is no reason to remove anything.
     fn remove_retired(&self, routing: &RoutingInfo) {
+        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
         for &target in &routing.retired {
-            let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-            targets.remove(&target);
-            drop(targets);
-            let folder = self.folder(target);
-            if folder.exists() {
-                // Its operations under way end on files that nobody sees any more.
-                tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&folder) {
-                    Ok(()) => tracing::info!("{target} was moved away; its data is removed"),
-                    Err(error) => tracing::warn!("{target} was moved away, {folder:?}: {error}"),
-                });
+            if !removed.insert(target) {
+                continue;
             }
+            self.targets.write().unwrap_or_else(PoisonError::into_inner).remove(&target);
+            let folder = self.folder(target);
+            // Its operations under way end on files that have no name any more.
+            tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&folder) {
+                Ok(()) => tracing::info!("{target} was moved away; its data is removed"),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => tracing::warn!("{target} was moved away, {folder:?}: {error}"),
+            });
         }
     }
 
@@ -209,17 +251,16 @@ impl Node {
         }
     }
 
-    fn hosts(&self, target: TargetId) -> bool {
-        self.targets.read().unwrap_or_else(PoisonError::into_inner).contains_key(&target)
-    }
-
     async fn open(&self, id: TargetId, chain: ChainId) -> Hosted {
         let folder = self.folder(id);
         let capacity_bytes = self.config.capacity_bytes;
-        let opened =
-            tokio::task::spawn_blocking(move || crate::store::open(&folder, capacity_bytes));
-        let store = match opened.await {
-            Ok(Ok(store)) => store,
+        let opened = tokio::task::spawn_blocking(move || {
+            let store = crate::store::open(&folder, capacity_bytes)?;
+            let space = store.space();
+            Ok::<_, StoreError>((store, space))
+        });
+        let (store, space) = match opened.await {
+            Ok(Ok(opened)) => opened,
             Ok(Err(error)) => {
                 tracing::error!("{id} of {chain} cannot be used until a restart: {error}");
                 return Hosted::Broken(chain);
@@ -233,9 +274,17 @@ impl Node {
         config.call_timeout_ms = self.config.call_timeout_ms * u64::from(CALL_PATIENCE);
         config.store_stall_ms = self.config.store_stall_ms;
         config.full_wait_ms = self.config.full_wait_ms;
-        let target = Target::new(config, store, Arc::clone(&self.shared));
+        let target = Target::new(config, store, space, Arc::clone(&self.shared));
         let rearmed = Arc::clone(&target.rearmed);
         tokio::spawn(Target::keep_time(Arc::downgrade(&target), rearmed));
         Hosted::Open(target)
+    }
+}
+
+/// What the newest routing says to one target.
+fn inform(target: &Arc<Target>, routing: &RoutingInfo, chain: &Chain, id: TargetId) {
+    target.handle(Event::Routing(chain.clone()));
+    if routing.retires(chain, id) {
+        target.handle(Event::Retire);
     }
 }

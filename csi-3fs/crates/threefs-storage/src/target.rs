@@ -1,22 +1,27 @@
 //! One replica, its store and its timer.
 //!
-//! Events may come from any thread; the replica takes them one at a time under its lock, and its
-//! actions are started under the same lock, so that they begin in the order that it gave them.
-//! Nothing waits under the lock: store operations go to blocking threads, calls to tasks.
+//! Events may come from any thread. They are queued, and one thread of the target at a time takes
+//! them in their order and starts the actions that follow, also in their order. Nothing else ever
+//! waits for the replica or its store: what others want to know (the report, the next wakeup, the
+//! space) is copied out after each event.
+//!
+//! A single request costs one change of threads: the thread that takes it also does its last store
+//! operation, if nothing else waits to be taken.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::deadline::Deadline;
 use fabric::moment::Moment;
-use threefs_chunkstore::ChunkStore;
+use threefs_chunkstore::{ChunkStore, Space};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::Which;
 use threefs_core::error::StorageError;
-use threefs_core::heartbeat::{LocalReport, TargetReport};
-use threefs_core::ids::{ChainVersion, NodeId};
+use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
+use threefs_core::ids::{ChainVersion, ChunkId, NodeId};
 use threefs_core::message::{
     Content, ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest, StorageResult,
 };
@@ -25,20 +30,54 @@ use threefs_core::time::Millis;
 use tokio::sync::{Notify, oneshot};
 
 use crate::node::Shared;
+use crate::workers::Workers;
 
 /// Longest sleep of the timer: a bound, not a pace.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// No event is being taken.
+const IDLE: u64 = u64::MAX;
 
 /// What a request is answered with.
 pub(crate) type Answer = (StorageResult, Bytes);
 
+/// A store operation; what it gives is the next event.
+type Job = Box<dyn FnOnce(&Arc<Target>) -> Option<Event> + Send>;
+
 pub(crate) struct Target {
     config: Config,
     store: Arc<dyn ChunkStore>,
+    workers: Workers,
+    inbox: Mutex<Inbox>,
+    /// Taken by the thread that takes events, and held over waits for the store.
     state: Mutex<State>,
+    /// Never held over a wait.
+    seen: Mutex<Seen>,
+    /// Since when an event is being taken, in milliseconds of the shared clock.
+    busy_since: AtomicU64,
+    /// It was reported OFFLINE because an event has taken too long: it must not serve after it.
+    silenced: AtomicBool,
     shared: Arc<Shared>,
     /// The next wakeup may have moved.
     pub(crate) rearmed: Arc<Notify>,
+}
+
+/// What waits to be taken. As much as the port lets in, and what the target gives itself.
+#[derive(Default)]
+struct Inbox {
+    waiting: VecDeque<Incoming>,
+    /// A thread takes events, or will.
+    taken_care_of: bool,
+    ticking: bool,
+}
+
+enum Incoming {
+    Event(Event),
+    Request {
+        request: StorageRequest,
+        payload: Bytes,
+        expires: Option<Millis>,
+        answer: oneshot::Sender<Answer>,
+    },
 }
 
 struct State {
@@ -46,24 +85,41 @@ struct State {
     /// Requests without an answer. As many as the port lets in flight.
     waiting: HashMap<Token, oneshot::Sender<Answer>>,
     next_token: u64,
-    report: Option<LocalReport>,
+}
+
+/// The state after the last event.
+struct Seen {
+    report: LocalReport,
     next_wakeup: Option<Millis>,
+    space: Space,
+    /// A thread looks at the space.
+    looking: bool,
 }
 
 impl Target {
+    /// `space`: of the store, which has just been opened.
     pub(crate) fn new(
         config: Config,
         store: Arc<dyn ChunkStore>,
+        space: Space,
         shared: Arc<Shared>,
     ) -> Arc<Self> {
-        let state = State {
-            replica: Replica::new(config.clone()),
-            waiting: HashMap::new(),
-            next_token: 0,
-            report: None,
-            next_wakeup: None,
-        };
-        Arc::new(Self { config, store, state: Mutex::new(state), shared, rearmed: Arc::default() })
+        let replica = Replica::new(config.clone());
+        let report = replica.report(shared.clock.now());
+        let seen = Seen { report, next_wakeup: None, space, looking: false };
+        let state = State { replica, waiting: HashMap::new(), next_token: 0 };
+        Arc::new(Self {
+            workers: Workers::new(config.target.to_string()),
+            config,
+            store,
+            inbox: Mutex::default(),
+            state: Mutex::new(state),
+            seen: Mutex::new(seen),
+            busy_since: AtomicU64::new(IDLE),
+            silenced: AtomicBool::new(false),
+            shared,
+            rearmed: Arc::default(),
+        })
     }
 
     /// Sends ticks when they are due, as long as the target lives.
@@ -71,23 +127,25 @@ impl Target {
         loop {
             let pause = {
                 let Some(target) = target.upgrade() else { return };
-                let due = target.lock().next_wakeup;
+                let due = target.seen().next_wakeup;
                 let now = target.shared.clock.now();
                 let pause = due.map_or(SLEEP_MAX, |at| Duration::from_millis(at.since(now)));
                 if pause.is_zero() {
-                    target.handle(Event::Tick);
-                    continue;
+                    target.tick();
+                    // Until it is taken; the thread that takes it rearms the timer.
+                    SLEEP_MAX
+                } else {
+                    pause.min(SLEEP_MAX)
                 }
-                pause.min(SLEEP_MAX)
             };
             // Either way the time is looked at anew.
             let _ = tokio::time::timeout(pause, rearmed.notified()).await;
         }
     }
 
-    /// Takes one event and starts what has to be done about it.
+    /// Queues one event. Never waits.
     pub(crate) fn handle(self: &Arc<Self>, event: Event) {
-        self.with(self.lock(), event);
+        self.give(Incoming::Event(event));
     }
 
     /// A request of another process; its answer, whenever it comes.
@@ -98,23 +156,21 @@ impl Target {
         expires: Option<Moment>,
     ) -> Answer {
         let expires = expires.map(|at| self.shared.clock.at(at));
-        let (sender, receiver) = oneshot::channel();
-        {
-            let mut state = self.lock();
-            state.next_token += 1;
-            let token = Token(state.next_token);
-            state.waiting.insert(token, sender);
-            self.with(state, Event::Request { token, request, payload, expires });
-        }
-        receiver.await.unwrap_or_else(|_| {
+        let (answer, answered) = oneshot::channel();
+        self.give(Incoming::Request { request, payload, expires, answer });
+        answered.await.unwrap_or_else(|_| {
             (Err(StorageError::Timeout { target: self.config.target }), Bytes::new())
         })
     }
 
-    /// This target's line of the next heartbeat.
-    pub(crate) fn report(&self) -> TargetReport {
-        let report = self.lock().replica.report(self.shared.clock.now());
-        let space = self.store.space();
+    /// This target's line of the next heartbeat. Never waits for the disk.
+    pub(crate) fn report(self: &Arc<Self>) -> TargetReport {
+        let now = self.shared.clock.now();
+        let report = match self.state.try_lock() {
+            Ok(state) => state.replica.report(now),
+            Err(_) => self.report_of_busy(now),
+        };
+        let space = self.look_at_space();
         TargetReport {
             target: self.config.target,
             chain: self.config.chain,
@@ -124,72 +180,200 @@ impl Target {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The report while an event is being taken, perhaps by a thread that waits for the disk.
+    fn report_of_busy(&self, now: Millis) -> LocalReport {
+        let report = self.seen().report;
+        let since = self.busy_since.load(SeqCst);
+        if since == IDLE || now.since(Millis(since)) <= self.config.store_stall_ms {
+            return report;
+        }
+        // Before it is said, so that nothing is served after it.
+        self.silenced.store(true, SeqCst);
+        LocalReport { state: LocalState::Offline, ..report }
     }
 
-    fn with(self: &Arc<Self>, mut state: MutexGuard<'_, State>, event: Event) {
-        let mut actions = Vec::new();
-        let now = self.shared.clock.now();
-        state.replica.handle(now, event, &*self.store, &mut actions);
-        for action in actions {
-            self.start(&mut state, action);
+    /// The space as it was a heartbeat ago; has it looked at anew.
+    fn look_at_space(self: &Arc<Self>) -> Space {
+        let mut seen = self.seen();
+        let space = seen.space;
+        if !std::mem::replace(&mut seen.looking, true) {
+            drop(seen);
+            let target = Arc::clone(self);
+            self.workers.run(move || {
+                let space = target.store.space();
+                let mut seen = target.seen();
+                (seen.space, seen.looking) = (space, false);
+            });
         }
-        let report = Some(state.replica.report(now));
-        if state.report != report {
-            state.report = report;
+        space
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tick(self: &Arc<Self>) {
+        if !std::mem::replace(&mut self.inbox().ticking, true) {
+            self.handle(Event::Tick);
+        }
+    }
+
+    /// Queues what has come and makes sure that a thread takes it.
+    fn give(self: &Arc<Self>, incoming: Incoming) {
+        if self.queue(incoming) {
+            let target = Arc::clone(self);
+            self.workers.run(move || {
+                let job = target.take_all();
+                target.run(job);
+            });
+        }
+    }
+
+    /// True when the caller has to see to it that it is taken.
+    fn queue(&self, incoming: Incoming) -> bool {
+        let mut inbox = self.inbox();
+        inbox.waiting.push_back(incoming);
+        !std::mem::replace(&mut inbox.taken_care_of, true)
+    }
+
+    /// Runs a store operation and, if no other thread does, takes the event that it gives.
+    fn run(self: &Arc<Self>, mut next: Option<Job>) {
+        while let Some(job) = next.take() {
+            if let Some(event) = job(self)
+                && self.queue(Incoming::Event(event))
+            {
+                next = self.take_all();
+            }
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, job: Job) {
+        let target = Arc::clone(self);
+        self.workers.run(move || target.run(Some(job)));
+    }
+
+    /// Takes events until none is left; gives the last store operation, for this thread.
+    fn take_all(self: &Arc<Self>) -> Option<Job> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last: Option<Job> = None;
+        loop {
+            let incoming = {
+                let mut inbox = self.inbox();
+                let Some(incoming) = inbox.waiting.pop_front() else {
+                    inbox.taken_care_of = false;
+                    return last;
+                };
+                if matches!(incoming, Incoming::Event(Event::Tick)) {
+                    inbox.ticking = false;
+                }
+                incoming
+            };
+            for job in self.take(&mut state, incoming) {
+                if let Some(job) = last.replace(job) {
+                    self.spawn(job);
+                }
+            }
+        }
+    }
+
+    fn take(self: &Arc<Self>, state: &mut State, incoming: Incoming) -> Vec<Job> {
+        let now = self.shared.clock.now();
+        self.busy_since.store(now.0, SeqCst);
+        let event = match incoming {
+            Incoming::Event(event) => event,
+            Incoming::Request { request, payload, expires, answer } => {
+                state.next_token += 1;
+                let token = Token(state.next_token);
+                state.waiting.insert(token, answer);
+                Event::Request { token, request, payload, expires }
+            }
+        };
+        let mut actions = Vec::new();
+        state.replica.handle(now, event, &*self.store, &mut actions);
+        if self.silenced.swap(false, SeqCst) {
+            // The lease may have ended in another's favour while the store was waited for.
+            for action in &mut actions {
+                if let Action::ServeRead { token, .. } | Action::ServeRepair { token, .. } = action
+                {
+                    let (token, target) = (*token, self.config.target);
+                    *action =
+                        Action::Reply { token, result: Err(StorageError::Timeout { target }) };
+                }
+            }
+            let now = self.shared.clock.now();
+            state.replica.handle(now, Event::Retire, &*self.store, &mut actions);
+        }
+        let jobs = actions.into_iter().filter_map(|action| self.start(state, action)).collect();
+        self.busy_since.store(IDLE, SeqCst);
+        self.look(&state.replica);
+        jobs
+    }
+
+    /// Copies out what others want to know.
+    fn look(&self, replica: &Replica) {
+        let (report, next) = (replica.report(self.shared.clock.now()), replica.next_wakeup());
+        let (reported, rearmed) = {
+            let mut seen = self.seen();
+            let changed = (seen.report != report, seen.next_wakeup != next);
+            (seen.report, seen.next_wakeup) = (report, next);
+            changed
+        };
+        if reported {
             self.shared.report_changed.notify_one();
         }
-        let next = state.replica.next_wakeup();
-        if state.next_wakeup != next {
-            state.next_wakeup = next;
+        if rearmed {
             self.rearmed.notify_one();
         }
     }
 
-    fn start(self: &Arc<Self>, state: &mut State, action: Action) {
+    /// Starts an action; a store operation is for the caller to run.
+    fn start(self: &Arc<Self>, state: &mut State, action: Action) -> Option<Job> {
         match action {
-            Action::Apply { op, update, payload } => self.store(move |target| {
+            Action::Apply { op, update, payload } => job(move |target| {
                 let result = target.store.apply(&update, &payload);
-                Event::Applied { op, result }
+                Some(Event::Applied { op, result })
             }),
-            Action::Commit { op, chunk, version, chain_version } => self.store(move |target| {
+            Action::Commit { op, chunk, version, chain_version } => job(move |target| {
                 let result = target.store.commit(chunk, version, chain_version);
-                Event::Committed { op, result }
+                Some(Event::Committed { op, result })
             }),
-            Action::Forget { op, chunk } => self.store(move |target| {
+            Action::Forget { op, chunk } => job(move |target| {
                 let result = target.store.forget(chunk);
-                Event::Forgotten { op, result }
+                Some(Event::Forgotten { op, result })
             }),
-            Action::ReadContent { op, chunk, which } => self.store(move |target| {
+            Action::ReadContent { op, chunk, which } => job(move |target| {
                 let read = target.store.read(chunk, which, 0, u32::MAX);
                 let result = read.map(|outcome| (outcome.state, Bytes::from(outcome.bytes)));
-                Event::Content { op, result }
+                Some(Event::Content { op, result })
             }),
             Action::Call { call, node, request, payload, timeout_ms } => {
-                tokio::spawn(Arc::clone(self).call(call, node, request, payload, timeout_ms));
+                let target = Arc::clone(self);
+                self.shared.runtime.spawn(target.call(call, node, request, payload, timeout_ms));
+                None
             }
-            Action::Reply { token, result } => answer(state, token, (result, Bytes::new())),
+            Action::Reply { token, result } => {
+                answer(state, token, (result, Bytes::new()));
+                None
+            }
             Action::ServeRead { token, request, chain_version } => {
-                if let Some(waiting) = state.waiting.remove(&token) {
-                    self.serve_read(waiting, request, chain_version);
-                }
+                let waiting = state.waiting.remove(&token)?;
+                job(move |target| target.serve_read(waiting, &request, chain_version))
             }
             Action::ServeRepair { token, request, which } => {
-                if let Some(waiting) = state.waiting.remove(&token) {
-                    self.serve_repair(waiting, request, which);
-                }
+                let waiting = state.waiting.remove(&token)?;
+                job(move |target| target.serve_repair(waiting, &request, which))
             }
             // The routing is followed by a long poll that learns of it as soon as it is published.
-            Action::RefreshRouting => {}
-            Action::Alert(alert) => tracing::warn!("{alert}"),
+            Action::RefreshRouting => None,
+            Action::Alert(alert) => {
+                tracing::warn!("{alert}");
+                None
+            }
         }
-    }
-
-    /// Runs a store operation on a blocking thread; what it gives is the next event.
-    fn store(self: &Arc<Self>, operation: impl FnOnce(&Self) -> Event + Send + 'static) {
-        let target = Arc::clone(self);
-        tokio::task::spawn_blocking(move || target.handle(operation(&target)));
     }
 
     async fn call(
@@ -207,63 +391,63 @@ impl Target {
     }
 
     fn serve_read(
-        self: &Arc<Self>,
+        &self,
         waiting: oneshot::Sender<Answer>,
-        request: ReadRequest,
+        request: &ReadRequest,
         chain_version: ChainVersion,
-    ) {
-        let target = Arc::clone(self);
-        tokio::task::spawn_blocking(move || {
-            let ReadRequest { chunk, offset, length, .. } = request;
-            let read = target.store.read(chunk, Which::Committed, offset, length);
-            let answer = match read {
-                Ok(outcome) => {
-                    let done = ReadDone {
-                        version: outcome.state.version,
-                        length: outcome.bytes.len() as u32,
-                        chunk_length: outcome.state.length,
-                        checksum: Checksum::of(&outcome.bytes),
-                        chain_version,
-                    };
-                    (Ok(StorageReply::Read(done)), Bytes::from(outcome.bytes))
-                }
-                Err(error) => (Err(error.clone().at(target.config.target)), Bytes::new()),
-            };
-            let damaged = matches!(answer.0, Err(StorageError::ChunkCorrupt { .. }));
-            // A reader that has gone needs no answer.
-            let _ = waiting.send(answer);
-            if damaged {
-                target.handle(Event::DamageFound { chunk });
+    ) -> Option<Event> {
+        // Its connection has ended: nothing needs the bytes.
+        if waiting.is_closed() {
+            return None;
+        }
+        let ReadRequest { chunk, offset, length, .. } = *request;
+        let answer = match self.store.read(chunk, Which::Committed, offset, length) {
+            Ok(outcome) => {
+                let done = ReadDone {
+                    version: outcome.state.version,
+                    length: outcome.bytes.len() as u32,
+                    chunk_length: outcome.state.length,
+                    checksum: Checksum::of(&outcome.bytes),
+                    chain_version,
+                };
+                (Ok(StorageReply::Read(done)), Bytes::from(outcome.bytes))
             }
-        });
+            Err(error) => (Err(error.at(self.config.target)), Bytes::new()),
+        };
+        answered(waiting, answer, chunk)
     }
 
     fn serve_repair(
-        self: &Arc<Self>,
+        &self,
         waiting: oneshot::Sender<Answer>,
-        request: RepairRequest,
+        request: &RepairRequest,
         which: Which,
-    ) {
-        let target = Arc::clone(self);
-        tokio::task::spawn_blocking(move || {
-            let chunk = request.chunk;
-            let answer = match target.store.read(chunk, which, 0, u32::MAX) {
-                Ok(outcome) if outcome.state.version == request.version => {
-                    let (version, checksum) = (outcome.state.version, outcome.state.checksum);
-                    let content = Content { version, checksum };
-                    (Ok(StorageReply::Content(content)), Bytes::from(outcome.bytes))
-                }
-                // It has moved on meanwhile: what is asked for is not what anybody needs now.
-                Ok(_) => (Err(StorageError::ChunkNotCommit { chunk }), Bytes::new()),
-                Err(error) => (Err(error.at(target.config.target)), Bytes::new()),
-            };
-            let damaged = matches!(answer.0, Err(StorageError::ChunkCorrupt { .. }));
-            let _ = waiting.send(answer);
-            if damaged {
-                target.handle(Event::DamageFound { chunk });
+    ) -> Option<Event> {
+        let chunk = request.chunk;
+        let answer = match self.store.read(chunk, which, 0, u32::MAX) {
+            Ok(outcome) if outcome.state.version == request.version => {
+                let (version, checksum) = (outcome.state.version, outcome.state.checksum);
+                let content = Content { version, checksum };
+                (Ok(StorageReply::Content(content)), Bytes::from(outcome.bytes))
             }
-        });
+            // It has moved on meanwhile: this version is not what its asker needs now.
+            Ok(_) => (Err(StorageError::ChunkNotCommit { chunk }), Bytes::new()),
+            Err(error) => (Err(error.at(self.config.target)), Bytes::new()),
+        };
+        answered(waiting, answer, chunk)
     }
+}
+
+fn job(run: impl FnOnce(&Arc<Target>) -> Option<Event> + Send + 'static) -> Option<Job> {
+    Some(Box::new(run))
+}
+
+/// Sends an answer that was read from the store; damage that was met is the next event.
+fn answered(waiting: oneshot::Sender<Answer>, answer: Answer, chunk: ChunkId) -> Option<Event> {
+    let damaged = matches!(answer.0, Err(StorageError::ChunkCorrupt { .. }));
+    // A reader that has gone needs no answer.
+    let _ = waiting.send(answer);
+    damaged.then_some(Event::DamageFound { chunk })
 }
 
 fn answer(state: &mut State, token: Token, answer: Answer) {
@@ -289,3 +473,7 @@ impl Clock {
         Millis(moment.since(self.0).as_millis() as u64)
     }
 }
+
+#[cfg(test)]
+#[path = "target_test.rs"]
+mod tests;

@@ -1,0 +1,352 @@
+"""3FS under load: many writing processes, a stopped replica, many readers of which half stop.
+
+Every process of a phase starts before the phase does. Rates are compared within one run only. Each
+writer checks that its files hold exactly its last acknowledged batches; any error counts.
+
+    python bench/storage_load.py [--writers 4,24,96] [--seconds 12] [--readers 120] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import threefs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+BATCH_BYTES = 16 << 20
+READ_BYTES = 64 << 20
+THREADS = 2
+SERVICES = ["storage-1", "storage-2", "storage-3"]
+STOPPED_SECONDS = 12.0
+READ_PATH = "/load-read"
+TIMEOUT_SECONDS = 60.0
+
+
+@dataclass
+class Cluster:
+    """A `threefs serve` process of three storage services."""
+
+    folder: Path
+    file: Path
+    pids: dict[str, int]
+
+    def resident_bytes(self) -> dict[str, int]:
+        """What each storage service holds now, and has held at most."""
+        peaks = {}
+        for service in SERVICES:
+            status = Path(f"/proc/{self.pids[service]}/status").read_text()
+            line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+            peaks[service] = int(line.split()[1]) << 10
+        return peaks
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Cluster]:
+    """A cluster in `folder`, gone afterwards."""
+    command = [sys.executable, "-m", "threefs", "serve", "--data", str(folder / "cluster")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("ready"):
+            raise SystemExit("the cluster did not start; its message is above")
+        file = folder / "cluster" / "cluster.json"
+        pids = json.loads(file.read_text())["pids"]
+        yield Cluster(folder, file, pids)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+class Workers:
+    """Processes of one phase, all ready before the first of them starts."""
+
+    def __init__(self, cluster: Cluster, kind: str, count: int, shared: Path) -> None:
+        command = [sys.executable, __file__, "--worker", kind, str(cluster.file), str(shared)]
+        self.processes = [
+            subprocess.Popen(
+                [*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for number in range(count)
+        ]
+        for process in self.processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit(f"a {kind} did not start; its message is above")
+
+    def start(self, end: float, processes: list[subprocess.Popen[str]] | None = None) -> None:
+        """Let them work until `end` of the monotonic clock."""
+        for process in self.processes if processes is None else processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{end}\n")
+            process.stdin.flush()
+
+    def results(self) -> list[dict[str, Any]]:
+        """What each reports at its end."""
+        reports = []
+        for process in self.processes:
+            assert process.stdout is not None
+            reports.append(json.loads(process.stdout.readline()))
+            process.wait(timeout=60)
+        return reports
+
+
+@dataclass
+class Phase:
+    """Figures of one phase."""
+
+    name: str
+    bytes_per_second: float
+    errors: int
+    wrong: int
+    resident_bytes_max: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+
+def rate(reports: list[dict[str, Any]], start: float, end: float) -> float:
+    """Bytes per second of all batches, each spread evenly over its own time."""
+    total = 0.0
+    for report in reports:
+        for begun, ended, size in report["batches"]:
+            overlap = min(ended, end) - max(begun, start)
+            if overlap > 0:
+                total += size * overlap / (ended - begun)
+    return total / (end - start)
+
+
+def phase_of(name: str, reports: list[dict[str, Any]], bps: float, cluster: Cluster) -> Phase:
+    messages = [message for report in reports for message in report["errors"]]
+    return Phase(
+        name=name,
+        bytes_per_second=bps,
+        errors=len(messages),
+        wrong=sum(report["wrong"] for report in reports),
+        resident_bytes_max=max(cluster.resident_bytes().values()),
+        messages=messages[:3],
+    )
+
+
+def write_phase(cluster: Cluster, writers: int, seconds: float, shared: Path) -> Phase:
+    """All writers for `seconds`; the first fifth, in which they start, does not count."""
+    workers = Workers(cluster, "writer", writers, shared)
+    start = time.monotonic()
+    workers.start(start + seconds)
+    reports = workers.results()
+    bps = rate(reports, start + seconds / 5, start + seconds)
+    return phase_of(f"{writers} writers", reports, bps, cluster)
+
+
+def stopped_phase(cluster: Cluster, writers: int, seconds: float, shared: Path) -> Phase:
+    """A replica is stopped for a while in the middle of the writing."""
+    workers = Workers(cluster, "writer", writers, shared)
+    start = time.monotonic()
+    stop_at, end = start + seconds, start + 2 * seconds + STOPPED_SECONDS + 8
+    workers.start(end)
+    time.sleep(max(0.0, stop_at - time.monotonic()))
+    pid = cluster.pids["storage-2"]
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(STOPPED_SECONDS)
+    os.kill(pid, signal.SIGCONT)
+    back = time.monotonic()
+    reports = workers.results()
+    before = rate(reports, start + seconds / 5, stop_at)
+    found = phase_of(f"{writers} writers, a replica stopped", reports, before, cluster)
+    after = [rate(reports, back + second, back + second + 2) for second in range(int(end - back) - 2)]
+    full = [second for second, bps in enumerate(after) if bps >= 0.8 * before]
+    found.seconds = {
+        "rate while stopped / before": rate(reports, stop_at, back) / before,
+        "rate in seconds 5 to 15 after / before": rate(reports, back + 5, end) / before,
+        "seconds to 0.8 of the rate before": float(full[0]) if full else float("inf"),
+    }
+    return found
+
+
+def read_phase(cluster: Cluster, readers: int, seconds: float, shared: Path) -> Phase:
+    """Half of the readers, then all of them of which the other half is stopped in the middle."""
+    workers = Workers(cluster, "reader", readers, shared)
+    half = workers.processes[: readers // 2]
+    other = workers.processes[readers // 2 :]
+    start = time.monotonic()
+    end = start + 2 * seconds + 6
+    workers.start(end, half)
+    time.sleep(seconds)
+    alone_end = time.monotonic()
+    workers.start(end, other)
+    time.sleep(3)
+    for process in other:
+        process.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    time.sleep(max(0.0, end - time.monotonic()))
+    for process in other:
+        process.send_signal(signal.SIGCONT)
+    reports = workers.results()
+    running = reports[: len(half)]
+    alone = rate(running, start + seconds / 5, alone_end)
+    found = phase_of(f"{readers} readers, half stopped", reports, alone, cluster)
+    found.seconds = {"rate of the others / alone": rate(running, stopped, end - 0.5) / alone}
+    return found
+
+
+def worker(kind: str, file: str, shared: str, number: int) -> None:
+    """One process: ready, waits for its end time, works, reports one line of JSON."""
+    with threefs.connect(file, timeout_seconds=TIMEOUT_SECONDS) as client:
+        descriptor = os.open(shared, os.O_RDWR)
+        memory = memoryview(mmap.mmap(descriptor, 0))
+        report: dict[str, Any] = {"batches": [], "errors": [], "wrong": 0}
+        print("ready", flush=True)
+        end = float(sys.stdin.readline())
+        action = write if kind == "writer" else read
+        threads = [
+            threading.Thread(target=action, args=(client, memory, end, number, thread, report))
+            for thread in range(THREADS if kind == "writer" else 1)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(json.dumps(report), flush=True)
+
+
+def write(
+    client: threefs.Client,
+    memory: memoryview,
+    end: float,
+    number: int,
+    thread: int,
+    report: dict[str, Any],
+) -> None:
+    """Overwrite one file with parts of the shared random bytes; check the last acknowledged one."""
+    path = f"/load-{number}-{thread}"
+    room = len(memory) - BATCH_BYTES
+    turn = 0
+    last: int | None = None
+    while time.monotonic() < end:
+        turn += 1
+        at = (number * 7919 + thread * 104_729 + turn * 1_299_709) % room
+        begun = time.monotonic()
+        try:
+            client.batch_write([(path, 0, memory[at : at + BATCH_BYTES])])
+        except threefs.ThreeFSError as error:
+            report["errors"].append(f"{path}: {error}")
+            last = None
+            continue
+        last = at
+        report["batches"].append((begun, time.monotonic(), BATCH_BYTES))
+    if last is None:
+        return
+    if client.read_file(path) != memory[last : last + BATCH_BYTES]:
+        report["wrong"] += 1
+    client.remove(path)
+
+
+def read(
+    client: threefs.Client,
+    memory: memoryview,
+    end: float,
+    number: int,
+    thread: int,
+    report: dict[str, Any],
+) -> None:
+    """Read one file into memory that all readers share: all read the same bytes."""
+    while time.monotonic() < end:
+        begun = time.monotonic()
+        try:
+            client.batch_read_into([(READ_PATH, 0, memory[:READ_BYTES])])
+        except threefs.ThreeFSError as error:
+            report["errors"].append(f"reader {number}: {error}")
+            continue
+        report["batches"].append((begun, time.monotonic(), READ_BYTES))
+
+
+def shared_bytes(folder: Path, name: str, size: int) -> Path:
+    """Random bytes in memory that all workers map."""
+    path = folder / name
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[Phase]:
+    """All phases on one cluster; the smallest number of writers once more at the end."""
+    phases = []
+
+    def done(phase: Phase) -> None:
+        phases.append(phase)
+        print(described(phase), file=sys.stderr, flush=True)
+
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="storage-load-") as memory,
+        serving(folder) as cluster,
+    ):
+        shared = shared_bytes(Path(memory), "write", BATCH_BYTES + (8 << 20))
+        for count in [*writers, writers[0]] if len(writers) > 1 else writers:
+            done(write_phase(cluster, count, seconds, shared))
+        if writers:
+            done(stopped_phase(cluster, writers[-1] if len(writers) == 1 else writers[1], seconds, shared))
+        if readers:
+            shared = shared_bytes(Path(memory), "read", READ_BYTES)
+            with threefs.connect(cluster.file, timeout_seconds=TIMEOUT_SECONDS) as client:
+                expected = shared.read_bytes()
+                client.write_file(READ_PATH, expected)
+            found = read_phase(cluster, readers, seconds, shared)
+            found.wrong += int(shared.read_bytes() != expected)
+            done(found)
+    return phases
+
+
+def described(phase: Phase) -> str:
+    figures = ", ".join(f"{name} {value:.2f}" for name, value in phase.seconds.items())
+    return (
+        f"{phase.name}: {phase.bytes_per_second / 1e6:,.0f} MB/s, {phase.errors} errors, "
+        f"{phase.wrong} wrong, at most {phase.resident_bytes_max / 1e6:,.0f} MB resident"
+        + (f"; {figures}" if figures else "")
+        + "".join(f"\n    {message}" for message in phase.messages)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--writers", default="4,24,96", help="numbers of writing processes")
+    parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
+    parser.add_argument("--readers", type=int, default=120, help="reading processes; 0: none")
+    parser.add_argument("--folder", type=Path, help="where the cluster's data goes")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/storage_load.json")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        kind, file, shared, number = args.worker
+        return worker(kind, file, shared, int(number))
+    writers = [int(count) for count in args.writers.split(",") if count]
+    with tempfile.TemporaryDirectory(prefix="storage-load-", dir=args.folder) as folder:
+        phases = run(writers, args.seconds, args.readers, Path(folder))
+    few = [it.bytes_per_second for it in phases if it.name == f"{writers[0]} writers"] if writers else []
+    many = [it.bytes_per_second for it in phases if writers and it.name == f"{writers[-1]} writers"]
+    ratios = {}
+    if len(writers) > 1:
+        ratios["most writers / fewest"] = many[0] / statistics.mean(few)
+        print(f"{writers[-1]} writers reach {ratios['most writers / fewest']:.2f} of {writers[0]}")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    found = {"phases": [asdict(phase) for phase in phases], "ratios": ratios}
+    args.output.write_text(json.dumps(found, indent=2) + "\n")
+    if any(phase.errors or phase.wrong for phase in phases):
+        raise SystemExit("errors or wrong bytes: see above")
+
+
+if __name__ == "__main__":
+    main()

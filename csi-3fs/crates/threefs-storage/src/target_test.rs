@@ -1,0 +1,174 @@
+//! A store that hangs while it holds everything that its target needs.
+
+use std::sync::Condvar;
+
+use fabric::auth::Key;
+use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, StoreUpdate};
+use threefs_core::error::StoreError;
+use threefs_core::ids::{ChainId, ChunkId, ChunkVersion, Incarnation, InodeId, TargetId};
+use threefs_core::message::Address;
+use threefs_core::routing::{Chain, ChainTarget, PublicState};
+
+use super::*;
+use crate::peers::Peers;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Has no chunks; answers nothing while the gate is shut.
+#[derive(Default)]
+struct Hanging {
+    shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Hanging {
+    fn set(&self, shut: bool) {
+        *self.shut.lock().unwrap() = shut;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let shut = self.shut.lock().unwrap();
+        drop(self.opened.wait_while(shut, |shut| *shut).unwrap());
+    }
+}
+
+impl ChunkMetas for Hanging {
+    fn meta(&self, _: ChunkId) -> Option<ChunkMeta> {
+        self.pass();
+        None
+    }
+    fn metas(&self, _: Option<ChunkId>, _: ChunkId, _: usize) -> Vec<ChunkMeta> {
+        Vec::new()
+    }
+    fn pending(&self, _: Option<ChunkId>, _: usize) -> Vec<ChunkId> {
+        Vec::new()
+    }
+    fn last_existing(&self, _: InodeId) -> Option<ChunkMeta> {
+        None
+    }
+}
+
+impl ChunkStore for Hanging {
+    fn read(
+        &self,
+        chunk: ChunkId,
+        _: Which,
+        _: u32,
+        _: u32,
+    ) -> Result<threefs_chunkstore::ReadOutcome, StoreError> {
+        Err(StoreError::NotFound { chunk })
+    }
+    fn apply(&self, update: &StoreUpdate, _: &[u8]) -> Result<ChunkState, StoreError> {
+        Err(StoreError::NotFound { chunk: update.chunk })
+    }
+    fn commit(
+        &self,
+        chunk: ChunkId,
+        _: ChunkVersion,
+        _: ChainVersion,
+    ) -> Result<ChunkState, StoreError> {
+        Err(StoreError::NotFound { chunk })
+    }
+    fn forget(&self, _: ChunkId) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn space(&self) -> Space {
+        self.pass();
+        Space { used_bytes: 7, capacity_bytes: 70 }
+    }
+}
+
+fn place(id: u64) -> Chain {
+    let target = ChainTarget { target: TargetId(id), node: NodeId(1), state: PublicState::Serving };
+    let (id, version) = (ChainId(id as u32), ChainVersion(2));
+    Chain { id, version, targets: vec![target] }
+}
+
+/// The only target of its chain, serving, and its store.
+fn serving(shared: &Arc<Shared>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
+    let mut config = Config::new(TargetId(id), ChainId(id as u32), Incarnation(1));
+    config.store_stall_ms = 50;
+    let store = Arc::new(Hanging::default());
+    let space = Space { used_bytes: 1, capacity_bytes: 10 };
+    let target =
+        Target::new(config, Arc::clone(&store) as Arc<dyn ChunkStore>, space, Arc::clone(shared));
+    let mut last = place(id);
+    (last.version, last.targets[0].state) = (ChainVersion(1), PublicState::LastSrv);
+    target.handle(Event::Routing(last));
+    target.handle(Event::Routing(place(id)));
+    target.handle(Event::Lease { valid_until: Millis(u64::MAX) });
+    (target, store)
+}
+
+async fn read(target: &Arc<Target>) -> StorageResult {
+    let id = target.config.target;
+    let (chain, chain_version) = (target.config.chain, ChainVersion(2));
+    let to = Address { chain, chain_version, target: id };
+    let chunk = ChunkId::new(InodeId(1), 0);
+    let request = StorageRequest::Read(ReadRequest { to, chunk, offset: 0, length: 1 });
+    target.request(request, Bytes::new(), None).await.0
+}
+
+fn shared() -> Arc<Shared> {
+    let key = Key::from_bytes(b"a key of sixteen bytes or more").unwrap();
+    Arc::new(Shared::new(Peers::new(&key, LONG)))
+}
+
+async fn until(mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, wait).await.unwrap();
+}
+
+/// One runtime thread, as heartbeats and every other target have to share it.
+#[tokio::test]
+async fn a_store_that_hangs_stalls_its_target_alone_and_what_is_offline_does_not_serve() {
+    let shared = shared();
+    let ((hung, store), (healthy, _)) = (serving(&shared, 1), serving(&shared, 2));
+    assert!(read(&hung).await.is_ok() && read(&healthy).await.is_ok());
+    store.set(true);
+    let mut stuck: Vec<_> = (0..200)
+        .map(|_| {
+            let hung = Arc::clone(&hung);
+            tokio::spawn(async move { read(&hung).await })
+        })
+        .collect();
+    until(|| hung.report().report.state == LocalState::Offline).await;
+    assert!(read(&healthy).await.is_ok());
+    assert_eq!(healthy.report().report.state, LocalState::UpToDate);
+    assert!(stuck.iter().all(|it| !it.is_finished()));
+    store.set(false);
+    // The first one was being taken; the others come after it: none is served.
+    for read in stuck.drain(1..) {
+        assert!(read.await.unwrap().is_err());
+    }
+    assert!(read(&hung).await.is_err());
+    until(|| hung.report().report.state == LocalState::Online).await;
+    until(|| hung.report().used_bytes == 7).await;
+}
+
+#[tokio::test]
+async fn a_target_that_leaves_reports_it_only_when_it_serves_no_more() {
+    let shared = shared();
+    let (target, store) = serving(&shared, 1);
+    assert!(read(&target).await.is_ok());
+    store.set(true);
+    let stuck = tokio::spawn({
+        let target = Arc::clone(&target);
+        async move { read(&target).await }
+    });
+    until(|| target.busy_since.load(SeqCst) != IDLE).await;
+    target.handle(Event::Leave);
+    assert_eq!(target.seen().report.state, LocalState::UpToDate, "it may still be serving");
+    store.set(false);
+    until(|| target.report().report.state == LocalState::Offline).await;
+    assert!(read(&target).await.is_err());
+    drop(stuck.await);
+}
