@@ -75,9 +75,15 @@ impl Budgets {
         &self.class(class).replies
     }
 
-    /// Whether a reply waits for memory that other replies hold.
+    /// A semaphore of `permits` for each class.
+    pub(super) fn each_class(&self, permits: usize) -> Vec<Arc<Semaphore>> {
+        self.0.iter().map(|_| Arc::new(Semaphore::new(permits))).collect()
+    }
+
+    /// Whether replies that are not taken keep others out: one waits for their memory, or there is
+    /// no place for a call.
     pub(super) fn replies_are_short(&self) -> bool {
-        self.0.iter().any(|class| class.replies.is_short())
+        self.0.iter().any(|it| it.calls.available_permits() == 0 || it.replies.is_short())
     }
 
     /// Ends when no call is in flight; new ones are refused from then on.

@@ -25,6 +25,9 @@ use crate::deadline::Deadline;
 /// tries for a quarter of an hour, ever more seldom, and calls wait behind what it tries.
 const UNHEARD_MAX: Duration = Duration::from_secs(30);
 
+/// Places for calls are counted for each class; higher classes share those of lower ones.
+const CLASSES: usize = 16;
+
 /// Bounds and timers of a connection.
 #[derive(Clone, Debug)]
 pub struct ConnectionConfig {
@@ -36,7 +39,7 @@ pub struct ConnectionConfig {
     pub class: TrafficClass,
     /// Largest frame sent or taken.
     pub limits: Limits,
-    /// Calls in flight; further ones wait for a place until their deadline.
+    /// Calls of each class in flight; further ones wait for a place until their deadline.
     pub calls_in_flight_max: usize,
     /// How long connecting and authenticating may take.
     pub connect_timeout: Duration,
@@ -63,7 +66,7 @@ impl ConnectionConfig {
 pub struct Connection {
     shared: Arc<Shared>,
     outbox: mpsc::Sender<Outgoing<()>>,
-    places: Semaphore,
+    places: [Semaphore; CLASSES],
     driver: JoinHandle<()>,
 }
 
@@ -149,7 +152,7 @@ impl Connection {
     fn start(stream: TcpStream, address: &str, config: ConnectionConfig) -> Self {
         let (read_half, mut write_half) = stream.into_split();
         let (outbox, mut queue) = mpsc::channel(config.calls_in_flight_max.clamp(1, 1024));
-        let places = Semaphore::new(config.calls_in_flight_max);
+        let places = std::array::from_fn(|_| Semaphore::new(config.calls_in_flight_max));
         let shared = Arc::new(Shared {
             config,
             peer: address.into(),
@@ -231,7 +234,8 @@ impl Connection {
             None => None,
         };
         let at = deadline.instant().into();
-        let Ok(_place) = tokio::time::timeout_at(at, self.places.acquire()).await else {
+        let places = &self.places[usize::from(options.class) % CLASSES];
+        let Ok(_place) = tokio::time::timeout_at(at, places.acquire()).await else {
             return Err(timed_out(false));
         };
         let request_id = self.shared.next_request_id.fetch_add(1, Relaxed);

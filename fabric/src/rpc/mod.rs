@@ -214,5 +214,8 @@ pub fn decode_request<T: DeserializeOwned>(call: &Call) -> Result<T, Fault> {
 #[path = "guarded_test.rs"]
 mod guarded_tests;
 #[cfg(test)]
+#[path = "load_test.rs"]
+mod load_tests;
+#[cfg(test)]
 #[path = "rpc_test.rs"]
 mod tests;

@@ -47,7 +47,7 @@ pub struct ServerConfig {
     pub strangers_max: usize,
     /// Those of one address.
     pub strangers_of_address_max: usize,
-    /// Calls in flight of one connection, over all classes.
+    /// Calls of each class in flight of one connection, and as many offers.
     pub calls_of_connection_max: usize,
     /// What is let in, by the class of the call.
     pub budgets: Vec<Budget>,

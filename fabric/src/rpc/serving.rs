@@ -56,8 +56,9 @@ struct Link {
     peer: Peer,
     outbox: Outbox,
     clock: ConnectionClock,
-    calls: Arc<Semaphore>,
-    offers: Arc<Semaphore>,
+    /// Places for calls and for offers, for each class: one that is full delays no other.
+    calls: Vec<Arc<Semaphore>>,
+    offers: Vec<Arc<Semaphore>>,
     granted: Mutex<HashMap<u64, Granted>>,
     closed: watch::Receiver<bool>,
 }
@@ -91,8 +92,8 @@ impl<S: Service> Shared<S> {
             peer,
             outbox,
             clock: ConnectionClock::start(),
-            calls: Arc::new(Semaphore::new(self.config.calls_of_connection_max)),
-            offers: Arc::new(Semaphore::new(self.config.calls_of_connection_max)),
+            calls: self.budgets.each_class(self.config.calls_of_connection_max),
+            offers: self.budgets.each_class(self.config.calls_of_connection_max),
             granted: Mutex::default(),
             closed,
         });
@@ -194,7 +195,7 @@ impl<S: Service> Shared<S> {
         };
         Some(InFlight {
             _class: self.budgets.call(header.class)?,
-            _connection: Arc::clone(&link.calls).try_acquire_owned().ok()?,
+            _connection: place(&link.calls, header.class)?,
             _bytes: credit,
             _room: None,
         })
@@ -203,7 +204,7 @@ impl<S: Service> Shared<S> {
     /// Reserves memory for an announced request, in turn, and says when it may come.
     async fn offered(self: &Arc<Self>, header: &Header, link: &Arc<Link>) {
         let id = header.request_id;
-        let Ok(place) = Arc::clone(&link.offers).try_acquire_owned() else {
+        let Some(place) = place(&link.offers, header.class) else {
             return self.give(link, id, Err(self.overloaded(header.class)), None).await;
         };
         let bytes = header.message_bytes + header.payload_bytes;
@@ -276,4 +277,10 @@ impl<S: Service> Shared<S> {
         // An error means that the connection has ended: nothing waits for this answer any more.
         let _ = link.outbox.send(reply).await;
     }
+}
+
+/// A place of a class; an unknown class counts as the first one.
+fn place(classes: &[Arc<Semaphore>], class: u8) -> Option<OwnedSemaphorePermit> {
+    let places = classes.get(usize::from(class)).or(classes.first())?;
+    Arc::clone(places).try_acquire_owned().ok()
 }

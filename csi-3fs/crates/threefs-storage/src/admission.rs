@@ -10,8 +10,10 @@ use threefs_core::message::class;
 
 /// The memory is divided into so many parts.
 const PARTS: usize = 32;
-/// Calls of each class in flight, whatever their size.
-const CALLS_MAX: usize = 4096;
+/// Calls of each class in flight, whatever their size. One that waits costs about 2 KiB.
+const CALLS_MAX: usize = 16_384;
+/// Those of one connection: far more than a client's window, far fewer than all.
+pub(crate) const CALLS_OF_CONNECTION_MAX: usize = 512;
 
 /// One budget for each class of requests.
 pub(crate) fn budgets(memory_bytes: usize) -> Vec<Budget> {

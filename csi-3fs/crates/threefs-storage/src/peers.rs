@@ -12,6 +12,8 @@ use fabric::rpc::{CallOptions, ConnectionConfig, Pool, PoolConfig, decode, encod
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult};
 use threefs_core::replica::PeerFailure;
 
+use crate::admission::CALLS_OF_CONNECTION_MAX;
+
 /// Connections to one other node: two, so that a large frame on one does not hold up the other.
 const CONNECTIONS_MAX: usize = 2;
 
@@ -30,6 +32,7 @@ impl Peers {
         let mut connection = ConnectionConfig::new(crate::CONTEXT, key.clone());
         connection.class = TrafficClass::Storage;
         connection.connect_timeout = Duration::from_millis(500);
+        connection.calls_in_flight_max = CALLS_OF_CONNECTION_MAX;
         let mut config = PoolConfig::new(connection);
         config.connections_max = CONNECTIONS_MAX;
         config.backoff_max = Duration::from_millis(200);

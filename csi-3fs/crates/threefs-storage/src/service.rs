@@ -71,6 +71,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let mut server_config = ServerConfig::new(crate::CONTEXT, key.clone());
     server_config.class = TrafficClass::Storage;
     server_config.budgets = admission::budgets(config.memory_bytes);
+    server_config.calls_of_connection_max = admission::CALLS_OF_CONNECTION_MAX;
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
     let mgmtd = MgmtdClient::new(&config.mgmtd, &key);
