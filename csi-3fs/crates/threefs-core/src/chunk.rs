@@ -51,9 +51,19 @@ impl TagWindow {
         );
         tags.push(AppliedTag { tag, version });
         if tags.len() > TAGS_PER_CHUNK_MAX {
-            tags.remove(0);
+            let oldest = Self::least_needed(&tags);
+            tags.remove(oldest);
         }
         Self(tags)
+    }
+
+    /// The oldest entry of the client with the most: a client with many channels loses its own
+    /// and not the only one of another.
+    fn least_needed(tags: &[AppliedTag]) -> usize {
+        let of_client =
+            |it: &AppliedTag| tags.iter().filter(|other| other.tag.client == it.tag.client).count();
+        let most = tags.iter().map(of_client).max();
+        tags.iter().position(|it| Some(of_client(it)) == most).unwrap_or(0)
     }
 
     /// The newest update.
@@ -200,5 +210,17 @@ mod tests {
         window = window.with(tag(99, 1), ChunkVersion(18));
         assert_eq!(window.of_channel(&tag(1, 1)), None, "channel 1 was the oldest");
         assert_eq!(window.newest().unwrap().tag, tag(99, 1));
+    }
+
+    #[test]
+    fn a_client_with_many_channels_does_not_push_out_the_tag_of_another() {
+        let other = RequestTag { client: ClientId(2), channel: ChannelId(0), sequence: 1 };
+        let mut window = TagWindow::default().with(other, ChunkVersion(1));
+        for channel in 0..100 {
+            window = window.with(tag(channel, 1), ChunkVersion(u64::from(channel) + 2));
+        }
+        assert_eq!(window.of_channel(&other).unwrap().version, ChunkVersion(1));
+        assert_eq!(window.newest().unwrap().tag, tag(99, 1));
+        assert_eq!(window.iter().count(), TAGS_PER_CHUNK_MAX);
     }
 }

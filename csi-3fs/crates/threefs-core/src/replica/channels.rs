@@ -1,24 +1,31 @@
 //! The newest update of each channel that this replica has seen, in memory. The tags kept with a
 //! chunk recognise retries after restarts and head changes; this recognises late duplicates.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use crate::ids::{ChannelId, ChunkId, ChunkVersion, ClientId, RequestTag};
 
-/// Channels remembered: 100 bytes each, 64 clients with 1,024 channels.
+/// Channels remembered: 200 bytes each.
 const CHANNELS_MAX: usize = 65_536;
+/// Those of one client, which has one for each update in flight and gives up those without an
+/// answer. Beyond them it loses its own least recently used one, not another client's.
+const CHANNELS_OF_CLIENT_MAX: usize = 4_096;
 
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     sequence: u64,
     done: Option<(ChunkId, ChunkVersion)>,
+    /// When it was used last, as a count of uses.
+    used: u64,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     newest: BTreeMap<(ClientId, ChannelId), Newest>,
-    oldest_first: VecDeque<(ClientId, ChannelId)>,
+    uses: u64,
+    by_use: BTreeMap<u64, (ClientId, ChannelId)>,
+    of_client: BTreeMap<ClientId, BTreeMap<u64, ChannelId>>,
 }
 
 /// What is known of a tag.
@@ -36,7 +43,7 @@ impl Channels {
     pub(super) fn look(&self, tag: RequestTag, chunk: ChunkId) -> Known {
         match self.newest.get(&(tag.client, tag.channel)) {
             Some(newest) if newest.sequence > tag.sequence => Known::Outdated,
-            Some(Newest { sequence, done: Some((done_chunk, version)) })
+            Some(Newest { sequence, done: Some((done_chunk, version)), .. })
                 if *sequence == tag.sequence && *done_chunk == chunk =>
             {
                 Known::Done(*version)
@@ -55,19 +62,82 @@ impl Channels {
 
     fn set(&mut self, tag: RequestTag, done: Option<(ChunkId, ChunkVersion)>) {
         let key = (tag.client, tag.channel);
-        match self.newest.get_mut(&key) {
-            Some(newest) if newest.sequence > tag.sequence => {}
-            Some(newest) if newest.sequence == tag.sequence => newest.done = done.or(newest.done),
-            Some(newest) => *newest = Newest { sequence: tag.sequence, done },
-            None => {
-                self.newest.insert(key, Newest { sequence: tag.sequence, done });
-                self.oldest_first.push_back(key);
-                if self.oldest_first.len() > CHANNELS_MAX
-                    && let Some(oldest) = self.oldest_first.pop_front()
-                {
-                    self.newest.remove(&oldest);
-                }
+        let before = self.newest.get(&key).copied();
+        let (sequence, done) = match before {
+            Some(newest) if newest.sequence > tag.sequence => (newest.sequence, newest.done),
+            Some(newest) if newest.sequence == tag.sequence => (tag.sequence, done.or(newest.done)),
+            _ => (tag.sequence, done),
+        };
+        if before.is_some() {
+            self.remove(key);
+        }
+        self.uses += 1;
+        let used = self.uses;
+        self.newest.insert(key, Newest { sequence, done, used });
+        self.by_use.insert(used, key);
+        let own = self.of_client.entry(tag.client).or_default();
+        own.insert(used, tag.channel);
+        if own.len() > CHANNELS_OF_CLIENT_MAX
+            && let Some((_, &channel)) = own.first_key_value()
+        {
+            self.remove((tag.client, channel));
+        }
+        if self.newest.len() > CHANNELS_MAX
+            && let Some((_, &oldest)) = self.by_use.first_key_value()
+        {
+            self.remove(oldest);
+        }
+    }
+
+    fn remove(&mut self, key: (ClientId, ChannelId)) {
+        let Some(removed) = self.newest.remove(&key) else { return };
+        self.by_use.remove(&removed.used);
+        if let Some(own) = self.of_client.get_mut(&key.0) {
+            own.remove(&removed.used);
+            if own.is_empty() {
+                self.of_client.remove(&key.0);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::InodeId;
+
+    const CHUNK: ChunkId = ChunkId { inode: InodeId(5), index: 0 };
+
+    fn tag(client: u128, channel: u32, sequence: u64) -> RequestTag {
+        RequestTag { client: ClientId(client), channel: ChannelId(channel), sequence }
+    }
+
+    #[test]
+    fn a_client_with_many_channels_forgets_its_own_least_recently_used() {
+        let mut channels = Channels::default();
+        channels.done(tag(1, 0, 1), CHUNK, ChunkVersion(7));
+        channels.done(tag(2, 0, 1), CHUNK, ChunkVersion(8));
+        for channel in 1..=CHANNELS_MAX as u32 * 2 {
+            channels.done(tag(2, channel, 1), CHUNK, ChunkVersion(9));
+            // Used again and again: it is kept.
+            channels.begun(tag(2, 1, u64::from(channel)));
+        }
+        assert_eq!(channels.look(tag(1, 0, 1), CHUNK), Known::Done(ChunkVersion(7)));
+        assert_eq!(channels.look(tag(2, 0, 1), CHUNK), Known::New, "long ago, and its own");
+        assert_eq!(channels.look(tag(2, 1, 1), CHUNK), Known::Outdated);
+        assert_eq!(channels.newest.len(), CHANNELS_OF_CLIENT_MAX + 1);
+        assert_eq!(channels.by_use.len(), channels.newest.len());
+    }
+
+    #[test]
+    fn all_clients_together_are_bounded_and_the_least_recently_used_goes() {
+        let mut channels = Channels::default();
+        for client in 0..=CHANNELS_MAX as u128 {
+            channels.done(tag(client, 0, 1), CHUNK, ChunkVersion(7));
+        }
+        assert_eq!(channels.newest.len(), CHANNELS_MAX);
+        assert_eq!(channels.of_client.len(), CHANNELS_MAX);
+        assert_eq!(channels.look(tag(0, 0, 1), CHUNK), Known::New);
+        assert_eq!(channels.look(tag(1, 0, 1), CHUNK), Known::Done(ChunkVersion(7)));
     }
 }
