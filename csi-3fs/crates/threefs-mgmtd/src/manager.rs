@@ -16,7 +16,7 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::config::{Bootstrap, Timers};
 use crate::ops::{
-    AcquireLease, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
+    AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
     UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MgmtdError, RebalancePlan};
@@ -78,7 +78,22 @@ impl Manager {
     /// # Errors
     /// Only a store that will not recover by itself: the process should end.
     pub async fn tick(&self, now: Millis) -> Result<(), KvError> {
+        let renewed = self.renew(now).await;
         let mut role = self.role.lock().await;
+        let renewed = match renewed {
+            Ok(Some(fence)) => {
+                if let Role::Primary(view) = &mut *role
+                    && view.fence == fence
+                {
+                    view.renewed_at = view.renewed_at.max(now);
+                }
+                Ok(())
+            }
+            other => other.map(drop),
+        };
+        if renewed.is_err() {
+            return broken(self.settle(&mut role, renewed));
+        }
         let result = match &mut *role {
             Role::Contender { .. } => self.contend(&mut role, now).await,
             Role::Primary(view) => {
@@ -90,12 +105,22 @@ impl Manager {
                 result
             }
         };
-        match self.settle(&mut role, result) {
-            Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) => {
-                Err(error)
+        broken(self.settle(&mut role, result))
+    }
+
+    /// Renews a lease that is due. The role is not locked meanwhile: a commit waits for a disk, and
+    /// heartbeats, which nodes need to keep their leases, must not.
+    async fn renew(&self, now: Millis) -> Result<Option<Fence>, OpError> {
+        let fence = match &*self.role.lock().await {
+            Role::Primary(view)
+                if now.since(view.renewed_at) >= self.timers.primary_lease_ms / 3 =>
+            {
+                view.fence
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(None),
+        };
+        self.store.transact(deadline(), &RenewLease(fence)).await?;
+        Ok(Some(fence))
     }
 
     /// Takes a heartbeat.
@@ -225,10 +250,6 @@ impl Manager {
 
     async fn lead(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         view.tick(&self.timers, now);
-        if now.since(view.renewed_at) >= self.timers.primary_lease_ms / 3 {
-            self.store.transact(deadline(), &RenewLease(view.fence)).await?;
-            view.renewed_at = now;
-        }
         if view.settles_in_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
             self.scan(view, now, None).await?;
@@ -363,6 +384,16 @@ impl From<MgmtdError> for Refusal {
 impl From<OpError> for Refusal {
     fn from(error: OpError) -> Self {
         Self::Op(error)
+    }
+}
+
+/// What a tick reports: only a store that will not recover by itself.
+fn broken(result: Result<(), OpError>) -> Result<(), KvError> {
+    match result {
+        Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) => {
+            Err(error)
+        }
+        _ => Ok(()),
     }
 }
 

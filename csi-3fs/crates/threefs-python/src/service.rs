@@ -91,7 +91,10 @@ impl Service {
     fn worker_threads(&self) -> usize {
         match self {
             Self::Mgmtd(_) => 1,
-            Self::Meta(_) | Self::Storage(_) => 2,
+            // The disks have threads of their own; these checksum and move what comes and goes.
+            Self::Meta(_) | Self::Storage(_) => {
+                std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16)
+            }
         }
     }
 
