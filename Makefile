@@ -82,6 +82,9 @@ figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg
 bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py
+.PHONY: bench-storage-load
+bench-storage-load: install ## 3FS with 4, 24 and 96 writers, a stopped replica, 120 readers of which half stop
+	$(PYTHON) bench/storage_load.py
 bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs (ONLY=gang,small ROUNDS=1 MISSING=1)
 	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
 	$(PYTHON) -m bench.scheduler $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MISSING),--missing)

@@ -132,6 +132,7 @@ def rate(reports: list[dict[str, Any]], start: float, end: float) -> float:
 
 
 def phase_of(name: str, reports: list[dict[str, Any]], bps: float, cluster: Cluster) -> Phase:
+    """The figures of a phase from its workers' reports."""
     messages = [message for report in reports for message in report["errors"]]
     return Phase(
         name=name,
@@ -168,7 +169,9 @@ def stopped_phase(cluster: Cluster, writers: int, seconds: float, shared: Path) 
     reports = workers.results()
     before = rate(reports, start + seconds / 5, stop_at)
     found = phase_of(f"{writers} writers, a replica stopped", reports, before, cluster)
-    after = [rate(reports, back + second, back + second + 2) for second in range(int(end - back) - 2)]
+    after = [
+        rate(reports, back + second, back + second + 2) for second in range(int(end - back) - 2)
+    ]
     full = [second for second, bps in enumerate(after) if bps >= 0.8 * before]
     found.seconds = {
         "rate while stopped / before": rate(reports, stop_at, back) / before,
@@ -261,7 +264,7 @@ def read(
     memory: memoryview,
     end: float,
     number: int,
-    thread: int,
+    _thread: int,
     report: dict[str, Any],
 ) -> None:
     """Read one file into memory that all readers share: all read the same bytes."""
@@ -298,7 +301,11 @@ def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[
         for count in [*writers, writers[0]] if len(writers) > 1 else writers:
             done(write_phase(cluster, count, seconds, shared))
         if writers:
-            done(stopped_phase(cluster, writers[-1] if len(writers) == 1 else writers[1], seconds, shared))
+            done(
+                stopped_phase(
+                    cluster, writers[-1] if len(writers) == 1 else writers[1], seconds, shared
+                )
+            )
         if readers:
             shared = shared_bytes(Path(memory), "read", READ_BYTES)
             with threefs.connect(cluster.file, timeout_seconds=TIMEOUT_SECONDS) as client:
@@ -311,6 +318,7 @@ def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[
 
 
 def described(phase: Phase) -> str:
+    """One line, and the first errors."""
     figures = ", ".join(f"{name} {value:.2f}" for name, value in phase.seconds.items())
     return (
         f"{phase.name}: {phase.bytes_per_second / 1e6:,.0f} MB/s, {phase.errors} errors, "
@@ -320,7 +328,20 @@ def described(phase: Phase) -> str:
     )
 
 
+def ratios_of(phases: list[Phase], writers: list[int]) -> dict[str, float]:
+    """What the most writers reach of what the fewest reach, in the mean of its two phases."""
+    of = {
+        count: [it.bytes_per_second for it in phases if it.name == f"{count} writers"]
+        for count in writers
+    }
+    if len(writers) < 2:
+        return {}
+    few, many = statistics.mean(of[writers[0]]), statistics.mean(of[writers[-1]])
+    return {f"{writers[-1]} writers / {writers[0]}": many / few}
+
+
 def main() -> None:
+    """Run the phases, or be a worker of one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--writers", default="4,24,96", help="numbers of writing processes")
     parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
@@ -331,16 +352,14 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker:
         kind, file, shared, number = args.worker
-        return worker(kind, file, shared, int(number))
+        worker(kind, file, shared, int(number))
+        return
     writers = [int(count) for count in args.writers.split(",") if count]
     with tempfile.TemporaryDirectory(prefix="storage-load-", dir=args.folder) as folder:
         phases = run(writers, args.seconds, args.readers, Path(folder))
-    few = [it.bytes_per_second for it in phases if it.name == f"{writers[0]} writers"] if writers else []
-    many = [it.bytes_per_second for it in phases if writers and it.name == f"{writers[-1]} writers"]
-    ratios = {}
-    if len(writers) > 1:
-        ratios["most writers / fewest"] = many[0] / statistics.mean(few)
-        print(f"{writers[-1]} writers reach {ratios['most writers / fewest']:.2f} of {writers[0]}")
+    ratios = ratios_of(phases, writers)
+    for name, ratio in ratios.items():
+        print(f"{name}: {ratio:.2f}")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     found = {"phases": [asdict(phase) for phase in phases], "ratios": ratios}
     args.output.write_text(json.dumps(found, indent=2) + "\n")

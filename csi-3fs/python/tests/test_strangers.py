@@ -8,7 +8,7 @@ import os
 import random
 import socket
 import struct
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -157,3 +157,24 @@ def test_the_key_is_for_its_owner_alone(cluster: Any) -> None:
     assert (cluster.folder / "key").stat().st_mode & 0o777 == 0o600
     for log in (cluster.folder / "logs").iterdir():
         assert (cluster.folder / "key").read_text().strip() not in log.read_text()
+
+
+@pytest.mark.parametrize(("connections", "addresses"), [(160, 1), (4096, 23)])
+@pytest.mark.parametrize("service", SERVICES)
+def test_silent_connections_keep_no_member_out(
+    cluster: Any, service: str, connections: int, addresses: int
+) -> None:
+    """More of them than a service has connections; members come and work all the while."""
+    host, port = cluster.status_file()["services"][service].rsplit(":", 1)
+    with undisturbed(cluster), ExitStack() as stack:
+        for number in range(connections):
+            source = (f"127.0.9.{1 + number % addresses}", 0)
+            silent = socket.create_connection((host, int(port)), 60, source_address=source)
+            stack.enter_context(silent)
+            if number % (connections // 4) == 0:
+                with cluster.client() as client:
+                    client.write_file(f"/member-{number}", b"written meanwhile")
+                    assert client.read_file(f"/member-{number}") == b"written meanwhile"
+        with authenticated(cluster, service) as connection:
+            connection.sendall(frame(b"\xff" * 50))
+            assert receive(connection, 4) == b"FFR1"
