@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_bases_are_pinned() -> None:
         assert all(pinned.fullmatch(base) for base in bases), f"{path.name}: {bases}"
         stages = re.findall(r"^FROM (\S+)", path.read_text(), re.MULTILINE)
         assert set(stages) <= {"${BASE}", "${RUST}"}, f"{path.name}: {stages}"
+
+
+def test_rust_is_the_version_that_the_workspace_needs() -> None:
+    workspace = tomllib.loads((FOLDER.parent / "Cargo.toml").read_text())["workspace"]
+    needed = workspace["package"]["rust-version"]
+    for path in FOLDER.glob("*.Containerfile"):
+        text = path.read_text()
+        if "FROM ${RUST}" in text:
+            assert f"ARG RUST_VERSION={needed}.0\n" in text, path.name
+            assert "rustup default ${RUST_VERSION}" in text, path.name
 
 
 def test_everybody_installs_with_the_same_uv() -> None:
