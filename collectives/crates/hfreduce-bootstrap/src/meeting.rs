@@ -115,7 +115,8 @@ impl Meeting {
                 key.clone(),
                 context(&who.job),
                 TrafficClass::Hfreduce,
-                move |stream, from| seats.admit(stream, from, world),
+                0,
+                move |stream, from, _| seats.admit(stream, from, world),
             );
             Some(opened.map_err(|source| MeetingError::Listen {
                 address: format!("{host}:{port}"),
@@ -248,7 +249,14 @@ impl Meeting {
                 Ok(found) => {
                     let found: Vec<SocketAddr> = found.collect();
                     let class = TrafficClass::Hfreduce;
-                    match tcp::dial(&found, &self.key, &context(&self.who.job), class, deadline) {
+                    match tcp::dial(
+                        &found,
+                        &self.key,
+                        &context(&self.who.job),
+                        class,
+                        &[],
+                        deadline,
+                    ) {
                         Ok(stream) => return Ok(stream),
                         // A door that closes may only be busy, or belong to the one before.
                         Err(error) => match (error.broken_off(), error.stranger()) {
