@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::admission::{Admission, HANDSHAKES_MAX};
 use crate::auth::{self, Acceptor, HELLO_BYTES, Key, PROOF_BYTES, WELCOME};
 use crate::class::TrafficClass;
+use crate::fork::close_in_children;
 use crate::tcp::{PortCounters, prepare};
 
 /// How long a stranger may take to prove who it is.
@@ -57,6 +58,8 @@ enum Progress {
 impl Door {
     /// Accepts until `stop` is set and `bell` rung.
     pub(crate) fn keep(self: Arc<Self>, listener: &TcpListener, bell: &OwnedFd, stop: &AtomicBool) {
+        // A child that is forked off this process does not take connections for it.
+        let _closed_in_children = close_in_children(listener);
         let mut handshakes = Admission::new(HANDSHAKES_MAX);
         while !stop.load(Ordering::Acquire) {
             self.wait(listener, bell, &handshakes);

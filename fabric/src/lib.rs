@@ -12,6 +12,7 @@ pub mod auth;
 pub mod class;
 pub mod deadline;
 mod door;
+pub mod fork;
 pub mod interfaces;
 pub mod moment;
 pub mod rpc;
