@@ -3,13 +3,15 @@
 //! ```text
 //! dialer    -> "FFAUTH01" dialer-nonce                                        40 bytes
 //! acceptor  -> acceptor-nonce HMAC(key, "acceptor" context nonces)            64 bytes
-//! dialer    -> HMAC(key, "dialer" context nonces)                             32 bytes
+//! dialer    -> greeting HMAC(key, "dialer" context nonces greeting)            length + 32 bytes
 //! acceptor  -> 0x06                                                            1 byte
 //! ```
 //! Nonces are fresh on both sides, so nothing can be replayed; the role is part of what is signed,
 //! so nothing can be reflected; the context names the service, so a proof for one port is worth
-//! nothing on another. Comparisons take constant time. Messages have fixed lengths: a stranger
-//! can make us read 40 bytes, no more.
+//! nothing on another. A service may have a greeting of fixed length, in which the dialer says what the
+//! connection is for: it is part of what is signed, so nobody on the path can change it. What follows
+//! the handshake is neither signed nor encrypted. Comparisons take constant time. Messages have fixed lengths: a stranger
+//! can make us read 40 bytes and a greeting, no more.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -112,13 +114,18 @@ impl Key {
         })
     }
 
-    fn proof(&self, role: &str, context: &str, nonces: &Nonces) -> Hmac<Sha256> {
+    fn proof(&self, role: &str, context: &str, nonces: &Nonces, greeting: &[u8]) -> Hmac<Sha256> {
         // HMAC takes keys of every length, so this cannot fail; an empty key would only fail to match.
         let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(&self.0)
             .unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
         for part in [role.as_bytes(), context.as_bytes(), &nonces.dialer, &nonces.acceptor] {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
+        }
+        // Whether a service has one is part of its protocol, so none needs no length.
+        if !greeting.is_empty() {
+            mac.update(&(greeting.len() as u64).to_be_bytes());
+            mac.update(greeting);
         }
         mac
     }
@@ -154,14 +161,27 @@ impl Dialer {
         &self,
         challenge: &[u8; CHALLENGE_BYTES],
     ) -> Result<[u8; PROOF_BYTES], AuthError> {
+        self.answer_greeting(challenge, &[])
+    }
+
+    /// The same for a service with a greeting, which is sent before the proof.
+    ///
+    /// # Errors
+    /// [`AuthError::WrongKey`].
+    pub fn answer_greeting(
+        &self,
+        challenge: &[u8; CHALLENGE_BYTES],
+        greeting: &[u8],
+    ) -> Result<[u8; PROOF_BYTES], AuthError> {
         let (nonce, proof) = challenge.split_at(32);
         let mut nonces = Nonces { dialer: self.nonce, acceptor: [0; 32] };
         nonces.acceptor.copy_from_slice(nonce);
         self.key
-            .proof("acceptor", &self.context, &nonces)
+            .proof("acceptor", &self.context, &nonces, &[])
             .verify_slice(proof)
             .map_err(|_| AuthError::WrongKey { context: self.context.clone() })?;
-        Ok(self.key.proof("dialer", &self.context, &nonces).finalize().into_bytes().into())
+        let proof = self.key.proof("dialer", &self.context, &nonces, greeting);
+        Ok(proof.finalize().into_bytes().into())
     }
 }
 
@@ -192,7 +212,7 @@ impl Acceptor {
         nonces.dialer.copy_from_slice(&hello[8..]);
         let mut challenge = [0; CHALLENGE_BYTES];
         challenge[..32].copy_from_slice(&nonce);
-        let proof = key.proof("acceptor", context, &nonces).finalize().into_bytes();
+        let proof = key.proof("acceptor", context, &nonces, &[]).finalize().into_bytes();
         challenge[32..].copy_from_slice(&proof);
         Ok((Self { key: key.clone(), context: context.into(), nonces }, challenge))
     }
@@ -202,8 +222,20 @@ impl Acceptor {
     /// # Errors
     /// [`AuthError::WrongKey`].
     pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> Result<(), AuthError> {
+        self.check_greeting(&[], proof)
+    }
+
+    /// The same for a service with a greeting.
+    ///
+    /// # Errors
+    /// [`AuthError::WrongKey`], also for another greeting than the one that was signed.
+    pub fn check_greeting(
+        &self,
+        greeting: &[u8],
+        proof: &[u8; PROOF_BYTES],
+    ) -> Result<(), AuthError> {
         self.key
-            .proof("dialer", &self.context, &self.nonces)
+            .proof("dialer", &self.context, &self.nonces, greeting)
             .verify_slice(proof)
             .map_err(|_| AuthError::WrongKey { context: self.context.clone() })
     }
@@ -221,7 +253,8 @@ pub fn nonce() -> io::Result<[u8; 32]> {
     Ok(bytes)
 }
 
-/// Authenticates a connection that we opened. Blocking; the stream's time-outs are reset after.
+/// Authenticates a connection that we opened, and says what it is for. Blocking; the stream's time-outs
+/// are reset after.
 ///
 /// # Errors
 /// Any [`AuthError`] but `BadKey`.
@@ -229,6 +262,7 @@ pub fn dial(
     stream: &TcpStream,
     key: &Key,
     context: &str,
+    greeting: &[u8],
     deadline: Deadline,
 ) -> Result<(), AuthError> {
     timed(stream, context, deadline, |mut stream| {
@@ -236,7 +270,8 @@ pub fn dial(
         stream.write_all(&hello).map_err(broken(context))?;
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).map_err(broken(context))?;
-        stream.write_all(&dialer.answer(&challenge)?).map_err(broken(context))?;
+        let proof = dialer.answer_greeting(&challenge, greeting)?;
+        stream.write_all(&[greeting, &proof[..]].concat()).map_err(broken(context))?;
         let mut welcome = [0; 1];
         // A refused proof shows as a closed connection: the acceptor owes strangers no reason.
         stream.read_exact(&mut welcome).map_err(broken(context))?;
@@ -244,29 +279,6 @@ pub fn dial(
             [WELCOME] => Ok(()),
             _ => Err(AuthError::WrongKey { context: context.into() }),
         }
-    })
-}
-
-/// Authenticates a connection that we accepted. Blocking; the stream's time-outs are reset after.
-///
-/// # Errors
-/// Any [`AuthError`] but `BadKey`.
-pub fn accept(
-    stream: &TcpStream,
-    key: &Key,
-    context: &str,
-    deadline: Deadline,
-) -> Result<(), AuthError> {
-    timed(stream, context, deadline, |mut stream| {
-        let mut hello = [0; HELLO_BYTES];
-        stream.read_exact(&mut hello).map_err(broken(context))?;
-        let (acceptor, challenge) =
-            Acceptor::new(key, context, &hello, nonce().map_err(broken(context))?)?;
-        stream.write_all(&challenge).map_err(broken(context))?;
-        let mut proof = [0; PROOF_BYTES];
-        stream.read_exact(&mut proof).map_err(broken(context))?;
-        acceptor.check(&proof)?;
-        stream.write_all(&[WELCOME]).map_err(broken(context))
     })
 }
 

@@ -12,6 +12,36 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
+/// The acceptor's side, blocking: ports have it without blocking.
+fn accept(
+    stream: &TcpStream,
+    key: &Key,
+    context: &str,
+    deadline: Deadline,
+) -> Result<(), AuthError> {
+    accept_greeting(stream, key, context, &mut [], deadline)
+}
+
+fn accept_greeting(
+    stream: &TcpStream,
+    key: &Key,
+    context: &str,
+    greeting: &mut [u8],
+    deadline: Deadline,
+) -> Result<(), AuthError> {
+    timed(stream, context, deadline, |mut stream| {
+        let mut hello = [0; HELLO_BYTES];
+        stream.read_exact(&mut hello).map_err(broken(context))?;
+        let (acceptor, challenge) = Acceptor::new(key, context, &hello, nonce().unwrap())?;
+        stream.write_all(&challenge).map_err(broken(context))?;
+        stream.read_exact(greeting).map_err(broken(context))?;
+        let mut proof = [0; PROOF_BYTES];
+        stream.read_exact(&mut proof).map_err(broken(context))?;
+        acceptor.check_greeting(greeting, &proof)?;
+        stream.write_all(&[WELCOME]).map_err(broken(context))
+    })
+}
+
 /// Runs an acceptor with `key` and `context`; returns its verdict and what `dialer` returned.
 fn meet<T>(
     key: Key,
@@ -30,21 +60,35 @@ fn meet<T>(
 
 #[test]
 fn the_same_key_opens() {
-    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(1), CONTEXT, soon()));
+    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(1), CONTEXT, &[], soon()));
     assert!(accepted.is_ok() && dialed.is_ok());
 }
 
 #[test]
 fn another_key_is_refused_on_both_sides() {
-    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(2), CONTEXT, soon()));
+    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(2), CONTEXT, &[], soon()));
     assert!(accepted.is_err());
     assert!(matches!(dialed, Err(AuthError::WrongKey { .. })));
 }
 
 #[test]
 fn a_proof_for_one_service_is_nothing_to_another() {
-    let (accepted, dialed) = meet(key(1), "threefs/meta", |s| dial(&s, &key(1), CONTEXT, soon()));
+    let (accepted, dialed) =
+        meet(key(1), "threefs/meta", |s| dial(&s, &key(1), CONTEXT, &[], soon()));
     assert!(accepted.is_err() && dialed.is_err());
+}
+
+#[test]
+fn a_greeting_that_was_changed_on_the_way_is_refused() {
+    let nonces = ([1; 32], [2; 32]);
+    let (dialer, hello) = Dialer::new(&key(1), CONTEXT, nonces.0);
+    let (acceptor, challenge) = Acceptor::new(&key(1), CONTEXT, &hello, nonces.1).unwrap();
+    let proof = dialer.answer_greeting(&challenge, b"rank 3").unwrap();
+    assert!(acceptor.check_greeting(b"rank 3", &proof).is_ok());
+    for other in [&b"rank 4"[..], b"rank 33", b"rank ", b""] {
+        assert!(matches!(acceptor.check_greeting(other, &proof), Err(AuthError::WrongKey { .. })));
+    }
+    assert!(acceptor.check(&proof).is_err());
 }
 
 #[test]

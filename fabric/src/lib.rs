@@ -6,10 +6,13 @@
 
 use std::pin::Pin;
 
+mod admission;
 pub mod arena;
 pub mod auth;
 pub mod class;
 pub mod deadline;
+mod door;
+pub mod fork;
 pub mod interfaces;
 pub mod moment;
 pub mod rpc;

@@ -1,14 +1,15 @@
 //! TCP between our processes: dialled and accepted with authentication and a traffic class.
 //!
-//! A listener has one accepting thread and a bounded number of short-lived ones for handshakes, so
-//! that a stranger who connects and says nothing delays nobody. What fails the handshake is closed
-//! and counted; the service never sees it.
+//! A listener has one thread, which runs all handshakes without waiting for any ([`crate::door`]): a
+//! stranger who connects and says nothing delays nobody. What fails the handshake is closed and
+//! counted; the service never sees it.
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,13 +18,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::auth::{self, AuthError, Key};
 use crate::class::TrafficClass;
 use crate::deadline::Deadline;
+use crate::door::{Door, GREETING_BYTES_MAX, HANDSHAKE_TIMEOUT};
 
-/// Handshakes under way at once; more connections are closed at the door.
-const HANDSHAKES_MAX: usize = 64;
-/// Connections that the kernel may hold for us.
-const CONNECTIONS_WAITING: i32 = 128;
-/// How long a stranger may take to prove who it is.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections that the kernel may hold for us: a group of this size may arrive at once.
+const CONNECTIONS_WAITING: i32 = 1024;
 /// How long one address is tried before the next one.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -78,6 +76,15 @@ impl DialError {
         })
     }
 
+    /// An address answered nothing at all, not even with a refusal: a host that is gone, or a listener
+    /// with more connections than it takes.
+    pub fn is_silent(&self) -> bool {
+        self.attempts.iter().any(|attempt| match &attempt.why {
+            Unmet::Unreachable(error) => error.kind() == io::ErrorKind::TimedOut,
+            Unmet::Refused(_) => false,
+        })
+    }
+
     /// Somebody answered who is not whom we want.
     pub fn stranger(&self) -> Option<&AuthError> {
         self.refusals().find(|error| !matches!(error, AuthError::Broken { .. }))
@@ -96,7 +103,7 @@ impl DialError {
 pub struct PortCounters {
     /// Connections that proved who they are.
     pub admitted: AtomicU64,
-    /// Connections that did not, or came while too many were at it.
+    /// Connections that did not, or that gave way to newer ones.
     pub refused: AtomicU64,
 }
 
@@ -106,12 +113,14 @@ pub struct Port {
     address: SocketAddr,
     counters: Arc<PortCounters>,
     stop: Arc<AtomicBool>,
+    bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Port {
-    /// Listens on `address` (port 0: a free one; `::`: IPv4 too) and hands every admitted connection to `admit`,
-    /// on a thread of its own; `admit` must end soon.
+    /// Listens on `address` (port 0: a free one; `::`: IPv4 too) and hands every admitted connection to
+    /// `admit` with its greeting of `greeting_bytes` bytes (at most 64, as dialers of this service send), on
+    /// a thread of its own; `admit` must end soon.
     ///
     /// # Errors
     /// `AddrInUse` and its like, or no thread.
@@ -120,25 +129,26 @@ impl Port {
         key: Key,
         context: String,
         class: TrafficClass,
-        admit: impl Fn(TcpStream, SocketAddr) + Send + Sync + 'static,
+        greeting_bytes: usize,
+        admit: impl Fn(TcpStream, SocketAddr, &[u8]) + Send + Sync + 'static,
     ) -> io::Result<Self> {
+        let greeting_bytes = greeting_bytes.min(GREETING_BYTES_MAX);
         let listener = listen(address)?;
+        listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let counters = Arc::new(PortCounters::default());
         let stop = Arc::new(AtomicBool::new(false));
-        let door = Arc::new(Door {
-            key,
-            context,
-            class,
-            counters: counters.clone(),
-            busy: AtomicUsize::new(0),
-            admit: Box::new(admit),
-        });
-        let stopped = stop.clone();
+        let bell = Arc::new(rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+        )?);
+        let admit = Box::new(admit);
+        let door = Door { key, context, class, greeting_bytes, counters: counters.clone(), admit };
+        let (door, stopped, rung) = (Arc::new(door), stop.clone(), bell.clone());
         let thread = std::thread::Builder::new()
             .name("fabric-port".into())
-            .spawn(move || door.keep(&listener, &stopped))?;
-        Ok(Self { address, counters, stop, thread: Some(thread) })
+            .spawn(move || door.keep(&listener, &rung, &stopped))?;
+        Ok(Self { address, counters, stop, bell, thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -155,96 +165,28 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // The thread sits in accept: a connection of our own wakes it.
-        let mut own = self.address;
-        if own.ip().is_unspecified() {
-            // `::` listens to both families, and not every machine has `::1`.
-            own.set_ip(Ipv4Addr::LOCALHOST.into());
-        }
-        let woken = TcpStream::connect_timeout(&own, Duration::from_secs(1)).is_ok();
-        if let (true, Some(thread)) = (woken, self.thread.take()) {
+        let rung = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes()).is_ok();
+        if let (true, Some(thread)) = (rung, self.thread.take()) {
             let _ = thread.join();
         }
     }
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    if address.ip() != IpAddr::from(Ipv6Addr::UNSPECIFIED) {
-        return TcpListener::bind(address);
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) {
+        socket.set_only_v6(false)?;
     }
-    let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_only_v6(false)?;
+    // As the standard library does: a port that was closed just now can be opened again.
+    socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(CONNECTIONS_WAITING)?;
     Ok(socket.into())
 }
 
-struct Door {
-    key: Key,
-    context: String,
-    class: TrafficClass,
-    counters: Arc<PortCounters>,
-    busy: AtomicUsize,
-    admit: Box<dyn Fn(TcpStream, SocketAddr) + Send + Sync>,
-}
-
-impl Door {
-    fn keep(self: Arc<Self>, listener: &TcpListener, stop: &AtomicBool) {
-        loop {
-            let accepted = listener.accept();
-            if stop.load(Ordering::Acquire) {
-                return;
-            }
-            match accepted {
-                Ok((stream, from)) => self.clone().knock(stream, from),
-                // Out of descriptors, or a connection that was gone at once: not a reason to end.
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-    }
-
-    fn knock(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        if self.busy.fetch_add(1, Ordering::AcqRel) >= HANDSHAKES_MAX {
-            self.refuse(from, "too many handshakes at once");
-            self.busy.fetch_sub(1, Ordering::AcqRel);
-            return;
-        }
-        let door = self.clone();
-        let spawned =
-            std::thread::Builder::new().name("fabric-handshake".into()).spawn(move || {
-                door.check(stream, from);
-                door.busy.fetch_sub(1, Ordering::AcqRel);
-            });
-        if spawned.is_err() {
-            self.refuse(from, "no thread for the handshake");
-            self.busy.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    fn check(&self, stream: TcpStream, from: SocketAddr) {
-        let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
-        let checked =
-            prepare(&stream, self.class).map_err(|error| error.to_string()).and_then(|()| {
-                auth::accept(&stream, &self.key, &self.context, deadline)
-                    .map_err(|error| error.to_string())
-            });
-        match checked {
-            Ok(()) => {
-                self.counters.admitted.fetch_add(1, Ordering::Relaxed);
-                (self.admit)(stream, from);
-            }
-            Err(why) => self.refuse(from, &why),
-        }
-    }
-
-    fn refuse(&self, from: SocketAddr, why: &str) {
-        self.counters.refused.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(%from, context = %self.context, why, "connection refused");
-    }
-}
-
 /// Connects to the first of `addresses` at which somebody answers who holds the key for `context`.
-/// Strangers are passed by: two machines may have one address in networks of their own.
+/// Strangers are passed by: two machines may have one address in networks of their own. `greeting`
+/// says what the connection is for, in as many bytes as the service expects.
 ///
 /// # Errors
 /// [`DialError`].
@@ -253,11 +195,12 @@ pub fn dial(
     key: &Key,
     context: &str,
     class: TrafficClass,
+    greeting: &[u8],
     deadline: Deadline,
 ) -> Result<TcpStream, DialError> {
     let mut attempts = Vec::new();
     for &address in addresses {
-        match try_one(address, key, context, class, deadline) {
+        match try_one(address, key, context, class, greeting, deadline) {
             Ok(stream) => return Ok(stream),
             Err(why) => attempts.push(Attempt { address, why }),
         }
@@ -270,6 +213,7 @@ fn try_one(
     key: &Key,
     context: &str,
     class: TrafficClass,
+    greeting: &[u8],
     deadline: Deadline,
 ) -> Result<TcpStream, Unmet> {
     let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut);
@@ -279,11 +223,11 @@ fn try_one(
         .and_then(|stream| prepare(&stream, class).map(|()| stream))
         .map_err(Unmet::Unreachable)?;
     // A stranger may say nothing for ever.
-    auth::dial(&stream, key, context, deadline.within(HANDSHAKE_TIMEOUT))?;
+    auth::dial(&stream, key, context, greeting, deadline.within(HANDSHAKE_TIMEOUT))?;
     Ok(stream)
 }
 
-fn prepare(stream: &TcpStream, class: TrafficClass) -> io::Result<()> {
+pub(crate) fn prepare(stream: &TcpStream, class: TrafficClass) -> io::Result<()> {
     stream.set_nodelay(true)?;
     class.apply(stream)?;
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::io::{Read, Write};
+use std::net::Ipv4Addr;
 use std::sync::mpsc;
 
 fn key(byte: u8) -> Key {
@@ -16,13 +17,14 @@ fn echo_port() -> (Port, mpsc::Receiver<()>) {
     let (told, heard) = mpsc::channel();
     let here = SocketAddr::from(([127, 0, 0, 1], 0));
     let told = std::sync::Mutex::new(told);
-    let port = Port::open(here, key(1), "test".into(), TrafficClass::Hfreduce, move |mut s, _| {
-        let mut byte = [0];
-        s.read_exact(&mut byte).unwrap();
-        s.write_all(&byte).unwrap();
-        told.lock().unwrap().send(()).unwrap();
-    })
-    .unwrap();
+    let port =
+        Port::open(here, key(1), "test".into(), TrafficClass::Hfreduce, 0, move |mut s, _, _| {
+            let mut byte = [0];
+            s.read_exact(&mut byte).unwrap();
+            s.write_all(&byte).unwrap();
+            told.lock().unwrap().send(()).unwrap();
+        })
+        .unwrap();
     (port, heard)
 }
 
@@ -30,7 +32,7 @@ fn echo_port() -> (Port, mpsc::Receiver<()>) {
 fn who_holds_the_key_is_admitted_with_the_class() {
     let (port, heard) = echo_port();
     let mut stream =
-        dial(&[port.address()], &key(1), "test", TrafficClass::Hfreduce, soon()).unwrap();
+        dial(&[port.address()], &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
     assert_eq!(rustix::net::sockopt::ip_tos(&stream).unwrap(), 34 << 2);
     stream.write_all(b"x").unwrap();
     let mut byte = [0];
@@ -46,13 +48,13 @@ fn a_port_of_both_families_takes_ipv4_and_marks_it() {
     let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     let class = TrafficClass::Hfreduce;
     // Where the machine has no IPv6 there is nothing to try.
-    let Ok(port) = Port::open(all, key(1), "test".into(), class, move |s, _| {
+    let Ok(port) = Port::open(all, key(1), "test".into(), class, 0, move |s, _, _| {
         told.lock().unwrap().send(rustix::net::sockopt::ip_tos(&s).unwrap()).unwrap();
     }) else {
         return;
     };
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port.address().port()));
-    let _stream = dial(&[at], &key(1), "test", class, soon()).unwrap();
+    let _stream = dial(&[at], &key(1), "test", class, &[], soon()).unwrap();
     assert_eq!(heard.recv().unwrap(), 34 << 2);
 }
 
@@ -62,9 +64,10 @@ fn strangers_are_closed_and_counted_and_disturb_nobody() {
     let mut silent = TcpStream::connect(port.address()).unwrap();
     let mut garbage = TcpStream::connect(port.address()).unwrap();
     garbage.write_all(&[0xff; 4096]).unwrap();
-    let wrong = dial(&[port.address()], &key(2), "test", TrafficClass::Other, soon());
+    let wrong = dial(&[port.address()], &key(2), "test", TrafficClass::Other, &[], soon());
     assert!(matches!(wrong.unwrap_err().stranger(), Some(AuthError::WrongKey { .. })));
-    let mut stream = dial(&[port.address()], &key(1), "test", TrafficClass::Other, soon()).unwrap();
+    let mut stream =
+        dial(&[port.address()], &key(1), "test", TrafficClass::Other, &[], soon()).unwrap();
     stream.write_all(b"x").unwrap();
     heard.recv().unwrap();
     let mut rest = Vec::new();
@@ -80,20 +83,21 @@ fn strangers_are_closed_and_counted_and_disturb_nobody() {
 fn strangers_at_the_first_addresses_are_passed_by() {
     let (port, heard) = echo_port();
     let here = SocketAddr::from(([127, 0, 0, 1], 0));
-    let other = Port::open(here, key(2), "test".into(), TrafficClass::Other, |_, _| {}).unwrap();
+    let other =
+        Port::open(here, key(2), "test".into(), TrafficClass::Other, 0, |_, _, _| {}).unwrap();
     // It takes a connection and closes it.
     let rude = TcpListener::bind(here).unwrap();
     let rude_at = rude.local_addr().unwrap();
     let hung_up = std::thread::spawn(move || drop(rude.accept().unwrap()));
     let closed = TcpListener::bind(here).unwrap().local_addr().unwrap();
     let all = [closed, other.address(), rude_at, port.address()];
-    let mut stream = dial(&all, &key(1), "test", TrafficClass::Hfreduce, soon()).unwrap();
+    let mut stream = dial(&all, &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
     assert_eq!(stream.peer_addr().unwrap(), port.address());
     stream.write_all(b"x").unwrap();
     heard.recv().unwrap();
     hung_up.join().unwrap();
     // Where there is nobody else, everything is told.
-    let error = dial(&all[..2], &key(1), "test", TrafficClass::Hfreduce, soon()).unwrap_err();
+    let error = dial(&all[..2], &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap_err();
     assert!(error.stranger().is_some() && error.broken_off().is_none());
     let text = error.to_string();
     assert!(text.contains(&closed.to_string()) && text.contains("another key"), "{text}");
@@ -103,6 +107,66 @@ fn strangers_at_the_first_addresses_are_passed_by() {
 fn a_closed_port_says_what_was_tried() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let deadline = Deadline::after(Duration::from_millis(100));
-    let error = dial(&[nobody], &key(1), "test", TrafficClass::Other, deadline).unwrap_err();
+    let error = dial(&[nobody], &key(1), "test", TrafficClass::Other, &[], deadline).unwrap_err();
     assert!(error.to_string().contains(&nobody.to_string()), "{error}");
+}
+
+/// Connections that never say anything, from many addresses.
+fn strangers(port: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let from = |at: usize| SocketAddr::from(([127, 0, 0, 2 + (at % 250) as u8], 0));
+    let connect = |at: usize| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+        socket.bind(&from(at).into()).unwrap();
+        socket.connect_timeout(&port.into(), Duration::from_secs(60)).unwrap();
+        TcpStream::from(socket)
+    };
+    (0..count).map(connect).collect()
+}
+
+#[test]
+fn many_silent_strangers_keep_nobody_out() {
+    let (port, heard) = echo_port();
+    for count in [1, 160, 1000] {
+        let silent = strangers(port.address(), count);
+        for _ in 0..3 {
+            let here = [port.address()];
+            let mut stream =
+                dial(&here, &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
+            stream.write_all(b"x").unwrap();
+            heard.recv().unwrap();
+        }
+        drop(silent);
+    }
+}
+
+#[test]
+fn strangers_that_begin_a_handshake_keep_nobody_out_either() {
+    let (port, heard) = echo_port();
+    let mut half = strangers(port.address(), 300);
+    for stream in &mut half {
+        // One that gave way is closed already.
+        let _ = stream.write_all(&[&b"FFAUTH01"[..], &[7; 32]].concat());
+    }
+    let here = [port.address()];
+    let mut stream = dial(&here, &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
+    stream.write_all(b"x").unwrap();
+    heard.recv().unwrap();
+}
+
+#[test]
+fn a_greeting_arrives_with_the_connection() {
+    let (told, heard) = mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let here = SocketAddr::from(([127, 0, 0, 1], 0));
+    let port =
+        Port::open(here, key(1), "test".into(), TrafficClass::Other, 6, move |_, _, said| {
+            told.lock().unwrap().send(said.to_vec()).unwrap();
+        })
+        .unwrap();
+    let at = [port.address()];
+    let _stream = dial(&at, &key(1), "test", TrafficClass::Other, b"rank 7", soon()).unwrap();
+    assert_eq!(heard.recv().unwrap(), b"rank 7");
+    // A dialer without a greeting speaks another protocol.
+    let brief = Deadline::after(Duration::from_millis(200));
+    assert!(dial(&at, &key(1), "test", TrafficClass::Other, &[], brief).is_err());
 }

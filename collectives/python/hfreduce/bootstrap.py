@@ -1,15 +1,20 @@
-"""How the ranks of a group find each other: three exchanges of what everybody brings.
+"""How the ranks of a group find each other: exchanges of what everybody brings.
 
 1. Every rank says where it runs and what it believes about the others. A rank that was started with
-   another topology, world size or job is named here, before any connection is opened.
+   another topology, world size or job is named here, before any connection is opened. A group of
+   ranks whose places the world's own exchange has given skips this one.
 2. Every rank publishes its endpoint (addresses and ports).
 3. The engine connects; every connection proves with the group's key that it belongs here.
+
+An exchange costs O(N) requests in all and, for each rank, its own value and one shared blob
+(`exchange.py`); lists of ranks are compared by digest.
 
 Every wait has the same deadline and names the ranks that are absent.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -18,11 +23,11 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from hfreduce import _native
 from hfreduce.errors import RendezvousError
+from hfreduce.exchange import Member, Store, gather, wait_for
 from hfreduce.topology import Place, Topology, load_topology
 
 if TYPE_CHECKING:
@@ -33,26 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Meeting", "Membership", "Store", "connect", "join"]
 
 KEY_BYTES = 32
-
-
-class Store(Protocol):
-    """The part of torch's store that is used here."""
-
-    def set(self, key: str, value: str, /) -> object:
-        """Publishes a value."""
-        ...
-
-    def get(self, key: str, /) -> bytes:
-        """The value, once it is there."""
-        ...
-
-    def check(self, keys: list[str], /) -> bool:
-        """True if all keys are there."""
-        ...
-
-    def wait(self, keys: list[str], timeout: timedelta, /) -> object:
-        """Returns when all keys are there; raises otherwise."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +55,12 @@ class Membership:
     def size(self) -> int:
         """How many members there are."""
         return len(self.global_ranks)
+
+    @property
+    def digest(self) -> str:
+        """Of the list of ranks: equal lists have equal ones."""
+        text = ",".join(map(str, self.global_ranks))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Meeting(Protocol):
@@ -89,6 +80,18 @@ class Meeting(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _World:
+    """What a rank knows of its job once the group of all ranks has met."""
+
+    meeting: str
+    places: tuple[Place, ...]
+
+
+_worlds: dict[tuple[str, int, int], _World] = {}
+"""By job, world size and rank: a later world of the same name replaces the one before."""
+
+
 def connect(
     store: Store, membership: Membership, settings: Settings, timeout_seconds: float
 ) -> _native.Communicator:
@@ -103,7 +106,13 @@ def join(
     deadline = time.monotonic() + timeout_seconds
     topology = None if settings.topology_path is None else load_topology(settings.topology_path)
     own, bridge = _own_place(membership, settings, topology)
-    places = _agree_on_places(meeting, membership, settings, topology, own, deadline)
+    world = _world_of(meeting, membership, settings)
+    if world is None:
+        places = _agree_on_places(meeting, membership, settings, topology, own, deadline)
+        _remember(meeting, membership, settings, places)
+    else:
+        places = [world.places[rank] for rank in membership.global_ranks]
+        own = places[membership.rank]
     key = settings.key() or meeting.key(deadline)
     endpoint = _native.Endpoint(
         membership.rank,
@@ -122,13 +131,59 @@ def join(
         priority=settings.priority,
         daemon=settings.daemon,
     )
-    infos = meeting.exchange("endpoint", endpoint.info().hex(), deadline)
+    infos = _exchange_infos(meeting, membership, world, endpoint.info(), deadline)
     remaining = max(deadline - time.monotonic(), 0.1)
-    communicator = endpoint.connect([bytes.fromhex(info.decode()) for info in infos], remaining)
+    communicator = endpoint.connect(infos, remaining)
     nodes = [place.node for place in places]
     if nodes.index(own.node) == membership.rank and len(set(nodes)) > 1:
         _say(f"node {own.node} is reached at {communicator.stats()['reached_at'] or 'no address'}")
     return communicator
+
+
+def _world_of(meeting: Meeting, membership: Membership, settings: Settings) -> _World | None:
+    """The world in which the places of this group's ranks are known, if it has met."""
+    if not isinstance(meeting, _StoreMeeting) or _is_world(membership):
+        return None
+    own = membership.global_ranks[membership.rank]
+    return _worlds.get((settings.job, membership.world_size, own))
+
+
+def _remember(
+    meeting: Meeting, membership: Membership, settings: Settings, places: Sequence[Place]
+) -> None:
+    if isinstance(meeting, _StoreMeeting) and _is_world(membership):
+        name = (settings.job, membership.world_size, membership.rank)
+        _worlds[name] = _World(meeting.latest, tuple(places))
+
+
+def _is_world(membership: Membership) -> bool:
+    return membership.global_ranks == tuple(range(membership.world_size))
+
+
+def _exchange_infos(
+    meeting: Meeting,
+    membership: Membership,
+    world: _World | None,
+    info: bytes,
+    deadline: float,
+) -> list[bytes]:
+    """Everybody's endpoint; in a group of a known world with the checks of the skipped exchange."""
+    if world is None:
+        return meeting.exchange("endpoint", info.decode(), deadline)
+    said = {"world": world.meeting, "ranks": membership.digest, "info": info.decode()}
+    infos: list[bytes] = []
+    for index, answer in enumerate(meeting.exchange("endpoint", json.dumps(said), deadline)):
+        other = json.loads(answer)
+        problem = None
+        if other["world"] != said["world"]:
+            problem = "comes from another start of the job: start all ranks anew"
+        elif other["ranks"] != said["ranks"]:
+            problem = "takes the group for other ranks: give all the same list"
+        if problem is not None:
+            rank = membership.global_ranks[index]
+            raise _error(membership, "endpoint", f"rank {rank} {problem}")
+        infos.append(str(other["info"]).encode())
+    return infos
 
 
 def _say(line: str) -> None:
@@ -145,7 +200,9 @@ class _StoreMeeting:
 
     def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
-        self._membership = membership
+        self._member = Member(membership.rank, membership.global_ranks)
+        self.latest = ""
+        """The name of the latest exchange."""
 
     @property
     def host(self) -> str | None:
@@ -156,49 +213,18 @@ class _StoreMeeting:
         return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
 
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
-        """Publishes our value and collects everybody's, in rank order."""
-        keys = [f"hfreduce/{phase}/{rank}" for rank in range(self._membership.size)]
-        self._store.set(keys[self._membership.rank], value)
-        return [
-            _await(self._store, phase, self._membership, keys, index, deadline)
-            for index in range(len(keys))
-        ]
+        """Publishes our value and returns everybody's, in rank order."""
+        gathered = gather(self._store, self._member, phase, value, deadline)
+        self.latest = gathered.meeting
+        return gathered.values
 
     def key(self, deadline: float) -> bytes:
         """A fresh key of rank 0's. Whoever can read torch's store belongs to the job already."""
         name = "hfreduce/key"
-        if self._membership.rank == 0:
+        if self._member.rank == 0:
             self._store.set(name, secrets.token_bytes(KEY_BYTES).hex())
-        value = _await(self._store, "key", self._membership, [name], 0, deadline)
+        value = wait_for(self._store, self._member, "key", name, deadline)
         return bytes.fromhex(value.decode())
-
-
-def _await(
-    store: Store,
-    phase: str,
-    membership: Membership,
-    keys: Sequence[str],
-    index: int,
-    deadline: float,
-) -> bytes:
-    remaining = max(deadline - time.monotonic(), 0.001)
-    try:
-        store.wait([keys[index]], timedelta(seconds=remaining))
-        return store.get(keys[index])
-    except RuntimeError as error:
-        try:
-            absent = [i for i, key in enumerate(keys) if not store.check([key])]
-        except RuntimeError as lost:
-            raise _error(membership, phase, f"torch's store is gone: {lost}") from error
-        if not absent:
-            raise _error(membership, phase, f"torch's store failed: {error}") from error
-        names = ", ".join(str(membership.global_ranks[i]) for i in absent)
-        raise RendezvousError(
-            f"rank {names} did not come in time ({len(keys) - len(absent)} of {len(keys)} did)",
-            rank=membership.global_ranks[membership.rank],
-            phase=phase,
-            absent=[membership.global_ranks[i] for i in absent],
-        ) from error
 
 
 def _own_place(
@@ -225,7 +251,8 @@ def _agree_on_places(
     said = {
         "place": asdict(own),
         "job": settings.job,
-        "ranks": list(membership.global_ranks),
+        "ranks": membership.digest,
+        "size": membership.size,
         "bridges": [list(pair) for pair in topology.bridges] if topology else [],
     }
     answers = meeting.exchange("place", json.dumps(said), deadline)
@@ -240,7 +267,8 @@ def _agree_on_places(
         if other["job"] != said["job"]:
             problem = f"belongs to job {other['job']!r}, this rank to {said['job']!r}"
         elif other["ranks"] != said["ranks"]:
-            problem = f"takes the group for ranks {other['ranks']}, this rank for {said['ranks']}"
+            sizes = f"{other['size']} ranks, this rank for one of {said['size']}"
+            problem = f"takes the group for one of {sizes}: their lists differ"
         elif other["bridges"] != said["bridges"]:
             problem = f"has bridges {other['bridges']}, this rank {said['bridges']}"
         elif expected is not None and place != expected[index]:

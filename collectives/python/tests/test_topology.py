@@ -18,7 +18,6 @@ GOOD = {
         {"name": "b0", "zone": "B"},
     ],
     "bridge": ["a0", "b0"],
-    "traffic_classes": {"hfreduce": {"dscp": 18}},
 }
 
 

@@ -10,6 +10,7 @@ use fabric::deadline::Deadline;
 use hfreduce_engine::daemon::{Arrival, Entrance};
 use hfreduce_engine::{CollectiveError, Communicator, Options};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::meeting::{Meeting, MeetingError, Who};
 use crate::settings::{SettingError, Settings};
@@ -45,7 +46,9 @@ pub enum JoinError {
 struct Said {
     place: Place,
     job: String,
-    ranks: Vec<u32>,
+    /// A digest of the list of its ranks: the list itself would make the exchange quadratic in bytes.
+    ranks: String,
+    size: u32,
     bridges: Vec<[String; 2]>,
 }
 
@@ -74,16 +77,15 @@ impl Settings {
         let said = Said {
             place: own.clone(),
             job: self.job.clone(),
-            ranks: (0..self.world_size).collect(),
+            ranks: digest(self.world_size),
+            size: self.world_size,
             bridges: expected.as_ref().map(|(file, _)| file.bridges.clone()).unwrap_or_default(),
         };
         let words = serde_json::to_vec(&said).unwrap_or_default();
         let told = meeting.exchange("place", &words, left())?;
         let places = agree(&said, &told, expected.as_ref().map(|(_, places)| places.as_slice()))?;
         let endpoint = self.endpoint(&own, &said, &places)?;
-        let info = hex(&endpoint.info());
-        let infos = meeting.exchange("endpoint", info.as_bytes(), left())?;
-        let infos: Vec<Vec<u8>> = infos.iter().map(|info| unhex(info)).collect();
+        let infos = meeting.exchange("endpoint", &endpoint.info(), left())?;
         Ok(endpoint.connect(&infos, left().max(Duration::from_millis(100)))?)
     }
 
@@ -163,9 +165,9 @@ fn agree(
             let (theirs, ours) = (&said.job, &own.job);
             return Err(problem(format!("belongs to job `{theirs}`, this rank to `{ours}`")));
         }
-        if said.ranks != own.ranks {
-            let (theirs, ours) = (said.ranks.len(), own.ranks.len());
-            return Err(problem(format!("is in a group of {theirs}, this rank of {ours}")));
+        if (&said.ranks, said.size) != (&own.ranks, own.size) {
+            let (theirs, ours) = (said.size, own.size);
+            return Err(problem(format!("is in a group of {theirs} ranks, this rank of {ours}")));
         }
         if said.bridges != own.bridges {
             let (theirs, ours) = (&said.bridges, &own.bridges);
@@ -180,18 +182,13 @@ fn agree(
     Ok(places)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// What is no hexadecimal number becomes nothing, which the engine refuses by the rank's name.
-fn unhex(text: &[u8]) -> Vec<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let pairs = text.chunks(2).map(|pair| match pair {
-        [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
-        _ => None,
-    });
-    pairs.collect::<Option<Vec<u8>>>().unwrap_or_default()
+/// Of the ranks of a whole job, as the Python package makes it of any list.
+fn digest(world_size: u32) -> String {
+    let mut sha = Sha256::new();
+    for rank in 0..world_size {
+        sha.update(if rank == 0 { rank.to_string() } else { format!(",{rank}") });
+    }
+    sha.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -203,7 +200,7 @@ mod tests {
     fn said() -> Said {
         let place = Place { node: "a0".into(), zone: "A".into(), address: None };
         let bridges = vec![["a0".into(), "b0".into()]];
-        Said { place, job: "default/gpt".into(), ranks: vec![0, 1], bridges }
+        Said { place, job: "default/gpt".into(), ranks: digest(2), size: 2, bridges }
     }
 
     proptest! {
@@ -220,14 +217,13 @@ mod tests {
                     Err(JoinError::Disagreement { rank, .. }) => prop_assert_eq!(rank, 1),
                     Err(other) => return Err(TestCaseError::fail(other.to_string())),
                 }
-                let _ = unhex(&told[1]);
             }
         }
     }
 
     #[test]
-    fn hexadecimal_numbers_are_read_back() {
-        assert_eq!(unhex(hex(&[0, 7, 255]).as_bytes()), [0, 7, 255]);
-        assert!(unhex(b"0").is_empty() && unhex("0é".as_bytes()).is_empty());
+    fn the_digest_is_the_python_packages() {
+        // hashlib.sha256(b"0,1,2").hexdigest()[:16]
+        assert_eq!(digest(3), "c0be322c1ad6af50");
     }
 }

@@ -4,7 +4,7 @@
 //! another in the same order on all ranks. The host answers from the thread that called it, so it
 //! may close as soon as its own call has returned.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -87,7 +87,7 @@ struct Table {
 #[derive(Default)]
 struct Seats {
     /// By phase and rank: what was brought, and who waits for the answer.
-    guests: HashMap<(String, u32), (Vec<u8>, TcpStream)>,
+    guests: HashMap<String, BTreeMap<u32, (Vec<u8>, TcpStream)>>,
     /// What makes every meeting of this group impossible.
     trouble: Option<String>,
 }
@@ -115,7 +115,8 @@ impl Meeting {
                 key.clone(),
                 context(&who.job),
                 TrafficClass::Hfreduce,
-                move |stream, from| seats.admit(stream, from, world),
+                0,
+                move |stream, from, _| seats.admit(stream, from, world),
             );
             Some(opened.map_err(|source| MeetingError::Listen {
                 address: format!("{host}:{port}"),
@@ -165,20 +166,23 @@ impl Meeting {
     ) -> Result<Vec<Vec<u8>>, MeetingError> {
         let expected = 1..self.who.world_size;
         let mut seats = self.table.lock();
-        let sits = |seats: &Seats, rank| seats.guests.contains_key(&(phase.to_owned(), rank));
-        while seats.trouble.is_none() && !expected.clone().all(|rank| sits(&seats, rank)) {
+        // Guests are ranks of this group other than 0, so all are there when their number is right.
+        let came = |seats: &Seats| seats.guests.get(phase).map_or(0, BTreeMap::len);
+        while seats.trouble.is_none() && came(&seats) < expected.len() {
             let Some(left) = deadline.remaining() else { break };
             seats = match self.table.bell.wait_timeout(seats, left) {
                 Ok((seats, _)) => seats,
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
-        let absent: Vec<u32> = expected.clone().filter(|rank| !sits(&seats, *rank)).collect();
+        let here = seats.guests.get(phase);
+        let is_here = |rank: &u32| here.is_some_and(|guests| guests.contains_key(rank));
+        let absent: Vec<u32> = expected.filter(|rank| !is_here(rank)).collect();
         let answer = match seats.trouble.clone() {
             Some(detail) => Answer::Failed { absent: vec![], detail },
             None if absent.is_empty() => {
-                let brought = expected.map(|rank| seats.guests.get(&(phase.to_owned(), rank)));
-                let others = brought.flatten().map(|(value, _)| value.clone());
+                let others = here.into_iter().flat_map(BTreeMap::values);
+                let others = others.map(|(value, _)| value.clone());
                 Answer::Values(std::iter::once(value.to_vec()).chain(others).collect())
             }
             None => {
@@ -188,11 +192,10 @@ impl Meeting {
         };
         let failed = matches!(answer, Answer::Failed { .. });
         // A failure ends the meetings that follow, too.
-        let leaving: Vec<_> =
-            seats.guests.extract_if(|(of, _), _| failed || *of == phase).collect();
+        let leaving: Vec<_> = seats.guests.extract_if(|of, _| failed || *of == phase).collect();
         drop(seats);
         let bytes = answer.encode();
-        for ((_, rank), (_, stream)) in leaving {
+        for (rank, (_, stream)) in leaving.into_iter().flat_map(|(_, guests)| guests) {
             tell(rank, &stream, &bytes);
         }
         conclude(answer)
@@ -248,7 +251,14 @@ impl Meeting {
                 Ok(found) => {
                     let found: Vec<SocketAddr> = found.collect();
                     let class = TrafficClass::Hfreduce;
-                    match tcp::dial(&found, &self.key, &context(&self.who.job), class, deadline) {
+                    match tcp::dial(
+                        &found,
+                        &self.key,
+                        &context(&self.who.job),
+                        class,
+                        &[],
+                        deadline,
+                    ) {
                         Ok(stream) => return Ok(stream),
                         // A door that closes may only be busy, or belong to the one before.
                         Err(error) => match (error.broken_off(), error.stranger()) {
@@ -298,8 +308,8 @@ impl Table {
         };
         let mut seats = self.lock();
         let Request { rank, phase, value, .. } = request;
-        let seat = (phase, rank);
-        let twin = rank == 0 || seats.guests.contains_key(&seat);
+        let came = |guests: &BTreeMap<u32, _>| guests.contains_key(&rank);
+        let twin = rank == 0 || seats.guests.get(&phase).is_some_and(came);
         let trouble = if request.world != world {
             Some(format!(
                 "rank {rank} was started with {} ranks and rank 0 with {world}: give all the same \
@@ -316,7 +326,7 @@ impl Table {
             tell(rank, &stream, &answer.encode());
             seats.trouble.get_or_insert(detail);
         } else {
-            seats.guests.insert(seat, (value, stream));
+            seats.guests.entry(phase).or_default().insert(rank, (value, stream));
         }
         self.bell.notify_all();
     }

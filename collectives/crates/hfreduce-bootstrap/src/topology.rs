@@ -176,7 +176,6 @@ mod tests {
                 {"name": "b0", "zone": "B"},
             ],
             "bridge": ["a0", "b0"],
-            "traffic_classes": {"hfreduce": 2},
         })
     }
 

@@ -5,7 +5,7 @@ mod calls;
 mod handle;
 mod served;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,6 +35,10 @@ struct Inner {
     gate: Mutex<bool>,
     bell: Condvar,
     stop: AtomicBool,
+    /// Threads that must have the driver now: a waiting thread that has it gives it back.
+    claims: AtomicU32,
+    /// No operation is taken any more. Changed under the lock of the submissions.
+    closing: AtomicBool,
     next: AtomicU64,
     /// The process that connected. A forked child has the memory and the sockets, and no thread:
     /// it must touch none of them.
@@ -62,12 +66,13 @@ impl Inner {
     /// Moves data with the calling thread, or waits for whoever does.
     fn wait(&self, mut now: Instant, until: Instant, done: impl Fn() -> bool) {
         while !done() && now < until {
-            if !self.try_driver(|driver| driver.drive(until, &done)) {
+            let leaves = || done() || self.is_claimed();
+            if self.is_claimed() || !self.try_driver(|driver| driver.drive(until, leaves)) {
                 if self.shared.news.load(Ordering::SeqCst) {
                     self.shared.ring();
                 }
                 let free = || !matches!(self.driver.try_lock(), Err(TryLockError::WouldBlock));
-                self.shared.room.wait(until, || done() || free());
+                self.shared.room.wait(until, || done() || (!self.is_claimed() && free()));
             }
             if done() {
                 break; // Without another look at the clock.
@@ -120,10 +125,13 @@ impl Inner {
                 *gate = false;
             }
             fence(Ordering::SeqCst); // Between what woke us and whether the driver is free.
+            if self.is_claimed() {
+                continue; // The claiming thread wakes us if it leaves something under way.
+            }
             self.try_driver(|driver| {
                 driver.glance();
                 if driver.is_busy() {
-                    let stop = || self.stop.load(Ordering::SeqCst);
+                    let stop = || self.stop.load(Ordering::SeqCst) || self.is_claimed();
                     let until = Instant::now() + Duration::from_secs(3600);
                     driver.drive_all(until, stop);
                 }
@@ -131,26 +139,33 @@ impl Inner {
         }
     }
 
-    /// The same, asking whoever has it for it until `until`.
-    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Mover)) {
+    fn is_claimed(&self) -> bool {
+        self.claims.load(Ordering::SeqCst) > 0
+    }
+
+    /// Runs `act` with the driver, which a thread that waits for its operation gives back; false if no
+    /// thread gave it back before `until`.
+    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Mover)) -> bool {
+        let _claim = Claim::new(self);
         let mut act = Some(act);
-        while Instant::now() < until {
+        loop {
             let lent = self.try_driver(|driver| {
                 if let Some(act) = act.take() {
                     act(driver);
                 }
             });
-            if lent {
-                return;
+            if lent || Instant::now() >= until {
+                return lent;
             }
             self.shared.ring();
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Takes the driver away, unless something is still under way: whoever submits from now on is told
-    /// that this is over, and leaves nothing.
+    /// Takes the driver away, unless something is still under way: later calls get an error and start
+    /// nothing.
     fn take_driver(&self, until: Instant) -> Option<Mover> {
+        let _claim = Claim::new(self);
         self.with_driver(until, Mover::glance);
         while Instant::now() < until {
             match self.driver.try_lock() {
@@ -166,8 +181,36 @@ impl Inner {
         self.maker.is_here()
     }
 
-    /// Breaks the communicator on every rank, blaming this one; the first reason stays.
+    /// The error of a call in a forked child, where the memory and the sockets are the parent's.
+    fn forked(&self, operation: &str) -> CollectiveError {
+        let detail = format!(
+            "process {} connected and this is a child of it: connect after forking",
+            self.maker.id()
+        );
+        self.refused(CauseKind::Invalid, operation, detail)
+    }
+
+    fn refused(&self, kind: CauseKind, operation: &str, detail: String) -> CollectiveError {
+        let identity = &self.shared.identity;
+        let node = identity.placement.node_name(identity.rank);
+        CollectiveError {
+            job: identity.job.as_str().into(),
+            rank: identity.rank,
+            node: node.into(),
+            operation: operation.to_owned(),
+            sequence: -1,
+            phase: "being called".to_owned(),
+            cause: Box::new(Cause::new(kind, identity.rank, detail).blaming(identity.rank, node)),
+            flight_record: None,
+        }
+    }
+
+    /// Breaks the communicator on every rank, blaming this one; the first reason stays. Nothing in a
+    /// forked child: the group is its parent's.
     fn abort(&self, kind: CauseKind, reason: &str) {
+        if !self.is_ours() {
+            return;
+        }
         lock(&self.shared.abort_asked).get_or_insert_with(|| (kind, reason.to_owned()));
         self.shared.ring();
         self.try_driver(Mover::glance);
@@ -188,6 +231,8 @@ impl Communicator {
             gate: Mutex::new(false),
             bell: Condvar::new(),
             stop: AtomicBool::new(false),
+            claims: AtomicU32::new(0),
+            closing: AtomicBool::new(false),
             next: AtomicU64::new(0),
             maker: Maker::new(),
         });
@@ -266,8 +311,12 @@ impl Communicator {
         self.end(timeout, Mover::leave)
     }
 
-    /// The same with this way of taking leave, which is told the number of the first operation that
-    /// this rank will not begin, and until when.
+    /// The same with this way of taking leave, which gets the number of the first operation that this
+    /// rank will not start, and until when it may take.
+    ///
+    /// Threads that wait for their operations give the driver back at once; what has not ended by
+    /// `timeout` fails then, and only then does the communicator count as broken: an operation is never
+    /// left to a driver that does nothing any more.
     fn end(
         &self,
         timeout: Duration,
@@ -276,25 +325,39 @@ impl Communicator {
         if self.closed.swap(true, Ordering::SeqCst) || !self.inner.is_ours() {
             return None;
         }
+        let shared = &self.inner.shared;
         let until = Instant::now() + timeout.min(TIMEOUT_MAX);
+        let next = {
+            let _submissions = lock(&shared.submissions);
+            self.inner.closing.store(true, Ordering::SeqCst);
+            self.inner.next.load(Ordering::SeqCst)
+        };
         self.inner.stop.store(true, Ordering::SeqCst);
         self.inner.wake_background();
-        let next = self.inner.next.load(Ordering::SeqCst);
-        self.inner.with_driver(until + Duration::from_secs(1), |driver| {
+        let unfinished = (CauseKind::Aborted, "closed while operations were under way".to_owned());
+        let mut broken = true;
+        let ended = self.inner.with_driver(until + Duration::from_secs(1), |driver| {
             driver.drive_all(until, || false);
-            if driver.is_busy() && self.inner.shared.broken.get().is_none() {
-                *lock(&self.inner.shared.abort_asked) =
-                    Some((CauseKind::Aborted, "closed while operations were under way".to_owned()));
-                self.inner.shared.leave_word();
+            if driver.is_busy() && shared.broken.get().is_none() {
+                *lock(&shared.abort_asked) = Some(unfinished.clone());
+                shared.leave_word();
                 driver.glance();
             }
             leave(driver, next, until);
+            broken = shared.broken.set(self.closed_cause()).is_err();
         });
-        let closed = Cause::new(CauseKind::PeerLeft, self.rank(), "this communicator is closed")
-            .blaming(self.rank(), self.identity().placement.node_name(self.rank()));
-        let broken = self.inner.shared.broken.set(closed).is_err();
-        self.inner.shared.recorder.close();
+        if !ended {
+            // A thread has it that gets no processor: it fails what is under way when it looks again.
+            lock(&shared.abort_asked).get_or_insert(unfinished);
+            shared.ring();
+        }
+        shared.recorder.close();
         if broken { self.error() } else { None }
+    }
+
+    fn closed_cause(&self) -> Cause {
+        Cause::new(CauseKind::PeerLeft, self.rank(), "this communicator is closed")
+            .blaming(self.rank(), self.identity().placement.node_name(self.rank()))
     }
 
     /// After `close`: the connections, our map of the node's memory and those of what neighbours
@@ -313,11 +376,7 @@ impl Communicator {
         lazy: bool,
     ) -> Result<Work, CollectiveError> {
         if !self.inner.is_ours() {
-            let detail = format!(
-                "process {} connected and this is a child of it: connect after forking",
-                self.inner.maker.id()
-            );
-            return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
+            return Err(self.inner.forked(print.kind.name()));
         }
         let paced = input.is_paced() || output.is_paced();
         if paced && !transfers.is_empty() {
@@ -339,6 +398,12 @@ impl Communicator {
             if let Some(error) = shared.error(Some(&work), "being called") {
                 shared.recorder.finished(flight, true, now);
                 return Err(error);
+            }
+            if self.inner.closing.load(Ordering::SeqCst) {
+                shared.recorder.finished(flight, true, now);
+                let cause = Box::new(self.closed_cause());
+                let error = self.refused(CauseKind::PeerLeft, print.kind.name(), String::new());
+                return Err(CollectiveError { cause, ..error });
             }
             if collective {
                 self.inner.next.store(sequence + 1, Ordering::SeqCst);
@@ -363,18 +428,24 @@ impl Communicator {
         operation: &str,
         detail: String,
     ) -> CollectiveError {
-        let identity = self.identity();
-        let node = identity.placement.node_name(identity.rank);
-        CollectiveError {
-            job: identity.job.as_str().into(),
-            rank: identity.rank,
-            node: node.into(),
-            operation: operation.to_owned(),
-            sequence: -1,
-            phase: "being called".to_owned(),
-            cause: Box::new(Cause::new(kind, identity.rank, detail).blaming(identity.rank, node)),
-            flight_record: None,
-        }
+        self.inner.refused(kind, operation, detail)
+    }
+}
+
+/// While one exists, threads that wait for an operation leave the driver to the thread that made it.
+struct Claim<'a>(&'a Inner);
+
+impl<'a> Claim<'a> {
+    fn new(inner: &'a Inner) -> Self {
+        inner.claims.fetch_add(1, Ordering::SeqCst);
+        Self(inner)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.claims.fetch_sub(1, Ordering::SeqCst);
+        self.0.shared.room.call();
     }
 }
 

@@ -48,8 +48,6 @@ pub(crate) use regroup::CLOSE;
 pub use regroup::Newcomer;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a direct connection is tried for.
-const DIRECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Ranks of a node that share its work at most: more add system calls, not bandwidth.
 const CHANNELS_MAX: usize = 8;
 
@@ -191,10 +189,12 @@ impl Endpoint {
             let node = self.placement.node_name(from);
             tracing::info!(job = options.job, node, at = shared.identity.reached_at, "reached at");
         }
+        let ended = shared.clone();
         let mesh = Mesh::new(Arc::new(move |peer, until| {
-            let left = until.saturating_duration_since(Instant::now()).min(DIRECT_TIMEOUT);
+            let left = until.saturating_duration_since(Instant::now());
             let hello = Hello { group, from, purpose: Purpose::Direct, stream: 0 };
-            dial(&key, &host, &directory[peer as usize], hello, Deadline::after(left))
+            let (to, until) = (&directory[peer as usize], Deadline::after(left));
+            dial(&key, &host, to, hello, until, &|| ended.broken.get().is_some())
         }));
         let spin = Duration::from_micros(spin);
         let parts =

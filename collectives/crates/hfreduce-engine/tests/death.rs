@@ -68,7 +68,26 @@ fn a_rank() {
         if calls == 3 {
             let relayed = comm.counters().relayed_bytes.load(Ordering::Relaxed);
             assert_eq!(relayed > 0, round == 1 && elements == ELEMENTS);
+            if std::env::var_os(FORKS).is_some() {
+                live_on_in_a_child();
+            }
             println!("\n@running");
+        }
+    }
+}
+
+/// Set for ranks that fork a child, as data loaders do.
+const FORKS: &str = "HFREDUCE_TEST_FORKS";
+
+/// A forked child that outlives this process: for a minute, as no test waits for it.
+fn live_on_in_a_child() {
+    // SAFETY: the child calls only what is async-signal-safe, and ends by a signal.
+    unsafe {
+        if libc::fork() == 0 {
+            libc::alarm(60);
+            loop {
+                libc::pause();
+            }
         }
     }
 }
@@ -80,6 +99,8 @@ enum Sum {
     Round,
     /// Whoever contributes last, where they share a processor.
     Small,
+    /// As [`Sum::Owned`], by ranks that have a living forked child each.
+    Forked,
 }
 
 /// Nodes, and ranks on each.
@@ -94,11 +115,15 @@ struct Rank {
 impl Rank {
     fn start(rank: usize, (nodes, locals): Shape, liveness_ms: u64, what: Sum) -> Self {
         let (round, elements) = match what {
-            Sum::Owned => (0, ELEMENTS),
+            Sum::Owned | Sum::Forked => (0, ELEMENTS),
             Sum::Round => (1, ELEMENTS),
             Sum::Small => (1, FEW_ELEMENTS),
         };
-        let mut process = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        if matches!(what, Sum::Forked) {
+            command.env(FORKS, "1");
+        }
+        let mut process = command
             .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
             .env(RANK, format!("{rank},{nodes},{locals},{liveness_ms},{round},{elements}"))
             .stdin(Stdio::piped())
@@ -186,6 +211,14 @@ fn a_killed_rank_is_named_at_once_by_every_survivor() {
     {
         let limits = (240_000, Duration::from_secs(60));
         survivors_name(shape, (victim, Sum::Owned), libc::SIGKILL, "peer_died", limits);
+    }
+}
+
+#[test]
+fn a_killed_rank_whose_forked_child_lives_is_named_at_once_too() {
+    for (shape, victim) in [((2, 1), 1), ((3, 1), 0)] {
+        let limits = (240_000, Duration::from_secs(60));
+        survivors_name(shape, (victim, Sum::Forked), libc::SIGKILL, "peer_died", limits);
     }
 }
 

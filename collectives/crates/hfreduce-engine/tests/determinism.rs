@@ -234,8 +234,11 @@ fn a_wide_sum_is_the_exact_sum_of_the_tree_rounded_once() {
             };
             let (expected, told) = (exact(dtype, op), with(BOTH));
             assert!(told.iter().all(|data| *data == expected), "{shape:?} {dtype} {}", op.name());
-            if shape.0 > 2 {
-                assert!(with(STABLE)[0] != expected, "rounded at every node it is something else");
+            let narrow = with(STABLE);
+            if dtype.is_fp8() {
+                assert!(narrow[0] == expected, "fp8 is always wide between nodes");
+            } else if shape.0 > 2 {
+                assert!(narrow[0] != expected, "rounded at every node it is something else");
             }
         }
     }

@@ -9,7 +9,8 @@
 //! - `F32` and `F64` round after every step, as a loop of additions does. `Bf16`, `F16`, `F8E4M3` and `F8E5M2`
 //!   are widened to fp32, combined (and divided) in fp32 and rounded once, to nearest even.
 //! - Too large becomes infinity; in `F8E4M3`, which has none, ±448, infinity too, as torch's cast has it.
-//! - Subnormal numbers are kept.
+//! - Subnormal numbers are kept and results are rounded to nearest even, also where the calling thread has set
+//!   flush-to-zero or another rounding: its floating-point environment is replaced for the pass and put back.
 //! - NaN: a result is NaN where any input is NaN (minimum and maximum too) or the arithmetic makes one, and it
 //!   is always the canonical one, positive and without a payload, as payloads depend on the processor: F32
 //!   `0x7FC0_0000`, F64 `0x7FF8_0000_0000_0000`, Bf16 `0x7FC0`, F16 `0x7E00`, both 8-bit types `0x7F`.
@@ -23,6 +24,7 @@
 
 mod arch;
 mod dtype;
+mod environment;
 mod reduce;
 mod triad;
 

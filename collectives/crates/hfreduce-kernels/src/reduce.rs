@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::arch::{self, Isa};
+use crate::environment::Environment;
 use crate::{Dtype, Op};
 
 /// How the output is written.
@@ -83,6 +84,7 @@ impl Pass<'_> {
         if self.divisor != 1 && !dtype.is_float() {
             return Err(KernelError::NoAverage { dtype });
         }
+        let _standard = Environment::standard();
         // SAFETY: the caller's promise, handed on; there is an input, and the type has the operation.
         unsafe { arch::reduce(isa.available(), store, self) };
         Ok(())

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from flyer.api import Assignment
 
 VERSION = 1
-# The DSCP of a TCP socket per traffic class; the transports own the full table.
-_TRAFFIC_CLASSES = {"hfreduce": {"dscp": 18}}
 
 
 def topology_document(
@@ -35,7 +33,6 @@ def topology_document(
             for node in assignment.nodes
         ],
         "bridge": list(assignment.bridge),
-        "traffic_classes": _TRAFFIC_CLASSES,
     }
 
 

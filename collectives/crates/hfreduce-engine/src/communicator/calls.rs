@@ -352,6 +352,9 @@ impl Communicator {
             count,
             shape: 0,
             modes: match ReduceOp::from_code(op) {
+                Some(op) if self.identity().placement.nodes().len() > 1 => {
+                    self.identity().determinism.between_nodes(kind, dtype, op)
+                }
                 Some(op) => self.identity().determinism.of(kind, dtype, op),
                 None => Determinism::DEFAULT,
             },

@@ -48,6 +48,8 @@ impl Work {
         let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
         if self.inner.is_ours() {
             self.inner.wait(started, until, || self.state.is_done());
+        } else if !self.state.is_done() {
+            return Err(WaitError::Failed(self.inner.forked(&self.state.print.describe())));
         }
         match self.state.result() {
             Some(result) => Ok(result?),
@@ -76,6 +78,9 @@ impl Work {
 
     /// Says that the bytes before `end` of its paced input are there.
     pub fn arrived(&self, pace: &Pace, end: usize) {
+        if !self.inner.is_ours() {
+            return; // The parent's memory and bell.
+        }
         pace.arrive(end);
         self.inner.shared.ring();
     }

@@ -56,7 +56,7 @@ impl Communicator {
         mut more: impl FnMut() -> bool,
     ) {
         let called = &self.inner.shared.called;
-        let heard = || called.load(Ordering::SeqCst) || done();
+        let heard = || called.load(Ordering::SeqCst) || done() || self.inner.is_claimed();
         let lent = self.inner.try_driver(|driver| {
             // What was read before has left its mark: that is taken away, and then looked at again.
             driver.glance();

@@ -4,6 +4,10 @@
 //! - `stable`: an element is summed in one order wherever it stands in an operation, so its bits do
 //!   not depend on how tensors are put into operations or cut;
 //! - `wide`: partial sums of 16- and 8-bit elements travel in binary32 and are rounded once.
+//!
+//! Independent of the mode, partial sums between nodes are wide where the result may fit the type and
+//! a partial sum may not: averages of fp16, and everything that is added or multiplied in fp8, which
+//! saturates at finite values. Otherwise the result would depend on which ranks share a node.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,10 +37,17 @@ impl Determinism {
     /// order, and so have the smallest and the largest of numbers.
     #[must_use]
     pub fn of(self, kind: Kind, dtype: DType, op: ReduceOp) -> Self {
-        let rounds = kind.reduces()
-            && dtype.is_float()
-            && matches!(op, ReduceOp::Sum | ReduceOp::Product | ReduceOp::Average);
+        let rounds = rounds(kind, dtype, op);
         Self { stable: rounds && self.stable, wide: rounds && self.wide && dtype.wide() != dtype }
+    }
+
+    /// [`Determinism::of`] for a group of several nodes, whose partial sums travel: wide also where
+    /// a partial sum may leave the range of the type although the result is inside.
+    #[must_use]
+    pub fn between_nodes(self, kind: Kind, dtype: DType, op: ReduceOp) -> Self {
+        let modes = self.of(kind, dtype, op);
+        let overflows = dtype.is_fp8() || (dtype == DType::F16 && op == ReduceOp::Average);
+        Self { wide: modes.wide || (overflows && rounds(kind, dtype, op)), ..modes }
     }
 
     /// As a number under 4.
@@ -48,6 +59,12 @@ impl Determinism {
     pub fn from_code(code: u8) -> Self {
         Self { stable: code & STABLE != 0, wide: code & WIDE != 0 }
     }
+}
+
+/// True if the bits of such an operation depend on the order or the width of its partial results.
+fn rounds(kind: Kind, dtype: DType, op: ReduceOp) -> bool {
+    let adds = matches!(op, ReduceOp::Sum | ReduceOp::Product | ReduceOp::Average);
+    kind.reduces() && dtype.is_float() && adds
 }
 
 impl fmt::Display for Determinism {
@@ -113,5 +130,17 @@ mod tests {
         assert_eq!(of(DType::I32, ReduceOp::Sum), "default");
         let moved = both.of(Kind::Allgather, DType::F16, ReduceOp::Sum);
         assert_eq!(moved, Determinism::DEFAULT);
+    }
+
+    #[test]
+    fn partial_sums_between_nodes_are_wide_where_they_may_overflow() {
+        let wide = |kind, dtype, op| Determinism::DEFAULT.between_nodes(kind, dtype, op).wide;
+        assert!(wide(Kind::Allreduce, DType::F16, ReduceOp::Average));
+        assert!(wide(Kind::ReduceScatter, DType::F8E4M3, ReduceOp::Sum));
+        assert!(wide(Kind::Reduce, DType::F8E5M2, ReduceOp::Product));
+        assert!(!wide(Kind::Allreduce, DType::F16, ReduceOp::Sum));
+        assert!(!wide(Kind::Allreduce, DType::Bf16, ReduceOp::Average));
+        assert!(!wide(Kind::Allreduce, DType::F8E4M3, ReduceOp::Max));
+        assert!(!wide(Kind::Allgather, DType::F8E4M3, ReduceOp::Sum));
     }
 }

@@ -8,6 +8,8 @@ use std::net::TcpStream;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
+use fabric::fork::{Registration, close_in_children};
+
 use super::transport::Payload;
 use super::wire::{HEAD_BYTES, Head};
 
@@ -41,6 +43,8 @@ enum Body {
 
 /// One connection; `N` is what the owner wants back when a frame is gone.
 pub struct Connection<N> {
+    /// A forked child does not keep it open. Before the stream: dropped first.
+    _closed_in_children: Registration,
     stream: TcpStream,
     slot_bytes: usize,
     queue: VecDeque<Outgoing<N>>,
@@ -75,6 +79,7 @@ impl<N> Connection<N> {
     pub fn new(stream: TcpStream, slot_bytes: usize) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
+            _closed_in_children: close_in_children(&stream),
             stream,
             slot_bytes,
             queue: VecDeque::new(),

@@ -29,7 +29,7 @@ use crate::operation::{Operation, Transfer};
 use crate::work::WorkState;
 
 /// How this rank reaches the others: gives a connection to a rank, before the deadline. Blocking;
-/// it runs on a thread of its own.
+/// it runs on one of a few threads for that.
 pub type Dial = Arc<dyn Fn(u32, Instant) -> Result<TcpStream, (CauseKind, String)> + Send + Sync>;
 
 struct Stream {
@@ -80,7 +80,7 @@ pub struct Mesh {
     next: u64,
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
-    dial: Dial,
+    dialers: connect::Dialers,
 }
 
 impl Mesh {
@@ -92,7 +92,7 @@ impl Mesh {
             next: 0,
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
-            dial,
+            dialers: connect::Dialers::new(dial),
         }
     }
 

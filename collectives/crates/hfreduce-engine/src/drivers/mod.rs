@@ -334,7 +334,7 @@ impl Driver {
     }
 
     fn own_node_name(&self) -> &str {
-        self.shared.identity.placement.node_name(self.shared.identity.rank)
+        self.shared.own_node_name()
     }
 
     /// Takes what has happened at the sockets, waiting up to `timeout` for it.

@@ -177,6 +177,11 @@ impl Shared {
         }
     }
 
+    /// The node of this rank.
+    pub fn own_node_name(&self) -> &str {
+        self.identity.placement.node_name(self.identity.rank)
+    }
+
     /// Tells the driver, wherever it sleeps, to look.
     pub fn ring(&self) {
         self.news.store(true, Ordering::SeqCst);

@@ -108,17 +108,8 @@ proptest! {
     #[test]
     fn greetings_that_are_nearly_right_are_refused_or_whole(changes in changes()) {
         let hello = Hello { group: 7, from: 1, purpose: Purpose::Tree, stream: 3 };
-        let (mut one, other) = pair();
-        one.write_all(&changed(&hello.encode(), &changes)).unwrap();
-        drop(one);
-        if let Ok(read) = Hello::read(&other) {
-            prop_assert_eq!(Hello::read(&pair_of(&read.encode())).unwrap(), read);
+        if let Some(read) = Hello::decode(&changed(&hello.encode(), &changes)) {
+            prop_assert_eq!(Hello::decode(&read.encode()), Some(read));
         }
     }
-}
-
-fn pair_of(bytes: &[u8]) -> TcpStream {
-    let (mut one, other) = pair();
-    one.write_all(bytes).unwrap();
-    other
 }

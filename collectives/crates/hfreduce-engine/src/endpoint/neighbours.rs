@@ -1,7 +1,7 @@
 //! Nodes meet along the trees, and ranks directly: who dials, who waits, what is said first.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,14 @@ use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
 use crate::line::Line;
 
-const HELLO: [u8; 8] = *b"HFHELLO1";
+const HELLO: [u8; 8] = *b"HFHELLO2";
+/// Length of a greeting: it is signed with the handshake.
+const HELLO_BYTES: usize = 24;
+/// How long an address may answer nothing before its host counts as gone.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pauses between two attempts at a port that is busy.
+const DIAL_PAUSE_MIN: Duration = Duration::from_millis(20);
+const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Calls for another epoch that may wait.
 const CALLS_MAX: usize = 16;
 /// Connections that a rank makes to another: the streams of a tree edge, and a direct one.
@@ -248,6 +255,7 @@ impl Endpoint {
             peer,
             Hello { group, from, purpose: Purpose::Tree, stream },
             deadline,
+            &|| false,
         )
         .map_err(|(kind, detail)| self.blame(kind, peer.rank, phase, detail))
     }
@@ -285,41 +293,66 @@ impl Endpoint {
 }
 
 /// Connects to a rank and says who we are.
+///
+/// A port that is busy is not a death: it is tried again until `deadline`. A refused connection is one,
+/// and so is an address that answers nothing for [`SILENT_TIMEOUT`]. Between two attempts `given_up` ends it.
 pub(super) fn dial(
     key: &Key,
     own_host: &str,
     peer: &Info,
     hello: Hello,
     deadline: Deadline,
+    given_up: &dyn Fn() -> bool,
 ) -> Result<TcpStream, (CauseKind, String)> {
     let mut addresses: Vec<SocketAddr> =
         peer.addresses.iter().map(|address| SocketAddr::new(*address, peer.port)).collect();
     if peer.host == own_host {
         addresses.insert(0, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), peer.port));
     }
-    let mut pause = Duration::from_millis(20);
+    let silent = deadline.within(SILENT_TIMEOUT);
+    let (context, greeting) = (context(peer.id), hello.encode());
+    let mut pause = DIAL_PAUSE_MIN;
     loop {
-        let dialled =
-            tcp::dial(&addresses, key, &context(peer.id), TrafficClass::Hfreduce, deadline);
-        let error = match dialled {
-            Ok(stream) => {
-                return match (&stream).write_all(&hello.encode()) {
-                    Ok(()) => Ok(stream),
-                    Err(error) => Err((CauseKind::PeerDied, error.to_string())),
-                };
-            }
+        let class = TrafficClass::Hfreduce;
+        let error = match tcp::dial(&addresses, key, &context, class, &greeting, deadline) {
+            Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
-        // A door that closes in the middle of the handshake may only be busy: everybody connects
-        // to some ranks at once. A wrong key stays wrong, and who does not listen is gone.
+        if let Some(limit) = out_of_descriptors(&error) {
+            return Err((CauseKind::Io, limit));
+        }
+        // A connection that is closed in the middle of the handshake gave way to newer ones: all ranks
+        // may connect to one at once. A wrong key stays wrong.
         let busy = error.broken_off().is_some();
-        if !busy || deadline.remaining().is_none_or(|left| left < pause) {
+        if !busy && (!error.is_silent() || silent.passed()) {
             return Err((CauseKind::PeerDied, error.to_string()));
         }
+        if given_up() || deadline.remaining().is_none_or(|left| left < pause) {
+            let kind = if busy { CauseKind::TimedOut } else { CauseKind::PeerDied };
+            return Err((kind, error.to_string()));
+        }
         std::thread::sleep(pause);
-        pause *= 2;
+        pause = (pause * 2).min(DIAL_PAUSE_MAX);
     }
 }
+
+/// Why no socket can be made, with the remedy.
+fn out_of_descriptors(error: &tcp::DialError) -> Option<String> {
+    error.attempts.iter().find_map(|attempt| match &attempt.why {
+        tcp::Unmet::Unreachable(why)
+            if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
+        {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+            let limit = limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+            Some(format!(
+                "{why}: this process may have {limit} descriptors, and needs two for each rank that \
+                 it exchanges messages with; raise the limit (ulimit -n, LimitNOFILE)"
+            ))
+        }
+        _ => None,
+    })
+}
+
 pub(super) fn open_port(
     options: &Options,
     reached_at: &[Interface],
@@ -338,22 +371,18 @@ pub(super) fn open_port(
         key.clone(),
         context(id),
         TrafficClass::Hfreduce,
-        move |stream, from| {
-            let hello = stream
-                .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
-                .and_then(|()| Hello::read(&stream))
-                .and_then(|hello| stream.set_read_timeout(None).map(|()| hello));
-            match hello {
-                Ok(hello) if inbox.admit(hello, stream) => {}
-                Ok(_) => tracing::warn!(%from, "more connections than ranks"),
-                Err(error) => tracing::warn!(%from, %error, "no greeting after the handshake"),
-            }
+        HELLO_BYTES,
+        move |stream, from, greeting| match Hello::decode(greeting) {
+            Some(hello) if inbox.admit(hello, stream) => {}
+            Some(_) => tracing::warn!(%from, "more connections than ranks"),
+            None => tracing::warn!(%from, "a greeting of another release"),
         },
     )
 }
+
 impl Hello {
-    pub(super) fn encode(self) -> [u8; 24] {
-        let mut bytes = [0; 24];
+    pub(super) fn encode(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&HELLO);
         bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.from.to_le_bytes());
@@ -362,22 +391,21 @@ impl Hello {
         bytes
     }
 
-    pub(super) fn read(mut stream: &TcpStream) -> io::Result<Self> {
-        let mut bytes = [0; 24];
-        stream.read_exact(&mut bytes)?;
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
         if bytes[..8] != HELLO {
-            return Err(io::ErrorKind::InvalidData.into());
+            return None;
         }
         let mut from = [0; 4];
         from.copy_from_slice(&bytes[16..20]);
-        Ok(Self {
+        Some(Self {
             group: u64::from_le_bytes(first_eight(&bytes[8..])),
             from: u32::from_le_bytes(from),
             purpose: match bytes[20] {
                 0 => Purpose::Direct,
                 1 => Purpose::Tree,
                 2 => Purpose::Regroup,
-                _ => return Err(io::ErrorKind::InvalidData.into()),
+                _ => return None,
             },
             stream: bytes[21],
         })

@@ -1,15 +1,82 @@
 //! How direct connections come to be: we dial a rank when we first have something for it; the port
 //! takes those who dial us.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::{Incoming, Note, farewell};
-use crate::cause::Cause;
+use super::{Dial, Incoming, Note, farewell};
+use crate::cause::{Cause, CauseKind};
 use crate::drivers::connection::Connection;
 use crate::drivers::wire::Head;
-use crate::drivers::{Driver, TOKEN_MESH_IN, TOKEN_MESH_OUT, lock};
+use crate::drivers::{Driver, Shared, TOKEN_MESH_IN, TOKEN_MESH_OUT, lock};
+
+/// Ranks that are dialled at the same time: a first all-to-all of a large group needs no thread for each
+/// of them, and one rank that answers late does not keep all others waiting.
+const DIALERS_MAX: usize = 16;
+
+/// A few threads that dial whom we have messages for, in turn.
+pub(super) struct Dialers {
+    dial: Dial,
+    queue: Arc<Mutex<Queue>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(u32, Instant)>,
+    threads: usize,
+}
+
+impl Dialers {
+    pub(super) fn new(dial: Dial) -> Self {
+        Self { dial, queue: Arc::default() }
+    }
+
+    /// Has `peer` dialled until `until`; the result comes with the driver's news.
+    fn add(&self, peer: u32, until: Instant, shared: &Arc<Shared>) -> io::Result<()> {
+        let mut queue = lock(&self.queue);
+        queue.waiting.push_back((peer, until));
+        if queue.threads >= DIALERS_MAX {
+            return Ok(());
+        }
+        let (dial, waiting, shared) = (self.dial.clone(), self.queue.clone(), shared.clone());
+        let work = move || {
+            while let Some((peer, until)) = next(&waiting) {
+                if shared.broken.get().is_some() {
+                    continue;
+                }
+                let connected = dial(peer, until).map_err(|(kind, detail)| {
+                    let node = shared.identity.placement.node_name(peer);
+                    let blamed = if kind == CauseKind::Io { shared.identity.rank } else { peer };
+                    let at = if blamed == peer { node } else { shared.own_node_name() };
+                    Cause::new(kind, shared.identity.rank, detail).blaming(blamed, at)
+                });
+                lock(&shared.dialled).push((peer, connected));
+                shared.ring();
+            }
+        };
+        let spawned = std::thread::Builder::new().name("hfreduce-dial".into()).spawn(work);
+        match spawned {
+            Ok(_) => queue.threads += 1,
+            // Those that there are take it.
+            Err(_) if queue.threads > 0 => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// The next one to dial; a thread that gets none is done.
+fn next(queue: &Mutex<Queue>) -> Option<(u32, Instant)> {
+    let mut queue = lock(queue);
+    let next = queue.waiting.pop_front();
+    if next.is_none() {
+        queue.threads -= 1;
+    }
+    next
+}
 
 impl Driver {
     pub(super) fn say(&mut self, peer: u32, head: Head) {
@@ -21,17 +88,7 @@ impl Driver {
         outgoing.dialling = true;
         let until = self.mesh.operations.values().map(|o| o.work.deadline).max();
         let until = until.unwrap_or_else(Instant::now);
-        let (dial, shared) = (self.mesh.dial.clone(), self.shared.clone());
-        let dialler = move || {
-            let connected = dial(peer, until).map_err(|(kind, detail)| {
-                let node = shared.identity.placement.node_name(peer);
-                Cause::new(kind, shared.identity.rank, detail).blaming(peer, node)
-            });
-            lock(&shared.dialled).push((peer, connected));
-            shared.ring();
-        };
-        let spawned = std::thread::Builder::new().name("hfreduce-dial".into()).spawn(dialler);
-        if let Err(error) = spawned {
+        if let Err(error) = self.mesh.dialers.add(peer, until, &self.shared) {
             self.fail(self.own_trouble(format!("no thread to dial rank {peer}: {error}")), None);
         }
     }

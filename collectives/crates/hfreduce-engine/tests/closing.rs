@@ -1,0 +1,197 @@
+//! Communicators that are closed, aborted, late or forked while threads wait: every wait ends.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use hfreduce_engine::{CauseKind, Communicator, DType, ReduceOp, WaitError, Work};
+use support::{TIMEOUT, allreduce, buffer, placement, run, try_run};
+
+/// Of operations that must not end by their deadline where a test is about something else; short
+/// enough that a wait that outlives it fails the test instead of hanging it.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn call(comm: &Communicator, data: &mut [f32], timeout: Duration) -> Work {
+    comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, timeout, true).unwrap()
+}
+
+fn kind_of(ended: Result<(), WaitError>) -> Option<CauseKind> {
+    match ended {
+        Ok(()) => None,
+        Err(WaitError::Failed(error)) => Some(error.cause.kind),
+        Err(running @ WaitError::StillRunning { .. }) => panic!("{running}"),
+    }
+}
+
+#[test]
+fn closing_ends_the_wait_of_another_thread() {
+    for shape in [(2, 1), (1, 2), (2, 2)] {
+        let over = Barrier::new(shape.0 * shape.1);
+        let kinds = run(
+            &placement(shape.0, shape.1),
+            |_| {},
+            |comm| {
+                let mut kind = None;
+                if comm.rank() == 0 {
+                    let mut data = vec![1.0; 1000];
+                    let work = call(&comm, &mut data, DEADLINE);
+                    kind = std::thread::scope(|scope| {
+                        let waiter = scope.spawn(|| kind_of(work.wait(None)));
+                        std::thread::sleep(Duration::from_millis(20));
+                        comm.close(Duration::from_millis(100));
+                        waiter.join().unwrap()
+                    });
+                }
+                over.wait();
+                kind
+            },
+        );
+        assert_eq!(kinds[0], Some(CauseKind::Aborted), "{shape:?}");
+    }
+}
+
+#[test]
+fn closing_lets_operations_end_that_all_ranks_have_called() {
+    let kinds = run(
+        &placement(2, 2),
+        |_| {},
+        |comm| {
+            let mut data = vec![1.0; 100_000];
+            if comm.rank() == 3 {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let work = allreduce(&comm, &mut data);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| kind_of(work.wait(None)));
+                assert!(comm.close(TIMEOUT).is_none());
+                waiter.join().unwrap()
+            })
+        },
+    );
+    assert_eq!(kinds, [None; 4]);
+}
+
+#[test]
+fn a_closed_communicator_takes_no_more_operations() {
+    run(
+        &placement(2, 1),
+        |_| {},
+        |comm| {
+            comm.close(TIMEOUT);
+            let mut data = vec![1.0; 8];
+            let refused =
+                comm.allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, DEADLINE, true);
+            assert_eq!(refused.err().unwrap().cause.kind, CauseKind::PeerLeft);
+        },
+    );
+}
+
+/// A generator without a dependency: the seeds are the cases.
+struct Choice(u64);
+
+impl Choice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Several threads of a rank wait while another one does something to the group.
+fn an_accident(comm: &Communicator, seed: u64) {
+    let mut choice = Choice(seed * 1000 + u64::from(comm.rank()));
+    (0..4).for_each(|_| {
+        choice.below(2);
+    });
+    let calls = choice.below(5) as usize;
+    let mut data = vec![vec![1.0; 20_000]; calls];
+    let timeout = Duration::from_millis(200 + choice.below(800));
+    let works: Vec<Option<Work>> = data
+        .iter_mut()
+        .map(|data| {
+            let called = comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, timeout, true);
+            called.ok()
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for work in works.iter().flatten() {
+            scope.spawn(|| kind_of(work.wait(None)));
+        }
+        std::thread::sleep(Duration::from_micros(choice.below(3000)));
+        match choice.below(4) {
+            0 => drop(comm.close(Duration::from_millis(choice.below(100)))),
+            1 => comm.abort("an accident"),
+            2 => {
+                scope.spawn(|| comm.close(Duration::from_millis(30)));
+                comm.abort("while it closes");
+            }
+            _ => {}
+        }
+    });
+    assert!(works.iter().flatten().all(Work::is_done));
+}
+
+#[test]
+fn every_wait_ends_whatever_threads_do_to_the_group() {
+    let shapes = [(1, 2), (2, 1), (2, 2), (3, 1)];
+    for seed in 0..24 {
+        let (nodes, locals) = shapes[seed as usize % shapes.len()];
+        // A rank may hear of another's accident while it still connects.
+        let rank = |connected: Result<Communicator, _>| {
+            connected.iter().for_each(|comm| an_accident(comm, seed));
+        };
+        try_run(&placement(nodes, locals), |_| {}, rank);
+    }
+}
+
+/// Runs `body` in a forked child; true if it returned true there.
+fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs what `body` does and ends without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+        // SAFETY: ends this process alone.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of ours that no other thread waits for.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+#[test]
+fn a_forked_child_does_nothing_to_the_group() {
+    let ready = Barrier::new(2);
+    let forked = Barrier::new(2);
+    run(
+        &placement(2, 1),
+        |_| {},
+        |comm| {
+            let mut data = vec![1.0; 1000];
+            if comm.rank() == 0 {
+                let work = call(&comm, &mut data, DEADLINE);
+                ready.wait();
+                let right = in_a_child(|| {
+                    comm.abort("a child's own trouble");
+                    work.abort(CauseKind::Aborted, "a child's own trouble");
+                    drop(comm.fail(CauseKind::Io, "copying", "a child's own trouble".into()));
+                    let ended = work.wait(None);
+                    comm.close(Duration::from_millis(10));
+                    matches!(ended, Err(WaitError::Failed(error))
+                        if error.cause.kind == CauseKind::Invalid)
+                });
+                assert!(right, "the wait ends in the child at once, and names the fork");
+                forked.wait();
+                work.wait(None).unwrap();
+            } else {
+                ready.wait();
+                forked.wait();
+                call(&comm, &mut data, DEADLINE).wait(None).unwrap();
+            }
+            assert!(data.iter().all(|value| *value == 2.0));
+            assert!(comm.error().is_none());
+        },
+    );
+}

@@ -1,0 +1,86 @@
+//! A healthy group whose ports are full of connections that say nothing.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Barrier;
+
+use hfreduce_engine::flight::Folders;
+use hfreduce_engine::{Buffer, Communicator, DType, Endpoint, Options};
+use support::{KEY, TIMEOUT, allreduce, placement};
+
+/// Silent connections to a port, from many addresses of this machine.
+fn strangers(port: u16, count: usize) -> Vec<TcpStream> {
+    let to = SocketAddr::from(([127, 0, 0, 1], port));
+    let connect = |at: usize| {
+        let from = SocketAddr::from(([127, 0, 0, 2 + (at % 250) as u8], 0));
+        let socket = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        let socket = socket.unwrap();
+        rustix::net::bind(&socket, &from).unwrap();
+        rustix::net::connect(&socket, &to).unwrap();
+        TcpStream::from(socket)
+    };
+    (0..count).map(connect).collect()
+}
+
+fn exchange(comm: &Communicator) {
+    let (rank, size) = (comm.rank() as usize, comm.world_size());
+    let mut sent: Vec<u8> = (0..size).map(|to| (rank * 10 + to) as u8).collect();
+    let mut received = vec![0_u8; size];
+    // SAFETY: both vectors outlive the operation, which is waited for.
+    let (input, output) = unsafe {
+        (Buffer::new([(sent.as_mut_ptr(), size)]), Buffer::new([(received.as_mut_ptr(), size)]))
+    };
+    let ones = vec![1; size];
+    let work = comm.alltoall(input, output, &ones, &ones, DType::U8, TIMEOUT, true);
+    work.unwrap().wait(None).unwrap();
+    let expected: Vec<u8> = (0..size).map(|from| (from * 10 + rank) as u8).collect();
+    assert_eq!(received, expected);
+}
+
+#[test]
+fn silent_strangers_cost_a_group_nothing() {
+    for count in [160, 1000] {
+        let size = 3;
+        let endpoints: Vec<Endpoint> = (0..size)
+            .map(|rank| {
+                let mut options = Options::new(rank, placement(size as usize, 1));
+                options.liveness = TIMEOUT;
+                options.folders = Folders::default();
+                Endpoint::new(options, &KEY).unwrap()
+            })
+            .collect();
+        let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+        let ports: Vec<u16> = infos
+            .iter()
+            .map(|info| serde_json::from_slice::<serde_json::Value>(info).unwrap())
+            .map(|info| info["port"].as_u64().unwrap() as u16)
+            .collect();
+        let barrier = Barrier::new(size as usize);
+        // Before the group connects, and again before ranks first connect directly.
+        let mut silent = strangers(ports[0], count);
+        let silent = std::sync::Mutex::new(&mut silent);
+        std::thread::scope(|scope| {
+            for endpoint in endpoints {
+                scope.spawn(|| {
+                    let comm = endpoint.connect(&infos, TIMEOUT).unwrap();
+                    allreduce(&comm, &mut [1.0; 100]).wait(None).unwrap();
+                    if comm.rank() == 0 {
+                        ports.iter().for_each(|port| {
+                            silent.lock().unwrap().extend(strangers(*port, count));
+                        });
+                    }
+                    barrier.wait();
+                    exchange(&comm);
+                    barrier.wait();
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,205 @@
+"""All-gather of small values through torch's store with O(N) requests in all.
+
+Rank 0 of the group is the collector: every rank sets one key, the collector reads all of them in
+batches and publishes one compressed blob, and every other rank reads the blob. A rank that does not
+come is named in the blob, so that all ranks report the same absentees at the same time.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from hfreduce.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Gathered", "Member", "Store", "gather", "wait_for"]
+
+BATCH_KEYS = 256
+"""Keys of one request: the answer stays far below the store's limit of 8 MiB a message."""
+PART_CHARACTERS = 4 << 20
+"""Of a blob in one value, below the same limit."""
+GATHERED_BYTES_MAX = 256 << 20
+"""A blob that is longer once decompressed is refused."""
+GRACE_SECONDS = 2.0
+"""How much longer than the collector the others wait for its verdict."""
+
+
+class Store(Protocol):
+    """The part of torch's store that is used here."""
+
+    def set(self, key: str, value: str, /) -> object:
+        """Publishes a value."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """The value, once it is there."""
+        ...
+
+    def check(self, keys: list[str], /) -> bool:
+        """True if all keys are there."""
+        ...
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> object:
+        """Returns when all keys are there; raises otherwise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who takes part."""
+
+    rank: int
+    """This rank in its group."""
+    global_ranks: Sequence[int]
+    """The job's ranks of all members, in group order: for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What all ranks brought."""
+
+    values: list[bytes]
+    """In rank order."""
+    meeting: str
+    """A random name of this very exchange, equal on all ranks."""
+
+
+def gather(store: Store, member: Member, phase: str, value: str, deadline: float) -> Gathered:
+    """Brings `value` and returns everybody's; `deadline` as of `time.monotonic`."""
+    store.set(f"hfreduce/{phase}/{member.rank}", value)
+    if member.rank == 0:
+        return _collect(store, member, phase, deadline)
+    return _decode(member, phase, _read_blob(store, member, phase, deadline))
+
+
+def wait_for(store: Store, member: Member, phase: str, key: str, deadline: float) -> bytes:
+    """The value of a key of rank 0's."""
+    try:
+        store.wait([key], _left(deadline))
+        return store.get(key)
+    except RuntimeError as error:
+        raise _absence(store, member, phase, key, [0], error) from error
+
+
+def _collect(store: Store, member: Member, phase: str, deadline: float) -> Gathered:
+    keys = [f"hfreduce/{phase}/{rank}" for rank in range(len(member.global_ranks))]
+    values: list[bytes] = []
+    try:
+        for start in range(0, len(keys), BATCH_KEYS):
+            batch = keys[start : start + BATCH_KEYS]
+            store.wait(batch, _left(deadline))
+            values += _multi_get(store, batch)
+    except RuntimeError as error:
+        absent = _absent(store, member, phase, keys, error)
+        _publish(store, phase, {"absent": absent})
+        raise _named(member, phase, absent, str(error)) from error
+    texts = [value.decode("utf-8", "replace") for value in values]
+    meeting = secrets.token_hex(8)
+    _publish(store, phase, {"meeting": meeting, "values": texts})
+    return Gathered(values, meeting)
+
+
+def _multi_get(store: Store, keys: list[str]) -> list[bytes]:
+    """One request where the store has it; torch's FileStore has not."""
+    extended = getattr(store, "has_extended_api", None)
+    multi_get = getattr(store, "multi_get", None)
+    if extended is not None and multi_get is not None and extended():
+        return list(multi_get(keys))
+    return [store.get(key) for key in keys]
+
+
+def _publish(store: Store, phase: str, document: dict[str, object]) -> None:
+    packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode())
+    text = base64.b64encode(packed).decode()
+    parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
+    # The first part is set last: whoever finds it finds all.
+    for index, part in reversed(list(enumerate(parts))):
+        store.set(_part(phase, index), f"{len(parts)} {part}" if index == 0 else part)
+
+
+def _part(phase: str, index: int) -> str:
+    return f"hfreduce/{phase}/all/{index}"
+
+
+def _read_blob(store: Store, member: Member, phase: str, deadline: float) -> bytes:
+    first = wait_for(store, member, phase, _part(phase, 0), deadline + GRACE_SECONDS)
+    count, _, text = first.partition(b" ")
+    if not count.isdigit() or int(count) * PART_CHARACTERS > 2 * GATHERED_BYTES_MAX:
+        raise _error(member, phase, f"rank 0 published {count[:20]!r} parts; use one release")
+    rest = [store.get(_part(phase, index)) for index in range(1, int(count))]
+    return b"".join([text, *rest])
+
+
+def _decode(member: Member, phase: str, text: bytes) -> Gathered:
+    try:
+        # What is longer than the limit is cut there, and then no JSON.
+        packed = base64.b64decode(text, validate=True)
+        document = json.loads(zlib.decompressobj().decompress(packed, GATHERED_BYTES_MAX))
+        absent = [int(rank) for rank in document.get("absent", ())]
+        values = [str(value).encode() for value in document.get("values", ())]
+        meeting = str(document.get("meeting", ""))
+    except (ValueError, TypeError, AttributeError, zlib.error) as error:
+        raise _error(
+            member, phase, f"what rank 0 published cannot be read ({error}); use one release"
+        ) from error
+    if absent:
+        raise _named(member, phase, absent, "")
+    if len(values) != len(member.global_ranks):
+        detail = f"rank 0 has a group of {len(values)}, this rank of {len(member.global_ranks)}"
+        raise _error(member, phase, detail)
+    return Gathered(values, meeting)
+
+
+def _absence(
+    store: Store, member: Member, phase: str, key: str, ranks: list[int], error: RuntimeError
+) -> RendezvousError:
+    """Why a key of rank 0's is not there."""
+    try:
+        if store.check([key]):
+            return _error(member, phase, f"torch's store failed: {error}")
+    except RuntimeError as lost:
+        return _error(member, phase, f"torch's store is gone: {lost}")
+    return _named(member, phase, ranks, str(error))
+
+
+def _absent(
+    store: Store, member: Member, phase: str, keys: list[str], error: RuntimeError
+) -> list[int]:
+    """The ranks whose keys are not there."""
+    try:
+        absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
+    except RuntimeError as lost:
+        raise _error(member, phase, f"torch's store is gone: {lost}") from error
+    if not absent:
+        raise _error(member, phase, f"torch's store failed: {error}") from error
+    return absent
+
+
+def _named(member: Member, phase: str, absent: list[int], cause: str) -> RendezvousError:
+    own = member.global_ranks[member.rank]
+    size = len(member.global_ranks)
+    if any(not 0 <= rank < size for rank in absent):
+        return _error(member, phase, f"rank 0 has another group: {cause or 'use one world size'}")
+    ranks = [member.global_ranks[rank] for rank in absent]
+    names = ", ".join(map(str, ranks))
+    detail = f"rank {names} did not come in time ({size - len(absent)} of {size} did)"
+    if absent == [0] and member.rank != 0:
+        detail = f"rank {names}, which collects what the others bring, did not answer in time"
+    return RendezvousError(detail, rank=own, phase=phase, absent=ranks)
+
+
+def _left(deadline: float) -> timedelta:
+    return timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+
+
+def _error(member: Member, phase: str, detail: str) -> RendezvousError:
+    return RendezvousError(detail, rank=member.global_ranks[member.rank], phase=phase)

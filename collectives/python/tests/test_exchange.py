@@ -1,0 +1,164 @@
+"""The exchange through torch's store: what it costs, and who is named where it fails."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from hfreduce.errors import RendezvousError
+from hfreduce.exchange import Member, gather
+
+LONG_SECONDS = 120
+
+
+class CountingStore:
+    """A store in memory that counts requests, and bytes by direction."""
+
+    def __init__(self, extended=True):
+        self.values = {}
+        self.changed = threading.Condition()
+        self.extended = extended
+        self.requests = 0
+        self.read = {}
+
+    def count(self, values=()):
+        self.requests += 1
+        self.read[0] = self.read.get(0, 0) + sum(map(len, values))
+
+    def set(self, key, value):
+        with self.changed:
+            self.count()
+            self.values[key] = value.encode()
+            self.changed.notify_all()
+
+    def get(self, key):
+        with self.changed:
+            self.count([self.values[key]])
+            return self.values[key]
+
+    def has_extended_api(self):
+        return self.extended
+
+    def multi_get(self, keys):
+        assert self.extended
+        with self.changed:
+            found = [self.values[key] for key in keys]
+            self.count(found)
+            return found
+
+    def check(self, keys):
+        with self.changed:
+            self.count()
+            return all(key in self.values for key in keys)
+
+    def wait(self, keys, timeout):
+        with self.changed:
+            self.count()
+            there = self.changed.wait_for(
+                lambda: all(key in self.values for key in keys), timeout.total_seconds()
+            )
+            if not there:
+                raise RuntimeError("wait timeout")
+
+
+def card(rank):
+    """What a rank brings: mostly the same words, some of its own."""
+    return f'{{"place": {{"node": "node-{rank // 8:05}", "zone": "A"}}, "port": {rank * 7919}}}'
+
+
+def meet(store, size, present=None, seconds=LONG_SECONDS, phase="place"):
+    ranks = range(size)
+
+    def one(rank):
+        deadline = time.monotonic() + seconds
+        try:
+            return gather(store, Member(rank, ranks), phase, card(rank), deadline)
+        except RendezvousError as error:
+            return error
+
+    present = list(present or ranks)
+    with ThreadPoolExecutor(len(present)) as pool:
+        return list(pool.map(one, present))
+
+
+@pytest.mark.parametrize("extended", [True, False])
+def test_everybody_leaves_with_all_values(extended):
+    results = meet(CountingStore(extended), 9)
+    expected = [card(rank).encode() for rank in range(9)]
+    assert all(result.values == expected for result in results)
+    assert len({result.meeting for result in results}) == 1
+
+
+def test_a_thousand_ranks_cost_a_few_requests_and_bytes_each():
+    # All but the collector have set their keys; then one rank after the other takes part. So one
+    # thread counts what a thousand processes ask for.
+    store, size = CountingStore(), 1024
+    store.values = {f"hfreduce/place/{rank}": card(rank).encode() for rank in range(1, size)}
+    reads = []
+    for rank in range(size):
+        store.read.clear()
+        result = gather(store, Member(rank, range(size)), "place", card(rank), time.monotonic() + 9)
+        assert len(result.values) == size
+        reads.append(sum(store.read.values()))
+    assert store.requests <= 3 * size + 2 * size // 256 + 2
+    blob = sum(len(value) for key, value in store.values.items() if "/all/" in key)
+    assert blob <= 64 * size
+    # The collector alone reads the values themselves; the others read the blob and nothing else.
+    assert reads[0] == sum(len(card(rank)) for rank in range(size))
+    assert set(reads[1:]) == {blob}
+
+
+def test_all_ranks_name_the_same_absentees():
+    results = meet(CountingStore(), 6, present=[0, 1, 3, 5], seconds=0.5)
+    for result in results:
+        assert isinstance(result, RendezvousError)
+        assert list(result.absent) == [2, 4]
+        assert "rank 2, 4 did not come in time (4 of 6 did)" in str(result)
+
+
+def test_without_the_collector_it_is_named(monkeypatch):
+    monkeypatch.setattr("hfreduce.exchange.GRACE_SECONDS", 0.0)
+    results = meet(CountingStore(), 3, present=[1, 2], seconds=0.2)
+    assert all(list(result.absent) == [0] for result in results)
+
+
+@pytest.mark.parametrize(
+    "blob", ["", "x", "1 ", "1 AAAA", "99999999 AAAA", "1 eJyrVkpOLFKyUqiuBQAZ4gQG", "-1 x"]
+)
+def test_a_blob_that_cannot_be_read_is_an_error(blob):
+    store = CountingStore()
+    store.set("hfreduce/place/all/0", blob)
+    with pytest.raises(RendezvousError, match=r"rank 0|release"):
+        gather(store, Member(1, range(2)), "place", "x", time.monotonic() + 1)
+
+
+def test_a_blob_of_several_parts_is_put_together(monkeypatch):
+    monkeypatch.setattr("hfreduce.exchange.PART_CHARACTERS", 64)
+    monkeypatch.setattr("hfreduce.exchange.BATCH_KEYS", 3)
+    store = CountingStore()
+    results = meet(store, 20)
+    assert all(result.values[19] == card(19).encode() for result in results)
+    assert "hfreduce/place/all/1" in store.values
+
+
+def test_torchs_own_store_serves_a_large_group():
+    torch = pytest.importorskip("torch.distributed")
+    server = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    size = 64
+    timeout = timedelta(seconds=LONG_SECONDS)
+    clients = [
+        torch.TCPStore("127.0.0.1", server.port, is_master=False, timeout=timeout)
+        for _ in range(size)
+    ]
+    ranks = range(size)
+
+    def one(rank):
+        deadline = time.monotonic() + LONG_SECONDS
+        store = torch.PrefixStore("group", clients[rank])
+        return gather(store, Member(rank, ranks), "place", card(rank), deadline)
+
+    with ThreadPoolExecutor(size) as pool:
+        results = list(pool.map(one, ranks))
+    expected = [card(rank).encode() for rank in ranks]
+    assert all(result.values == expected for result in results)
