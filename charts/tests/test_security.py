@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from charts.tests.conftest import Rendered, containers, pods
+from charts.tests.conftest import Render, Rendered, containers, pods
 
 PRIVILEGED = {("DaemonSet/threefs-csi-holder", "holder")}
 """mount(2) and mounts that reach the kubelet are for privileged containers alone."""
@@ -155,6 +155,16 @@ def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: R
         assert names["values"] == ["fireflyer-system", "kube-system"]
 
 
+def ingress(objects: Rendered, name: str, port: int) -> list[Any]:
+    """The peers of every rule that opens this port; None: everybody."""
+    policy = objects.named("NetworkPolicy", name)["spec"]
+    return [
+        rule.get("from")
+        for rule in policy.get("ingress") or []
+        if port in [one["port"] for one in rule["ports"]]
+    ]
+
+
 def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
     policies = [
         policy["spec"]["podSelector"]["matchLabels"] for policy in everything.of("NetworkPolicy")
@@ -162,3 +172,55 @@ def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
     for name, pod in pods(everything):
         labels = pod["metadata"]["labels"]
         assert [one for one in policies if one.items() <= labels.items()], name
+
+
+def test_no_port_is_open_to_everybody_but_the_webhooks(everything: Rendered) -> None:
+    """And that one by default alone: the API servers' addresses are the administrator's to say."""
+    open_ports = {
+        (policy["metadata"]["name"], port["port"])
+        for policy in everything.of("NetworkPolicy")
+        for rule in policy["spec"].get("ingress") or []
+        if not rule.get("from")
+        for port in rule["ports"]
+    }
+    assert open_ports == {("flyer-webhook", 9443)}
+
+
+def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> None:
+    [[peer]] = ingress(everything, "flyer-operator", 7443)
+    assert peer["namespaceSelector"] == {}
+    [wanted] = peer["podSelector"]["matchExpressions"]
+    assert wanted == {"key": "fireflyer.dev/job", "operator": "Exists"}
+
+
+def test_metrics_are_closed_until_a_value_opens_them(everything: Rendered, render: Render) -> None:
+    names = [policy["metadata"]["name"] for policy in everything.of("NetworkPolicy")]
+    assert not [name for name in names if ingress(everything, name, 8080)]
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    opened = render(**{"networkPolicies.metricsFrom": peers})
+    served = {"flyer-operator", "flyer-webhook", "flyer-node", "threefs-mgmtd"}
+    for name in served | {"threefs-csi-controller", "threefs-csi-node"}:
+        assert ingress(opened, name, 8080) == [peers], name
+
+
+def test_the_webhook_is_closed_by_address_and_by_certificate(render: Render) -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
+    closed = render(**{"networkPolicies.webhookFrom": peers, "injection.clientCA": "api-server-ca"})
+    assert ingress(closed, "flyer-webhook", 9443) == [peers]
+    [container] = containers(closed.named("Deployment", "flyer-webhook")["spec"]["template"])
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["FLYER_CLIENT_CA_FILE"] == "/etc/flyer/client-ca/ca.crt"
+
+
+def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) -> None:
+    pod = everything.named("Deployment", "flyer-webhook")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    bound = {
+        one["name"]
+        for b in everything.of("ClusterRoleBinding", "RoleBinding")
+        for one in b["subjects"]
+    }
+    assert pod["serviceAccountName"] not in bound
+    [volume] = pod["volumes"]
+    [source] = volume["projected"]["sources"]
+    assert {item["key"] for item in source["secret"]["items"]} == {"ca.crt", "tls.crt", "tls.key"}

@@ -23,7 +23,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["SECRET_NAME", "Certificates", "certificates_of", "renewed"]
+__all__ = [
+    "BUNDLE",
+    "LEAF",
+    "LEAF_KEY",
+    "SECRET_NAME",
+    "Certificates",
+    "certificates_of",
+    "renewed",
+]
 
 SECRET_NAME: Final = "flyer-certificates"  # noqa: S105  a name
 
