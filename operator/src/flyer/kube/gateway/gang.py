@@ -30,7 +30,7 @@ from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.gateway.orders import start_orders
 from flyer.kube.gateway.outcome import outcome_of_code
 from flyer.kube.pods.names import pod_name
-from flyer.sidecar.wire import LauncherState, Order, Report, Suspend
+from flyer.sidecar.wire import VERSION, LauncherState, Order, Report, Suspend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,8 @@ class Member:
     identity: PodIdentity
     ip: str
     connected: bool = False
+    version: int = VERSION
+    """Of the protocol that its sidecar speaks."""
     asked: bool = False
     """Over the stream that is open now, it was told of the suspension."""
     report: Report | None = None
@@ -126,9 +128,10 @@ class Gang:
         self.members[node_rank].ip = ip
         self._pass_barrier()
 
-    def connect(self, node_rank: int) -> None:
+    def connect(self, node_rank: int, version: int = VERSION) -> None:
         """Its sidecar's stream is open."""
         self.members[node_rank].connected = True
+        self.members[node_rank].version = version
         self.members[node_rank].asked = False
 
     def disconnect(self, node_rank: int) -> None:
