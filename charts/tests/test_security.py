@@ -193,6 +193,23 @@ def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> N
     assert wanted == {"key": "fireflyer.dev/job", "operator": "Exists"}
 
 
+def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Render) -> None:
+    assert not [
+        one for one in render().of("NetworkPolicy") if one["metadata"]["name"] == "flyer-jobs"
+    ]
+    found = [
+        one
+        for one in render(**{"networkPolicies.jobNamespaces": ["a", "b"]}).of("NetworkPolicy")
+        if one["metadata"]["name"] == "flyer-jobs"
+    ]
+    assert [one["metadata"]["namespace"] for one in found] == ["a", "b"]
+    for one in found:
+        [rule] = one["spec"]["ingress"]
+        [peer] = rule["from"]
+        assert peer == {"podSelector": one["spec"]["podSelector"]}  # no other namespace
+        assert "ports" not in rule
+
+
 def test_metrics_are_closed_until_a_value_opens_them(everything: Rendered, render: Render) -> None:
     names = [policy["metadata"]["name"] for policy in everything.of("NetworkPolicy")]
     assert not [name for name in names if ingress(everything, name, 8080)]

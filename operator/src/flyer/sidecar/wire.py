@@ -26,6 +26,7 @@ from flyer.job.fields import Fields, ProtocolError, parse_object
 from flyer.job.limits import PATH_CHARS_MAX
 
 __all__ = [
+    "KEY_VERSION",
     "OLDEST_VERSION",
     "ORDER_BYTES_MAX",
     "REPORT_BYTES_MAX",
@@ -51,7 +52,8 @@ __all__ = [
 _T = TypeVar("_T")
 
 VERSION = 2
-"""2: the start order has the key of the job's collectives."""
+KEY_VERSION = 2
+"""From this version on the start order has the key of the job's collectives."""
 OLDEST_VERSION = 1
 """Sidecars live as long as their pods: a gateway speaks with those of the version before it. The
 sidecar says its newest version, the gateway answers with the one that both speak."""
@@ -256,6 +258,8 @@ class StartOrder:
     stop_grace_seconds: float = 30.0
     output_seconds: float = 30.0
     topology: dict[str, Any] = field(default_factory=dict)
+    key: str | None = field(default=None, repr=False)
+    """Key of the attempt's collectives, hexadecimal; null where some sidecar cannot take it."""
 
     @classmethod
     def read(cls, fields: Fields) -> StartOrder:
@@ -278,6 +282,7 @@ class StartOrder:
             stop_grace_seconds=fields.number("stop_grace_seconds", 30.0),
             output_seconds=fields.number("output_seconds", 30.0),
             topology=topology if isinstance(topology, dict) else {},
+            key=fields.text_or_none("key"),
         )
 
 

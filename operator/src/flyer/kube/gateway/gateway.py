@@ -8,6 +8,8 @@ this connects it with streams and timers.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import time
 from collections import Counter
@@ -70,6 +72,7 @@ class Gateway:
         self._metrics = metrics or GatewayMetrics(CollectorRegistry())
         self._clock = clock
         self._context = server_context()
+        self._secret = ""
         self._listener = Listener(
             settings, self._context, self._metrics, self._converse, self._is_expected
         )
@@ -90,6 +93,7 @@ class Gateway:
     def use(self, certificates: Certificates) -> None:
         """Serve with these from the next connection on; before `serve` at the latest."""
         load_certificates(self._context, certificates)
+        self._secret = certificates.secret
 
     def listen(self) -> None:
         """Take the port, so that a failure is known at once."""
@@ -124,7 +128,7 @@ class Gateway:
         else:
             if known is not None:
                 self.forget(start.job, known.start.attempt)
-            gang = Gang(job, start, pods, self._settings, self._clock())
+            gang = Gang(job, start, pods, self._settings, self._clock(), self._key(job, start))
             self._gangs[start.job] = gang
             self._addresses += Counter(one.ip for one in gang.members if one.ip)
         for member in gang.members:
@@ -313,6 +317,13 @@ class Gateway:
         if was_started is None and gang.started_at is not None:
             self._metrics.start_seconds.observe(gang.started_at - gang.expected_at)
         self._after(gang, events)
+
+    def _key(self, job: FlyerJob, start: Start) -> str | None:
+        """Key of the attempt's collectives: derived, so that the next leader has the same."""
+        if not self._secret:
+            return None
+        words = f"collectives/{job.metadata.uid}/{start.attempt}"
+        return hmac.new(self._secret.encode(), words.encode(), hashlib.sha256).hexdigest()
 
     def _is_expected(self, address: str) -> bool:
         """Whether a pod of a gang has this address."""
