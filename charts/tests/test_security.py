@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from charts.tests.conftest import Render, Rendered, containers, pods
+from charts.tests.conftest import Render, Rendered, containers, pods, template
 
 PRIVILEGED = {("DaemonSet/threefs-csi-holder", "holder")}
 """mount(2) and mounts that reach the kubelet are for privileged containers alone."""
@@ -241,3 +242,68 @@ def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) ->
     [volume] = pod["volumes"]
     [source] = volume["projected"]["sources"]
     assert {item["key"] for item in source["secret"]["items"]} == {"ca.crt", "tls.crt", "tls.key"}
+
+
+def granted(objects: Rendered, account: str) -> set[tuple[str, str, str]]:
+    """Resource, verb and namespace (empty: all) of every rule of an account."""
+    roles = {
+        (one["kind"], one["metadata"]["name"]): one for one in objects.of("Role", "ClusterRole")
+    }
+    return {
+        (resource, verb, binding["metadata"].get("namespace", ""))
+        for binding in objects.of("RoleBinding", "ClusterRoleBinding")
+        if account in [one["name"] for one in binding["subjects"]]
+        for rule in roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_accounts_of_nodes_and_volumes_read_no_pods_and_write_few_events(
+    everything: Rendered,
+) -> None:
+    volumes = granted(everything, "threefs-csi-controller")
+    assert not [one for one in volumes if one[0] == "pods"]
+    assert {one[1] for one in volumes if one[0] == "nodes"} == {"get"}
+    agents = granted(everything, "flyer-node")
+    assert {one[2] for one in agents if one[0] == "events"} == {"default"}
+
+
+def test_the_operator_makes_pods_where_it_is_told_and_never_in_system_namespaces(
+    render: Render,
+) -> None:
+    policies = {one["metadata"]["name"]: one for one in render().of("ValidatingAdmissionPolicy")}
+    assert "operator-namespaces.fireflyer.dev" not in policies
+    [system] = [
+        one["expression"]
+        for one in policies["operator-pods.fireflyer.dev"]["spec"]["variables"]
+        if one["name"] == "system"
+    ]
+    assert system == "request.namespace in ['kube-system', 'fireflyer-system']"
+    some = render(watchNamespaces=["a", "b"])
+    policy = some.named("ValidatingAdmissionPolicy", "operator-namespaces.fireflyer.dev")
+    [validation] = policy["spec"]["validations"]
+    assert validation["expression"] == "request.namespace in ['a', 'b']"
+    binding = some.named("ValidatingAdmissionPolicyBinding", "operator-namespaces.fireflyer.dev")
+    assert binding["spec"]["validationActions"] == ["Deny"]
+
+
+def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> None:
+    found = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
+    binding = found.named("ClusterRoleBinding", "flyer-dedicated-nodes")
+    assert [one["name"] for one in binding["subjects"]] == [
+        f"system:serviceaccounts:{name}"
+        for name in ("kube-system", "monitoring", "fireflyer-system")
+    ]
+
+
+@pytest.mark.parametrize(("version", "own"), [("1.35.0", False), ("1.36.3", True)])
+def test_where_users_are_not_stamped_nobody_names_one(version: str, own: bool) -> None:
+    """Otherwise whoever adds his own name has two quotas: his and the namespace's."""
+    done = template({}, "--kube-version", version)
+    objects = [one for one in YAML(typ="safe").load_all(done.stdout) if one]
+    name = "flyerjob-identity.fireflyer.dev"
+    kind = "ValidatingAdmissionPolicy"
+    [policy] = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    first = policy["spec"]["validations"][0]["expression"]
+    assert first.endswith("in ['', request.userInfo.username]" if own else "in ['']")
