@@ -35,7 +35,10 @@ class Component:
 
 
 COMPONENTS = (
-    Component("Operator (`flyer-operator`)", ("operator/src/flyer/kube",)),
+    Component(
+        "Operator (`flyer-operator`) and injection webhook (`flyer-webhook`)",
+        ("operator/src/flyer/kube",),
+    ),
     Component("Node agent (`flyer-node`)", ("deviceplugin/src/flyer_node",)),
     Component("CSI driver (`threefs-csi`)", ("csi-3fs/python/threefs/csi",)),
     Component("3FS (in the pod of mgmtd)", ("csi-3fs/python/threefs/exporter.py",)),

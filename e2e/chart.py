@@ -59,9 +59,10 @@ VALUES: dict[str, Any] = {
         "extraEnv": [
             # What a story reads of a job's progress is a second old at most.
             {"name": "FLYER_PROGRESS_COMMIT_SECONDS", "value": "1"},
-            # All of a cluster's control plane shares one machine with five nodes and the tests.
-            {"name": "FLYER_LEASE_SECONDS", "value": "8"},
         ],
+        # All of a cluster's control plane shares one machine with five nodes and the tests, which
+        # wait for new leaders.
+        "lease": {"duration": 8, "renew": 6, "retry": 1},
         "resources": {"requests": {"cpu": "300m", "memory": "192Mi"}},
     },
     "nodeAgent": AGENT_VALUES,

@@ -26,7 +26,8 @@ def test_names_are_unique(everything: Rendered) -> None:
 
 def test_objects_lie_in_the_release_namespace_or_in_none(everything: Rendered) -> None:
     for one in everything:
-        assert one["metadata"].get("namespace", NAMESPACE) == NAMESPACE
+        if one["metadata"]["name"] != "flyer-node-events":  # where nodes' events are
+            assert one["metadata"].get("namespace", NAMESPACE) == NAMESPACE
 
 
 def test_every_object_says_whose_it_is(everything: Rendered) -> None:
@@ -150,7 +151,8 @@ def test_bindings_join_roles_and_accounts_that_exist(everything: Rendered) -> No
     for binding in everything.of("RoleBinding", "ClusterRoleBinding"):
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in present
         for subject in binding["subjects"]:
-            assert (subject["kind"], subject["name"]) in present
+            if subject["kind"] != "Group":
+                assert (subject["kind"], subject["name"]) in present
 
 
 def test_names_of_rights_are_those_of_objects(everything: Rendered) -> None:

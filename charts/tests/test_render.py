@@ -73,7 +73,10 @@ def test_any_choice_of_components_renders(chosen: tuple[bool, ...], render: Rend
         ({"priorityClasses.create": False}, "PriorityClass"),
         ({"csi.storageClass.create": False}, "StorageClass"),
         ({"crds.install": False}, "CustomResourceDefinition"),
-        ({"admissionPolicies.enabled": False}, "ValidatingAdmissionPolicy"),
+        (
+            {"admissionPolicies.enabled": False, "admissionPolicies.acceptWithout": True},
+            "ValidatingAdmissionPolicy",
+        ),
     ],
     ids=lambda value: str(value),
 )
@@ -116,6 +119,10 @@ def test_the_key_is_as_long_as_the_services_want_it(render: Render) -> None:
         (
             {"threefs.replicas": 3, "threefs.storage.nodes": 2},
             ["threefs.replicas is 3", "only 2 storage services", "Raise threefs.storage.nodes"],
+        ),
+        (
+            {"admissionPolicies.enabled": False},
+            ["any writer of a status could forge it", "admissionPolicies.acceptWithout"],
         ),
         (
             {"threefs.enabled": False},

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from charts.tests.conftest import Rendered, containers, pods
+from charts.tests.conftest import Render, Rendered, containers, pods, template
 
 PRIVILEGED = {("DaemonSet/threefs-csi-holder", "holder")}
 """mount(2) and mounts that reach the kubelet are for privileged containers alone."""
@@ -155,6 +156,16 @@ def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: R
         assert names["values"] == ["fireflyer-system", "kube-system"]
 
 
+def ingress(objects: Rendered, name: str, port: int) -> list[Any]:
+    """The peers of every rule that opens this port; None: everybody."""
+    policy = objects.named("NetworkPolicy", name)["spec"]
+    return [
+        rule.get("from")
+        for rule in policy.get("ingress") or []
+        if port in [one["port"] for one in rule["ports"]]
+    ]
+
+
 def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
     policies = [
         policy["spec"]["podSelector"]["matchLabels"] for policy in everything.of("NetworkPolicy")
@@ -162,3 +173,137 @@ def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
     for name, pod in pods(everything):
         labels = pod["metadata"]["labels"]
         assert [one for one in policies if one.items() <= labels.items()], name
+
+
+def test_no_port_is_open_to_everybody_but_the_webhooks(everything: Rendered) -> None:
+    """And that one by default alone: the API servers' addresses are the administrator's to say."""
+    open_ports = {
+        (policy["metadata"]["name"], port["port"])
+        for policy in everything.of("NetworkPolicy")
+        for rule in policy["spec"].get("ingress") or []
+        if not rule.get("from")
+        for port in rule["ports"]
+    }
+    assert open_ports == {("flyer-webhook", 9443)}
+
+
+def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> None:
+    [[peer]] = ingress(everything, "flyer-operator", 7443)
+    assert peer["namespaceSelector"] == {}
+    [wanted] = peer["podSelector"]["matchExpressions"]
+    assert wanted == {"key": "fireflyer.dev/job", "operator": "Exists"}
+
+
+def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Render) -> None:
+    assert not [
+        one for one in render().of("NetworkPolicy") if one["metadata"]["name"] == "flyer-jobs"
+    ]
+    found = [
+        one
+        for one in render(**{"networkPolicies.jobNamespaces": ["a", "b"]}).of("NetworkPolicy")
+        if one["metadata"]["name"] == "flyer-jobs"
+    ]
+    assert [one["metadata"]["namespace"] for one in found] == ["a", "b"]
+    for one in found:
+        [rule] = one["spec"]["ingress"]
+        [peer] = rule["from"]
+        assert peer == {"podSelector": one["spec"]["podSelector"]}  # no other namespace
+        assert "ports" not in rule
+
+
+def test_metrics_are_closed_until_a_value_opens_them(everything: Rendered, render: Render) -> None:
+    names = [policy["metadata"]["name"] for policy in everything.of("NetworkPolicy")]
+    assert not [name for name in names if ingress(everything, name, 8080)]
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    opened = render(**{"networkPolicies.metricsFrom": peers})
+    served = {"flyer-operator", "flyer-webhook", "flyer-node", "threefs-mgmtd"}
+    for name in served | {"threefs-csi-controller", "threefs-csi-node"}:
+        assert ingress(opened, name, 8080) == [peers], name
+
+
+def test_the_webhook_is_closed_by_address_and_by_certificate(render: Render) -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
+    closed = render(**{"networkPolicies.webhookFrom": peers, "injection.clientCA": "api-server-ca"})
+    assert ingress(closed, "flyer-webhook", 9443) == [peers]
+    [container] = containers(closed.named("Deployment", "flyer-webhook")["spec"]["template"])
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["FLYER_CLIENT_CA_FILE"] == "/etc/flyer/client-ca/ca.crt"
+
+
+def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) -> None:
+    pod = everything.named("Deployment", "flyer-webhook")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    bound = {
+        one["name"]
+        for b in everything.of("ClusterRoleBinding", "RoleBinding")
+        for one in b["subjects"]
+    }
+    assert pod["serviceAccountName"] not in bound
+    [volume] = pod["volumes"]
+    [source] = volume["projected"]["sources"]
+    assert {item["key"] for item in source["secret"]["items"]} == {"ca.crt", "tls.crt", "tls.key"}
+
+
+def granted(objects: Rendered, account: str) -> set[tuple[str, str, str]]:
+    """Resource, verb and namespace (empty: all) of every rule of an account."""
+    roles = {
+        (one["kind"], one["metadata"]["name"]): one for one in objects.of("Role", "ClusterRole")
+    }
+    return {
+        (resource, verb, binding["metadata"].get("namespace", ""))
+        for binding in objects.of("RoleBinding", "ClusterRoleBinding")
+        if account in [one["name"] for one in binding["subjects"]]
+        for rule in roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_accounts_of_nodes_and_volumes_read_no_pods_and_write_few_events(
+    everything: Rendered,
+) -> None:
+    volumes = granted(everything, "threefs-csi-controller")
+    assert not [one for one in volumes if one[0] == "pods"]
+    assert {one[1] for one in volumes if one[0] == "nodes"} == {"get"}
+    agents = granted(everything, "flyer-node")
+    assert {one[2] for one in agents if one[0] == "events"} == {"default"}
+
+
+def test_the_operator_makes_pods_where_it_is_told_and_never_in_system_namespaces(
+    render: Render,
+) -> None:
+    policies = {one["metadata"]["name"]: one for one in render().of("ValidatingAdmissionPolicy")}
+    assert "operator-namespaces.fireflyer.dev" not in policies
+    [system] = [
+        one["expression"]
+        for one in policies["operator-pods.fireflyer.dev"]["spec"]["variables"]
+        if one["name"] == "system"
+    ]
+    assert system == "request.namespace in ['kube-system', 'fireflyer-system']"
+    some = render(watchNamespaces=["a", "b"])
+    policy = some.named("ValidatingAdmissionPolicy", "operator-namespaces.fireflyer.dev")
+    [validation] = policy["spec"]["validations"]
+    assert validation["expression"] == "request.namespace in ['a', 'b']"
+    binding = some.named("ValidatingAdmissionPolicyBinding", "operator-namespaces.fireflyer.dev")
+    assert binding["spec"]["validationActions"] == ["Deny"]
+
+
+def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> None:
+    found = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
+    binding = found.named("ClusterRoleBinding", "flyer-dedicated-nodes")
+    assert [one["name"] for one in binding["subjects"]] == [
+        f"system:serviceaccounts:{name}"
+        for name in ("kube-system", "monitoring", "fireflyer-system")
+    ]
+
+
+@pytest.mark.parametrize(("version", "own"), [("1.35.0", False), ("1.36.3", True)])
+def test_where_users_are_not_stamped_nobody_names_one(version: str, own: bool) -> None:
+    """Otherwise whoever adds his own name has two quotas: his and the namespace's."""
+    done = template({}, "--kube-version", version)
+    objects = [one for one in YAML(typ="safe").load_all(done.stdout) if one]
+    name = "flyerjob-identity.fireflyer.dev"
+    kind = "ValidatingAdmissionPolicy"
+    [policy] = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    first = policy["spec"]["validations"][0]["expression"]
+    assert first.endswith("in ['', request.userInfo.username]" if own else "in ['']")

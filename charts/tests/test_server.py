@@ -227,6 +227,6 @@ def test_values_that_change_nothing_change_no_pod(installation: Installation) ->
         }
 
     before = generations()
-    assert len(before) == 8
+    assert len(before) == 9
     installation.upgrade()
     assert generations() == before

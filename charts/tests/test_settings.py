@@ -5,10 +5,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from flyer.kube.injection.settings import WebhookSettings, parse_webhook_settings
 from flyer.kube.settings import Settings, parse_settings
 from flyer_node.settings import add_flags, read_settings
 
-from charts.tests.conftest import Object, Render, containers, pods
+from charts.tests.conftest import Object, Render, containers, pods, template
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {"global.imagePullSecrets": [{"name": "one"}, {"name": "two"}]}
@@ -36,8 +37,27 @@ def test_the_operator_reads_what_it_is_told(
     settings = parse_settings([])
     assert settings.gateway_port == 7443
     assert settings.injection is True
+    assert (settings.lease_seconds, settings.renew, settings.retry) == (15, 10.0, 2.0)
+    assert f"flyer-webhook.{settings.namespace}.svc.cluster.local" in settings.names
     assert settings.image_pull_secrets == "one,two"
     assert settings.endpoint == "flyer-gateway.fireflyer-system.svc:7443"
+
+
+def test_the_webhook_reads_what_it_is_told(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = variables(container(render, "Deployment/flyer-webhook", "webhook"))
+    known = {f"FLYER_{field.name.upper()}" for field in fields(WebhookSettings)}
+    assert given.keys() <= known
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = parse_webhook_settings([])
+    assert (settings.port, settings.metrics_port) == (9443, 8080)
+    assert settings.image_pull_secrets == "one,two"
+
+
+def test_a_lease_that_cannot_be_renewed_in_time_is_refused() -> None:
+    done = template({"operator.lease.renew": 20})
+    assert done.returncode != 0
+    assert "expected retry < renew < duration" in done.stderr
 
 
 def test_the_node_agent_reads_what_it_is_told(render: Render) -> None:

@@ -49,7 +49,72 @@ AGENT = "system:serviceaccount:fireflyer-system:flyer-node"
 WATCHED = "may not write it: only the agent on that node does; to keep work away set spec.drain"
 OWN = "may not write it: an agent writes the object of its own node"
 
+ANNAS = (
+    "is not for anna and service account default/default: leave it out, submit a FlyerJob, or ask "
+    "for the verb use on flyernodes.fireflyer.dev/dedicated"
+)
+
+
+def _marked(label: str) -> Words:
+    text = (
+        f"metadata.labels[fireflyer.dev/{label}]: anna may not set, change or remove it: it marks "
+        "pods that the operator makes for a FlyerJob; leave it out"
+    )
+    return Words("pod-labels", ForbiddenError, text)
+
+
+def _cap(field: str, asked: str, cap: str, priority: str = "normal") -> Words:
+    text = (
+        f"spec.preemption.{field}: {asked} is above the cap {cap} for priority {priority}: ask for "
+        "less; the caps are spec.limits of FlyerTopology cluster"
+    )
+    return Words("flyerjob-limits", InvalidError, text)
+
+
+def _operators(pod: str) -> Words:
+    text = (
+        f"pod {pod}: the operator changes pods outside the system namespaces alone, and only those "
+        "that a FlyerJob controls (metadata.ownerReferences)"
+    )
+    return Words("operator-pods", ForbiddenError, text)
+
+
 WORDS = {
+    "a pod of a job by anna": _marked("job"),
+    "a pod that becomes a leader": _marked("leader"),
+    "a toleration of dedicated nodes": Words(
+        "pod-dedicated-nodes",
+        ForbiddenError,
+        f"spec.tolerations: the taint fireflyer.dev/dedicated {ANNAS}",
+    ),
+    "a node by its name": Words(
+        "pod-dedicated-nodes", ForbiddenError, f"spec.nodeName: a node by its name {ANNAS}"
+    ),
+    "a pod of nobody by the operator": _operators("default/op"),
+    "a pod of the system by the operator": _operators("kube-system/op"),
+    "a webhook by the operator": Words(
+        "operator-webhook",
+        ForbiddenError,
+        "MutatingWebhookConfiguration flyer-injection: the operator changes clientConfig.caBundle "
+        "in flyer-injection and nothing else",
+    ),
+    "a long grace": _cap("grace", "16m", "15m"),
+    "a long maxGrace": _cap("maxGrace", "87840h", "1h"),
+    "a long minRuntime": _cap("minRuntime", "87840h", "2h"),
+    "many annotations": Words(
+        "flyerjob-size",
+        InvalidError,
+        "metadata.annotations: 20000 bytes, at most 16384: keep large texts in a ConfigMap",
+    ),
+    "many labels": Words(
+        "flyerjob-size", InvalidError, "metadata.labels: 65 labels, at most 64: remove some"
+    ),
+    "a large environment": Words(
+        "flyerjob-size",
+        InvalidError,
+        "spec.template.spec.containers: env of a container has more than 512 variables or 65536 "
+        "bytes: mount a ConfigMap",
+    ),
     "a job's status": _status(" (suspend, stop, priority)"),
     "a quota's status": _status(),
     "the topology's status": _status(),

@@ -13,6 +13,7 @@ from flyer.api import names
 from flyer.api.policies import admission_policies
 from flyer.kube.client.errors import ApiError, ForbiddenError, InvalidError
 
+from .pod_cases import pods_and_sizes
 from .policy_words import WORDS, Reader, pattern
 from .real_api import AGENT, CRDS, OPERATOR, RESOURCES, acting, broken, gone, named, stored
 from .rule_cases import CASES, RUNNING, job, status
@@ -114,6 +115,7 @@ async def test_policies(policies: Cluster, api: Api) -> None:
 
     await _priorities(policies, reader, api)
     await _healths(policies, reader, api)
+    await pods_and_sizes(policies, reader, api)
     await _unstamped(policies, reader)
     assert reader.read == set(WORDS)
 

@@ -250,3 +250,24 @@ def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(desk: Callable) 
         assert quota_usage(d.state, d.now)[0][1][0].nodes == 2
     d.state = rebuild(d.nodes, (), d.now, 3, d.policy, d.state.quotas.values())
     assert d.run("second", 2, user="anna").phase is Phase.RUNNING
+
+
+def test_service_accounts_of_a_namespace_share_its_quota() -> None:
+    """Whoever may edit a namespace can make any number of accounts in it."""
+    from flyer.api import load_manifest
+    from flyer.api.names import USER_ANNOTATION
+
+    text = """
+apiVersion: fireflyer.dev/v1alpha1
+kind: FlyerJob
+metadata: {name: gpt, namespace: lab}
+spec: {nodes: 1, template: {spec: {containers: [{name: t, image: i, command: [c]}]}}}
+"""
+    (job,) = load_manifest(text)
+    found = set()
+    for user in ("", "system:serviceaccount:lab:a", "system:serviceaccount:lab:b"):
+        metadata = job.metadata.replace(annotations={USER_ANNOTATION: user} if user else {})
+        found.add(job.replace(metadata=metadata).user)
+    assert found == {"lab"}
+    anna = job.metadata.replace(annotations={USER_ANNOTATION: "anna"})
+    assert job.replace(metadata=anna).user == "anna"

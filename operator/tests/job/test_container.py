@@ -70,10 +70,10 @@ class Sidecar:
     def say(self, **message: Any) -> None:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def start(self, **changes: Any) -> None:
+    def start(self, key: str | None = None, **changes: Any) -> None:
         self.accept()
         self.hear(op="launcher", state="waiting")
-        self.say(kind="start", pod=ORDER | changes, output_seconds=0.1)
+        self.say(kind="start", key=key, pod=ORDER | changes, output_seconds=0.1)
         self.hear(op="launcher", state="running")
 
     def close(self) -> None:
@@ -405,6 +405,29 @@ def test_garbage_from_the_sidecar_is_no_order(container: Container, sidecar: Sid
     status, out, err = container.end()
     assert (status, out) == (2, "")
     assert "`ranks_per_node` is 0, not from 1 to 1024" in err
+
+
+@pytest.mark.parametrize("own", [None, "/mine/key"])
+def test_the_key_of_the_collectives_is_a_file_for_the_ranks_alone(
+    own: str | None, container: Container, sidecar: Sidecar
+) -> None:
+    container.run(
+        """
+        import os, stat
+        path = os.environ["HFREDUCE_KEY_FILE"]
+        found = [path]
+        if os.path.exists(path):
+            found += [oct(stat.S_IMODE(os.stat(path).st_mode)), open(path).read()]
+        print(*found)
+        """,
+        env={"HFREDUCE_KEY_FILE": own} if own else {},
+    )
+    sidecar.start(ranks_per_node=1, key="5c" * 32)
+    sidecar.hear(op="ended")
+    sidecar.say(kind="done")
+    _, out, _ = container.end()
+    ours = f"{container.folder}/run/ranks/hfreduce.key 0o600 {'5c' * 32}"
+    assert out.splitlines() == [f"rank 1 | {own or ours}"]
 
 
 def test_the_users_path_comes_before_ours(container: Container, sidecar: Sidecar) -> None:

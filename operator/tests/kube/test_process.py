@@ -110,11 +110,25 @@ def test_settings_come_from_flags_and_from_the_environment(capsys):
         ({"FLYER_INJECTION": "perhaps"}, "neither true nor false"),
         ({"FLYER_LOG_LEVEL": "loud"}, "is debug, info, warning or error"),
         ({"FLYER_LEASE_SECONDS": "1"}, "needs 2 or more"),
+        ({"FLYER_LEASE_RENEW_SECONDS": "15"}, "expected 0 < retry < renew < lease"),
     ):
         with pytest.raises(SystemExit) as raised:
             parse_settings([], env)
         assert raised.value.code == 2
         assert word in capsys.readouterr().err
+
+
+async def test_a_port_that_is_taken_ends_it_with_a_message(cluster, kubeconfig):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "flyer.kube", "--kubeconfig", str(kubeconfig),
+            "--metrics-port", str(port), "--gateway-port", str(free_port()),
+            "--handlers", "false", stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 2
+    assert f"port {port} for probes and metrics is taken" in errors.decode()
 
 
 async def test_replicas_share_their_certificates(api_server, connect):

@@ -34,3 +34,26 @@ def test_slots_are_the_devices_that_work_or_the_cores(
 ) -> None:
     seen = shape_node(node(allocatable, capacity)).node
     assert (seen.slots, seen.ready) == (slots, usable)
+
+
+def test_of_a_jobs_metadata_what_is_ours_alone_is_kept() -> None:
+    """Annotations may be 256 KiB large, and the cache has every job."""
+    from flyer.kube.services.views import shape_job
+
+    spec = {"containers": [{"name": "t", "image": "i", "command": ["c"]}]}
+    value = {
+        "apiVersion": "fireflyer.dev/v1alpha1",
+        "kind": "FlyerJob",
+        "metadata": {
+            "name": "gpt", "namespace": "lab", "uid": "u", "managedFields": [{}],
+            "annotations": {"mine": "x" * 200_000, "fireflyer.dev/user": "anna"},
+            "labels": {"mine": "x", "kueue.x-k8s.io/queue-name": "q", "fireflyer.dev/x": "y"},
+        },
+        "spec": {"nodes": 1, "template": {"spec": spec}},
+    }  # fmt: skip
+    view = shape_job(value)
+    assert view.job is not None, view.problem
+    assert view.job.metadata.annotations == {"fireflyer.dev/user": "anna"}
+    assert view.job.metadata.labels == {"kueue.x-k8s.io/queue-name": "q", "fireflyer.dev/x": "y"}
+    assert (view.job.user, view.job.queue) == ("anna", "q")
+    assert len(value["metadata"]["annotations"]) == 2  # type: ignore[arg-type]  the caller's stays

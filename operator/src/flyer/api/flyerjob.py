@@ -41,6 +41,8 @@ DEFAULT_QUEUE = "default"
 _MANAGER = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-._~A-Za-z0-9/]+$"
 _GROUP = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(#[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 
+SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
+
 
 class CrossZone(StrEnum):
     """Whether the gang may span two zones."""
@@ -304,8 +306,14 @@ class FlyerJob(StrictModel):
 
     @property
     def user(self) -> str:
-        """Who submitted it."""
+        """Who submitted it, for quotas and reports.
+
+        A service account counts as its namespace: whoever may edit a namespace can make any number
+        of accounts in it, and each would have a quota of its own.
+        """
         user = self.metadata.annotations.get(USER_ANNOTATION) or self.metadata.namespace
+        if user.startswith(SERVICE_ACCOUNT_PREFIX):
+            user = user.removeprefix(SERVICE_ACCOUNT_PREFIX).partition(":")[0]
         return user[:USER_CHARS_MAX]
 
     @property

@@ -36,8 +36,9 @@ class FlyerQuotaSpec(StrictModel):
         default=ANY,
         min_length=1,
         max_length=253,
-        description='Whose jobs (annotation fireflyer.dev/user, else the namespace); "*": each '
-        "user who has no limit of his own for this priority and group",
+        description="Whose jobs: the name in the annotation fireflyer.dev/user; jobs without it, "
+        'and those of service accounts, count for their namespace. "*": each user who has no limit '
+        "of his own for this priority and group",
     )
     priority: str = Field(
         default=ANY,

@@ -18,6 +18,7 @@ Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OP
   and a stop is not taken back.
 - `flyerjob-priority`: a level above normal needs the verb `use` on the resource
   `flyerpriorities` with that name, which RBAC gives to groups or users. FlyerQuotas bound the rest.
+- `flyerjob-limits`, `flyerjob-size`: see `limitpolicies`; `pod-*`, `operator-*`: `podpolicies`.
 - `nodehealth-own-node`: an agent writes the NodeHealth of the node that it runs on, no other.
 """
 
@@ -28,6 +29,8 @@ from typing import Any
 from flyer.api import names
 from flyer.api.flyerjob import FIXED_FIELDS, WAITING
 from flyer.api.lifecycle import WAIT
+from flyer.api.limitpolicies import limit_policies
+from flyer.api.podpolicies import pod_policies
 from flyer.api.priorities import Priority
 
 SYSTEM_NAMESPACE = "fireflyer-system"
@@ -41,6 +44,7 @@ _PRIORITIES = "flyerpriorities"
 def admission_policies() -> list[dict[str, Any]]:
     """Every policy, each followed by its binding."""
     found: list[dict[str, Any]] = []
+    operator = _account(OPERATOR_ACCOUNT)
     for policy, action in (
         (_status_writers(), ["Deny"]),
         (_epoch(), ["Deny"]),
@@ -49,6 +53,8 @@ def admission_policies() -> list[dict[str, Any]]:
         (_fixed(), ["Deny"]),
         (_priority(), ["Deny"]),
         (_own_node(), ["Deny"]),
+        *((policy, ["Deny"]) for policy in limit_policies()),
+        *((policy, ["Deny"]) for policy in pod_policies(operator, SYSTEM_NAMESPACE)),
     ):
         found += [policy, _binding(policy, action)]
     return found

@@ -7,7 +7,8 @@ again after either was away:
 
     launcher                                   sidecar
     {"op": "launcher", "state": "waiting"}  →
-                                            ←  {"kind": "start", "pod": {…}, "output_seconds": 30}
+                                            ←  {"kind": "start", "pod": {…}, "output_seconds": 30,
+                                                "key": "…" or null}
     {"op": "launcher", "state": "running"}  →
     {"op": "output"}                        →  ranks wrote something
                                             ←  {"kind": "terminate"} or {"kind": "kill"}
@@ -25,7 +26,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ from flyer.job import launcher
 from flyer.job.console import Console
 from flyer.job.failure import Failure, traceback_in
 from flyer.job.fields import LINE_BYTES_MAX
+from flyer.job.keyfile import KEY_FILE, KEY_FILE_VARIABLE, write_private
 from flyer.job.pod import THREAD_COUNT_NAMES, PodSpec, PodSpecError
 from flyer.job.surroundings import Surroundings
 
@@ -247,7 +249,7 @@ def pod_of(order: Mapping[str, Any], words: Sequence[str], folder: Path) -> PodS
     # which interpreter a bare `python` is.
     kept = {
         name: os.environ[name]
-        for name in (*THREAD_COUNT_NAMES, "PYTHONUNBUFFERED", "PATH")
+        for name in (*THREAD_COUNT_NAMES, "PYTHONUNBUFFERED", "PATH", KEY_FILE_VARIABLE)
         if name in os.environ
     }
     body = dict(order) | {
@@ -260,6 +262,19 @@ def pod_of(order: Mapping[str, Any], words: Sequence[str], folder: Path) -> PodS
         "run_dir": str(folder / "ranks"),
     }
     return PodSpec.from_object(body)
+
+
+def _with_key(spec: PodSpec, key: object) -> PodSpec:
+    """Its folder made, and the key of the job's collectives in a file there, if there is one.
+
+    This process writes it, not the sidecar: the ranks run as the same user.
+    """
+    folder = Path(spec.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not isinstance(key, str):
+        return spec
+    write_private(folder / KEY_FILE, key)
+    return replace(spec, key_path=str(folder / KEY_FILE))
 
 
 def _wait_for_start(link: _Link, seconds: float) -> dict[str, Any] | None:
@@ -301,8 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("flyer-launch: the attempt is over before the gang was started\n")
         return EXIT_NO_START
     try:
-        spec = pod_of(order["pod"], command, folder)
-        Path(spec.run_dir).mkdir(parents=True, exist_ok=True)
+        spec = _with_key(pod_of(order["pod"], command, folder), order.get("key"))
     except (OSError, PodSpecError) as error:
         sys.stderr.write(f"flyer-launch: the start order cannot be followed: {error}\n")
         return launcher.EXIT_BAD_POD

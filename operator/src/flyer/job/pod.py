@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from flyer.job.keyfile import KEY_FILE_VARIABLE
+
 __all__ = [
     "EXIT_PEER_LOST",
     "EXIT_SUSPENDED",
@@ -58,6 +60,8 @@ class PodSpec:
     working_dir: str | None = None
     topology_path: str | None = None
     socket_path: str | None = None
+    key_path: str | None = None
+    """File with the key of the job's collectives; the user's own HFREDUCE_KEY_FILE comes first."""
     log_dir: str
     run_dir: str
     stop_grace_seconds: float = 30.0
@@ -204,4 +208,5 @@ def pod_environment(spec: PodSpec) -> dict[str, str | int]:
 
 def _defaults(spec: PodSpec) -> dict[str, str]:
     threads = spec.env.get("OMP_NUM_THREADS", "1")
-    return {**dict.fromkeys(THREAD_COUNT_NAMES, threads), "PYTHONUNBUFFERED": "1"}
+    key = {} if spec.key_path is None else {KEY_FILE_VARIABLE: spec.key_path}
+    return {**dict.fromkeys(THREAD_COUNT_NAMES, threads), "PYTHONUNBUFFERED": "1", **key}

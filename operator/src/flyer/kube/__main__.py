@@ -1,4 +1,8 @@
-"""`flyer-operator`: scheduler, gateway of the jobs, webhook and metrics in one process."""
+"""`flyer-operator`: scheduler and gateway of the jobs.
+
+Probes and metrics are served by a process of its own (`flyer.kube.doors.status`), the injection
+webhook by `flyer-webhook`: no client of theirs runs on the scheduler's event loop.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from flyer.engine import Policy
 from flyer.kube.client import AccessError, Api, Election, LeaseSettings, Limits, find_access
 from flyer.kube.client.identities import TokenReviews
 from flyer.kube.gateway import Gateway, GatewayMetrics, GatewaySettings, outcome_of
-from flyer.kube.health import Health
+from flyer.kube.health import Health, PortTakenError
+from flyer.kube.logs import write_json_logs
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, LeaderMark, Seams, Term, World
@@ -43,11 +46,17 @@ def main(arguments: list[str] | None = None) -> int:
     settings = parse_settings(arguments)
     # Objects live long here and are many: looking through all of them stops the scheduler.
     gc.set_threshold(*_GC_THRESHOLDS)
-    _write_json_logs(settings.log_level)
+    write_json_logs(settings.log_level)
     try:
         asyncio.run(operate(settings))
     except AccessError as error:
         sys.stderr.write(f"flyer-operator: {error}\n")
+        return 2
+    except BaseExceptionGroup as group:
+        taken, others = group.split(PortTakenError)
+        if taken is None or others is not None:
+            raise
+        sys.stderr.write(f"flyer-operator: {taken.exceptions[0]}\n")
         return 2
     return 0
 
@@ -90,8 +99,8 @@ class _Operator:
         lease = LeaseSettings(
             namespace=settings.namespace,
             duration_seconds=settings.lease_seconds,
-            renew_seconds=settings.lease_seconds * 4 / 5,
-            retry_seconds=settings.lease_seconds / 6,
+            renew_seconds=settings.renew,
+            retry_seconds=settings.retry,
         )
         mark = LeaderMark(settings.namespace, settings.pod_name) if settings.pod_name else None
         self._leader = Leader(
@@ -118,27 +127,12 @@ class _Operator:
             # Nobody serves without a certificate, and pods are given its authority.
             group.create_task(self._certificates.run(), name="certificates")
             await self._certificates.ready.wait()
-            if settings.injection:
-                group.create_task(self._inject(), name="injection")
             group.create_task(self._leader.run(), name="leader")
 
     async def _freeze(self) -> None:
         """What was there at the start mostly stays: the collector need never look at it."""
         await self._world.wait_synced()
         gc.freeze()
-
-    async def _inject(self) -> None:
-        from flyer.kube.injection import InjectionMetrics, Webhook
-
-        own = frozenset({self._settings.namespace, "kube-system"})
-        webhook = Webhook(
-            settings=self._pod_settings(),
-            own_namespaces=own,
-            metrics=InjectionMetrics(self._metrics.registry),
-            port=self._settings.injection_port,
-        )
-        self._certificates.serve_with(webhook.use)
-        await webhook.serve()
 
     async def _handle(self, term: Term) -> None:
         from flyer.kube.handlers import Handlers
@@ -194,30 +188,6 @@ class _Operator:
             api, self._world, seams, self._policy, self._metrics,
             epoch=epoch, raise_epoch=raise_epoch,
         )  # fmt: skip
-
-
-def _write_json_logs(level: str) -> None:
-    """One JSON object a line on stderr: time, level, msg, logger, and what the record carries."""
-    shared: list[Any] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-        structlog.processors.format_exc_info,
-    ]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.EventRenamer("msg"),
-                structlog.processors.JSONRenderer(),
-            ],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
 
 
 if __name__ == "__main__":

@@ -1,93 +1,171 @@
-"""Probes and metrics over HTTP.
+"""Health of the operator's process, and the pages that its status process serves.
 
-/healthz: the event loop turns and the API server was heard lately on every watch.
-/readyz:  the cluster is known; whoever leads serves, the others could.
+/healthz: the event loop runs, and no watch is silent while the API server answers. It does not
+depend on the API server: while that is away, a restart would help nobody and lose what is known.
+/readyz:  the cluster is known; the leader serves, the other replicas could.
 /leaderz: this process leads and serves.
-/metrics: Prometheus.
+/metrics: Prometheus, from a page that is at most a second old.
+
+Nothing here listens: `flyer.kube.doors.status` is a process of its own, so that its clients never
+run on the scheduler's loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
+import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from flyer.kube.doors.status import EXIT_NO_PORT
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flyer.kube.metrics import Metrics
     from flyer.kube.services import Leader, World
 
-__all__ = ["Health"]
+__all__ = ["Health", "PortTakenError"]
 
 # A healthy watch says something at least once a minute.
 WATCH_AGE_SECONDS_MAX: Final = 90.0
 # A step may wait for a slow API server, but not for ever: its calls have deadlines.
 TERM_AGE_SECONDS_MAX: Final = 120.0
-TICK_SECONDS: Final = 1.0
-TICK_AGE_SECONDS_MAX: Final = 30.0
+TICK_SECONDS: Final = 0.25
+FRAME_SECONDS: Final = 1.0
+"""A frame is sent at least this often: its age is how the status process knows of a stuck loop."""
+WRITE_SECONDS_MAX: Final = 10.0
+RESTART_SECONDS: Final = 1.0
+END_SECONDS: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class PortTakenError(Exception):
+    """The status process cannot listen."""
 
 
 class Health:
-    """Judges one process."""
+    """Judges one process and publishes the result."""
 
-    def __init__(self, world: World, leader: Leader, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        world: World,
+        leader: Leader,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._world = world
         self._leader = leader
         self._metrics = metrics
-        self._ticked_at = time.monotonic()
+        self._clock = clock
+        self._wanted = asyncio.Event()
 
     def sick(self) -> str:
-        """Why the process should be started again; empty: it is well."""
+        """Why the process should be restarted; empty: it is well."""
         age = self._world.age_seconds
-        if age > WATCH_AGE_SECONDS_MAX:
-            return f"a watch has been silent for {age:.0f} s"
-        tick = time.monotonic() - self._ticked_at
-        if tick > TICK_AGE_SECONDS_MAX:
-            return f"the event loop was stuck for {tick:.0f} s"
+        answering = self._metrics.answering_seconds()
+        if age > WATCH_AGE_SECONDS_MAX and answering > WATCH_AGE_SECONDS_MAX:
+            return f"a watch has been silent for {age:.0f} s while the API server answered"
         term = self._leader.term
         if term is not None and term.serving:
-            stuck = time.monotonic() - term.ticked_at
+            stuck = self._clock() - term.ticked_at
             if stuck > TERM_AGE_SECONDS_MAX:
                 return f"the scheduler has not moved for {stuck:.0f} s"
         return ""
 
-    async def run(self, host: str, port: int) -> None:
-        """Serve until cancelled."""
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/leaderz", self._leaderz)
-        app.router.add_get("/metrics", self._metricsz)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port).start()
-            while True:
-                self._ticked_at = time.monotonic()
-                await asyncio.sleep(TICK_SECONDS)
-        finally:
-            await runner.cleanup()
-
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        return _answer(self.sick())
-
-    async def _readyz(self, _request: web.Request) -> web.Response:
-        return _answer("" if self._world.synced else "the cluster is not listed yet")
-
-    async def _leaderz(self, _request: web.Request) -> web.Response:
+    def pages(self) -> dict[str, tuple[int, str]]:
+        """Path → status code and text."""
         term = self._leader.term
-        return _answer("" if term is not None and term.serving else "another one leads, or nobody")
+        leads = term is not None and term.serving
+        found = {
+            "/healthz": self.sick(),
+            "/readyz": "" if self._world.synced else "the cluster is not listed yet",
+            "/leaderz": "" if leads else "this replica does not lead",
+        }
+        return {path: (503 if why else 200, why or "ok") for path, why in found.items()}
 
-    async def _metricsz(self, _request: web.Request) -> web.Response:
-        ages = ((cache.resource.plural, cache.age_seconds) for cache in self._world.caches)
-        self._metrics.heard(ages)
-        self._metrics.count()
-        body = generate_latest(self._metrics.registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def run(self, host: str, port: int) -> None:
+        """Keep the status process running until cancelled."""
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "flyer.kube.doors.status", host, str(port),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            try:
+                await self._feed(process)
+            except (OSError, TimeoutError) as error:
+                log.warning("the status process does not take pages: %r", error)
+            finally:
+                await _end(process)
+            if process.returncode == EXIT_NO_PORT:
+                raise PortTakenError(f"port {port} for probes and metrics is taken")
+            log.error("the status process ended with status %s", process.returncode)
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def _feed(self, process: asyncio.subprocess.Process) -> None:
+        """Send pages until the process ends."""
+        asking = asyncio.create_task(self._listen(process))
+        ended = asyncio.create_task(process.wait())
+        sent: dict[str, tuple[int, str]] = {}
+        sent_at = -FRAME_SECONDS
+        try:
+            while not ended.done():
+                pages = self.pages()
+                now = self._clock()
+                if pages != sent or self._wanted.is_set() or now - sent_at >= FRAME_SECONDS:
+                    await self._send(process, pages)
+                    sent, sent_at = pages, now
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_SECONDS):
+                        await self._wanted.wait()
+        finally:
+            for task in (asking, ended):
+                task.cancel()
+            await asyncio.gather(asking, ended, return_exceptions=True)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while await process.stdout.readline():
+            self._wanted.set()
+
+    async def _send(
+        self, process: asyncio.subprocess.Process, pages: dict[str, tuple[int, str]]
+    ) -> None:
+        assert process.stdin is not None
+        frame: dict[str, object] = {"pages": pages}
+        body = b""
+        if self._wanted.is_set():
+            self._wanted.clear()
+            ages = ((cache.resource.plural, cache.age_seconds) for cache in self._world.caches)
+            self._metrics.heard(ages)
+            self._metrics.count()
+            # Of a large registry milliseconds of processor time, which the loop must not wait for.
+            body = await asyncio.to_thread(generate_latest, self._metrics.registry)
+            frame |= {"metrics": len(body), "type": CONTENT_TYPE_LATEST}
+        process.stdin.write(json.dumps(frame).encode() + b"\n" + body)
+        async with asyncio.timeout(WRITE_SECONDS_MAX):
+            await process.stdin.drain()
 
 
-def _answer(why: str) -> web.Response:
-    return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """It ends by itself when its input ends; it has a moment for that."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        raise

@@ -26,6 +26,7 @@ EVICTION_REASONS: Final = (
 _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 _CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SERVER_FAILS: Final = 500
 _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 # Jobs that are over are forgotten: a level of them would always be 0, and counters have them.
 _LEVELS: Final = tuple(phase for phase in Phase if phase not in _ENDED)
@@ -115,6 +116,7 @@ class Metrics:
             registry=one, buckets=_CALL_SECONDS,
         )  # fmt: skip
         self._latest: tuple[EngineState, str] | None = None  # not counted yet
+        self._answering_since: float | None = None
         for reason in EVICTION_REASONS:
             self.evictions.labels(reason)
             self.lost_node_seconds.labels(reason)
@@ -131,8 +133,17 @@ class Metrics:
     def called(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """One try of one call; code 0: no answer."""
         self.calls.labels(verb, resource, str(code) if code else "none").inc()
-        if verb != "watch":
-            self.call_seconds.labels(verb).observe(seconds)
+        if verb == "watch":
+            return
+        self.call_seconds.labels(verb).observe(seconds)
+        if not code or code >= SERVER_FAILS:
+            self._answering_since = None
+        elif self._answering_since is None:
+            self._answering_since = time.monotonic()
+
+    def answering_seconds(self) -> float:
+        """Time since the API server answers without a failure; 0 while it does not answer."""
+        return 0.0 if self._answering_since is None else time.monotonic() - self._answering_since
 
     def decided(self, seconds: float) -> None:
         """One step of the engine."""

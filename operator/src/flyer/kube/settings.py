@@ -6,9 +6,12 @@ import argparse
 import os
 import socket
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["Settings", "parse_settings"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Settings", "add_flags", "check_log_level", "parse_settings"]
 
 _PREFIX: Final = "FLYER_"
 
@@ -35,8 +38,9 @@ class Settings:
     """`host:port` told to pods; empty: the Service flyer-gateway of our namespace."""
     metrics_port: int = 8080
     injection: bool = False
-    """Serve the webhook that adds collectives to foreign training pods."""
-    injection_port: int = 9443
+    """Write our authority into the registration of the injection webhook."""
+    cluster_domain: str = "cluster.local"
+    """DNS domain of the cluster: full names of our Services are in the certificate."""
     handlers: bool = True
     """Run the kopf handlers of the small kinds (quotas, topology) while leading."""
 
@@ -48,8 +52,14 @@ class Settings:
     job_priority_class: str = ""
     """Kubernetes priority class of pods whose template names none."""
 
-    lease_seconds: int = 3
-    """What a leader's death costs; a renewal that takes four fifths of it is too late."""
+    lease_seconds: int = 15
+    """Other replicas take the Lease after this time without a renewal: what a leader's death
+    costs. Jobs that run are not affected; a shorter time ends terms when etcd elects or compacts.
+    """
+    lease_renew_seconds: float = 0.0
+    """The leader stops after this time without a renewal; 0: two thirds of the lease."""
+    lease_retry_seconds: float = 0.0
+    """Time between renewals; 0: two fifteenths of the lease."""
     start_deadline_seconds: float = 600.0
     stop_deadline_seconds: float = 120.0
     failure_window_seconds: float = 5.0
@@ -66,12 +76,22 @@ class Settings:
         return self.gateway_endpoint or f"flyer-gateway.{self.namespace}.svc:{self.gateway_port}"
 
     @property
+    def renew(self) -> float:
+        """Seconds without a renewal after which the leader stops."""
+        return self.lease_renew_seconds or self.lease_seconds * 2 / 3
+
+    @property
+    def retry(self) -> float:
+        """Seconds between renewals."""
+        return self.lease_retry_seconds or self.lease_seconds * 2 / 15
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What stands in our certificates."""
         services = [
             f"{service}.{self.namespace}.svc{suffix}"
             for service in ("flyer-gateway", "flyer-webhook")
-            for suffix in ("", ".cluster.local")
+            for suffix in ("", f".{self.cluster_domain}")
         ]
         return tuple(dict.fromkeys([*services, self.endpoint.rpartition(":")[0].strip("[]")]))
 
@@ -91,7 +111,30 @@ def parse_settings(
         description="Schedules FlyerJobs on a Kubernetes cluster. Each flag can also be given as "
         "an environment variable: --lease-seconds as FLYER_LEASE_SECONDS.",
     )
-    for one in fields(Settings):
+    add_flags(parser, Settings, environment)
+    found = Settings(**vars(parser.parse_args(arguments)))
+    if found.lease_seconds < 2:
+        parser.error(f"--lease-seconds {found.lease_seconds}: needs 2 or more, to renew within it")
+    if not 0 < found.retry < found.renew < found.lease_seconds:
+        parser.error(
+            f"--lease-retry-seconds {found.retry:g}, --lease-renew-seconds {found.renew:g}, "
+            f"--lease-seconds {found.lease_seconds}: expected 0 < retry < renew < lease"
+        )
+    check_log_level(parser, found.log_level)
+    return found
+
+
+def check_log_level(parser: argparse.ArgumentParser, level: str) -> None:
+    """End with an error that names the flag, the value and what is expected."""
+    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        parser.error(f"--log-level {level}: is debug, info, warning or error")
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, kind: type[Any], environment: Mapping[str, str]
+) -> None:
+    """A flag for each field of a dataclass; its default from the environment, then the field's."""
+    for one in fields(kind):
         flag = "--" + one.name.replace("_", "-")
         variable = _PREFIX + one.name.upper()
         text = environment.get(variable)
@@ -101,16 +144,10 @@ def parse_settings(
                 default = _reader(one.default)(text)
             except ValueError as error:
                 parser.error(f"{variable}={text!r}: {error}")
-        kind: dict[str, Any] = {"type": _reader(one.default), "default": default}
+        options: dict[str, Any] = {"type": _reader(one.default), "default": default}
         if isinstance(one.default, bool):
-            kind["metavar"] = "true|false"
-        parser.add_argument(flag, dest=one.name, help=f"default {one.default!r}", **kind)
-    found = Settings(**vars(parser.parse_args(arguments)))
-    if found.lease_seconds < 2:
-        parser.error(f"--lease-seconds {found.lease_seconds}: needs 2 or more, to renew within it")
-    if found.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        parser.error(f"--log-level {found.log_level}: is debug, info, warning or error")
-    return found
+            options["metavar"] = "true|false"
+        parser.add_argument(flag, dest=one.name, help=f"default {one.default!r}", **options)
 
 
 def _reader(default: Any) -> Any:

@@ -2,6 +2,7 @@
 
 logs/<job>/attempt-N/rank-NNNN.log     raw output
 logs/<job>/attempt-N/topology.json     FLYER_TOPOLOGY
+logs/<job>/attempt-N/hfreduce.key      HFREDUCE_KEY_FILE, for its owner alone
 logs/<job>/attempt-N/nodes/<node>/     failure.json and the launcher's own log
 run/<id>-N.sock                        FLYER_SOCKET
 """
@@ -13,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.engine import (
@@ -24,6 +26,7 @@ from flyer.engine import (
     SuspendReceived,
     topology_document,
 )
+from flyer.job.keyfile import KEY_FILE, write_private
 from flyer.job.pod import PodSpecError
 from flyer.job.zygote import ZygoteError
 from flyer.local.gateway import Gateway
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Attempts"]
 
+KEY_BYTES: Final = 32
 # BSD's EX_CANTCREAT: the pods could not be made; no program of the user's ever ran.
 EXIT_NOT_STARTED: Final = 73
 
@@ -176,12 +180,15 @@ class Attempts:
             attempt.folder.mkdir(parents=True, exist_ok=True)
             topology = attempt.folder / "topology.json"
             topology.write_text(json.dumps(self._topology(attempt), indent=1))
+            key = attempt.folder / KEY_FILE
+            write_private(key, secrets.token_hex(KEY_BYTES))
             attempt.port = unused_port({one.port for one in self._attempts.values()})
             await attempt.gateway.start()
             specs = pod_specs(
                 attempt.job,
                 start,
                 topology=topology,
+                key=key,
                 socket_path=attempt.gateway.path,
                 logs=attempt.folder,
                 run=attempt.folder / "nodes",

@@ -81,7 +81,8 @@ class LauncherServer:
                 "master_port": start.master_port,
                 "stop_grace_seconds": start.stop_grace_seconds,
             }
-            self._say({"kind": "start", "pod": pod, "output_seconds": start.output_seconds})
+            order = {"kind": "start", "pod": pod, "output_seconds": start.output_seconds}
+            self._say({**order, "key": start.key})
         if self._ledger.terminate:
             self._say({"kind": "terminate"})
         if self._ledger.kill:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.job.failure import write_atomically
 from flyer.job.fields import ProtocolError
+from flyer.job.keyfile import write_private
 from flyer.sidecar.wire import (
     Order,
     Report,
@@ -117,7 +118,9 @@ class Ledger:
             self._suspend_until = time.time() + order.suspend.seconds_left
         self.terminate = self.terminate or order.terminate
         self.kill = self.kill or order.kill
-        self._write(ORDER_FILE, encode(Order(start=self.start, suspend=self.suspend)))
+        line = encode(Order(start=self.start, suspend=self.suspend)).decode()
+        with contextlib.suppress(OSError):  # a full volume: the gateway says it again
+            write_private(self._folder / ORDER_FILE, line)  # it has the collectives' key
 
     async def flush(self, seconds: float) -> bool:
         """Wait until the gateway has the newest report; whether it does."""

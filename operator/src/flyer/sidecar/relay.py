@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from flyer.job.fields import ProtocolError
 from flyer.sidecar.wire import (
+    OLDEST_VERSION,
     ORDER_BYTES_MAX,
     VERSION,
     Acknowledgement,
@@ -98,8 +99,14 @@ class Relay:
         try:
             writer.write(encode(Hello(token)))
             welcome = await _read(reader, settings.connect_seconds)
-            if not isinstance(welcome, Welcome) or welcome.version != VERSION:
+            if not isinstance(welcome, Welcome):
                 raise StreamEndedError("bad_reply", f"hello was answered with {welcome!r:.100}")
+            if not OLDEST_VERSION <= welcome.version <= VERSION:
+                raise StreamEndedError(
+                    "bad_version",
+                    f"the gateway speaks version {welcome.version}, this sidecar {OLDEST_VERSION} "
+                    f"to {VERSION}",
+                )
             self.connected.set()
             log.info("gateway: connected to %s:%d", settings.host, settings.port)
             await self._converse(reader, writer, welcome)

@@ -1,4 +1,4 @@
-"""The words between sidecar and gateway, version 1: JSON objects, one a line, over TLS.
+"""The protocol between sidecar and gateway, version 2: JSON objects, one a line, over TLS.
 
 Both sides tell *states*, not happenings: a sidecar's report is all that its pod has said so far, a
 gateway's order all that is wanted of it. Whatever is lost, repeated or overtaken, the newest one is
@@ -26,6 +26,8 @@ from flyer.job.fields import Fields, ProtocolError, parse_object
 from flyer.job.limits import PATH_CHARS_MAX
 
 __all__ = [
+    "KEY_VERSION",
+    "OLDEST_VERSION",
     "ORDER_BYTES_MAX",
     "REPORT_BYTES_MAX",
     "VERSION",
@@ -49,7 +51,12 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-VERSION = 1
+VERSION = 2
+KEY_VERSION = 2
+"""From this version on the start order has the key of the job's collectives."""
+OLDEST_VERSION = 1
+"""Sidecars live as long as their pods: a gateway speaks with those of the version before it. The
+sidecar says its newest version, the gateway answers with the one that both speak."""
 REPORT_BYTES_MAX = 64 * 1024  # of a line that a sidecar says
 ORDER_BYTES_MAX = 16 * 1024 * 1024  # of a line that it is told: a topology of the largest gangs
 
@@ -74,7 +81,7 @@ class Hello:
     @classmethod
     def read(cls, fields: Fields) -> Hello:
         """From the fields of a line."""
-        return cls(fields.text("token"), fields.integer("version", 1))
+        return cls(fields.text("token"), fields.integer("version"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +258,8 @@ class StartOrder:
     stop_grace_seconds: float = 30.0
     output_seconds: float = 30.0
     topology: dict[str, Any] = field(default_factory=dict)
+    key: str | None = field(default=None, repr=False)
+    """Key of the attempt's collectives, hexadecimal; null where some sidecar cannot take it."""
 
     @classmethod
     def read(cls, fields: Fields) -> StartOrder:
@@ -273,6 +282,7 @@ class StartOrder:
             stop_grace_seconds=fields.number("stop_grace_seconds", 30.0),
             output_seconds=fields.number("output_seconds", 30.0),
             topology=topology if isinstance(topology, dict) else {},
+            key=fields.text_or_none("key"),
         )
 
 

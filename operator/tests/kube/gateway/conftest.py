@@ -28,8 +28,10 @@ from flyer.kube.gateway import (
 from flyer.kube.testing.leaks import nothing_left
 from flyer.sidecar.settings import SidecarSettings
 from flyer.sidecar.sidecar import Sidecar
-from flyer.sidecar.wire import encode
+from flyer.sidecar.wire import VERSION, encode
 from prometheus_client import CollectorRegistry
+
+from .tokens import token_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -62,13 +64,15 @@ SETTINGS = GatewaySettings(
 
 
 class FakeIdentities:
-    """Tokens are `token-of-POD`; the API server may be away."""
+    """Tokens are `token_of(POD)`; the API server may be away."""
 
     def __init__(self) -> None:
         self.pods: dict[str, PodIdentity] = {}
         self.expired: set[str] = set()
         self.away = False
         self.reviews = 0
+        self.slow: asyncio.Event | None = None
+        """Until it is set, reviews of tokens that are not known take."""
 
     async def review(self, token: str) -> PodIdentity:
         self.reviews += 1
@@ -76,6 +80,8 @@ class FakeIdentities:
         if self.away:
             raise IdentityUnknownError("connection refused")
         pod = self.pods.get(token)
+        if pod is None and self.slow is not None:
+            await self.slow.wait()
         if pod is None or token in self.expired:
             raise TokenRefusedError("not authenticated")
         return pod
@@ -195,7 +201,7 @@ class World:
         for i in range(nodes):
             pod_name = f"{name}-{attempt}-{i}"
             pod = PodIdentity("lab", pod_name, f"uid-{pod_name}", "127.0.0.1")
-            self.identities.pods[f"token-of-{pod_name}"] = pod
+            self.identities.pods[token_of(pod_name)] = pod
             pods.append(pod)
         return SimpleNamespace(job=job, key=job.key, start=start, pods=pods, attempt=attempt)
 
@@ -212,7 +218,7 @@ class World:
         folder.mkdir(exist_ok=True)
         token = folder / "token"
         if not token.exists():
-            token.write_text(f"token-of-{name}\n")
+            token.write_text(token_of(name) + "\n")
         settings = SidecarSettings(
             host="127.0.0.1",
             port=self.port,
@@ -239,21 +245,23 @@ class World:
         sidecar.end = end  # type: ignore[attr-defined]
         return sidecar
 
-    async def raw(self) -> Raw:
+    async def raw(self, address: str = "127.0.0.1") -> Raw:
         """A TLS connection that has said nothing."""
         context = ssl.create_default_context(cadata=certificates_of(DATA).bundle)
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.port, ssl=context, server_hostname="localhost", limit=1 << 24
-        )
+            "127.0.0.1", self.port, ssl=context, server_hostname="localhost", limit=1 << 24,
+            local_addr=(address, 0),
+        )  # fmt: skip
         raw = Raw(reader, writer)
         self._exits.callback(raw.close)
         return raw
 
-    async def greeted(self, name: str) -> Raw:
+    async def greeted(self, name: str, version: int = VERSION, address: str = "127.0.0.1") -> Raw:
         """A raw client that the gateway believes to be the pod's sidecar."""
-        raw = await self.raw()
-        await raw.say({"kind": "hello", "version": 1, "token": f"token-of-{name}"})
-        assert (await raw.hear() or {})["kind"] == "welcome"
+        raw = await self.raw(address)
+        await raw.say({"kind": "hello", "version": version, "token": token_of(name)})
+        welcome = await raw.hear() or {}
+        assert (welcome["kind"], welcome["version"]) == ("welcome", min(version, VERSION))
         return raw
 
 

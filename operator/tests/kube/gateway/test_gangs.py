@@ -24,6 +24,8 @@ from flyer.engine import (
 from flyer.job.client import JobClient
 from flyer.job.protocol import SuspendCode
 
+from .tokens import token_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -375,11 +377,12 @@ async def test_a_sidecar_reads_its_token_again(world: Any) -> None:
     """Kubelet replaces the file before the token expires."""
     gang = world.gang(nodes=1)
     world.expect(gang)
-    world.identities.expired.add("token-of-gpt-1-0")
+    world.identities.expired.add(token_of("gpt-1-0"))
     await world.sidecar("gpt-1-0")
     await world.until(lambda: world.count("bad_token") >= 1)
-    world.identities.pods["fresh"] = gang.pods[0]
-    (world.folder / "gpt-1-0" / "token").write_text("fresh")
+    fresh = token_of("gpt-1-0", secret="fresh")
+    world.identities.pods[fresh] = gang.pods[0]
+    (world.folder / "gpt-1-0" / "token").write_text(fresh)
     await world.until(lambda: not world.gateway.absent(gang.key) or world.gateway._streams)
 
 

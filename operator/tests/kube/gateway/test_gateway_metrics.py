@@ -9,6 +9,8 @@ from typing import Any
 from flyer.engine import GangStarted, SuspendReceived
 from flyer.sidecar.wire import Beat, LauncherState, Report
 
+from .tokens import token_of
+
 
 async def test_a_gang_comes_and_goes(world: Any) -> None:
     def read(name: str, **labels: str) -> float | None:
@@ -56,7 +58,9 @@ async def test_a_gang_comes_and_goes(world: Any) -> None:
     await rank1.say(Beat())
     await world.until(lambda: read("flyer_gateway_messages_total", kind="beat") == 1)
     stranger = await world.raw()
-    await stranger.say({"kind": "hello", "version": 1, "token": "token-of-nobody"})
+    await stranger.say(
+        {"kind": "hello", "version": 1, "token": token_of("gpt-1-0", secret="forged")}
+    )
     assert await stranger.refused() == "bad_token"
     assert read("flyer_gateway_refusals_total", reason="bad_token") == 1
     for raw in (rank0, rank1):

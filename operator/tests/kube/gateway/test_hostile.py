@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.engine import GangStarted, Killed, PodExited, Released, SuspendReceived
+from flyer.kube.doors.places import PlaceSettings
 from flyer.sidecar.wire import LauncherState, Report
+
+from .tokens import token_of
 
 if TYPE_CHECKING:
     from flyer.kube.gateway import GatewaySettings
@@ -25,23 +28,35 @@ RUNNING = Report(revision=1, launcher=LauncherState.RUNNING, port=20000, ranks_s
 async def test_a_token_that_the_api_server_does_not_know(world: Any) -> None:
     world.expect(world.gang())
     raw = await world.raw()
-    await raw.say(hello("stolen"))
+    await raw.say(hello(token_of("gpt-1-0", secret="forged")))
     assert await raw.refused() == "bad_token"
     assert world.count("bad_token") == 1
 
 
+@pytest.mark.parametrize(
+    "token",
+    ["stolen", "a.b.c", "..", "a." + "W10" + ".c", token_of("other-1-0"), token_of("x", "")],
+)
+async def test_a_token_that_claims_no_expected_pod_costs_no_review(world: Any, token: str) -> None:
+    world.expect(world.gang())
+    raw = await world.raw()
+    await raw.say(hello(token))
+    assert await raw.refused() == "unknown_pod"
+    assert world.identities.reviews == 0
+
+
 async def test_an_expired_token(world: Any) -> None:
     world.expect(world.gang())
-    world.identities.expired.add("token-of-gpt-1-0")
+    world.identities.expired.add(token_of("gpt-1-0"))
     raw = await world.raw()
-    await raw.say(hello("token-of-gpt-1-0"))
+    await raw.say(hello(token_of("gpt-1-0")))
     assert await raw.refused() == "bad_token"
 
 
 async def test_a_good_token_of_a_pod_that_is_in_no_gang(world: Any) -> None:
     world.gang("other")  # known to the API server, not expected here
     raw = await world.raw()
-    await raw.say(hello("token-of-other-1-0"))
+    await raw.say(hello(token_of("other-1-0")))
     assert await raw.refused() == "unknown_pod"
     assert world.count("unknown_pod") == 1
 
@@ -106,7 +121,7 @@ async def test_a_sidecar_that_speaks_for_a_rank_of_another_pod(world: Any, field
         ({"kind": "report", "revision": 1, "launcher": "flying"}, "bad_field"),
         ({"kind": "report", "revision": 1, "ranks_seen": 0, "output": 0, "port": 0}, "bad_field"),
         ({"kind": "report", "revision": 1, "ranks_seen": 1e9, "output": 0}, "bad_field"),
-        (hello("token-of-gpt-1-0"), "bad_handshake"),
+        (hello(token_of("gpt-1-0")), "bad_handshake"),
     ],
 )
 async def test_garbage_after_the_hello(world: Any, said: object, code: str) -> None:
@@ -125,7 +140,7 @@ async def test_garbage_after_the_hello(world: Any, said: object, code: str) -> N
         (RUNNING, "bad_handshake"),
         (hello("x" * 9000), "bad_handshake"),
         (b"x" * 70000, "bad_handshake"),
-        (hello("token-of-gpt-1-0", version=2), "bad_version"),
+        (hello(token_of("gpt-1-0"), version=0), "bad_version"),
     ],
 )
 async def test_garbage_instead_of_the_hello(world: Any, said: object, code: str) -> None:
@@ -157,7 +172,7 @@ async def test_the_api_server_is_away(world: Any) -> None:
     world.expect(world.gang())
     world.identities.away = True
     raw = await world.raw()
-    await raw.say(hello("token-of-gpt-1-0"))
+    await raw.say(hello(token_of("gpt-1-0")))
     assert await raw.refused() == "review_unavailable"
 
 
@@ -243,8 +258,7 @@ class TestFloods:
             hello_seconds=90,
             lines_per_second=10,
             lines_burst=20,
-            strangers_max=12,
-            strangers_per_address_max=8,
+            places=PlaceSettings(total_max=12, source_max=8, rate_per_second=1e6, burst=10_000),
         )
 
     async def test_of_lines(self, world: Any) -> None:
@@ -258,27 +272,67 @@ class TestFloods:
         await other.say(RUNNING)
         assert await other.hear_kind("acknowledgement") is not None
 
-    async def test_of_connections(self, world: Any) -> None:
-        """Strangers have a limit of their own; who is known stays, and there is room again."""
-        world.expect(world.gang())
+    async def test_of_connections_from_many_addresses_while_a_gang_joins(self, world: Any) -> None:
+        """Members have places of their own, and whoever is connected stays."""
+        world.expect(world.gang(nodes=8))
         known = await world.greeted("gpt-1-0")
-        sockets = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(40)]
-        await world.until(lambda: world.count("too_many") >= 32)
-        await known.say(RUNNING)
-        assert await known.hear_kind("acknowledgement") is not None
+        sockets = await asyncio.gather(
+            *(
+                asyncio.open_connection(
+                    "127.0.0.1", world.port, local_addr=(f"127.0.{i % 4 + 1}.{i % 40 + 1}", 0)
+                )
+                for i in range(400)
+            )
+        )
+        others = [await world.greeted(f"gpt-1-{i}") for i in range(1, 8)]
+        assert world.count("too_many") >= 300
+        for member in (known, *others):
+            await member.say(RUNNING)
+            assert await member.hear_kind("acknowledgement") is not None
         for _, writer in sockets:
             writer.transport.abort()
-        await world.until(lambda: world.gateway._listener._strangers.total() == 0)
-        other = await world.greeted("gpt-1-1")
-        await other.say(RUNNING)
-        assert await other.hear_kind("acknowledgement") is not None
+        await world.until(lambda: world.gateway._listener.unproved == 0)
+
+    async def test_a_member_whose_address_is_not_known_yet_finds_a_place(self, world: Any) -> None:
+        """Its node may be a source of silent connections, too: the oldest of them go."""
+        world.expect(world.gang())
+        for address in ("127.0.9.1", "127.0.9.2"):
+            for _ in range(20):
+                await asyncio.open_connection("127.0.0.1", world.port, local_addr=(address, 0))
+        member = await world.greeted("gpt-1-1", address="127.0.9.1")
+        await member.say(RUNNING)
+        assert await member.hear_kind("acknowledgement") is not None
+
+    async def test_of_claims_delays_no_review_of_a_member(self, world: Any) -> None:
+        """Tokens that claim to be the pod's, from elsewhere, have few reviews among them."""
+        world.expect(world.gang())
+        world.identities.slow = asyncio.Event()  # forged tokens take as long as they can
+        raws = []
+        for i in range(12):
+            raw = await world.raw(address=f"127.0.7.{i + 1}")
+            await raw.say(hello(token_of("gpt-1-0", secret=f"forged {i}")))
+            raws.append(raw)
+        limit = world.settings.stranger_reviews_max
+        await world.until(lambda: world.identities.reviews == limit)
+        await world.greeted("gpt-1-0")
+        assert world.identities.reviews == limit + 1
+        world.identities.slow.set()
+        assert {await raw.refused() for raw in raws} == {"bad_token"}
+
+    async def test_of_one_bad_token_costs_one_review(self, world: Any) -> None:
+        world.expect(world.gang())
+        for _ in range(5):
+            raw = await world.raw(address="127.0.7.1")
+            await raw.say(hello(token_of("gpt-1-0", secret="forged")))
+            assert await raw.refused() == "bad_token"
+        assert world.identities.reviews == 1
 
     async def test_of_bad_tokens_is_reviewed_a_few_at_a_time(self, world: Any) -> None:
         world.expect(world.gang())
 
         async def knock() -> str | None:
             raw = await world.raw()
-            await raw.say(hello("stolen"))
+            await raw.say(hello(token_of("gpt-1-0", secret="forged")))
             return await raw.refused()
 
         codes = await asyncio.gather(*(knock() for _ in range(6)))
@@ -309,7 +363,7 @@ async def test_a_forgotten_attempt_is_sent_away_and_says_nothing_more(world: Any
     assert await raw.refused() == "forgotten"
     assert world.events == []
     again = await world.raw()
-    await again.say(hello("token-of-gpt-1-0"))
+    await again.say(hello(token_of("gpt-1-0")))
     assert await again.refused() == "unknown_pod"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["SECRET_NAME", "Certificates", "certificates_of", "renewed"]
+__all__ = [
+    "BUNDLE",
+    "LEAF",
+    "LEAF_KEY",
+    "SECRET_NAME",
+    "Certificates",
+    "certificates_of",
+    "renewed",
+]
 
 SECRET_NAME: Final = "flyer-certificates"  # noqa: S105  a name
 
@@ -39,6 +48,8 @@ CLOCKS_DIFFER: Final = timedelta(minutes=5)
 LEAF, LEAF_KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"
 AUTHORITY, AUTHORITY_KEY = "authority.crt", "authority.key"
 SUCCESSOR, SUCCESSOR_KEY = "successor.crt", "successor.key"
+SECRET: Final = "collectives.secret"  # noqa: S105  a name
+SECRET_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class Certificates:
     """Authorities to trust: of now, and of the time to come."""
     certificate: str
     key: str
+    secret: str = ""
+    """From which the keys of jobs' collectives are derived; nobody but the gateway has it."""
 
     def __repr__(self) -> str:
         """Without the key."""
@@ -57,7 +70,8 @@ class Certificates:
 
 def certificates_of(data: Mapping[str, bytes]) -> Certificates:
     """What to serve with, from the Secret's (decoded) data."""
-    return Certificates(data[BUNDLE].decode(), data[LEAF].decode(), data[LEAF_KEY].decode())
+    bundle, leaf, key = (data[name].decode() for name in (BUNDLE, LEAF, LEAF_KEY))
+    return Certificates(bundle, leaf, key, data.get(SECRET, b"").decode())
 
 
 def renewed(
@@ -69,6 +83,7 @@ def renewed(
     made anew: pods that run then have to be started again, but nothing is stuck.
     """
     kept = dict(data or {})
+    secret = kept.get(SECRET, b"")
     authority = _pair(kept, AUTHORITY, AUTHORITY_KEY, now)
     if authority is None:
         kept = {}
@@ -88,7 +103,15 @@ def renewed(
         kept[BUNDLE] = kept[AUTHORITY] + kept.get(SUCCESSOR, b"")
     if not _leaf_is_good(kept, authority[0], names, now):
         _new_leaf(kept, authority, names, now)
+    kept[SECRET] = secret if _is_secret(secret) else secrets.token_hex(SECRET_BYTES).encode()
     return kept
+
+
+def _is_secret(value: bytes) -> bool:
+    try:
+        return len(bytes.fromhex(value.decode("ascii"))) >= SECRET_BYTES
+    except ValueError:
+        return False
 
 
 _Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]

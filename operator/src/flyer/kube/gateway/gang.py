@@ -30,7 +30,7 @@ from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.gateway.orders import start_orders
 from flyer.kube.gateway.outcome import outcome_of_code
 from flyer.kube.pods.names import pod_name
-from flyer.sidecar.wire import LauncherState, Order, Report, Suspend
+from flyer.sidecar.wire import KEY_VERSION, VERSION, LauncherState, Order, Report, Suspend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,8 @@ class Member:
     identity: PodIdentity
     ip: str
     connected: bool = False
+    version: int = VERSION
+    """Of the protocol that its sidecar speaks."""
     asked: bool = False
     """Over the stream that is open now, it was told of the suspension."""
     report: Report | None = None
@@ -76,8 +78,11 @@ class Gang:
         pods: Sequence[PodIdentity],
         settings: GatewaySettings,
         now: float,
+        key: str | None = None,
     ) -> None:
+        """`key`: of the attempt's collectives, the same whichever leader makes the gang."""
         self.job, self.start = job, start
+        self._key = key
         self.adopted = job.status is not None and job.status.phase in _ADOPTED
         self.members = [
             Member(node_rank, pod, pod.ip) for node_rank, pod in enumerate(self._in_order(pods))
@@ -126,9 +131,10 @@ class Gang:
         self.members[node_rank].ip = ip
         self._pass_barrier()
 
-    def connect(self, node_rank: int) -> None:
+    def connect(self, node_rank: int, version: int = VERSION) -> None:
         """Its sidecar's stream is open."""
         self.members[node_rank].connected = True
+        self.members[node_rank].version = version
         self.members[node_rank].asked = False
 
     def disconnect(self, node_rank: int) -> None:
@@ -232,7 +238,12 @@ class Gang:
             return
         addresses = [one.ip for one in self.members]
         output_seconds = self._settings.output_seconds
-        self._orders = start_orders(self.job, self.start, addresses, leader.port, output_seconds)
+        # All members or none: a group in which some have another key does not form.
+        take_it = all(one.version >= KEY_VERSION for one in self.members)
+        self._orders = start_orders(
+            self.job, self.start, addresses, leader.port, output_seconds,
+            self._key if take_it else None,
+        )  # fmt: skip
         self.order_version += 1
 
     def _started(self, now: float) -> list[Event]:

@@ -8,6 +8,8 @@ this connects it with streams and timers.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import time
 from collections import Counter
@@ -16,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from flyer.kube.gateway.gang import Gang
-from flyer.kube.gateway.identities import IdentityUnknownError, TokenRefusedError
 from flyer.kube.gateway.listener import Listener
 from flyer.kube.gateway.metrics import GatewayMetrics
+from flyer.kube.gateway.reviews import Reviews
 from flyer.kube.gateway.stream import RefusedError, Stream
 from flyer.kube.gateway.tls import load_certificates, server_context
-from flyer.sidecar.wire import VERSION, LauncherState
+from flyer.sidecar.wire import OLDEST_VERSION, VERSION, LauncherState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -66,17 +68,20 @@ class Gateway:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._tell = tell
-        self._identities = identities
         self._settings = settings
         self._metrics = metrics or GatewayMetrics(CollectorRegistry())
         self._clock = clock
         self._context = server_context()
-        self._listener = Listener(settings, self._context, self._metrics, self._converse)
+        self._secret = ""
+        self._listener = Listener(
+            settings, self._context, self._metrics, self._converse, self._is_expected
+        )
         self._gangs: dict[str, Gang] = {}
         self._members: dict[str, tuple[Gang, int]] = {}
         self._streams: dict[str, Stream] = {}
         self._said_at: dict[str, float] = {}  # of members whose stream has ended
-        self._reviews = asyncio.Semaphore(settings.reviews_max)
+        self._addresses: Counter[str] = Counter()  # of members' pods
+        self._reviews = Reviews(identities, self._members.__contains__, settings)
         self._timers: dict[Gang, asyncio.TimerHandle] = {}
         self._woken: dict[Gang, int] = {}
 
@@ -88,6 +93,7 @@ class Gateway:
     def use(self, certificates: Certificates) -> None:
         """Serve with these from the next connection on; before `serve` at the latest."""
         load_certificates(self._context, certificates)
+        self._secret = certificates.secret
 
     def listen(self) -> None:
         """Take the port, so that a failure is known at once."""
@@ -113,15 +119,18 @@ class Gateway:
             return
         if known is not None and known.start.attempt == start.attempt:
             before = {one.identity.uid for one in known.members}
+            self._addresses -= Counter(one.ip for one in known.members)
             known.replace(pods)
+            self._addresses += Counter(one.ip for one in known.members if one.ip)
             for uid in before - {pod.uid for pod in pods}:
                 self._dismiss(uid)
             gang = known
         else:
             if known is not None:
                 self.forget(start.job, known.start.attempt)
-            gang = Gang(job, start, pods, self._settings, self._clock())
+            gang = Gang(job, start, pods, self._settings, self._clock(), self._key(job, start))
             self._gangs[start.job] = gang
+            self._addresses += Counter(one.ip for one in gang.members if one.ip)
         for member in gang.members:
             if member.identity.uid:
                 self._members[member.identity.uid] = (gang, member.node_rank)
@@ -135,6 +144,8 @@ class Gateway:
         member = self._members.get(uid)
         if member is not None and ip and member[0].members[member[1]].ip != ip:
             gang, node_rank = member
+            self._addresses -= Counter([gang.members[node_rank].ip])
+            self._addresses[ip] += 1
             gang.locate(node_rank, ip)
             self._after(gang, ())
 
@@ -192,6 +203,7 @@ class Gateway:
         self._woken.pop(gang, None)
         if (timer := self._timers.pop(gang, None)) is not None:
             timer.cancel()
+        self._addresses -= Counter(one.ip for one in gang.members)
         for member in gang.members:
             self._dismiss(member.identity.uid)
 
@@ -243,35 +255,31 @@ class Gateway:
     async def _converse(self, connection: Connection) -> None:
         stream = connection.stream
         hello = await stream.hello()
-        if hello.version != VERSION:
-            message = f"version {hello.version} is not spoken here, only {VERSION}"
+        if hello.version < OLDEST_VERSION:
+            message = (
+                f"version {hello.version} is not spoken here any more, only {OLDEST_VERSION} to "
+                f"{VERSION}: start the pod again with a newer sidecar"
+            )
             raise RefusedError("bad_version", message)
-        identity = await self._review(hello.token)
+        version = min(hello.version, VERSION)
+        identity = await self._reviews.review(hello.token, connection)
         member = self._members.get(identity.uid)
         if member is None:
             message = f"pod {identity.namespace}/{identity.name} is in no gang that runs"
             raise RefusedError("unknown_pod", message)
         connection.proved()
-        await self._attend(stream, identity.uid, *member)
+        await self._attend(stream, version, identity.uid, *member)
 
-    async def _review(self, token: str) -> PodIdentity:
-        try:
-            async with asyncio.timeout(self._settings.review_seconds), self._reviews:
-                return await self._identities.review(token)
-        except TokenRefusedError as error:
-            raise RefusedError("bad_token", f"the token is not accepted: {error}") from error
-        except (IdentityUnknownError, TimeoutError) as error:
-            message = "the API server cannot be asked about the token; come again"
-            raise RefusedError("review_unavailable", message) from error
-
-    async def _attend(self, stream: Stream, uid: str, gang: Gang, node_rank: int) -> None:
+    async def _attend(
+        self, stream: Stream, version: int, uid: str, gang: Gang, node_rank: int
+    ) -> None:
         """One stream a pod: a new one replaces the old, which may be half-open and never end."""
         old = self._streams.get(uid)
         if old is not None:
             old.end(RefusedError("replaced", "another stream of this pod took its place"))
         self._streams[uid] = stream
         self._metrics.connections.set(len(self._streams))
-        gang.connect(node_rank)
+        gang.connect(node_rank, version)
         start = gang.start
         log.info("%s: attempt %d: node rank %d is connected", start.job, start.attempt, node_rank)
 
@@ -287,6 +295,7 @@ class Gateway:
                 take,
                 lambda: gang.order(node_rank, self._clock()),
                 lambda: gang.order_version,
+                version,
             )
         finally:
             if self._streams.get(uid) is stream:
@@ -308,6 +317,19 @@ class Gateway:
         if was_started is None and gang.started_at is not None:
             self._metrics.start_seconds.observe(gang.started_at - gang.expected_at)
         self._after(gang, events)
+
+    def _key(self, job: FlyerJob, start: Start) -> str | None:
+        """Key of the attempt's collectives: derived, so that the next leader has the same."""
+        if not self._secret:
+            return None
+        words = f"collectives/{job.metadata.uid}/{start.attempt}"
+        return hmac.new(self._secret.encode(), words.encode(), hashlib.sha256).hexdigest()
+
+    def _is_expected(self, address: str) -> bool:
+        """Whether a pod of a gang has this address."""
+        if address.startswith("::ffff:"):
+            address = address.removeprefix("::ffff:")
+        return address in self._addresses
 
     # -- afterwards ----------------------------------------------------------------------------
 

@@ -5,10 +5,21 @@ The client layer implements `Identities` with TokenReview; tests have a fake.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["Identities", "IdentityUnknownError", "PodIdentity", "TokenRefusedError"]
+__all__ = [
+    "Identities",
+    "IdentityUnknownError",
+    "PodIdentity",
+    "TokenRefusedError",
+    "claimed_pod",
+]
+
+_CLAIMS: Final = "kubernetes.io"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +50,19 @@ class Identities(Protocol):
         Raises `TokenRefusedError` or `IdentityUnknownError`. Must itself end within seconds.
         """
         ...
+
+
+def claimed_pod(token: str) -> str:
+    """Uid of the pod that a projected token claims to be bound to; empty: it claims none.
+
+    Unverified: anybody can write it. It may refuse a token without a review, never accept one.
+    """
+    parts = token.split(".")
+    if len(parts) != 3:
+        return ""
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        uid = claims[_CLAIMS]["pod"]["uid"]
+    except (binascii.Error, ValueError, RecursionError, KeyError, TypeError, IndexError):
+        return ""
+    return uid if isinstance(uid, str) else ""

@@ -19,7 +19,12 @@ STOP_GRACE_SECONDS_MAX: Final = 86400
 
 
 def start_orders(
-    job: FlyerJob, start: Start, addresses: Sequence[str], port: int, output_seconds: float
+    job: FlyerJob,
+    start: Start,
+    addresses: Sequence[str],
+    port: int,
+    output_seconds: float,
+    key: str | None,
 ) -> list[StartOrder]:
     """One a pod, in rank order, as `addresses` are; `port` is free on the first."""
     chain = (job.status.chain.id if job.status else "") or job.metadata.uid or ""
@@ -54,6 +59,7 @@ def start_orders(
             stop_grace_seconds=min(preemption.max_grace.seconds, STOP_GRACE_SECONDS_MAX),
             output_seconds=output_seconds,
             topology=topology,
+            key=key,
         )
         for node_rank, node in enumerate(start.assignment.nodes)
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from flyer.kube.doors.places import PlaceSettings
 from flyer.kube.pods.settings import GATEWAY_PORT
 
 __all__ = ["GatewaySettings"]
@@ -34,10 +35,16 @@ class GatewaySettings:
 
     connections_max: int = 20_000
     """Open connections in all: twice the nodes of the largest cluster in mind."""
-    strangers_max: int = 1024
-    """Of them, those that have not proved who they are yet."""
-    strangers_per_address_max: int = 128
-    """And those of one address: a masqueraded node may hold many pods."""
+    places: PlaceSettings = field(default_factory=PlaceSettings)
+    """Of them, those that have not authenticated yet, and how they are shared among sources."""
+    stranger_reviews_max: int = 4
+    """Token reviews under way at once for connections from unexpected addresses; a further
+    `reviews_max` are for the addresses of expected pods alone."""
+    refusals_max: int = 4096
+    """Refused tokens that are remembered, so that saying one again costs no review."""
+    refusal_seconds: float = 5.0
+    """And for how long: the API server may not know a new pod yet. It does not apply to connections
+    from the addresses of expected pods."""
     lines_per_second: float = 20.0
     """Reports of one stream, in the long run; a sidecar sends at most ten."""
     lines_burst: int = 100

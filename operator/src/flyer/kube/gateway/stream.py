@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flyer.job.fields import ProtocolError
 from flyer.sidecar.wire import (
     REPORT_BYTES_MAX,
+    VERSION,
     Acknowledgement,
     Beat,
     Hello,
@@ -88,11 +89,12 @@ class Stream:
         take: Callable[[Report], None],
         order: Callable[[], Order],
         version: Callable[[], int],
+        spoken: int = VERSION,
     ) -> None:
         """Until one side has enough. Raises `RefusedError`, or OSError when the network failed."""
-        self._writer.write(
-            encode(Welcome(self._settings.sidecars_beat_seconds, self._settings.silence_seconds))
-        )
+        settings = self._settings
+        welcome = Welcome(settings.sidecars_beat_seconds, settings.silence_seconds, spoken)
+        self._writer.write(encode(welcome))
         tasks = [
             asyncio.create_task(self._listen(take)),
             asyncio.create_task(self._speak(order, version)),

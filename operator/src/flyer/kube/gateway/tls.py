@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flyer.kube.gateway.certificates import Certificates
 
-__all__ = ["load_certificates", "server_context"]
+__all__ = ["load_certificates", "server_context", "trust_clients"]
 
 
 def server_context() -> ssl.SSLContext:
@@ -27,3 +27,9 @@ def load_certificates(context: ssl.SSLContext, certificates: Certificates) -> No
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
+
+
+def trust_clients(context: ssl.SSLContext, authority: str) -> None:
+    """Require a client certificate that this authority (PEM) signed."""
+    context.load_verify_locations(cadata=authority)
+    context.verify_mode = ssl.CERT_REQUIRED

@@ -1,7 +1,8 @@
 """The webhook's server: HTTPS, one path. It never refuses a pod, and answers within its time.
 
-An answer other than 200 makes the API server go on without us (`failurePolicy: Ignore`), which is
-what anything unexpected comes to.
+An answer other than 200 makes the API server continue without it (`failurePolicy: Ignore`), which
+is what anything unexpected comes to. Connections, bodies and processor time are bounded, and
+sources take turns: a client that floods it delays itself before it delays the API server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
-from flyer.kube.gateway.tls import load_certificates, server_context
+from flyer.kube.doors.places import PlaceSettings
+from flyer.kube.doors.turns import FairTurns
+from flyer.kube.doors.web import (
+    BodyTooLargeError,
+    WebDoor,
+    WebSettings,
+    place_of,
+    read_body,
+)
+from flyer.kube.gateway.tls import load_certificates, server_context, trust_clients
 from flyer.kube.injection.review import INJECTED, UNCHANGED, NoReviewError, respond
 
 if TYPE_CHECKING:
@@ -25,9 +35,16 @@ __all__ = ["INJECTION_PATH", "INJECTION_PORT", "InjectionMetrics", "Webhook"]
 
 INJECTION_PATH: Final = "/inject"
 INJECTION_PORT: Final = 9443
-REVIEW_BYTES_MAX: Final = 8 * 1024 * 1024  # two objects of the API server's limit, and then some
+REVIEW_BYTES_MAX: Final = 3 * 1024 * 1024
+"""The API server takes no larger request; the review of a creation has the object once."""
 ANSWER_SECONDS: Final = 4.0  # below the configuration's five
-FAILED: Final = "failed"
+FAILED, REFUSED = "failed", "refused"
+LIMITS: Final = WebSettings(
+    # With every body at its limit 384 MiB. The API server may be one source: it has most places.
+    places=PlaceSettings(total_max=128, source_max=96, rate_per_second=200.0, burst=400),
+    head_seconds=10.0,
+    answer_seconds=ANSWER_SECONDS,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +54,15 @@ class InjectionMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.injections = Counter(
-            "flyer_injections", "Pods that the webhook saw", ["result"], registry=registry
-        )
-        for result in (INJECTED, UNCHANGED, FAILED):
+            "flyer_injections", "Admission reviews of pods, by result", ["result"],
+            registry=registry,
+        )  # fmt: skip
+        for result in (INJECTED, UNCHANGED, FAILED, REFUSED):
             self.injections.labels(result)
 
 
 class Webhook:
-    """Serves until cancelled; leaders and others alike."""
+    """Serves until cancelled; every replica does."""
 
     def __init__(
         self,
@@ -54,15 +72,33 @@ class Webhook:
         metrics: InjectionMetrics | None = None,
         host: str = "0.0.0.0",  # noqa: S104  the API server connects
         port: int = INJECTION_PORT,
+        client_authority: str = "",
+        limits: WebSettings = LIMITS,
     ) -> None:
+        """`client_authority`: PEM of the authority of the API server's client certificate.
+
+        With it, a client without such a certificate gets no further than the TLS handshake.
+        """
         self._settings = settings
         self._own_namespaces = own_namespaces
         self._metrics = metrics or InjectionMetrics(CollectorRegistry())
         self._host, self._port = host, port
         self._context = server_context()
-        self.port = 0
-        """Where it listens, once it does."""
+        if client_authority:
+            trust_clients(self._context, client_authority)
+        self._turns = FairTurns()
+        self._door = WebDoor(
+            self._handle,
+            limits,
+            context=self._context,
+            refused=self._metrics.injections.labels(REFUSED).inc,
+        )
         self.listening = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        """The bound port, once it listens."""
+        return self._door.port
 
     def use(self, certificates: Certificates) -> None:
         """Serve with these from the next connection on; before `serve` at the latest."""
@@ -70,28 +106,22 @@ class Webhook:
 
     async def serve(self) -> None:
         """Serve; returns only by being cancelled."""
-        application = web.Application(client_max_size=REVIEW_BYTES_MAX)
-        application.router.add_post(INJECTION_PATH, self._review)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=ANSWER_SECONDS)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, self._host, self._port, ssl_context=self._context)
-            await site.start()
-            self.port = runner.addresses[0][1]
-            self.listening.set()
-            await asyncio.Event().wait()
-        finally:
-            await runner.cleanup()
+        self._door.open(self._host, self._port)
+        self.listening.set()
+        await self._door.run()
 
-    async def _review(self, request: web.Request) -> web.Response:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path != INJECTION_PATH or request.method != "POST":
+            return web.Response(status=404, text=f"POST {INJECTION_PATH} is all there is\n")
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                review = json.loads(await request.read())
-            answer, result = respond(review, self._settings, self._own_namespaces)
+            body = await read_body(request, REVIEW_BYTES_MAX)
+            place = place_of(request)
+            async with self._turns.turn(place.source):
+                answer, result = respond(json.loads(body), self._settings, self._own_namespaces)
         except (NoReviewError, ValueError, RecursionError) as error:
             self._metrics.injections.labels(FAILED).inc()
             return web.Response(status=400, text=f"{error!s:.200}\n")
-        except web.HTTPException:
+        except (TimeoutError, asyncio.CancelledError, BodyTooLargeError):
             self._metrics.injections.labels(FAILED).inc()
             raise
         except Exception:

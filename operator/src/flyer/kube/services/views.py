@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob, Phase, PodTemplate
+from flyer.api import FlyerJob, Phase, PodTemplate, names
 from flyer.engine import Node
 from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_NODE_RANK, RESOURCE_GPU
 
@@ -93,9 +93,22 @@ _NO_TEMPLATE: Final = PodTemplate.model_validate(
 )
 
 
+def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Without what others write in any size: managed fields, foreign annotations and labels."""
+    found = {name: one for name, one in metadata.items() if name != "managedFields"}
+    for name in ("annotations", "labels"):
+        if name in found:
+            found[name] = {
+                key: one
+                for key, one in (found[name] or {}).items()
+                if key.startswith(f"{names.GROUP}/") or key == names.QUEUE_LABEL
+            }
+    return found
+
+
 def shape_job(value: dict[str, Any]) -> JobView:
     """From the object's JSON, all but its pod template."""
-    metadata = {name: one for name, one in value["metadata"].items() if name != "managedFields"}
+    metadata = _kept(value["metadata"])
     job, problem = None, ""
     spec = value.get("spec") or {}
     if "template" in spec:

@@ -1,0 +1,127 @@
+"""Admission policies that bound what one FlyerJob may ask of everybody.
+
+- `flyerjob-limits`: `spec.preemption` is within the administrator's caps, FlyerTopology
+  `spec.limits`. The engine applies the same caps to jobs that were there before.
+- `flyerjob-size`: annotations, labels and environment of one job are small: the operator keeps the
+  metadata of every job in memory, and each pod repeats the template. How many jobs a namespace may
+  have is a ResourceQuota's (`count/flyerjobs.fireflyer.dev`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flyer.api import names
+
+__all__ = ["limit_policies"]
+
+# The caps that hold where the FlyerTopology names none, as in its schema.
+CAPS: Final = {"grace": "15m", "maxGrace": "1h", "minRuntime": "2h"}
+DEFAULTS: Final = {"grace": "60s", "maxGrace": "10m", "minRuntime": "15m"}
+ANNOTATIONS_BYTES_MAX: Final = 16 * 1024
+LABELS_MAX: Final = 64
+ENV_MAX: Final = 512
+ENV_BYTES_MAX: Final = 64 * 1024
+"""Of all values of one container: an order of magnitude above what frameworks set."""
+
+
+def limit_policies() -> list[dict[str, Any]]:
+    """The policies."""
+    return [_limits(), _size()]
+
+
+def _policy(name: str, **spec: Any) -> dict[str, Any]:
+    rule = {
+        "apiGroups": [names.GROUP],
+        "apiVersions": ["*"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": [names.PLURAL_JOBS],
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": f"{name}.{names.GROUP}"},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule]},
+            **spec,
+        },
+    }
+
+
+def _limits() -> dict[str, Any]:
+    priority = "dyn(object).spec.?priority.orValue('normal')"
+    validations = []
+    for field, cap in CAPS.items():
+        asked = f"dyn(object).spec.?preemption.?{field}.orValue('{DEFAULTS[field]}')"
+        before = f"dyn(oldObject).spec.?preemption.?{field}.orValue('{DEFAULTS[field]}')"
+        lower = (
+            f"variables.own.filter(one, has(one.{field})).map(one, string(one.{field}))"
+            f" + [string(variables.limits[?'{field}'].orValue('{cap}'))]"
+        )
+        validations.append(
+            {
+                "expression": f"(request.operation == 'UPDATE' && {asked} == {before}"
+                f" && {priority} == dyn(oldObject).spec.?priority.orValue('normal'))"
+                f" || duration({asked}) <= duration(({lower})[0])",
+                "messageExpression": f"'spec.preemption.{field}: ' + string({asked}) + ' is above"
+                f" the cap ' + ({lower})[0] + ' for priority ' + string({priority})"
+                " + ': ask for less; the caps are spec.limits of FlyerTopology '"
+                " + params.metadata.name",
+            }
+        )
+    return _policy(
+        "flyerjob-limits",
+        paramKind={"apiVersion": names.API_VERSION, "kind": names.KIND_TOPOLOGY},
+        variables=[
+            {
+                "name": "limits",
+                "expression": "dyn(params).?spec.?limits.orValue({})",
+            },
+            {
+                "name": "own",
+                "expression": "variables.limits[?'priorities'].orValue([])"
+                f".filter(one, one.priority == {priority})",
+            },
+        ],
+        validations=validations,
+    )
+
+
+def _size() -> dict[str, Any]:
+    annotations = "object.metadata.?annotations.orValue({})"
+    # What kubectl apply keeps of the manifest, and it is not kept in the operator's memory.
+    kept = (
+        f"{annotations}.map(k, k.startsWith('kubectl.kubernetes.io/') ? 0 : size({annotations}[k]))"
+    )
+    containers = (
+        "(dyn(object).spec.?template.?spec.?containers.orValue([])"
+        " + dyn(object).spec.?template.?spec.?initContainers.orValue([]))"
+    )
+    env = "c.?env.orValue([])"
+    return _policy(
+        "flyerjob-size",
+        variables=[
+            {"name": "annotations", "expression": f"{kept}.sum()"},
+            {"name": "labels", "expression": "object.metadata.?labels.orValue({}).size()"},
+            {"name": "containers", "expression": containers},
+        ],
+        validations=[
+            {
+                "expression": f"variables.annotations <= {ANNOTATIONS_BYTES_MAX}",
+                "messageExpression": "'metadata.annotations: ' + string(variables.annotations) + '"
+                f" bytes, at most {ANNOTATIONS_BYTES_MAX}: keep large texts in a ConfigMap'",
+            },
+            {
+                "expression": f"variables.labels <= {LABELS_MAX}",
+                "messageExpression": "'metadata.labels: ' + string(variables.labels) + ' labels, at"
+                f" most {LABELS_MAX}: remove some'",
+            },
+            {
+                "expression": f"variables.containers.all(c, {env}.size() <= {ENV_MAX} &&"
+                f" {env}.map(e, size(string(e.?value.orValue('')))).sum() <= {ENV_BYTES_MAX})",
+                "messageExpression": "'spec.template.spec.containers: env of a container has more"
+                f" than {ENV_MAX} variables or {ENV_BYTES_MAX} bytes: mount a ConfigMap'",
+            },
+        ],
+    )

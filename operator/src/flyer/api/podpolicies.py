@@ -1,0 +1,209 @@
+"""Admission policies about pods, and about what the operator's account itself may change.
+
+- `pod-labels`: labels by which the operator, the gateway and network policies know pods of jobs are
+  written by the operator's account alone.
+- `pod-dedicated-nodes`: pods that tolerate the taint of dedicated nodes, or are bound by
+  `spec.nodeName`, need the verb `use` on the resource `flyernodes` named `dedicated`, either
+  of the account that creates the pod or of the pod's own service account (a DaemonSet's pods are
+  created by a controller). A controller's own right does not count: it acts for anybody.
+- `operator-pods`: the operator creates, changes and deletes pods of FlyerJobs alone, and none in
+  the system namespaces. In its own namespace it changes labels of its own pods: who leads.
+- `operator-webhook`: of the webhook's registration the operator changes the authority alone.
+- `operator-namespaces`: made by the chart where `watchNamespaces` limits the operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flyer.api import names
+
+__all__ = ["CLUSTER_NAMESPACE", "RESERVED_LABELS", "pod_policies"]
+
+RESERVED_LABELS: Final = tuple(
+    f"{names.GROUP}/{name}" for name in ("job", "chain", "attempt", "node-rank", "leader")
+)
+CLUSTER_NAMESPACE: Final = "kube-system"
+_DEDICATED: Final = f"{names.GROUP}/dedicated"
+_NODES: Final = "flyernodes"
+_WEBHOOK: Final = "flyer-injection"
+# Everything of a webhook but the authority, which is in clientConfig.
+_WEBHOOK_FIELDS: Final = (
+    "rules", "failurePolicy", "matchPolicy", "namespaceSelector", "objectSelector", "sideEffects",
+    "timeoutSeconds", "admissionReviewVersions", "reinvocationPolicy", "matchConditions",
+)  # fmt: skip
+
+
+def pod_policies(operator: str, namespace: str) -> list[dict[str, Any]]:
+    """The policies. `operator` is a CEL text with the account's name, `namespace` its namespace."""
+    return [
+        _labels(operator),
+        _dedicated(operator),
+        _operators_pods(operator, namespace),
+        _operators_webhook(operator),
+    ]
+
+
+def _policy(
+    name: str, group: str, resource: str, operations: list[str], **spec: Any
+) -> dict[str, Any]:
+    rule = {
+        "apiGroups": [group],
+        "apiVersions": ["v1"],
+        "operations": operations,
+        "resources": [resource],
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": f"{name}.{names.GROUP}"},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule]},
+            **spec,
+        },
+    }
+
+
+def _labels(operator: str) -> dict[str, Any]:
+    listed = "[" + ", ".join(f"'{label}'" for label in RESERVED_LABELS) + "]"
+    new = "object.metadata.?labels.orValue({})"
+    old = "oldObject.metadata.?labels.orValue({})"
+    return _policy(
+        "pod-labels", "", "pods", ["CREATE", "UPDATE"],
+        matchConditions=[
+            {"name": "others", "expression": f"request.userInfo.username != {operator}"},
+            {
+                "name": "labelled",
+                "expression": f"{listed}.exists(l, l in {new}"
+                f" || (request.operation == 'UPDATE' && l in {old}))",
+            },
+        ],
+        variables=[
+            {
+                "name": "changed",
+                "expression": f"request.operation == 'CREATE' ? {listed}.filter(l, l in {new})"
+                f" : {listed}.filter(l, {new}[?l] != {old}[?l])",
+            },
+        ],
+        validations=[
+            {
+                "expression": "variables.changed.size() == 0",
+                "messageExpression": "'metadata.labels[' + variables.changed[0] + ']: '"
+                " + request.userInfo.username + ' may not set, change or remove it: it marks pods"
+                " that the operator makes for a FlyerJob; leave it out'",
+                "reason": "Forbidden",
+            }
+        ],
+    )  # fmt: skip
+
+
+def _dedicated(operator: str) -> dict[str, Any]:
+    """A toleration without an effect, or with NoSchedule, lets a pod onto the nodes."""
+    tolerates = (
+        "dyn(object).spec.?tolerations.orValue([]).exists(t,"
+        f" (t.?key.orValue('') == '{_DEDICATED}'"
+        " || (t.?key.orValue('') == '' && t.?operator.orValue('Equal') == 'Exists'))"
+        " && t.?effect.orValue('') in ['', 'NoSchedule'])"
+    )
+    before = tolerates.replace("dyn(object)", "dyn(oldObject)")
+    named = "dyn(object).spec.?nodeName.orValue('') != ''"
+    check = f"group('{names.GROUP}').resource('{_NODES}').name('dedicated').check('use').allowed()"
+    account = "dyn(object).spec.?serviceAccountName.orValue('default')"
+    return _policy(
+        "pod-dedicated-nodes", "", "pods", ["CREATE", "UPDATE"],
+        matchConditions=[
+            # Mirror pods are the kubelet's own, of files on its node.
+            {
+                "name": "others",
+                "expression": f"request.userInfo.username != {operator}"
+                " && !('system:nodes' in request.userInfo.?groups.orValue([]))",
+            },
+            {
+                "name": "asks",
+                "expression": f"request.operation == 'CREATE' ? ({tolerates} || {named})"
+                f" : ({tolerates} && !({before}))",
+            },
+        ],
+        variables=[
+            {"name": "account", "expression": account},
+            {
+                "name": "what",
+                "expression": f"{tolerates} ? 'spec.tolerations: the taint {_DEDICATED}'"
+                " : 'spec.nodeName: a node by its name'",
+            },
+        ],
+        validations=[
+            {
+                "expression": "(!request.userInfo.username.startsWith("
+                f"'system:serviceaccount:{CLUSTER_NAMESPACE}:') && authorizer.{check})"
+                " || authorizer.serviceAccount(request.namespace, variables.account)"
+                f".{check}",
+                "messageExpression": "variables.what + ' is not for ' + request.userInfo.username"
+                " + ' and service account ' + request.namespace + '/' + variables.account"
+                f" + ': leave it out, submit a FlyerJob, or ask for the verb use on {_NODES}."
+                f"{names.GROUP}/dedicated'",
+                "reason": "Forbidden",
+            }
+        ],
+    )  # fmt: skip
+
+
+def _operators_pods(operator: str, namespace: str) -> dict[str, Any]:
+    of_a_job = (
+        "variables.pod.metadata.?ownerReferences.orValue([]).exists(o,"
+        f" o.?controller.orValue(false) && o.kind == '{names.KIND_JOB}'"
+        f" && o.apiVersion.startsWith('{names.GROUP}/'))"
+    )
+    return _policy(
+        "operator-pods", "", "pods", ["CREATE", "UPDATE", "DELETE"],
+        matchConditions=[
+            {"name": "operator", "expression": f"request.userInfo.username == {operator}"},
+        ],
+        variables=[
+            {
+                "name": "pod",
+                "expression": "request.operation == 'DELETE' ? oldObject : object",
+            },
+            {"name": "owned", "expression": of_a_job},
+            {
+                "name": "system",
+                "expression": f"request.namespace in ['{CLUSTER_NAMESPACE}', '{namespace}']",
+            },
+        ],
+        validations=[
+            {
+                "expression": "(variables.owned && !variables.system)"
+                f" || (request.operation == 'UPDATE' && request.namespace == '{namespace}')",
+                "messageExpression": "'pod ' + request.namespace + '/' + request.name + ': the"
+                " operator changes pods outside the system namespaces alone, and only those that a"
+                " FlyerJob controls (metadata.ownerReferences)'",
+                "reason": "Forbidden",
+            }
+        ],
+    )  # fmt: skip
+
+
+def _operators_webhook(operator: str) -> dict[str, Any]:
+    same = " && ".join(f"w.?{field} == o.?{field}" for field in _WEBHOOK_FIELDS)
+    return _policy(
+        "operator-webhook", "admissionregistration.k8s.io", "mutatingwebhookconfigurations",
+        ["CREATE", "UPDATE", "DELETE"],
+        matchConditions=[
+            {"name": "operator", "expression": f"request.userInfo.username == {operator}"},
+        ],
+        validations=[
+            {
+                "expression": "request.operation == 'UPDATE'"
+                f" && object.metadata.name == '{_WEBHOOK}'"
+                " && object.?webhooks.orValue([]).size() == oldObject.?webhooks.orValue([]).size()"
+                " && object.?webhooks.orValue([]).all(w, oldObject.?webhooks.orValue([]).exists(o,"
+                f" w.name == o.name && {same}"
+                " && w.clientConfig.?service == o.clientConfig.?service"
+                " && w.clientConfig.?url == o.clientConfig.?url))",
+                "messageExpression": "'MutatingWebhookConfiguration ' + request.name + ': the"
+                f" operator changes clientConfig.caBundle in {_WEBHOOK} and nothing else'",
+                "reason": "Forbidden",
+            }
+        ],
+    )  # fmt: skip

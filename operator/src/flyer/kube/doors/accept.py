@@ -1,0 +1,149 @@
+"""Accept loop that applies `Places` before anything is read or any TLS is computed.
+
+A connection counts from accept(2) on, so that a client that never finishes its handshake counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flyer.kube.doors.places import Place, Places, PlaceSettings, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["Accepted", "BoundedListener"]
+
+BACKLOG: Final = 1024
+OUT_OF_DESCRIPTORS_SECONDS: Final = 0.2
+ACCEPTS_PER_TURN: Final = 16
+"""Connections accepted before other tasks of the loop run."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Accepted:
+    """An accepted connection."""
+
+    socket: socket.socket
+    address: str
+    place: Place
+    places: Places
+
+    def proved(self) -> None:
+        """It authenticated, or it ended: its place is free."""
+        self.places.release(self.place)
+
+
+class BoundedListener:
+    """Accepts until cancelled. `serve` runs one connection as a task and must have deadlines."""
+
+    def __init__(
+        self,
+        serve: Callable[[Accepted], Awaitable[None]],
+        settings: PlaceSettings,
+        *,
+        connections_max: int,
+        expected: Callable[[str], bool] = lambda _: False,
+        refused: Callable[[], None] = lambda: None,
+        changed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`refused` counts refused and evicted connections; `changed` is given the number open."""
+        self.places = Places(settings)
+        self._serve = serve
+        self._connections_max = connections_max
+        self._expected = expected
+        self._refused = refused
+        self._changed = changed
+        self._socket: socket.socket | None = None
+        self._tasks: dict[asyncio.Task[None], Accepted] = {}
+        self._by_place: dict[Place, asyncio.Task[None]] = {}
+        self._evicted: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        """The bound port; 0 before `open`."""
+        return int(self._socket.getsockname()[1]) if self._socket else 0
+
+    @property
+    def _open(self) -> int:
+        return len(self._tasks) - len(self._evicted)
+
+    def open(self, host: str, port: int) -> None:
+        """Bind and listen. An empty host: all addresses of both families."""
+        six = ":" in host or (not host and socket.has_dualstack_ipv6())
+        self._socket = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if six else socket.AF_INET,
+            dualstack_ipv6=six and socket.has_dualstack_ipv6(),
+            backlog=BACKLOG,
+        )
+        self._socket.setblocking(False)
+
+    async def run(self) -> None:
+        """Accept."""
+        assert self._socket is not None, "open it first"
+        loop = asyncio.get_running_loop()
+        accepted = 0
+        try:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(self._socket)
+                except OSError as error:  # out of descriptors, or the peer was faster
+                    log.warning("accept: %s", error)
+                    await asyncio.sleep(OUT_OF_DESCRIPTORS_SECONDS)
+                    continue
+                self._admit(connection, str(address[0]))
+                accepted += 1
+                if accepted % ACCEPTS_PER_TURN == 0:
+                    # sock_accept does not suspend while connections wait in the backlog.
+                    await asyncio.sleep(0)
+        finally:
+            self._socket.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        source = source_of(address)
+        admission = self.places.admit(source, loop.time(), expected=self._expected(address))
+        if admission.evicted is not None:
+            self._refused()
+            task = self._by_place.pop(admission.evicted, None)
+            if task is not None:
+                task.cancel()
+                self._evicted.add(task)  # it ends as soon as it runs
+        if admission.place is None or self._open >= self._connections_max:
+            if admission.place is not None:
+                self.places.release(admission.place)
+            self._refused()
+            connection.close()  # before TLS there is no way to say why
+            return
+        one = Accepted(connection, address, admission.place, self.places)
+        task = loop.create_task(self._handle(one))
+        self._tasks[task] = one
+        self._by_place[admission.place] = task
+        self._changed(self._open)
+        task.add_done_callback(self._ended)
+
+    async def _handle(self, one: Accepted) -> None:
+        try:
+            await self._serve(one)
+        finally:
+            one.proved()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        one = self._tasks.pop(task)
+        self._by_place.pop(one.place, None)
+        one.proved()
+        one.socket.close()  # also of a task that was cancelled before it ran
+        self._evicted.discard(task)
+        self._changed(self._open)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a connection's task failed", exc_info=error)

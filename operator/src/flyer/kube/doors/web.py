@@ -1,0 +1,158 @@
+"""HTTP server with bounded connections, time-outs and body sizes; aiohttp parses.
+
+Every stage has a deadline: TLS handshake, request head (aiohttp's keep-alive timer runs from the
+accept on and is stopped by a complete head alone), body, answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from flyer.kube.doors.accept import Accepted, BoundedListener
+from flyer.kube.doors.places import PlaceSettings
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable
+
+    from flyer.kube.doors.places import Place
+
+__all__ = ["BodyTooLargeError", "WebDoor", "WebSettings", "place_of", "read_body"]
+
+
+class BodyTooLargeError(Exception):
+    """The request's body exceeds its limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings:
+    """Times in seconds."""
+
+    places: PlaceSettings = field(
+        default_factory=lambda: PlaceSettings(
+            total_max=64, source_max=32, rate_per_second=50.0, burst=100
+        )
+    )
+    head_seconds: float = 5.0
+    """TLS handshake, and then from one answer to the head of the next request."""
+    answer_seconds: float = 5.0
+    """From the head to the whole answer, the body included."""
+    head_bytes_max: int = 8190
+    """A line of the request's head."""
+
+
+class _Protocol(RequestHandler):
+    """One connection: knows its place and tells when it is lost."""
+
+    __slots__ = ("closed", "place")
+
+    def __init__(self, server: web.Server, place: Place, settings: WebSettings) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            server,
+            loop=loop,
+            keepalive_timeout=settings.head_seconds,
+            access_log=None,  # type: ignore[arg-type]
+            lingering_time=0.0,
+            max_line_size=settings.head_bytes_max,
+            max_field_size=settings.head_bytes_max,
+        )
+        self.place = place
+        self.closed: asyncio.Future[None] = loop.create_future()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+class WebDoor:
+    """Serves `handle` until cancelled."""
+
+    def __init__(
+        self,
+        handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        settings: WebSettings,
+        *,
+        context: ssl.SSLContext | None = None,
+        refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._handle = handle
+        self._settings = settings
+        self._context = context
+        self._server: web.Server | None = None
+        self._listener = BoundedListener(
+            self._serve,
+            settings.places,
+            connections_max=settings.places.total_max,
+            refused=refused,
+        )
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return self._listener.port
+
+    def open(self, host: str, port: int) -> None:
+        """Bind and listen."""
+        self._listener.open(host, port)
+
+    async def run(self) -> None:
+        """Serve; returns only by being cancelled."""
+        self._server = web.Server(self._answer)
+        await self._listener.run()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(self._settings.answer_seconds):
+                return await self._handle(request)
+        except TimeoutError:
+            response = web.Response(status=408, text="the request took too long\n")
+        except BodyTooLargeError as error:
+            response = web.Response(status=413, text=f"{error}\n")
+        response.force_close()
+        return response
+
+    async def _serve(self, one: Accepted) -> None:
+        assert self._server is not None, "run it"
+        protocol = _Protocol(self._server, one.place, self._settings)
+        transport: asyncio.BaseTransport | None = None
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                one.socket,
+                ssl=self._context,
+                ssl_handshake_timeout=self._settings.head_seconds if self._context else None,
+                ssl_shutdown_timeout=1.0 if self._context else None,
+            )
+            await protocol.closed
+        except OSError:
+            pass  # no TLS, or the peer left
+        finally:
+            if isinstance(transport, asyncio.Transport):
+                transport.abort()
+
+
+def place_of(request: web.BaseRequest) -> Place:
+    """The place of the request's connection."""
+    protocol = request.protocol
+    assert isinstance(protocol, _Protocol), protocol
+    return protocol.place
+
+
+async def read_body(request: web.BaseRequest, bytes_max: int) -> bytes:
+    """The whole body; refuses a larger one before it is in memory."""
+    length = request.content_length
+    if length is not None and length > bytes_max:
+        raise BodyTooLargeError(f"body of {length} bytes: at most {bytes_max} are read")
+    parts = bytearray()
+    async for part in request.content.iter_any():
+        parts += part
+        if len(parts) > bytes_max:
+            raise BodyTooLargeError(f"body of more than {bytes_max} bytes")
+    return bytes(parts)

@@ -1,0 +1,77 @@
+"""Token reviews: who may cost the API server one, how many at once, and refused tokens remembered.
+
+A token that does not claim to belong to an expected pod is refused without a review. Connections
+from the addresses of expected pods have reviews of their own, so that a flood of claims from
+elsewhere delays no member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from flyer.kube.doors.turns import FairTurns
+from flyer.kube.gateway.identities import IdentityUnknownError, TokenRefusedError, claimed_pod
+from flyer.kube.gateway.stream import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flyer.kube.gateway.identities import Identities, PodIdentity
+    from flyer.kube.gateway.listener import Connection
+    from flyer.kube.gateway.settings import GatewaySettings
+
+__all__ = ["Reviews"]
+
+
+class Reviews:
+    """Asks `identities`; `expects` is given a pod's uid."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        expects: Callable[[str], bool],
+        settings: GatewaySettings,
+    ) -> None:
+        self._identities = identities
+        self._expects = expects
+        self._settings = settings
+        self._members = asyncio.Semaphore(settings.reviews_max)
+        self._strangers = FairTurns(settings.stranger_reviews_max)
+        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # digest → until, why
+
+    async def review(self, token: str, connection: Connection) -> PodIdentity:
+        """Whose token this is. Raises `RefusedError`."""
+        if not self._expects(claimed_pod(token)):
+            raise RefusedError("unknown_pod", "the token belongs to no pod of a gang that runs")
+        loop = asyncio.get_running_loop()
+        digest = hashlib.sha256(token.encode(errors="replace")).digest()
+        until, why = self._refused.get(digest, (0.0, ""))
+        if loop.time() < until and not connection.expected:
+            raise RefusedError("bad_token", why)
+        connection.busy()
+        try:
+            async with asyncio.timeout(self._settings.review_seconds):
+                return await self._ask(token, connection)
+        except TokenRefusedError as error:
+            why = f"the token is not accepted: {error}"
+            self._remember(digest, loop.time() + self._settings.refusal_seconds, why)
+            raise RefusedError("bad_token", why) from error
+        except (IdentityUnknownError, TimeoutError) as error:
+            message = "the API server cannot be asked about the token; come again"
+            raise RefusedError("review_unavailable", message) from error
+
+    async def _ask(self, token: str, connection: Connection) -> PodIdentity:
+        if connection.expected:
+            async with self._members:
+                return await self._identities.review(token)
+        async with self._strangers.turn(connection.source):
+            return await self._identities.review(token)
+
+    def _remember(self, digest: bytes, until: float, why: str) -> None:
+        self._refused[digest] = (until, why)
+        self._refused.move_to_end(digest)
+        if len(self._refused) > self._settings.refusals_max:
+            self._refused.popitem(last=False)

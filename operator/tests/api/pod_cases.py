@@ -1,0 +1,280 @@
+"""Pods, sizes and caps: what a tenant and the operator's own account may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from flyer.kube.client import resources as known
+from flyer.kube.client.errors import ApiError, ForbiddenError
+
+from .real_api import OPERATOR, RESOURCES, acting, gone, named
+from .rule_cases import job
+
+if TYPE_CHECKING:
+    from flyer.kube.client import Api
+
+    from e2e.cluster.handle import Cluster
+
+    from .policy_words import Reader
+
+DEDICATED = "fireflyer.dev/dedicated"
+DAEMON_SETS = "system:serviceaccount:kube-system:daemon-set-controller"
+HOOK = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "MutatingWebhookConfiguration",
+    "metadata": {"name": "flyer-injection"},
+    "webhooks": [
+        {
+            "name": "injection.fireflyer.dev",
+            "clientConfig": {"service": {"name": "w", "namespace": "fireflyer-system"}},
+            "admissionReviewVersions": ["v1"],
+            "failurePolicy": "Ignore",
+            "sideEffects": "None",
+            "objectSelector": {"matchLabels": {"fireflyer.dev/inject": "nothing"}},
+            "rules": [
+                {
+                    "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+                    "resources": ["pods"],
+                }
+            ],
+        }
+    ],
+}  # fmt: skip
+
+
+def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    body = {"containers": [{"name": "a", "image": "i"}], "automountServiceAccountToken": False}
+    metadata: dict[str, Any] = {"name": name, "labels": labels or {}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**body, **spec}}
+
+
+def tolerating(key: str | None, effect: str | None = "NoSchedule") -> list[dict[str, str]]:
+    one = {"key": key, "operator": "Exists", "effect": effect}
+    return [{name: value for name, value in one.items() if value is not None}]
+
+
+async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
+    _rights(cluster)
+    anna = await acting(cluster, "anna", "people")
+    operator = await acting(cluster, OPERATOR, "people")
+    controller = await acting(cluster, DAEMON_SETS, "people")
+    async with anna, operator, controller:
+        await _ready(anna)
+        made = await api.create(RESOURCES["flyerjobs"], named("flyerjobs", "gpt", job()), "default")
+        owner = {
+            "apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob", "name": "gpt",
+            "uid": made["metadata"]["uid"], "controller": True,
+        }  # fmt: skip
+        await _labels(reader, anna, operator, api, owner)
+        await _dedicated(reader, anna, controller)
+        await _operators_own(cluster, reader, operator, api, owner)
+        await gone(api, "flyerjobs", "gpt")
+    await _caps(reader, api)
+    async with await acting(cluster, "anna") as root:
+        await _sizes(reader, root)
+    cluster.kubectl("delete", "clusterrolebinding", "test-people", "test-system")
+    cluster.kubectl("delete", "clusterrole", "test-people", "test-system")
+
+
+def _rights(cluster: Cluster) -> None:
+    def role(name: str, group: str, *rules: dict[str, Any]) -> list[dict[str, Any]]:
+        api = "rbac.authorization.k8s.io"
+        return [
+            {
+                "apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": {"name": name},
+                "rules": list(rules),
+            },
+            {
+                "apiVersion": f"{api}/v1", "kind": "ClusterRoleBinding",
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": name},
+                "subjects": [{"kind": "Group", "name": group, "apiGroup": api}],
+            },
+        ]  # fmt: skip
+
+    everything = {"apiGroups": ["", "admissionregistration.k8s.io"], "verbs": ["*"]}
+    listed = ["pods", "mutatingwebhookconfigurations"]
+    use = {"apiGroups": ["fireflyer.dev"], "resources": ["flyernodes"], "verbs": ["use"]}
+    cluster.apply(*role("test-people", "people", {**everything, "resources": listed}))
+    # As the chart gives it: the service accounts of system namespaces.
+    right = role("test-system", "system:serviceaccounts:kube-system", use)
+    controller = {"kind": "User", "name": DAEMON_SETS, "apiGroup": "rbac.authorization.k8s.io"}
+    right[1]["subjects"].append(controller)
+    cluster.apply(*right)
+    for namespace in ("default", "kube-system", "fireflyer-system"):
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        account = {"name": "default", "namespace": namespace}
+        found = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
+        cluster.apply(found, namespace=namespace)
+
+
+async def _ready(anna: Api) -> None:
+    """RBAC is read from a cache."""
+    for _ in range(300):
+        try:
+            await _dry(anna, pod("probe"))
+        except ForbiddenError:
+            await asyncio.sleep(0.1)
+        else:
+            return
+    raise AssertionError("anna may never create a pod")
+
+
+async def _dry(api: Api, body: dict[str, Any], namespace: str = "default") -> None:
+    """Create it and take it away."""
+    body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
+    made = await api.create(known.PODS, body, namespace)
+    await api.delete(known.PODS, made["metadata"]["name"], namespace, grace_seconds=0)
+
+
+async def _labels(
+    reader: Reader, anna: Api, operator: Api, api: Api, owner: dict[str, Any]
+) -> None:
+    marked = pod("marked", {"fireflyer.dev/job": "nobody", "app": "z"})
+    await reader.refuses(_dry(anna, marked), "a pod of a job by anna")
+    await anna.create(known.PODS, pod("plain", {"app": "z"}), "default")
+    leads = {"metadata": {"labels": {"fireflyer.dev/leader": "true"}}}
+    await reader.refuses(
+        anna.merge(known.PODS, "plain", leads, "default"), "a pod that becomes a leader"
+    )
+    await anna.merge(known.PODS, "plain", {"metadata": {"labels": {"app": "y"}}}, "default")
+    await api.delete(known.PODS, "plain", "default", grace_seconds=0)
+    owned = pod("owned", {"fireflyer.dev/job": "gpt"}, tolerations=tolerating(DEDICATED))
+    owned["metadata"]["ownerReferences"] = [owner]
+    await operator.create(known.PODS, owned, "default")
+    # Its other labels are its owner's to change, and the job's stay.
+    await anna.merge(known.PODS, "owned", {"metadata": {"labels": {"mine": "1"}}}, "default")
+    taken = {"metadata": {"labels": {"fireflyer.dev/job": None}}}
+    await reader.refuses(
+        anna.merge(known.PODS, "owned", taken, "default"), "a pod of a job by anna"
+    )
+    await operator.delete(known.PODS, "owned", "default", grace_seconds=0)
+
+
+async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
+    key = "a toleration of dedicated nodes"
+    for key_of, effect in (
+        (DEDICATED, "NoSchedule"),
+        (DEDICATED, None),
+        (None, "NoSchedule"),
+        (None, None),
+    ):
+        tolerations = tolerating(key_of, effect)
+        await reader.refuses(_dry(anna, pod("t", tolerations=tolerations)), key)
+    await reader.refuses(_dry(anna, pod("t", nodeName="n1")), "a node by its name")
+    for tolerations in (
+        tolerating("other"),
+        tolerating(None, "NoExecute"),
+        tolerating(DEDICATED, "NoExecute"),
+    ):
+        await _dry(anna, pod("t", tolerations=tolerations))
+    # A tenant's DaemonSet is no way around it; one of a system namespace has the right.
+    wild = pod("t", tolerations=tolerating(None))
+    try:
+        await _dry(controller, wild)
+    except ForbiddenError as error:
+        assert "service account default/default" in str(error)  # noqa: PT017
+    else:
+        raise AssertionError("the controller's right was the tenant's")
+    await _dry(controller, wild, "kube-system")
+
+
+async def _operators_own(
+    cluster: Cluster, reader: Reader, operator: Api, api: Api, owner: dict[str, Any]
+) -> None:
+    await reader.refuses(_dry(operator, pod("op")), "a pod of nobody by the operator")
+    owned = pod("op")
+    owned["metadata"]["ownerReferences"] = [owner]
+    key = "a pod of the system by the operator"
+    await reader.refuses(_dry(operator, owned, "kube-system"), key)
+    await _dry(operator, owned)
+    await api.create(known.PODS, pod("op"), "default")
+    foreign = operator.delete(known.PODS, "op", "default")
+    await reader.refuses(foreign, "a pod of nobody by the operator")
+    await api.delete(known.PODS, "op", "default", grace_seconds=0)
+    # It marks who leads, in its own namespace.
+    await api.create(known.PODS, pod("me"), "fireflyer-system")
+    leads = {"metadata": {"labels": {"fireflyer.dev/leader": "true"}}}
+    await operator.merge(known.PODS, "me", leads, "fireflyer-system")
+    await api.delete(known.PODS, "me", "fireflyer-system", grace_seconds=0)
+
+    cluster.apply(HOOK)
+    try:
+        bundle = base64.b64encode(b"").decode()
+        hooks = HOOK["webhooks"]
+        assert isinstance(hooks, list)
+        told = {**hooks[0], "clientConfig": {**hooks[0]["clientConfig"], "caBundle": bundle}}
+        hook = "flyer-injection"
+        await operator.merge(known.WEBHOOKS, hook, {"webhooks": [told]})
+        for change in (
+            {"objectSelector": {}},
+            {"failurePolicy": "Fail"},
+            {"clientConfig": {"url": "https://elsewhere.example/"}},
+            {"name": "other.fireflyer.dev"},
+            {"rules": [{**hooks[0]["rules"][0], "resources": ["pods", "secrets"]}]},
+        ):
+            write = operator.merge(known.WEBHOOKS, hook, {"webhooks": [{**told, **change}]})
+            await reader.refuses(write, "a webhook by the operator")
+    finally:
+        cluster.kubectl("delete", "mutatingwebhookconfiguration", "flyer-injection")
+
+
+async def _refuses(reader: Reader, api: Api, key: str, value: dict[str, Any]) -> None:
+    """The policy's parameter is read from a watch."""
+    for _ in range(300):
+        name = value["metadata"]["name"]
+        try:
+            await api.create(RESOURCES["flyerjobs"], value, "default")
+        except ApiError:
+            break
+        await gone(api, "flyerjobs", name)
+        await asyncio.sleep(0.1)
+    await reader.refuses(api.create(RESOURCES["flyerjobs"], value, "default"), key)
+
+
+async def _caps(reader: Reader, api: Api) -> None:
+    name = f"caps-{secrets.token_hex(4)}"
+    topologies = RESOURCES["flyertopologies"]
+    await api.create(topologies, named("flyertopologies", "cluster", {"spec": {}}))
+    for field, value in (("grace", "16m"), ("maxGrace", "87840h"), ("minRuntime", "87840h")):
+        more = {"grace": "1m", "maxGrace": "1h"} if field != "grace" else {"maxGrace": "1h"}
+        wanted = named("flyerjobs", name, job(preemption={**more, field: value}))
+        await _refuses(reader, api, f"a long {field}", wanted)
+    within = {"grace": "15m", "maxGrace": "1h", "minRuntime": "2h"}
+    jobs = RESOURCES["flyerjobs"]
+    await api.create(jobs, named("flyerjobs", name, job(preemption=within)), "default")
+    # What was there before the caps were lowered can still be changed elsewhere.
+    await api.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
+    await gone(api, "flyerjobs", name)
+    await gone(api, "flyertopologies", "cluster")
+
+
+async def _sizes(reader: Reader, api: Api) -> None:
+    jobs = RESOURCES["flyerjobs"]
+    name = f"size-{secrets.token_hex(4)}"
+
+    def made(**metadata: Any) -> dict[str, Any]:
+        value = named("flyerjobs", name, job())
+        value["metadata"].update(metadata)
+        return value
+
+    large = {f"a{i}": "x" * 4999 for i in range(4)}  # and who created it, of four letters
+    await reader.refuses(api.create(jobs, made(annotations=large), "default"), "many annotations")
+    labels = {f"l{i}": "x" for i in range(65)}
+    await reader.refuses(api.create(jobs, made(labels=labels), "default"), "many labels")
+    for env in (
+        [{"name": f"E{i}", "value": "x"} for i in range(513)],
+        [{"name": "E", "value": "x" * 65537}],
+    ):
+        value = made()
+        value["spec"]["template"]["spec"]["containers"][0]["env"] = env
+        await reader.refuses(api.create(jobs, value, "default"), "a large environment")
+    applied = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 20000, "mine": "y"}
+    env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    value = made(annotations=applied)
+    value["spec"]["template"]["spec"]["containers"][0]["env"] = env
+    await api.create(jobs, value, "default")
+    await gone(api, "flyerjobs", name)

@@ -1,0 +1,99 @@
+"""The key of an attempt's collectives: for its own pods, the same from every leader."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from flyer.kube.gateway.certificates import SECRET, certificates_of, renewed
+from flyer.sidecar.wire import LauncherState, Report, parse_from_gateway
+
+from .conftest import DATA
+from .test_gangs import Launcher
+
+WAITING = Report(revision=1, launcher=LauncherState.WAITING, port=20000)
+
+
+async def keys_of(world: Any, *names: str, version: int = 2) -> list[str | None]:
+    """What the pods' start orders say."""
+    raws = [await world.greeted(name, version=version) for name in names]
+    for raw in raws:
+        await raw.say(WAITING)
+    found = []
+    for raw in raws:
+        while (order := await raw.hear_kind("order") or {})["start"] is None:
+            pass
+        found.append(order["start"]["key"])
+        raw.close()
+    return found
+
+
+async def test_all_pods_of_an_attempt_get_one_key_and_others_another(world: Any) -> None:
+    world.expect(world.gang())
+    first = await keys_of(world, "gpt-1-0", "gpt-1-1")
+    world.expect(world.gang(attempt=2))
+    second = await keys_of(world, "gpt-2-0", "gpt-2-1")
+    world.expect(world.gang("other"))
+    third = await keys_of(world, "other-1-0", "other-1-1")
+    found = [set(one) for one in (first, second, third)]
+    assert all(len(one) == 1 for one in found)
+    assert len(set.union(*found)) == 3
+    assert all(len(bytes.fromhex(key or "")) == 32 for one in found for key in one)
+
+
+async def test_the_next_leader_gives_the_same_key(world: Any) -> None:
+    """A gang may start under one leader in part and under the next in part."""
+    world.expect(world.gang())
+    before = await keys_of(world, "gpt-1-0", "gpt-1-1")
+    await world.shut()
+    await world.open()
+    world.expect(world.gang())
+    assert await keys_of(world, "gpt-1-0", "gpt-1-1") == before
+
+
+async def test_a_gang_with_an_old_sidecar_has_no_key(world: Any) -> None:
+    """A group in which some have another key would not form."""
+    world.expect(world.gang())
+    old = await world.greeted("gpt-1-0", version=1)
+    new = await world.greeted("gpt-1-1", version=2)
+    for raw in (old, new):
+        await raw.say(WAITING)
+    for raw in (old, new):
+        while (order := await raw.hear_kind("order") or {})["start"] is None:
+            pass
+        assert order["start"]["key"] is None
+
+
+async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(world: Any) -> None:
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    await world.sidecar("gpt-1-0")
+    launcher = Launcher(world.folder / "gpt-1-0")
+    await launcher.open()
+    key = (await launcher.hear("start"))["key"]
+    assert len(bytes.fromhex(key)) == 32
+    path = world.folder / "gpt-1-0" / "sidecar-order.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    order = parse_from_gateway(path.read_bytes())
+    assert key not in repr(order)
+    readable = [
+        one for one in path.parent.rglob("*")
+        if one.is_file() and one != path and key in one.read_text(errors="replace")
+    ]  # fmt: skip
+    assert readable == []
+
+
+def test_the_secret_outlives_renewals_and_is_made_where_it_is_missing() -> None:
+    now = datetime.now(UTC)
+    held = certificates_of(DATA).secret
+    assert len(bytes.fromhex(held)) == 32
+    assert certificates_of(renewed(DATA, ["another.name"], now)).secret == held
+    older = {name: value for name, value in DATA.items() if name != SECRET}
+    again = certificates_of(renewed(older, ["localhost", "127.0.0.1"], now))
+    assert again.secret not in ("", held)
+    assert replace(again, secret=held) == certificates_of(DATA)  # running sidecars trust the rest
+    for bad in (b"", b"zz", b"ab"):
+        assert certificates_of(renewed({**DATA, SECRET: bad}, ["localhost"], now)).secret != ""
+    assert held not in repr(certificates_of(DATA))

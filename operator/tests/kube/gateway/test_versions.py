@@ -1,0 +1,84 @@
+"""Gateways and sidecars of neighbouring versions understand each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.engine import GangStarted, SuspendReceived
+from flyer.sidecar import relay
+from flyer.sidecar.wire import OLDEST_VERSION, VERSION, LauncherState, Report, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OLD = 1
+"""The first version, as its sidecars speak it: they refuse a welcome of any other version."""
+
+
+def report(revision: int, **changes: Any) -> Report:
+    return Report(revision=revision, port=20000, ranks_seen=2, **changes)
+
+
+async def test_a_gang_of_old_sidecars_starts_and_is_suspended(world: Any) -> None:
+    gang = world.gang()
+    world.expect(gang)
+    raws = [await world.greeted(f"gpt-1-{i}", version=OLD) for i in range(2)]
+    for raw in raws:
+        await raw.say(report(1, launcher=LauncherState.WAITING))
+    for raw in raws:
+        while (order := await raw.hear_kind("order") or {})["start"] is None:
+            pass
+        assert "key" not in order["start"] or order["start"]["key"] is None
+        await raw.say(report(2, launcher=LauncherState.RUNNING))
+    await world.event(GangStarted)
+    world.signal(gang)
+    for raw in raws:
+        while (await raw.hear_kind("order") or {})["suspend"] is None:
+            pass
+    await raws[0].say(report(3, launcher=LauncherState.RUNNING, received=True))
+    await world.event(SuspendReceived)
+
+
+async def test_a_newer_sidecar_is_answered_with_what_both_speak(world: Any) -> None:
+    """After a rollback of the operator pods of the newer version are still there."""
+    world.expect(world.gang())
+    await world.greeted("gpt-1-0", version=VERSION + 1)
+
+
+@pytest.mark.parametrize("version", [OLDEST_VERSION, VERSION])
+async def test_a_sidecar_takes_any_version_that_it_speaks(
+    version: int, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer_with(version, monkeypatch)
+    gang = world.gang(nodes=1)
+    world.expect(gang)
+    await world.sidecar("gpt-1-0")
+    await world.until(lambda: world.gateway._streams)
+    await world.sidecars["gpt-1-0"].relay.connected.wait()
+
+
+async def test_a_sidecar_refuses_a_version_that_it_does_not_speak(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer_with(VERSION + 1, monkeypatch)
+    ended: list[str] = []
+    init: Callable[..., None] = relay.StreamEndedError.__init__
+
+    def remember(self: relay.StreamEndedError, code: str, message: str) -> None:
+        init(self, code, message)
+        ended.append(code)
+
+    monkeypatch.setattr(relay.StreamEndedError, "__init__", remember)
+    world.expect(world.gang(nodes=1))
+    await world.sidecar("gpt-1-0")
+    await world.until(lambda: "bad_version" in ended)
+
+
+def _answer_with(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flyer.kube.gateway import stream
+
+    def welcome(beat: float, silence: float, _spoken: int) -> Welcome:
+        return Welcome(beat, silence, version)
+
+    monkeypatch.setattr(stream, "Welcome", welcome)

@@ -1,0 +1,73 @@
+"""When a replica is restarted, and when not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flyer.kube import health, metrics
+from flyer.kube.health import Health
+from flyer.kube.metrics import Metrics
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(metrics, "time", found)
+    return found
+
+
+def made(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics]:
+    counted = Metrics()
+    world: Any = SimpleNamespace(age_seconds=age, synced=True, caches=())
+    leader: Any = SimpleNamespace(term=term)
+    return Health(world, leader, counted, clock.monotonic), counted
+
+
+def test_an_api_server_that_is_away_is_no_reason_to_restart(clock: Clock) -> None:
+    found, counted = made(clock, age=3600.0)
+    for code in (200, 0, 503, 504):
+        counted.called("get", "leases", code, 0.1)
+        clock.now += 600
+    assert found.sick() == ""
+    # It is back: the watches have their time to begin again.
+    counted.called("get", "leases", 200, 0.1)
+    clock.now += health.WATCH_AGE_SECONDS_MAX / 2
+    counted.called("get", "leases", 404, 0.1)
+    assert found.sick() == ""
+
+
+def test_a_watch_that_is_silent_while_the_api_server_answers_is_one(clock: Clock) -> None:
+    found, counted = made(clock, age=100.0)
+    counted.called("get", "leases", 200, 0.1)
+    clock.now += health.WATCH_AGE_SECONDS_MAX + 1
+    counted.called("get", "leases", 200, 0.1)
+    assert "silent for 100 s while the API server answered" in found.sick()
+    assert found.pages()["/healthz"][0] == 503
+
+
+def test_answers_of_watches_alone_say_nothing(clock: Clock) -> None:
+    found, counted = made(clock, age=100.0)
+    counted.called("watch", "pods", 200, 0.1)
+    clock.now += 1000
+    assert found.sick() == ""
+
+
+def test_a_scheduler_that_does_not_move_is_one(clock: Clock) -> None:
+    term = SimpleNamespace(serving=True, ticked_at=clock.now)
+    found, _ = made(clock, age=0.0, term=term)
+    assert found.sick() == ""
+    clock.now += health.TERM_AGE_SECONDS_MAX + 1
+    assert "has not moved for 121 s" in found.sick()
+    assert found.pages()["/leaderz"] == (200, "ok")
