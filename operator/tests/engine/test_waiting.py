@@ -10,8 +10,10 @@ from flyer.engine import (
     CheckpointReported,
     NodeLost,
     NodeObserved,
+    PodExited,
     Released,
     StopRequested,
+    Succeeded,
     UnknownJob,
     explain,
 )
@@ -86,25 +88,40 @@ def test_a_resumed_chain_has_kept_its_place(desk: Callable) -> None:
     assert [d.status(name).phase for name in "ab"] == [Phase.QUEUED, Phase.QUEUED]
 
 
-def test_small_jobs_do_not_delay_the_large_one_ahead(desk: Callable) -> None:
-    d = desk()
-    d.run("first", 4, group="default", crossZone="lastResort")
-    d.submit("large", 6)
-    d.submit("small", 1)
-    assert d.status("large").phase is Phase.QUEUED
-    assert d.status("small").phase is Phase.QUEUED  # large waits for every node
-    assert "default/large is ahead" in d.status("small").pending.message
-
-
 def test_small_jobs_that_are_back_in_time_go_ahead(desk: Callable) -> None:
     d = desk(start_deadline_seconds=30.0)
+    stays = {"grace": "1m", "maxGrace": "1m", "minRuntime": "2h"}
     d.run("first", 4, maxRuntime="2h")
     d.submit("large", 6)
     assert d.status("large").pending.eta == d.now + 2 * 3600 + 60
-    d.submit("too-long", 1, maxRuntime="2h")
-    d.submit("short", 1, maxRuntime="1h")
-    assert d.status("too-long").phase is Phase.QUEUED
-    assert d.status("short").phase is Phase.STARTING
+    d.submit("too-long", 1, maxRuntime="2h", preemption=stays)
+    d.submit("stays", 1, preemption=stays)
+    d.submit("short", 1, maxRuntime="1h", preemption=stays)
+    d.submit("leaves", 1)
+    phases = [d.status(name).phase for name in ("too-long", "stays", "short", "leaves")]
+    assert phases == [Phase.QUEUED, Phase.QUEUED, Phase.STARTING, Phase.STARTING]
+    assert "default/large is ahead" in d.status("stays").pending.message
+    # One ends by itself in time, the other may have to be asked.
+    assert not d.status("short").assignment.backfill
+    assert d.status("leaves").assignment.backfill
+
+
+def test_backfill_gives_the_nodes_back_when_the_large_one_can_start(desk: Callable) -> None:
+    d = desk()
+    d.run("first", 4, watchdog=None)
+    d.submit("large", 6)
+    d.run("small", 1, watchdog=None)
+    d.wait(3600)
+    assert d.status("small").phase is Phase.RUNNING
+    for name in d.names("first"):
+        d.tell(PodExited("default/first", 1, name, Succeeded()))
+    d.empty("first")
+    assert d.status("large").phase is Phase.DRAINING
+    assert d.status("small").phase is Phase.SUSPENDING
+    d.tell(Released("default/small", 1))
+    d.empty("small")
+    assert d.status("large").phase is Phase.STARTING
+    assert d.status("small").phase is Phase.QUEUED
 
 
 def test_nodes_that_the_large_one_does_not_wait_for_are_used(desk: Callable) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import hypothesis.strategies as st
 from flyer.api import FlyerJob, Phase, Priority
 from flyer.engine import Node, Policy, Quota
 from flyer.sim import Manner, Script, World
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED)
 POLICY = Policy(
@@ -193,3 +202,11 @@ AnythingGoes.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestAnythingGoes = AnythingGoes.TestCase
+
+
+def test_anything_goes_otherwise_in_every_run() -> None:
+    """Other histories each time; FLYER_SEED=N plays those of a failure again."""
+    drawn = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
+    print(f"FLYER_SEED={drawn}")
+    otherwise = settings(AnythingGoes.TestCase.settings, derandomize=False, database=None)
+    run_state_machine_as_test(seed(drawn)(AnythingGoes), settings=otherwise)

@@ -11,14 +11,16 @@ wrote last: the API server refuses a lower one.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from flyer.api.base import Model, StrictModel
 from flyer.api.conditions import Conditions
+from flyer.api.durations import Duration
 from flyer.api.metadata import LABEL, ClusterMeta
 from flyer.api.names import API_VERSION, KIND_TOPOLOGY
+from flyer.api.priorities import Priority
 from flyer.api.rules import Rule, list_map, list_set, rules, says
 from flyer.api.timestamps import Timestamp
 
@@ -42,6 +44,45 @@ class Zone(StrictModel):
     )
 
 
+class PriorityLimits(StrictModel):
+    """Lower caps for the jobs of one priority. An absent field means the general cap."""
+
+    priority: Annotated[Priority, Field(strict=False)] = Field(
+        description="The priority at which a job holds its nodes"
+    )
+    grace: Duration | None = Field(default=None, description="Cap of spec.preemption.grace")
+    max_grace: Duration | None = Field(default=None, description="Cap of spec.preemption.maxGrace")
+    min_runtime: Duration | None = Field(
+        default=None, description="Cap of spec.preemption.minRuntime"
+    )
+
+
+class PreemptionLimits(StrictModel):
+    """Caps on what jobs may ask for; the scheduler clamps what is above them."""
+
+    grace: Duration = Field(
+        default=Duration("15m"), description="Cap of spec.preemption.grace. Default: 15m"
+    )
+    max_grace: Duration = Field(
+        default=Duration("1h"), description="Cap of spec.preemption.maxGrace. Default: 1h"
+    )
+    min_runtime: Duration = Field(
+        default=Duration("2h"), description="Cap of spec.preemption.minRuntime. Default: 2h"
+    )
+    checkpoint_interval: Duration = Field(
+        default=Duration("30m"),
+        description="Cap of spec.checkpoint.interval where the scheduler compares lost work. A job "
+        "that has not saved for 3 intervals is preempted first. Default: 30m",
+    )
+    priorities: tuple[PriorityLimits, ...] = Field(
+        default=(),
+        strict=False,
+        max_length=9,
+        description="Lower caps by priority",
+        json_schema_extra=list_map("priority"),
+    )
+
+
 class FlyerTopologySpec(StrictModel):
     """What the network looks like, and how many gangs may span it."""
 
@@ -55,6 +96,11 @@ class FlyerTopologySpec(StrictModel):
     )
     cross_zone_jobs: int = Field(
         default=1, ge=0, le=1, description="Jobs that may span two zones at once; 0: none"
+    )
+    limits: PreemptionLimits = Field(
+        default=PreemptionLimits(),
+        description="Caps on spec.preemption of all FlyerJobs. The scheduler applies the lower of "
+        "the job's value and the cap",
     )
 
 
@@ -171,6 +217,8 @@ __all__ = [
     "FlyerTopology",
     "FlyerTopologySpec",
     "FlyerTopologyStatus",
+    "PreemptionLimits",
+    "PriorityLimits",
     "TokenHolder",
     "Zone",
     "ZoneCount",

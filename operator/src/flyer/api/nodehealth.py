@@ -200,6 +200,15 @@ class NodeHealth(StrictModel):
     status: NodeHealthStatus | None = None
 
     @property
+    def fault(self) -> str:
+        """The hardware fault that the node has, in one line; empty: none is known."""
+        status = self.status
+        if status is None or status.state is not HealthState.UNHEALTHY:
+            return ""
+        detail = f": {status.message}" if status.message else ""
+        return f"{status.reason}{detail}"
+
+    @property
     def unfit(self) -> str:
         """Why the node gets no new work, in one line; empty: it may."""
         if self.spec.drain is not None:

@@ -65,6 +65,11 @@ class Assignment(Model):
         description="Whether the nodes per zone, in order, are those of the attempt before: "
         "then sums are taken in the same order and results are the same bits",
     )
+    backfill: bool = Field(
+        default=False,
+        description="Whether the job started ahead of its turn, on nodes that a job ahead of it "
+        "waits for: that one may have them back once this one has run for its minRuntime",
+    )
     reserved_at: Timestamp = Field(description="When the job got the nodes")
     started_at: Timestamp | None = Field(
         default=None, description="When all of them were empty and the pods were ordered"
@@ -134,6 +139,14 @@ class Chain(Model):
     life_state: int = Field(default=0, ge=0, le=2**32 - 1, description="The user's own word")
     submitted_at: Timestamp | None = Field(default=None, description="Its place in the queue")
     queued_at: Timestamp | None = Field(default=None, description="Waiting since")
+    turn_at: Timestamp | None = Field(
+        default=None,
+        description="Its place among jobs of its priority since its time slice was over; absent: "
+        "submittedAt",
+    )
+    slice_used: float = Field(
+        default=0.0, ge=0, description="Seconds that earlier attempts used of its time slice"
+    )
     not_before: Timestamp | None = Field(
         default=None, description="Pause after repeated failures, or since its pods were refused"
     )
@@ -142,6 +155,20 @@ class Chain(Model):
     )
     fruitless_restarts: int = Field(
         default=0, ge=0, description="Consecutive ones without a newer durable checkpoint"
+    )
+    unblamed_restarts: int = Field(
+        default=0,
+        ge=0,
+        description="Consecutive restarts without a newer durable checkpoint that do not count "
+        "against maxRestarts: a hardware fault, or a failure that many jobs had at once",
+    )
+    signal: int | None = Field(
+        default=None, description="The signal that ended the latest attempt that restarted"
+    )
+    same_signal: int = Field(
+        default=0,
+        ge=0,
+        description="Attempts in a row that this signal ended without a newer durable checkpoint",
     )
     restored_step: int | None = Field(
         default=None, description="Step of the durable checkpoint at the latest restart"

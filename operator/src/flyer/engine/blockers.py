@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -203,11 +204,13 @@ def _owners(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Bloc
         assignment = other.status.assignment
         until: float | None = None
         text = f"{key} of {other.user} has {count}"
-        if market.may_preempt(job, other):
-            immune = market.immune_until(other)
-            if immune > draft.now:
-                until, text = immune, f"{text} and is in its minimum runtime"
-        elif other.status.phase.value != "Suspending":
+        at = market.preemptible_at(job, other)
+        lower = draft.level(other) < draft.level(job)
+        if draft.now < at < math.inf:
+            until = at
+        if lower and until is not None:
+            text += " and is in its minimum runtime"
+        elif not lower and other.status.phase.value != "Suspending":
             text += f" at priority {other.spec.priority}"
         since = assignment.reserved_at if assignment else None
         found.append(

@@ -1,4 +1,12 @@
-"""Nodes that blocked jobs wait for: others may use them only if they are back in time."""
+"""Nodes that blocked jobs wait for: backfill.
+
+Others may use claimed nodes if they are back in time: because their `maxRuntime` ends before, or
+because they can be preempted before. Every job behind the claimant can be: a lower priority by its
+level, an equal one because it is marked as backfill. A claim whose time nobody knows (a job without
+`maxRuntime` of a higher priority is in the way) therefore keeps no node empty, and a claim whose
+time is known keeps nodes empty only during the last minutes, in which nobody could leave in time.
+No job that is started on claimed nodes moves the time of the claim.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +36,41 @@ class Claim:
 
 def claimed(market: Market, job: JobState, node: Node, claims: Sequence[Claim]) -> bool:
     """Whether a job ahead waits for this node, and would wait longer for it."""
-    draft = market.draft
-    for claim in claims:
-        if node.name not in claim.nodes:
-            continue
-        if job.spec.max_runtime is None or not market.is_empty(node):
-            return True
-        back_at = (
-            draft.now
-            + draft.policy.start_deadline_seconds
-            + job.spec.max_runtime.seconds
-            + job.spec.preemption.max_grace.seconds
-        )
-        if back_at > claim.needed_at:
-            return True
-    return False
+    if not any(node.name in claim.nodes for claim in claims):
+        return False
+    if not market.is_empty(node):
+        return True
+    soonest = min(_ends_at(market, job), _gives_way_at(market, job))
+    return any(soonest > claim.needed_at for claim in claims if node.name in claim.nodes)
+
+
+def is_ahead_of_turn(
+    market: Market, job: JobState, nodes: Sequence[Node], claims: Sequence[Claim]
+) -> bool:
+    """Whether a job ahead waits for some of these nodes, and may have to ask for them."""
+    ends_at = _ends_at(market, job)
+    names = {node.name for node in nodes}
+    return any(
+        # Of a time that nobody knows, nobody can say that the job has ended by then.
+        claim.nodes & names and (math.isinf(claim.needed_at) or ends_at > claim.needed_at)
+        for claim in claims
+    )
+
+
+def _ends_at(market: Market, job: JobState) -> float:
+    """When the job, started now, has ended by itself."""
+    draft, runtime = market.draft, job.spec.max_runtime
+    if runtime is None:
+        return math.inf
+    started_at = draft.now + draft.policy.start_deadline_seconds
+    return started_at + runtime.seconds + draft.terms(job).max_grace
+
+
+def _gives_way_at(market: Market, job: JobState) -> float:
+    """When the job, started now, has left if a job ahead of it asks for its nodes."""
+    draft, terms = market.draft, market.draft.terms(job)
+    started_at = draft.now + draft.policy.start_deadline_seconds
+    return started_at + terms.min_runtime + terms.max_grace
 
 
 def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim | None:
@@ -81,4 +109,4 @@ def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim |
     return Claim(job.key, best[3], needed_at)
 
 
-__all__ = ["Claim", "claim_for", "claimed"]
+__all__ = ["Claim", "claim_for", "claimed", "is_ahead_of_turn"]

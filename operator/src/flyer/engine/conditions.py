@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Literal
 
 from flyer.api import Condition, Phase
 from flyer.engine.draft import ACTIVE
+from flyer.engine.limits import DEFAULT_LIMITS
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flyer.api import FlyerJobStatus
+    from flyer.engine.limits import Limits
     from flyer.engine.state import JobState
 
 Fact = tuple[str, bool, str, str]  # type, whether, reason, message
@@ -26,7 +28,7 @@ Fact = tuple[str, bool, str, str]  # type, whether, reason, message
 _LATER = frozenset({"Progressing", "CheckpointDurable", "Complete", "Failed"})
 
 
-def summarized(job: JobState, now: float) -> FlyerJobStatus:
+def summarized(job: JobState, now: float, limits: Limits = DEFAULT_LIMITS) -> FlyerJobStatus:
     """The status with its summaries brought up to date."""
     status = job.status
     reason, message = _summary(status)
@@ -36,7 +38,8 @@ def summarized(job: JobState, now: float) -> FlyerJobStatus:
     )
     known = {one.type: one for one in status.conditions}
     conditions = []
-    for kind, holds, why, text in _facts(status):
+    priority = status.priority or job.spec.priority
+    for kind, holds, why, text in _facts(status, limits.clamped(job.spec, priority)):
         value: Literal["True", "False"] = "True" if holds else "False"
         before = known.get(kind)
         if before is None and not holds and kind in _LATER:
@@ -70,7 +73,7 @@ def _summary(status: FlyerJobStatus) -> tuple[str, str]:
     return "", ""
 
 
-def _facts(status: FlyerJobStatus) -> Iterator[Fact]:
+def _facts(status: FlyerJobStatus, clamped: str) -> Iterator[Fact]:
     phase, message = status.phase, status.message
     suspended = phase is Phase.SUSPENDED
     yield (
@@ -81,7 +84,7 @@ def _facts(status: FlyerJobStatus) -> Iterator[Fact]:
     )
     yield _quota(status)
     active = phase in ACTIVE or phase is Phase.SUSPENDING
-    yield "Admitted", active, "Admitted" if active else "NoReservation", ""
+    yield "Admitted", active, "Admitted" if active else "NoReservation", clamped if active else ""
     running = phase is Phase.RUNNING
     yield "PodsReady", running, "PodsReady" if running else "WaitForStart", ""
     yield from _eviction(status)

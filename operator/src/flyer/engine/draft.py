@@ -10,9 +10,11 @@ from flyer.engine.nodes import natural_order
 from flyer.engine.state import HOLDING, EngineState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from flyer.engine.explanation import Blocker
+    from flyer.engine.incidents import Incident
+    from flyer.engine.limits import Terms
     from flyer.engine.nodes import Node
     from flyer.engine.quotas import Quota
     from flyer.engine.state import JobState, NodeState
@@ -36,6 +38,9 @@ class Draft:
         self.quotas: dict[str, Quota] = dict(state.quotas)
         self.zones = state.zones
         self.held_apart = state.held_apart
+        self.incidents: list[Incident] = list(state.incidents)
+        # The jobs as they were before this step: what nobody has acted upon yet can be undone.
+        self.before: Mapping[str, JobState] = state.jobs
         # What `auto` came to in this step, and what waits for a quota and why.
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
@@ -48,7 +53,7 @@ class Draft:
         """The state after the step."""
         return EngineState(
             self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones,
-            self.held_apart,
+            self.held_apart, tuple(self.incidents),
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:
@@ -66,6 +71,12 @@ class Draft:
         if time > self.now and (self._wake is None or time < self._wake):
             self._wake = time
 
+    def passed(self, time: float) -> bool:
+        """Whether this time has come; if not, the engine steps again then."""
+        time = quantize(time)
+        self.wake(time)
+        return time <= self.now
+
     @property
     def wake_at(self) -> float | None:
         """The earliest time at which something is due."""
@@ -82,6 +93,20 @@ class Draft:
         if job.spec.priority is not Priority.AUTO:
             return job.spec.priority
         return self.auto.get(job.key, self.policy.auto_priority)
+
+    def terms(self, job: JobState) -> Terms:
+        """How the job may be preempted: what it asks for, within the administrator's caps."""
+        return self.zones.limits.terms(job.spec, self.priority(job))
+
+    def place(self, job: JobState) -> tuple[int, float, float, str]:
+        """Its place in the queue: priority, then the chain's submit time, or its latest turn.
+
+        A job that was interrupted keeps its place, but for one that has used its time slice.
+        """
+        chain = job.status.chain
+        submitted_at = chain.submitted_at if chain.submitted_at is not None else self.now
+        turn_at = chain.turn_at if chain.turn_at is not None else submitted_at
+        return -self.level(job), turn_at, submitted_at, job.key
 
     def reserved_by(self) -> dict[str, str]:
         """Which job keeps which node."""
@@ -140,7 +165,7 @@ class Draft:
     def known_nodes(self) -> Iterator[Node]:
         """Every node that the topology admits, ready or not."""
         for state in self.nodes.values():
-            if self.zones.admits(state.node):
+            if not state.removed and self.zones.admits(state.node):
                 yield state.node
 
     def usable_nodes(self, job: JobState) -> Iterator[Node]:

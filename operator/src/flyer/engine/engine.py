@@ -68,12 +68,22 @@ def _step(
     launch(draft)
     actions += _commits(draft, committed, shrinking_only=False)
     actions += effects(draft)
-    for key, job in list(draft.jobs.items()):
-        if job.removed and job.sent.finish and not job.status.occupied:
-            del draft.jobs[key]
+    _forget(draft)
     if draft.wake_at is not None:
         actions.append(WakeAt(draft.wake_at))
     return draft.freeze(), tuple(actions)
+
+
+def _forget(draft: Draft) -> None:
+    """Drop jobs that are over and removed, and nodes that are removed and have no job on them."""
+    for key, job in list(draft.jobs.items()):
+        if job.removed and job.sent.finish and not job.status.occupied:
+            del draft.jobs[key]
+    if any(state.removed for state in draft.nodes.values()):
+        used = {*draft.reserved_by(), *draft.occupied_by()}
+        for name in [one for one, state in draft.nodes.items() if state.removed]:
+            if name not in used:
+                del draft.nodes[name]
 
 
 def rebuild(
@@ -119,13 +129,14 @@ def _commits(
     for key in sorted(draft.jobs):
         job, before = draft.jobs[key], committed.get(key)
         draft.about = key
-        if job.status is before or job.status == before:
+        unseen = job.generation != job.status.observed_generation and not job.removed
+        if (job.status is before or job.status == before) and not unseen:
             continue
         grows = bool(_kept(job.status) - (_kept(before) if before else frozenset()))
         shrinks = before is not None and bool(_kept(before) - _kept(job.status))
         if shrinking_only and not shrinks:
             continue
-        status = summarized(job, draft.now)
+        status = summarized(job, draft.now, draft.zones.limits)
         if before is not None and status == before:
             draft.put(replace(job, status=before))
             continue

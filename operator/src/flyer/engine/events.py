@@ -32,6 +32,18 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRemoved:
+    """The Node object was deleted. With `lost`, what ran there is lost, as after a NodeLost.
+
+    Without `lost` the node left the scheduler's care (its labels were taken): a gang that runs
+    there continues. Either way it gets no new work, and is forgotten once no job is on it.
+    """
+
+    node: str
+    lost: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class NodeEmptied:
     """No process of this job's attempts up to `attempt` exists on the node any more.
 
@@ -72,6 +84,10 @@ class JobSubmitted:
     What the spec asks for is done: suspend and resume, `stop`, another priority; and so is the
     requeue of the present attempt that its annotation asks for. The events of the same names below
     are for drivers whose users do not write objects.
+
+    A job that the engine does not know, or whose removal was reported, is a resubmission whatever
+    its status says: an attempt that the status calls alive is restarted from its checkpoint. A
+    gang that is to be adopted is given to `rebuild`.
     """
 
     job: FlyerJob
@@ -182,6 +198,54 @@ class GangStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class StartPending:
+    """The start of an attempt still waits for the pods on these nodes; the latest report counts.
+
+    If the start deadline passes, these nodes are the culprits, unless they are the whole gang.
+    """
+
+    job: str
+    attempt: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The attempt cannot start, and waiting does not help.
+
+    `nodes`: the nodes on which it failed, which the next placement avoids. `job_fault`: the cause
+    is the job's own (an image that does not exist, a missing claim or Secret), on any node: it
+    counts against `maxRestarts`. A failure of nodes does not.
+    """
+
+    job: str
+    attempt: int
+    reason: str
+    nodes: tuple[str, ...] = ()
+    job_fault: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLost:
+    """No sidecar, or not every sidecar, of the running attempt has a stream to the scheduler.
+
+    Silence says nothing about the job from here on. Drivers report it for each running attempt
+    that they adopt and have not heard yet, too.
+    """
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRestored:
+    """Every sidecar of the attempt whose pod has not ended has a stream again."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartRefused:
     """The pods of an attempt may not be made now, which may change: a quota is full, say.
 
@@ -236,10 +300,11 @@ class Tick:
 
 
 Event = (
-    NodeObserved | NodeLost | NodeEmptied | QuotaObserved | QuotaRemoved | JobSubmitted
-    | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested | StopRequested
-    | SuspendReceived | Released | ProgressReported | LogObserved | CheckpointReported
-    | LifeStateSet | GangStarted | StartRefused | PodExited | ZonesObserved | Tick
+    NodeObserved | NodeLost | NodeRemoved | NodeEmptied | QuotaObserved | QuotaRemoved
+    | JobSubmitted | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested
+    | StopRequested | SuspendReceived | Released | ProgressReported | LogObserved
+    | CheckpointReported | LifeStateSet | GangStarted | StartPending | StartFailed | StartRefused
+    | StreamLost | StreamRestored | PodExited | ZonesObserved | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -255,6 +320,7 @@ __all__ = [
     "NodeEmptied",
     "NodeLost",
     "NodeObserved",
+    "NodeRemoved",
     "Outcome",
     "PodExited",
     "ProgressReported",
@@ -263,8 +329,12 @@ __all__ = [
     "Released",
     "RequeueRequested",
     "ResumeRequested",
+    "StartFailed",
+    "StartPending",
     "StartRefused",
     "StopRequested",
+    "StreamLost",
+    "StreamRestored",
     "Succeeded",
     "SuspendReceived",
     "SuspendRequested",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED, RESTART_BACKOFF
 from flyer.engine import blockers as reasons
-from flyer.engine.claims import claim_for
 from flyer.engine.draft import Draft
 from flyer.engine.errors import UnknownJob
 from flyer.engine.explanation import Blocker, Explanation, Remedy
@@ -18,6 +17,8 @@ from flyer.engine.settle import settle
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flyer.engine.claims import Claim
     from flyer.engine.state import EngineState, JobState
 
@@ -29,7 +30,7 @@ def explain(state: EngineState, job: str, now: float) -> Explanation:
     draft = Draft(state, now)
     position = _position(draft, job)
     settle(draft)
-    schedule(draft)
+    claims = schedule(draft)
     launch(draft)
     subject = draft.jobs[job]
     if subject.ended:
@@ -42,7 +43,7 @@ def explain(state: EngineState, job: str, now: float) -> Explanation:
         )  # fmt: skip
     if subject.status.phase in HOLDING:
         return _holding(draft, subject)
-    return _waiting(draft, subject, position)
+    return _waiting(draft, subject, position, claims)
 
 
 def _position(draft: Draft, key: str) -> int | None:
@@ -75,7 +76,9 @@ def _holding(draft: Draft, job: JobState) -> Explanation:
     )  # fmt: skip
 
 
-def _waiting(draft: Draft, job: JobState, position: int | None) -> Explanation:
+def _waiting(
+    draft: Draft, job: JobState, position: int | None, claims: Sequence[Claim]
+) -> Explanation:
     pending, eviction = job.status.pending, job.status.eviction
     preempted = eviction is not None and eviction.reason == "Preempted"
     by = eviction.by if eviction is not None and preempted else ""
@@ -89,8 +92,9 @@ def _waiting(draft: Draft, job: JobState, position: int | None) -> Explanation:
             blockers=(Blocker(never.reason, never.message),), preempted_by=by, preempted_at=at,
         )  # fmt: skip
     market = Market(draft)
-    claims = _claims_ahead(market, job)
-    found = reasons.blockers(market, job, claims)
+    place = draft.place(job)
+    ahead = [one for one in claims if draft.place(draft.jobs[one.job]) < place]
+    found = reasons.blockers(market, job, ahead)
     if job.key in draft.quota_blockers:
         # The quota decides: that nodes are free or not is second.
         found = draft.quota_blockers[job.key] + [one for one in found if one.node]
@@ -114,18 +118,6 @@ def _quota_remedies(draft: Draft, job: JobState) -> tuple[Remedy, ...]:
     )
 
 
-def _claims_ahead(market: Market, job: JobState) -> list[Claim]:
-    claims: list[Claim] = []
-    for key in queue(market.draft):
-        if key == job.key:
-            break
-        other = market.draft.jobs[key]
-        if reasons.never(market.draft, other) is None:
-            claim = claim_for(market, other, claims)
-            claims += [claim] if claim is not None else []
-    return claims
-
-
 def _remedies(market: Market, job: JobState) -> tuple[Remedy, ...]:
     """What a person could do, the cheapest first."""
     found: list[Remedy] = []
@@ -136,7 +128,7 @@ def _remedies(market: Market, job: JobState) -> tuple[Remedy, ...]:
             if plan is None or not plan[1]:
                 continue
             victims = plan[1]
-            cost = sum(market.cost_node_ms(market.draft.jobs[key]) for key in victims) / 1000
+            cost = sum(market.lost_node_ms(market.draft.jobs[key]) for key in victims) / 1000
             text = "; ".join(f"flyer suspend {key}" for key in victims)
             found.append(Remedy(text, "frees the nodes once it has saved", cost))
     outs = [

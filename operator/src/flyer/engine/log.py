@@ -22,6 +22,7 @@ from flyer.api.base import Model
 from flyer.engine import events as events_module
 from flyer.engine.engine import rebuild, step
 from flyer.engine.errors import ReplayError
+from flyer.engine.limits import Limits, PriorityCaps
 from flyer.engine.nodes import Node, Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from flyer.engine.events import Event
     from flyer.engine.state import EngineState
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def _field(hint: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return _decode(value, {kind.__name__: kind for kind in kinds})
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(_decode(one, _TYPES) if isinstance(one, dict) else one for one in value)
     if isinstance(hint, type) and hint not in (bool, int, float, str):
         return hint(value)  # an enum
     return value
@@ -162,7 +163,9 @@ _EVENTS: dict[str, type] = {one.__name__: one for one in typing.get_args(events_
 _TYPES: dict[str, type] = {
     **_EVENTS,
     **{one.__name__: one for one in typing.get_args(events_module.Outcome)},
+    "Limits": Limits,
     "Node": Node,
+    "PriorityCaps": PriorityCaps,
     "Policy": Policy,
     "Quota": Quota,
     "Zones": Zones,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from flyer.api import Phase, quantize
+from flyer.api import quantize
 from flyer.engine import placement
-from flyer.engine.draft import ACTIVE
+from flyer.engine.draft import ACTIVE, RESERVING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from flyer.engine.nodes import Node
     from flyer.engine.placement import Memory, Option
     from flyer.engine.state import JobState
+
+# A node is suspect when the starts of so many jobs failed because of it.
+_SUSPECT_JOBS = 2
 
 
 @dataclass(slots=True)
@@ -28,11 +31,13 @@ class Market:
     occupied_by: dict[str, str] = field(init=False)
 
     _open: set[str] = field(init=False)
+    _suspects: frozenset[str] = field(init=False)
     _holders: tuple[list[str], list[str]] | None = field(init=False)
     _classes: dict[tuple[str | None, str | None, int], list[list[Node]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._classes = {}
+        self._suspects = self._suspected()
         self.refresh()
 
     def refresh(self) -> None:
@@ -76,10 +81,23 @@ class Market:
         return [node for node in nodes if node.name in names]
 
     def _is_open(self, name: str) -> bool:
-        if not self.draft.nodes[name].eligible or name in self.reserved_by:
+        return name not in self.reserved_by and self._may_be_had(name)
+
+    def _may_be_had(self, name: str) -> bool:
+        if not self.draft.nodes[name].eligible:
             return False
         holder = self.occupied_by.get(name)
         return holder is None or not self.draft.gone_from(self.draft.jobs[holder], name)
+
+    def freed_by(self, victim: JobState, nodes: Sequence[Node]) -> list[Node]:
+        """Those of the nodes that could be had if the victim gave its reservation back."""
+        return [
+            node
+            for node in nodes
+            if self.reserved_by.get(node.name) == victim.key
+            and (victim.status.phase in ACTIVE or self._may_be_had(node.name))
+            and self.draft.nodes[node.name].eligible
+        ]
 
     def is_empty(self, node: Node) -> bool:
         """Whether no job has processes there."""
@@ -104,29 +122,87 @@ class Market:
                 leaving.append(key)
         return keeping, leaving
 
-    def may_preempt(self, job: JobState, victim: JobState) -> bool:
-        """Whether the victim's priority is lower. Its minimum runtime is another question."""
-        return (
-            victim.key != job.key
-            and victim.status.phase is Phase.RUNNING
-            and self.draft.level(victim) < self.draft.level(job)
-        )
+    def preemptible_at(self, job: JobState, victim: JobState) -> float:
+        """From when on the job may have the victim's nodes; infinite: never, as things are.
 
-    def immune_until(self, victim: JobState) -> float:
-        """The end of the victim's minimum runtime."""
+        A lower priority gives way after its minimum runtime, and at once before it runs. An equal
+        one gives way when its time slice is over, or after its minimum runtime where it started
+        ahead of its turn.
+        """
+        draft, now = self.draft, self.draft.now
+        assignment, phase = victim.status.assignment, victim.status.phase
+        if victim.key == job.key or phase not in RESERVING or assignment is None:
+            return math.inf
+        above = draft.level(job) - draft.level(victim)
+        running_at = assignment.running_at
+        protected_until = now
+        if phase in ACTIVE and running_at is not None:
+            protected_until = quantize(running_at + draft.terms(victim).min_runtime)
+        if above > 0:
+            return protected_until
+        if above < 0 or struggles(draft, job):
+            return math.inf
+        ahead = draft.place(job) < draft.place(victim)
+        if assignment.backfill and ahead:
+            return protected_until
+        if phase not in ACTIVE:
+            return math.inf
+        return max(protected_until, self._slice_ends_at(victim))
+
+    def _slice_ends_at(self, victim: JobState) -> float:
+        """When the job has used its time slice. Who saves nothing loses most, and has longer."""
+        policy, status = self.draft.policy, victim.status
+        assert status.assignment is not None, f"{victim.key}: active without nodes"
+        running_at = status.assignment.running_at
+        if policy.time_slice_seconds <= 0 or running_at is None:
+            return math.inf
+        saved = status.checkpoint is not None and status.checkpoint.time >= running_at
+        slices = 1 if saved else policy.unsaved_slices
+        left = slices * policy.time_slice_seconds - status.chain.slice_used
+        return quantize(running_at + max(0.0, left))
+
+    def is_turn_over(self, job: JobState, victim: JobState) -> bool:
+        """Whether the victim gives way to an equal because its time slice is over."""
         assignment = victim.status.assignment
-        running_at = assignment.running_at if assignment else None
-        begun = self.draft.now if running_at is None else running_at
-        return quantize(begun + victim.spec.preemption.min_runtime.seconds)
+        equal = self.draft.level(job) == self.draft.level(victim)
+        given = assignment is not None and assignment.backfill
+        return equal and not (given and self.draft.place(job) < self.draft.place(victim))
 
-    def cost_node_ms(self, victim: JobState) -> int:
+    def lost_node_ms(self, victim: JobState) -> int:
         """The work that preempting loses: nodes times (time since it was saved + a restart)."""
         assignment, checkpoint = victim.status.assignment, victim.status.checkpoint
-        assert assignment is not None, f"{victim.key}: running without nodes"
-        begun = assignment.running_at if assignment.running_at is not None else self.draft.now
+        assert assignment is not None, f"{victim.key}: a victim without nodes"
+        if victim.status.phase not in ACTIVE:
+            return 0  # nothing of it has begun
+        draft = self.draft
+        begun = assignment.running_at if assignment.running_at is not None else draft.now
         saved = max(begun, checkpoint.time) if checkpoint else begun
-        seconds = max(0.0, self.draft.now - saved) + self.draft.policy.restart_cost_seconds
-        return len(assignment.nodes) * round(seconds * 1000)
+        unsaved = max(0.0, draft.now - saved)
+        if unsaved > draft.policy.unsaved_intervals * draft.terms(victim).interval:
+            unsaved = 0.0  # it does not save: its work is not protected
+        started_at = assignment.started_at if assignment.started_at is not None else begun
+        restart = draft.policy.restart_cost_seconds + max(0.0, begun - started_at)
+        return len(assignment.nodes) * round((unsaved + restart) * 1000)
+
+    def cost_node_ms(self, victim: JobState) -> int:
+        """What taking the victim's nodes costs: work that is lost, and all nodes displaced."""
+        assignment = victim.status.assignment
+        assert assignment is not None, f"{victim.key}: a victim without nodes"
+        displaced = round(self.draft.policy.displaced_seconds * 1000)
+        return self.lost_node_ms(victim) + len(assignment.nodes) * displaced
+
+    def memory(self, job: JobState) -> Memory:
+        """What placement remembers of the job, and nodes on which others failed to start."""
+        memory = memory_of(job)
+        return replace(memory, avoid=memory.avoid | self._suspects) if self._suspects else memory
+
+    def _suspected(self) -> frozenset[str]:
+        since = self.draft.now - self.draft.policy.suspect_seconds
+        return frozenset(
+            name
+            for name, state in self.draft.nodes.items()
+            if sum(time >= since for _, time in state.start_failures) >= _SUSPECT_JOBS
+        )
 
     def available_at(self, job: JobState, node: Node) -> float:
         """When the job could have this node if nobody surprises us; infinite if nobody knows."""
@@ -139,18 +215,12 @@ class Market:
         if owner is None:
             return self._left_at(self.occupied_by.get(node.name), node)
         other = self.draft.jobs[owner]
-        assignment = other.status.assignment
+        assignment, terms = other.status.assignment, self.draft.terms(other)
         begun = assignment.running_at if assignment and assignment.running_at else now
-        grace = other.spec.preemption.max_grace.seconds
-        ends = (
-            begun + other.spec.max_runtime.seconds + grace if other.spec.max_runtime else math.inf
-        )
-        lower = self.draft.level(other) < self.draft.level(job)
-        if lower and other.status.phase in ACTIVE:
-            ends = min(
-                ends, max(now, self.immune_until(other)) + other.spec.preemption.grace.seconds
-            )
-        return ends
+        ends = math.inf
+        if other.spec.max_runtime:
+            ends = begun + other.spec.max_runtime.seconds + terms.max_grace
+        return min(ends, max(now, self.preemptible_at(job, other)) + terms.grace)
 
     def _left_at(self, holder: str | None, node: Node) -> float:
         now = self.draft.now
@@ -161,6 +231,13 @@ class Market:
             return math.inf
         suspension = job.status.suspension
         return max(now, suspension.deadline) if suspension else now
+
+
+def struggles(draft: Draft, job: JobState) -> bool:
+    """Whether the job's attempts fail one after the other: no equal gives way to it."""
+    chain = job.status.chain
+    failures = chain.fruitless_restarts + chain.unblamed_restarts
+    return failures >= draft.policy.struggling_restarts or chain.refusals > 0
 
 
 def memory_of(job: JobState) -> Memory:
@@ -210,4 +287,4 @@ def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
     return found
 
 
-__all__ = ["Market", "by_zone", "memory_of", "options", "waits_for_split"]
+__all__ = ["Market", "by_zone", "memory_of", "options", "struggles", "waits_for_split"]

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flyer.engine.limits import DEFAULT_LIMITS, Limits
+
 if TYPE_CHECKING:
     from flyer.api import FlyerTopology
 
@@ -26,15 +28,17 @@ class Node:
     slots: int = 1
     ready: bool = True
     reason: str = ""
+    fault: str = ""  # a hardware fault that is present: NodeHealth says Unhealthy, and why
 
 
 @dataclass(frozen=True, slots=True)
 class Zones:
-    """Which zones and leaves get gangs, and how many gangs may span two zones: FlyerTopology."""
+    """FlyerTopology: zones and leaves that get gangs, gangs that may span two zones, and caps."""
 
     names: tuple[str, ...] = ()  # empty: every zone
     leaves: tuple[str, ...] = ()  # as zone/leaf; a zone that has none here: all of its leaves
     cross_zone_jobs: int = 1
+    limits: Limits = DEFAULT_LIMITS
 
     @classmethod
     def of(cls, topology: FlyerTopology) -> Zones:
@@ -44,6 +48,7 @@ class Zones:
             tuple(zone.name for zone in spec.zones),
             tuple(f"{zone.name}/{leaf}" for zone in spec.zones for leaf in zone.leaves),
             spec.cross_zone_jobs,
+            Limits.of(spec.limits),
         )
 
     def admits(self, node: Node) -> bool:

@@ -82,8 +82,11 @@ def same_split_options(memory: Memory, zones: Collection[str]) -> list[Option]:
 def best(
     options: Sequence[Option], available: Mapping[str, Sequence[Node]], memory: Memory
 ) -> tuple[Option, tuple[Node, ...]] | None:
-    """The option that fits tightest (fewest nodes left in its zones, then fewest leaves)."""
-    found: list[tuple[tuple[int, int, int], Option, tuple[Node, ...]]] = []
+    """The option with the fewest avoided nodes, then the one that fits tightest.
+
+    Tightest: fewest nodes left in its zones, then fewest leaves.
+    """
+    found: list[tuple[tuple[int, int, int, int], Option, tuple[Node, ...]]] = []
     for index, option in enumerate(options):
         chosen = choose(option, available, memory)
         if chosen is None:
@@ -91,7 +94,8 @@ def best(
         left = sum(len(available.get(zone, ())) for zone in option.zones) - option.nodes
         leaves = len({(node.zone, node.leaf) for node in chosen})
         known = option.zones == memory.zones
-        found.append(((-1 if known else left, leaves, index), option, chosen))
+        avoided = sum(node.name in memory.avoid for node in chosen)
+        found.append(((avoided, -1 if known else left, leaves, index), option, chosen))
     if not found:
         return None
     _, option, chosen = min(found, key=lambda one: one[0])

@@ -14,6 +14,15 @@ class Policy:
     # A rank that fails takes its peers down with errors of their own, and a lost node does so too:
     # wait this long for evidence of the infrastructure before the job is blamed.
     failure_window_seconds: float = 5.0
+    # A hardware fault that was over this long before a rank failed still explains the failure.
+    hardware_fault_seconds: float = 120.0
+    # So many attempts in a row that the same signal ended without a newer checkpoint are the
+    # job's own fault: a SIGSEGV of its code, a SIGKILL for its memory use.
+    same_signal_max: int = 3
+    # Circuit breaker: so many jobs that are interrupted within this time, and more than the others,
+    # say something about the cluster and not about the jobs.
+    outage_jobs_min: int = 3
+    outage_seconds: float = 120.0
     # From Start to GangStarted; then rolled back (images may have to be pulled).
     start_deadline_seconds: float = 600.0
     # Stop is told again after so long, and a node that is not empty after the deadline is not
@@ -25,6 +34,18 @@ class Policy:
     same_split_seconds: float = 60.0
     # What a restart costs on top of the work since the last checkpoint, per node.
     restart_cost_seconds: float = 60.0
+    # What it costs that a node is taken from a job, on top: the job is displaced as a whole, and
+    # the nodes that nobody needs stand idle until somebody fits on them.
+    displaced_seconds: float = 900.0
+    # A job that has not saved for so many of its checkpoint intervals loses the protection of its
+    # unsaved work: otherwise those that never save would be preempted last.
+    unsaved_intervals: int = 3
+    # Among equal priorities a waiting job has its turn when another ran for so long; 0: never.
+    # One that saved nothing in its attempt keeps its nodes for so many slices.
+    time_slice_seconds: float = 14_400.0
+    unsaved_slices: int = 6
+    # A job with so many restarts in a row without a newer checkpoint preempts no equal.
+    struggling_restarts: int = 3
     # Pause before the second, third … restart in a row without a newer checkpoint: doubling.
     backoff_seconds: float = 1.0
     backoff_seconds_max: float = 60.0
@@ -38,6 +59,8 @@ class Policy:
     progress_commit_seconds: float = 5.0
     # What `priority: auto` means while no quota says otherwise.
     auto_priority: Priority = Priority.NORMAL
+    # Other jobs avoid a node for so long after the starts of two jobs failed there.
+    suspect_seconds: float = 1800.0
     # Nodes remembered as having failed a job.
     avoid_max: int = 8
 

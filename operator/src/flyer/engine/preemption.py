@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine import placement, transitions
 from flyer.engine.claims import claimed
-from flyer.engine.market import by_zone, memory_of
+from flyer.engine.draft import RESERVING, WAITING
+from flyer.engine.market import by_zone
 from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flyer.engine.claims import Claim
-    from flyer.engine.draft import Draft
     from flyer.engine.market import Market
     from flyer.engine.nodes import Node
     from flyer.engine.placement import Option
@@ -42,23 +43,19 @@ def preemption_plan(
     victims: dict[str, JobState] = {}
     for key in sorted(draft.jobs):
         other = draft.jobs[key]
-        if other.key == job.key or other.status.phase is not Phase.RUNNING:
+        if other.key == job.key or other.status.phase not in RESERVING:
             continue
-        if not anyone and market.may_preempt(job, other):
-            draft.wake(market.immune_until(other))
-        allowed = market.may_preempt(job, other) and market.immune_until(other) <= draft.now
-        if anyone or allowed:
+        if anyone:
+            if other.status.phase is Phase.RUNNING:
+                victims[key] = other
+            continue
+        at = market.preemptible_at(job, other)
+        if at <= draft.now:
             victims[key] = other
-    freed = {
-        key: [
-            node
-            for node in nodes
-            if market.reserved_by.get(node.name) == key
-            and draft.nodes[node.name].eligible
-            and not any(node.name in claim.nodes for claim in claims)
-        ]
-        for key in victims
-    }
+        elif math.isfinite(at):
+            draft.wake(at)
+    wanted = [node for node in nodes if not any(node.name in claim.nodes for claim in claims)]
+    freed = {key: market.freed_by(victim, wanted) for key, victim in victims.items()}
     plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
     for index, option in enumerate(kind):
         needed_holders = holders if option.crosses else set()
@@ -68,7 +65,7 @@ def preemption_plan(
         if chosen is None:
             continue
         pool = free + [node for key in chosen for node in freed[key]]
-        laid = placement.choose(option, by_zone(pool), memory_of(job))
+        laid = placement.choose(option, by_zone(pool), market.memory(job))
         if laid is None:
             continue
         cost = sum(market.cost_node_ms(victims[key]) for key in chosen)
@@ -102,7 +99,7 @@ def _victims_for(
         key=lambda one: (
             one.cost_node_ms,
             draft.level(draft.jobs[one.job]),
-            -market.immune_until(draft.jobs[one.job]),
+            -_begun_at(draft.jobs[one.job]),
             one.job,
         )
     )
@@ -110,7 +107,7 @@ def _victims_for(
         here = sum(node.zone in option.zones for node in free)
         cover = cheapest_cover(candidates, option.nodes - here)
         return None if cover is None else tuple(sorted(one.job for one in cover))
-    memory = memory_of(job)
+    memory = market.memory(job)
 
     def enough(chosen: Sequence[Candidate]) -> bool:
         if not holders <= {one.job for one in chosen}:
@@ -122,14 +119,38 @@ def _victims_for(
     return None if found is None else tuple(sorted(one.job for one in found))
 
 
-def preempt(draft: Draft, job: JobState, nodes: tuple[Node, ...], victims: tuple[str, ...]) -> None:
-    """The job has these nodes as soon as the victims have left them."""
+def _begun_at(victim: JobState) -> float:
+    assignment = victim.status.assignment
+    return (assignment.running_at or assignment.reserved_at) if assignment is not None else 0.0
+
+
+def preempt(
+    market: Market,
+    job: JobState,
+    nodes: tuple[Node, ...],
+    victims: tuple[str, ...],
+    *,
+    backfill: bool = False,
+) -> None:
+    """The job has these nodes as soon as the victims have left them.
+
+    A victim that has only reserved nodes loses the reservation, and no work. Whoever leaves those
+    nodes goes on leaving them.
+    """
+    draft = market.draft
     for key in victims:
-        transitions.begin_suspension(
-            draft, key, reason="Preempted", by=job.key,
-            message=f"preempted by {job.key} of {job.user} (priority {job.spec.priority})",
-        )  # fmt: skip
-    transitions.reserve(draft, job.key, nodes)
+        victim = draft.jobs[key]
+        over = market.is_turn_over(job, victim)
+        if victim.status.phase in WAITING:
+            transitions.drop_reservation(draft, key)
+            continue
+        why = f"preempted by {job.key} of {job.user} (priority {job.spec.priority})"
+        if over:
+            why = f"its time slice is over: {job.key} of {job.user} has its turn"
+        transitions.begin_suspension(draft, key, reason="Preempted", by=job.key, message=why)
+        if over:
+            transitions.end_turn(draft, key)
+    transitions.reserve(draft, job.key, nodes, backfill=backfill)
 
 
 __all__ = ["preempt", "preemption_plan"]

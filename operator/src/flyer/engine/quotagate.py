@@ -29,20 +29,23 @@ class QuotaGate:
 
     def __post_init__(self) -> None:
         self.ledger = quotas.ledger(self.market.draft)
-        if self.ledger.quotas:
-            self._adopt_priorities()
+        self._adopt_priorities()
 
     def _adopt_priorities(self) -> None:
         """A job that runs changes to the level that its spec asks for once there is room there."""
         draft = self.market.draft
-        for key in sorted(self.ledger.holdings.keys() & draft.jobs.keys()):
-            job, held = draft.jobs[key], self.ledger.holdings[key]
-            wanted = job.spec.priority
-            if not job.holding or wanted in (Priority.AUTO, held.priority):
+        for key in sorted(draft.jobs):
+            job = draft.jobs[key]
+            wanted, held = job.spec.priority, job.status.priority
+            if not job.holding or wanted in (Priority.AUTO, held):
                 continue
-            if self.ledger.obstacle(job, wanted, held.node_class) is None:
+            if not self.ledger.quotas:
                 draft.update(key, priority=wanted)
-                self.ledger.charge(draft.jobs[key], wanted, held.node_class)
+                continue
+            node_class = self.ledger.holdings[key].node_class
+            if self.ledger.obstacle(job, wanted, node_class) is None:
+                draft.update(key, priority=wanted)
+                self.ledger.charge(draft.jobs[key], wanted, node_class)
 
     def enter(self, job: JobState) -> None:
         """The job joins the queue, `auto` at its highest level."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Checkpoint, Exit, Phase, SuspendCode
 from flyer.engine import events as happened
-from flyer.engine import transitions
+from flyer.engine import incidents, transitions
 from flyer.engine.draft import ACTIVE
-from flyer.engine.state import NodeState
+from flyer.engine.state import NodeState, Sent
 from flyer.job.limits import REASON_CHARS_MAX, TRACEBACK_CHARS_MAX, readable
 
 if TYPE_CHECKING:
@@ -46,9 +46,31 @@ def _(_event: happened.Tick, _draft: Draft) -> None:
 
 @react.register(happened.NodeObserved)
 def _(event: happened.NodeObserved, draft: Draft) -> None:
-    known = draft.nodes.get(event.node.name)
-    lost = "" if event.node.ready or known is None else known.lost
-    draft.nodes[event.node.name] = NodeState(event.node, lost)
+    node = event.node
+    known = draft.nodes.get(node.name) or NodeState(node)
+    lost = "" if node.ready else known.lost
+    draft.nodes[node.name] = _faulty(draft, replace(known, node=node, lost=lost, removed=False))
+
+
+def _faulty(draft: Draft, state: NodeState) -> NodeState:
+    """The state with its hardware fault brought up to date: one that is over is remembered."""
+    before = draft.nodes.get(state.node.name)
+    if state.node.fault:
+        return replace(state, fault=state.node.fault, fault_at=draft.now)
+    if before is not None and before.node.fault:
+        return replace(state, fault_at=draft.now)
+    return state
+
+
+@react.register(happened.NodeRemoved)
+def _(event: happened.NodeRemoved, draft: Draft) -> None:
+    known = draft.nodes.get(event.node)
+    if known is None:
+        return
+    reason = "the Node object was deleted" if event.lost else "the node left the scheduler's care"
+    lost = known.lost or ("NodeDeleted" if event.lost else "")
+    node = replace(known.node, ready=False, reason=reason)
+    draft.nodes[event.node] = replace(known, node=node, lost=lost, removed=True)
 
 
 @react.register(happened.NodeLost)
@@ -56,9 +78,8 @@ def _(event: happened.NodeLost, draft: Draft) -> None:
     known = draft.nodes.get(event.node)
     if known is not None and not known.lost:
         cause = f"{event.cause} ({event.evidence})" if event.evidence else event.cause
-        draft.nodes[event.node] = NodeState(
-            replace(known.node, ready=False, reason=cause), cause or "lost"
-        )
+        node = replace(known.node, ready=False, reason=cause)
+        draft.nodes[event.node] = replace(known, node=node, lost=cause or "lost")
 
 
 @react.register(happened.NodeEmptied)
@@ -106,7 +127,17 @@ def _(event: happened.JobSubmitted, draft: Draft) -> None:
     fresh = transitions.new_job(event.job, draft.now)
     if job is None or (_forgotten(job) and fresh.status.chain.id != job.status.chain.id):
         draft.put(fresh)
+        # Nobody kept nodes for a job that is not known, whatever its status says.
+        transitions.resubmit(draft, fresh.key, fresh.status.occupied)
         return
+    if job.removed and job.status.chain.id == fresh.status.chain.id:
+        back = draft.before.get(job.key)
+        if back is None or back.removed or back.ended:
+            draft.put(replace(fresh, sent=Sent(stops=job.sent.stops, token=job.sent.token)))
+            transitions.resubmit(draft, job.key, job.status.occupied)
+            return
+        # It went and came within this step: nothing has been ended yet.
+        job = draft.put(back)
     if job.ended or job.removed:
         return
     spec = event.job.spec
@@ -246,15 +277,62 @@ def _(event: happened.GangStarted, draft: Draft) -> None:
         assignment=job.status.assignment.replace(running_at=draft.now),
     )
     transitions.forget_refusals(draft, event.job)
+    incidents.record(draft, "up", job)
+    for name in job.status.assignment.names:
+        state = draft.nodes.get(name)
+        if state is not None and state.start_failures:
+            draft.nodes[name] = replace(state, start_failures=())
     if job.status.checkpoint is None:
         transitions.remember_nodes(draft, event.job)
+
+
+@react.register(happened.StartPending)
+def _(event: happened.StartPending, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is not None and _is_starting(job, event.attempt):
+        draft.put(replace(job, seen=replace(job.seen, absent=event.nodes)))
+
+
+@react.register(happened.StartFailed)
+def _(event: happened.StartFailed, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or not _is_starting(job, event.attempt) or job.status.assignment is None:
+        return
+    culprits = [name for name in job.status.assignment.names if name in event.nodes]
+    if event.job_fault:
+        culprits = []  # it fails everywhere
+    else:
+        transitions.suspect_nodes(draft, event.job, culprits)
+        incidents.record(draft, "start", job)
+    transitions.restart(
+        draft, event.job, reason="StartFailed", message=event.reason, avoid=culprits,
+        counted=event.job_fault, slow=True,
+    )  # fmt: skip
+
+
+@react.register(happened.StreamLost)
+def _(event: happened.StreamLost, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or not _is_live(job, event.attempt) or job.seen.stream_lost_at is not None:
+        return
+    draft.put(replace(job, seen=replace(job.seen, stream_lost_at=draft.now)))
+
+
+@react.register(happened.StreamRestored)
+def _(event: happened.StreamRestored, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None or not _is_live(job, event.attempt) or job.seen.stream_lost_at is None:
+        return
+    # The time without a stream is not silence of the job.
+    alive_at = job.seen.activity_at + (draft.now - job.seen.stream_lost_at)
+    seen = replace(job.seen, stream_lost_at=None, activity_at=min(draft.now, alive_at))
+    draft.put(replace(job, seen=seen))
 
 
 @react.register(happened.StartRefused)
 def _(event: happened.StartRefused, draft: Draft) -> None:
     job = draft.jobs.get(event.job)
-    starting = job is not None and job.status.phase is Phase.STARTING
-    if job is not None and starting and event.attempt == job.status.chain.attempt:
+    if job is not None and _is_starting(job, event.attempt):
         transitions.refuse_start(draft, event.job, event.reason)
 
 
@@ -285,6 +363,10 @@ def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -
         time=draft.now,
     )
     draft.update(key, exits=(*exits, recorded))
+
+
+def _is_starting(job: JobState, attempt: int) -> bool:
+    return job.status.phase is Phase.STARTING and job.status.chain.attempt == attempt
 
 
 def _is_live(job: JobState, attempt: int) -> bool:

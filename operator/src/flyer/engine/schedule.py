@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine import blockers, placement, transitions
-from flyer.engine.claims import claim_for, claimed
+from flyer.engine.claims import claim_for, claimed, is_ahead_of_turn
 from flyer.engine.draft import WAITING
-from flyer.engine.market import Market, by_zone, memory_of, options, waits_for_split
+from flyer.engine.market import Market, by_zone, options, struggles, waits_for_split
 from flyer.engine.preemption import preempt, preemption_plan
 from flyer.engine.quotagate import QuotaGate
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _CLAIMS_MAX = 16
 
 
-def schedule(draft: Draft) -> None:
-    """Give nodes to every waiting job that may have them now."""
+def schedule(draft: Draft) -> list[Claim]:
+    """Give nodes to every waiting job that may have them now; the claims of those that wait."""
     market = Market(draft)
     gate = QuotaGate(market)
     claims: list[Claim] = []
@@ -60,13 +60,14 @@ def schedule(draft: Draft) -> None:
             _set_pending(draft, job, never)
             continue
         if gate.lower(job):  # `auto`: no room at this level, perhaps at the next
-            heapq.heappush(contenders, (queue_order(draft, job), key))
+            heapq.heappush(contenders, (draft.place(job), key))
             continue
         out = gate.refusal(job)
         if out is not None:
             _set_pending(draft, job, out)
             continue
-        ahead = blocked.get(_needs(draft, job))
+        needs = _needs(market, job, gate)
+        ahead = blocked.get(needs)
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
             gate.fill(job)
             _set_pending(draft, job, blockers.behind(ahead))
@@ -76,12 +77,15 @@ def schedule(draft: Draft) -> None:
             gate.fill(job)
             continue
         gate.fill(job)
-        blocked[_needs(draft, job)] = job
-        own = _claim(market, job, claims)
-        claims += own
+        own: list[Claim] = []
+        if not _was_refused(draft, job):  # nobody waits for a job that may not have its pods
+            blocked[needs] = job
+            own = _claim(market, job, claims)
+            claims += own
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
         _set_pending(draft, job, blockers.pending(market, job, claims, eta))
     draft.about = ""
+    return claims
 
 
 def queue(draft: Draft) -> list[str]:
@@ -89,10 +93,10 @@ def queue(draft: Draft) -> list[str]:
     waiting = [
         job for job in draft.jobs.values() if job.status.phase is Phase.QUEUED and not job.removed
     ]
-    return [job.key for job in sorted(waiting, key=lambda job: queue_order(draft, job))]
+    return [job.key for job in sorted(waiting, key=draft.place)]
 
 
-def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, str], str]]:
+def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, float, str], str]]:
     """The waiting jobs, and those preempted ones that are still leaving: they keep their place.
 
     A heap by place in the queue: an `auto` job begins at its highest level.
@@ -107,7 +111,7 @@ def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, s
     waiting = [draft.jobs[key] for key in queue(draft)]
     for job in waiting:
         gate.enter(job)
-    heap = [(queue_order(draft, job), job.key) for job in waiting + leaving]
+    heap = [(draft.place(job), job.key) for job in waiting + leaving]
     heapq.heapify(heap)
     return heap
 
@@ -117,13 +121,18 @@ def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
     return spec.nodes, spec.group, spec.ranks_per_node, spec.cross_zone
 
 
-def _needs(draft: Draft, job: JobState) -> tuple[object, ...]:
+def _needs(market: Market, job: JobState, gate: QuotaGate) -> tuple[object, ...]:
     """Of two jobs with equal needs, the one with more nodes is blocked if the other one is."""
-    spec, chain = job.spec, job.status.chain
+    draft, spec, chain = market.draft, job.spec, job.status.chain
     alone = job.key if chain.previous or chain.avoid else ""  # it remembers nodes of its own
+    admitted = tuple(
+        nodes[0].node_class
+        for nodes in market.classes(job)
+        if gate.admits(job, nodes[0].node_class)
+    )
     return (
         draft.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
-        spec.max_runtime, spec.preemption.max_grace, alone,
+        spec.max_runtime, draft.terms(job), admitted, struggles(draft, job), alone,
     )  # fmt: skip
 
 
@@ -132,19 +141,13 @@ def _claim(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Claim
     return [] if claim is None else [claim]
 
 
-def queue_order(draft: Draft, job: JobState) -> tuple[int, float, str]:
-    """Priority, then the chain's own submit time: a resumed job has not lost its place."""
-    submitted_at = job.status.chain.submitted_at
-    return (-draft.level(job), submitted_at if submitted_at is not None else draft.now, job.key)
-
-
 def launch(draft: Draft) -> None:
     """Start whoever has all nodes empty, and the token if it crosses zones."""
     waiting = [job for job in draft.jobs.values() if job.status.phase in WAITING]
     if not waiting:
         return
     market = Market(draft)
-    for key in [job.key for job in sorted(waiting, key=lambda job: queue_order(draft, job))]:
+    for key in [job.key for job in sorted(waiting, key=draft.place)]:
         job = draft.jobs[key]
         draft.about = key
         assignment = job.status.assignment
@@ -178,31 +181,53 @@ def _set_pending(draft: Draft, job: JobState, pending: Pending) -> None:
 
 
 def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGate) -> bool:
-    """Reserve nodes for the job, if need be by preempting; False if it cannot have any now."""
+    """Reserve nodes for the job, if need be by preempting; False if it cannot have any now.
+
+    Nodes that failed it, or others, are taken only if there is no way without them.
+    """
     draft = market.draft
     classes = [nodes for nodes in market.classes(job) if gate.admits(job, nodes[0].node_class)]
     patience = waits_for_split(draft, job)
     if patience is not None:
         draft.wake(patience)
-    for nodes in classes:
-        zones = {node.zone for node in nodes}
-        kinds = options(draft, job, zones, same_split=patience is not None)
-        for kind in kinds:
-            found = _fit_free(market, job, nodes, kind, claims)
-            if found is not None:
-                transitions.reserve(draft, job.key, found)
-                market.reserved(job.key)
-                return True
+    avoid = market.memory(job).avoid
+    trusted = [[node for node in nodes if node.name not in avoid] for nodes in classes]
+    ways = [[nodes for nodes in trusted if nodes], classes] if avoid else [classes]
+    return any(
+        _place_on(market, job, nodes, claims, same_split=patience is not None) for nodes in ways
+    )
+
+
+def _place_on(
+    market: Market,
+    job: JobState,
+    classes: Sequence[Sequence[Node]],
+    claims: Sequence[Claim],
+    *,
+    same_split: bool,
+) -> bool:
+    draft = market.draft
+    ways = [
+        (nodes, kind)
+        for nodes in classes
+        for kind in options(draft, job, {node.zone for node in nodes}, same_split=same_split)
+    ]
+    for nodes, kind in ways:
+        found = _fit_free(market, job, nodes, kind, claims)
+        if found is not None:
+            early = is_ahead_of_turn(market, job, found, claims)
+            transitions.reserve(draft, job.key, found, backfill=early)
+            market.reserved(job.key)
+            return True
     if _was_refused(draft, job):
         return False
-    for nodes in classes:
-        zones = {node.zone for node in nodes}
-        for kind in options(draft, job, zones, same_split=patience is not None):
-            plan = preemption_plan(market, job, nodes, kind, claims)
-            if plan is not None:
-                preempt(draft, job, *plan)
-                market.refresh()
-                return True
+    for nodes, kind in ways:
+        plan = preemption_plan(market, job, nodes, kind, claims)
+        if plan is not None:
+            early = is_ahead_of_turn(market, job, plan[0], claims)
+            preempt(market, job, *plan, backfill=early)
+            market.refresh()
+            return True
     return False
 
 
@@ -232,10 +257,10 @@ def _fit_free(
     empty = [node for node in unclaimed if market.occupied_by.get(node.name) in (None, job.key)]
     for candidates, token_free in ((empty, not leaving), (unclaimed, True)):
         usable = [one for one in kind if not one.crosses or (token_free and not keeping)]
-        found = placement.best(usable, by_zone(candidates), memory_of(job))
+        found = placement.best(usable, by_zone(candidates), market.memory(job))
         if found is not None:
             return found[1]
     return None
 
 
-__all__ = ["launch", "queue", "queue_order", "schedule"]
+__all__ = ["launch", "queue", "schedule"]

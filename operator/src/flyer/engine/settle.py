@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase, StopMode, SuspendCode, quantize
-from flyer.engine import transitions
+from flyer.engine import blame, transitions
 from flyer.engine.draft import WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flyer.engine.blame import Cause
     from flyer.engine.draft import Draft
     from flyer.engine.state import JobState
 
@@ -25,6 +26,7 @@ _MOVES_MAX = 8
 def settle(draft: Draft) -> None:
     """Bring every job to rest."""
     occupied_by = draft.occupied_by()
+    blame.observe(draft)
     for key in sorted(draft.jobs):
         draft.about = key
         for _ in range(_MOVES_MAX):
@@ -98,39 +100,26 @@ def _show_progress(draft: Draft, job: JobState) -> None:
     known, seen = job.status.progress, job.seen
     if seen.step is None or (known is not None and known.step == seen.step):
         return
-    if _passed(draft, seen.progress_committed_at + draft.policy.progress_commit_seconds):
+    if draft.passed(seen.progress_committed_at + draft.policy.progress_commit_seconds):
         transitions.flush_progress(draft, job.key)
 
 
 def _infrastructure(draft: Draft, job: JobState) -> bool:
-    assignment = job.status.assignment
-    assert assignment is not None, f"{job.key}: active without nodes"
-    done = {one.node for one in job.status.exits if one.outcome == "Succeeded"}
-    lost = [name for name in assignment.names if draft.is_lost(name) and name not in done]
-    if lost:
-        causes = ", ".join(f"{name} ({_cause(draft, name)})" for name in lost)
-        transitions.restart(
-            draft, job.key, reason="NodeFailures", message=f"lost node {causes}", avoid=lost
-        )
-        return True
-    killed = [one for one in job.status.exits if one.outcome == "Killed"]
-    if killed:
-        first = killed[0]
-        how = f"by signal {first.signal}" if first.signal else "by nobody known"
-        detail = f" ({first.reason})" if first.reason else ""
-        transitions.restart(
-            draft, job.key, reason="PodKilled",
-            message=f"the pod on node {first.node} was killed {how}{detail}",
-            # Without a signal nobody killed it there: whoever ran it went away.
-            avoid=[one.node for one in killed if one.signal],
-        )  # fmt: skip
-        return True
-    return False
+    cause = blame.infrastructure(draft, job)
+    if cause is None:
+        return False
+    _restart(draft, job, cause)
+    return True
 
 
-def _cause(draft: Draft, name: str) -> str:
-    state = draft.nodes.get(name)
-    return (state.node.reason or state.lost) if state else "not known any more"
+def _restart(draft: Draft, job: JobState, cause: Cause) -> None:
+    counted, message = blame.judged(draft, cause)
+    if cause.reason == "PodsReadyTimeout":
+        transitions.suspect_nodes(draft, job.key, cause.avoid)
+    transitions.restart(
+        draft, job.key, reason=cause.reason, message=message, avoid=cause.avoid,
+        counted=counted, slow=cause.kind == "start", by_signal=cause.signal,
+    )  # fmt: skip
 
 
 def _ended(draft: Draft, job: JobState) -> bool:
@@ -173,36 +162,23 @@ def _asked(draft: Draft, job: JobState) -> bool:
 def _overdue(draft: Draft, job: JobState) -> bool:
     assignment, spec = job.status.assignment, job.spec
     assert assignment is not None, f"{job.key}: active without nodes"
+    unheard = blame.start_overdue(draft, job)
+    if unheard is not None:
+        _restart(draft, job, unheard)
+        return True
     if assignment.running_at is None:
-        begun = assignment.started_at if assignment.started_at is not None else draft.now
-        limit = draft.policy.start_deadline_seconds
-        if _passed(draft, begun + limit):
-            transitions.restart(
-                draft, job.key, reason="PodsReadyTimeout",
-                message=f"the pods were not up within {limit:g} s", avoid=(),
-            )  # fmt: skip
-            return True
         return False
-    if spec.max_runtime and _passed(draft, assignment.running_at + spec.max_runtime.seconds):
+    if spec.max_runtime and draft.passed(assignment.running_at + spec.max_runtime.seconds):
         transitions.begin_suspension(
             draft, job.key, reason="DeadlineExceeded", by="maxRuntime",
             message=f"ran for its maxRuntime of {spec.max_runtime}",
         )  # fmt: skip
         return True
-    alive_at = max(job.seen.activity_at, assignment.running_at)
-    if spec.watchdog and _passed(draft, alive_at + spec.watchdog.seconds):
-        transitions.restart(
-            draft, job.key, reason="WatchdogExpired",
-            message=f"neither progress nor a log line for {spec.watchdog}", avoid=(),
-        )  # fmt: skip
+    silent = blame.watchdog_expired(draft, job)
+    if silent is not None:
+        _restart(draft, job, silent)
         return True
     return False
-
-
-def _passed(draft: Draft, time: float) -> bool:
-    time = quantize(time)
-    draft.wake(time)
-    return time <= draft.now
 
 
 def _suspending(draft: Draft, job: JobState) -> None:
@@ -225,7 +201,7 @@ def _suspending(draft: Draft, job: JobState) -> None:
         suspension = job.status.suspension
         assert suspension is not None, f"{job.key}: suspending without a suspension"
     released = job.status.suspend_code is SuspendCode.MAY_SUSPEND
-    if not released and not suspension.expired and _passed(draft, suspension.deadline):
+    if not released and not suspension.expired and draft.passed(suspension.deadline):
         draft.update(job.key, suspension=suspension.replace(expired=True))
 
 

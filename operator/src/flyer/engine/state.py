@@ -16,6 +16,7 @@ from flyer.engine.nodes import Node, Zones
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from flyer.engine.incidents import Incident
     from flyer.engine.policy import Policy
     from flyer.engine.quotas import Holding, Quota
 
@@ -32,6 +33,13 @@ class NodeState:
 
     node: Node
     lost: str = ""  # the cause; empty: not lost
+    # The Node object was deleted: forgotten as soon as no job has processes or a place there.
+    removed: bool = False
+    # The latest hardware fault, and when it was last known to be present.
+    fault: str = ""
+    fault_at: float = 0.0
+    # Jobs whose start failed because of this node, with the time; a successful start clears it.
+    start_failures: tuple[tuple[str, float], ...] = ()
 
     @property
     def eligible(self) -> bool:
@@ -46,6 +54,10 @@ class Seen:
     activity_at: float = 0.0  # progress or a log line
     step: int | None = None
     progress_committed_at: float = 0.0
+    # Since when the sidecars of the attempt have no stream; None: they have one.
+    stream_lost_at: float | None = None
+    # Nodes whose pods the start of the attempt still waits for, as last reported.
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,8 @@ class EngineState:
     zones: Zones = field(default_factory=Zones)
     # What jobs hold that are not among `jobs`: quotas count it.
     held_apart: tuple[Holding, ...] = ()
+    # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
+    incidents: tuple[Incident, ...] = ()
 
 
 __all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]

@@ -37,9 +37,12 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.engine.draft import Draft
     from flyer.engine.nodes import Node
+    from flyer.engine.policy import Policy
 
 # Reasons for which a suspension ends the job instead of queueing it again.
 FINAL_REASONS = frozenset({"Stopped", "DeadlineExceeded"})
+# Jobs remembered whose start failed on a node: two make it suspect.
+_START_FAILURES_MAX = 4
 # The API server takes 32768; nobody reads more than this.
 _MESSAGE_CHARS_MAX = 8_192
 
@@ -70,8 +73,26 @@ def new_job(job: FlyerJob, now: float) -> JobState:
     )
 
 
-def reserve(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
-    """Give the job its nodes, in rank order; the attempt begins."""
+def resubmit(draft: Draft, key: str, occupied: Sequence[OccupiedNode]) -> None:
+    """The object was gone and is back: its nodes were not kept for it, and its pods were ended.
+
+    `occupied`: where some of them may still be.
+    """
+    job = draft.update(key, occupied=tuple(occupied))
+    why = "the job's object was gone for a moment, and its pods were ended"
+    if job.status.phase in (Phase.STARTING, Phase.RUNNING):
+        restart(draft, key, reason="ObjectVanished", message=why, counted=False)
+    elif job.status.phase is Phase.SUSPENDING:
+        end_suspension(draft, key)
+    elif job.status.phase in (Phase.RESERVED, Phase.DRAINING):
+        drop_reservation(draft, key)
+
+
+def reserve(draft: Draft, key: str, nodes: Sequence[Node], *, backfill: bool = False) -> None:
+    """Give the job its nodes, in rank order; the attempt begins.
+
+    `backfill`: a job ahead of it waits for some of them, and may have them back.
+    """
     job = draft.jobs[key]
     priority = draft.priority(job)
     chain = job.status.chain
@@ -86,6 +107,7 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
         ),
         bridge=tuple(nodes[index].name for at in crossings for index in (at - 1, at)),
         group=nodes[0].node_class,
+        backfill=backfill,
         reserved_at=draft.now,
     )
     if chain.previous:
@@ -142,7 +164,13 @@ def start(draft: Draft, key: str) -> None:
         ),
         pending=None,
     )
-    seen = replace(job.seen, activity_at=draft.now, step=progress.step if progress else None)
+    seen = replace(
+        job.seen,
+        activity_at=draft.now,
+        step=progress.step if progress else None,
+        stream_lost_at=None,
+        absent=(),
+    )
     draft.put(replace(draft.jobs[key], seen=seen))
 
 
@@ -160,10 +188,10 @@ def begin_suspension(
 ) -> None:
     """Ask the job to save and leave. A job that is only starting has nothing to save."""
     job = flush_progress(draft, key)
-    preemption = job.spec.preemption
+    terms = draft.terms(job)
     kill = kill or job.status.phase is Phase.STARTING
-    grace = 0.0 if kill else preemption.grace.seconds
-    limit = 0.0 if kill else preemption.max_grace.seconds
+    grace = 0.0 if kill else terms.grace
+    limit = 0.0 if kill else terms.max_grace
     draft.update(
         key,
         phase=Phase.SUSPENDING,
@@ -207,7 +235,7 @@ def extend_grace(draft: Draft, key: str) -> None:
     knows = job.status.suspend_code is SuspendCode.RECEIVED
     if suspension is None or suspension.expired or not knows:
         return
-    grace = job.spec.preemption.grace.seconds
+    grace = draft.terms(job).grace
     deadline = quantize(min(suspension.limit, draft.now + grace))
     # In steps of a quarter of the grace: each one is a commit and a signal.
     if deadline - suspension.deadline >= grace / 4 or (
@@ -227,40 +255,86 @@ def end_suspension(draft: Draft, key: str) -> None:
     _requeue(draft, key, suspension.reason, suspension.by, suspension.message)
 
 
-def restart(draft: Draft, key: str, *, reason: str, message: str, avoid: Sequence[str]) -> None:
-    """The infrastructure failed the job: back to its last durable checkpoint, at once.
+def restart(
+    draft: Draft,
+    key: str,
+    *,
+    reason: str,
+    message: str,
+    avoid: Sequence[str] = (),
+    counted: bool = True,
+    slow: bool = False,
+    by_signal: int | None = None,
+) -> None:
+    """Back to the last durable checkpoint, at once or after a pause.
 
-    Ends the job instead when `maxRestarts` restarts in a row brought no newer checkpoint.
+    Ends the job instead when `maxRestarts` counted restarts in a row brought no newer checkpoint,
+    or when the same signal ended so many attempts in a row that it is the job's own doing. `slow`:
+    the attempt held its nodes without running, so that the first restart pauses already.
     """
     job = flush_progress(draft, key)
-    chain, checkpoint = job.status.chain, job.status.checkpoint
+    chain, checkpoint, policy = job.status.chain, job.status.checkpoint, draft.policy
     step = checkpoint.step if checkpoint else None
     fruitful = step is not None and (chain.restored_step is None or step > chain.restored_step)
-    fruitless = 1 if fruitful else chain.fruitless_restarts + 1
-    if fruitless > job.spec.max_restarts:
+    fruitless = 0 if fruitful else chain.fruitless_restarts
+    unblamed = 0 if fruitful else chain.unblamed_restarts
+    signals = 0
+    if by_signal is not None:
+        again = not fruitful and chain.signal == by_signal
+        signals = (chain.same_signal if again else 0) + 1
+    fruitless, unblamed = (fruitless + 1, unblamed) if counted else (fruitless, unblamed + 1)
+    saved = f"than {'none' if step is None else f'step {step}'}"
+    if counted and fruitless > job.spec.max_restarts:
         end(
             draft, key, Phase.FAILED, "MaxRestartsExceeded",
             f"{message}; {job.spec.max_restarts} restarts in a row brought no newer durable "
-            f"checkpoint than {'none' if step is None else f'step {step}'}",
+            f"checkpoint {saved}",
         )  # fmt: skip
         return
-    policy = draft.policy
-    pause = policy.backoff_seconds * 2.0 ** min(fruitless - 2, 30) if fruitless > 1 else 0.0
+    if counted and signals >= policy.same_signal_max:
+        end(
+            draft, key, Phase.FAILED, "RankFailed",
+            f"{message}; {signals} attempts in a row ended so without a newer durable checkpoint "
+            f"{saved}: the job's own code or memory use is the cause",
+        )  # fmt: skip
+        return
+    pause = _pause_seconds(policy, fruitless if counted else unblamed, slow=slow)
     remembered = [name for name in chain.avoid if name not in avoid] + list(avoid)
     draft.update(
         key,
         chain=chain.replace(
             restarts=chain.restarts + 1,
             fruitless_restarts=fruitless,
+            unblamed_restarts=unblamed,
+            signal=by_signal,
+            same_signal=signals,
             refusals=0,
             restored_step=step,
-            not_before=quantize(draft.now + min(pause, policy.backoff_seconds_max))
-            if pause
-            else None,
+            not_before=quantize(draft.now + pause) if pause else None,
             avoid=tuple(remembered[-policy.avoid_max :]),
         ),
     )
     _requeue(draft, key, reason, "", message)
+
+
+def _pause_seconds(policy: Policy, times: int, *, slow: bool) -> float:
+    """Before the next attempt: doubling with each restart in a row."""
+    if slow:
+        longest = policy.refused_backoff_seconds_max
+        return min(policy.refused_backoff_seconds * 2.0 ** min(times - 1, 30), longest)
+    if times < 2:
+        return 0.0
+    return min(policy.backoff_seconds * 2.0 ** min(times - 2, 30), policy.backoff_seconds_max)
+
+
+def suspect_nodes(draft: Draft, key: str, nodes: Sequence[str]) -> None:
+    """A start failed because of these nodes: other jobs that it happens to avoid them, too."""
+    for name in nodes:
+        state = draft.nodes.get(name)
+        if state is not None:
+            others = tuple(one for one in state.start_failures if one[0] != key)
+            failures = (*others, (key, draft.now))[-_START_FAILURES_MAX:]
+            draft.nodes[name] = replace(state, start_failures=failures)
 
 
 def refuse_start(draft: Draft, key: str, why: str) -> None:
@@ -329,8 +403,25 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
             suspend_code=status.suspend_code,
             lost_steps=lost,
         ),
-        chain=status.chain.replace(queued_at=draft.now),
+        chain=status.chain.replace(queued_at=draft.now, slice_used=_slice_used(draft, job)),
     )
+
+
+def end_turn(draft: Draft, key: str) -> None:
+    """The job's time slice is over: it queues behind those of its priority that wait now."""
+    chain = draft.jobs[key].status.chain
+    draft.update(key, chain=chain.replace(turn_at=draft.now, slice_used=0.0))
+
+
+def _slice_used(draft: Draft, job: JobState) -> float:
+    """The seconds of its time slice that the job has used, with the attempt that ends now."""
+    chain, assignment = job.status.chain, job.status.assignment
+    running_at = assignment.running_at if assignment is not None else None
+    if running_at is None:
+        return chain.slice_used
+    if chain.turn_at is not None and chain.turn_at >= running_at:
+        return 0.0  # it gave way because the slice was over
+    return quantize(chain.slice_used + max(0.0, draft.now - running_at))
 
 
 __all__ = [
@@ -339,6 +430,7 @@ __all__ = [
     "drop_reservation",
     "end",
     "end_suspension",
+    "end_turn",
     "extend_grace",
     "flush_progress",
     "forget_refusals",
@@ -347,6 +439,8 @@ __all__ = [
     "remember_nodes",
     "reserve",
     "restart",
+    "resubmit",
     "start",
     "stop",
+    "suspect_nodes",
 ]

@@ -18,6 +18,8 @@ from flyer.engine import (
     PodExited,
     ProgressReported,
     Released,
+    StreamLost,
+    StreamRestored,
     Succeeded,
     SuspendReceived,
 )
@@ -417,3 +419,23 @@ def _now() -> Any:
     from datetime import UTC, datetime
 
     return datetime.now(UTC)
+
+
+async def test_a_running_gang_without_all_its_streams_is_reported(world: Any) -> None:
+    gang, _ = await started(world)
+    await world.sidecars["gpt-1-1"].end()
+    assert await world.event(StreamLost) == StreamLost(gang.key, 1)
+    raw = await world.greeted("gpt-1-1")
+    assert await world.event(StreamRestored) == StreamRestored(gang.key, 1)
+    raw.close()
+
+
+async def test_an_adopted_gang_is_unheard_until_its_sidecars_come(world: Any) -> None:
+    gang = world.gang()
+    status = gang.job.status.replace(phase=Phase.RUNNING)
+    gang.job = gang.job.replace(status=status)
+    world.expect(gang)
+    assert world.events == [StreamLost(gang.key, 1)]
+    for pod in gang.pods:
+        await world.sidecar(pod.name)
+    assert await world.event(StreamRestored) == StreamRestored(gang.key, 1)

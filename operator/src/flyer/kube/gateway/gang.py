@@ -21,6 +21,8 @@ from flyer.engine import (
     PodExited,
     ProgressReported,
     Released,
+    StreamLost,
+    StreamRestored,
     SuspendReceived,
 )
 from flyer.job.failure import Failure
@@ -97,6 +99,7 @@ class Gang:
         self.metrics: dict[str, float] = {}
         self._settings = settings
         self._orders: list[StartOrder] | None = None
+        self._heard = True  # as told
         self._deadline: float | None = None
         self._reason = ""
         self._terminate_at: float | None = None
@@ -141,6 +144,20 @@ class Gang:
         """Its sidecar's stream is over."""
         self.members[node_rank].connected = False
         self.members[node_rank].asked = False
+
+    def streams(self) -> list[Event]:
+        """Whether every sidecar whose pod has not ended has a stream, if that has changed.
+
+        Told of a gang that runs: one that starts is waited for by its start deadline.
+        """
+        if self.started_at is None and not self.adopted:
+            return []
+        heard = all(one.connected or self.exits.known(one.node_rank) for one in self.members)
+        if heard == self._heard:
+            return []
+        self._heard = heard
+        kind = StreamRestored if heard else StreamLost
+        return [kind(self.start.job, self.start.attempt)]
 
     def take(self, node_rank: int, report: Report, now: float) -> list[Event]:
         """All that a pod said so far. Raises `ProtocolError` for what cannot be its own to say."""

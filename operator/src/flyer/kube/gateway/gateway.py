@@ -134,7 +134,7 @@ class Gateway:
         for member in gang.members:
             if member.identity.uid:
                 self._members[member.identity.uid] = (gang, member.node_rank)
-        self._after(gang, ())
+        self._after(gang, gang.streams())
 
     def locate(self, uid: str, ip: str) -> None:
         """The pods cache saw where a pod is. Repeating it is harmless; unknown pods are ignored.
@@ -280,6 +280,7 @@ class Gateway:
         self._streams[uid] = stream
         self._metrics.connections.set(len(self._streams))
         gang.connect(node_rank, version)
+        self._after(gang, gang.streams())
         start = gang.start
         log.info("%s: attempt %d: node rank %d is connected", start.job, start.attempt, node_rank)
 
@@ -303,6 +304,8 @@ class Gateway:
                 if uid in self._members:
                     self._said_at[uid] = stream.heard_at
                 gang.disconnect(node_rank)
+                if self._members.get(uid) == (gang, node_rank):
+                    self._after(gang, gang.streams())
                 self._metrics.connections.set(len(self._streams))
 
     def _take(self, gang: Gang, node_rank: int, report: Report) -> None:

@@ -25,6 +25,8 @@ from flyer.engine import (
     PodExited,
     ProgressReported,
     Released,
+    StreamLost,
+    StreamRestored,
     SuspendReceived,
 )
 
@@ -42,7 +44,7 @@ GATHER_SECONDS: Final = 0.2
 LEAVE_SECONDS: Final = 4.0
 _PATIENT: Final = (
     CheckpointReported, LifeStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
-    ProgressReported, Released, SuspendReceived,
+    ProgressReported, Released, StreamLost, StreamRestored, SuspendReceived,
 )  # fmt: skip
 _OF_LEAVING: Final = (NodeEmptied, PodExited, Released)
 

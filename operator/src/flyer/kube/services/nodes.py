@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from flyer.engine import NodeLost, NodeObserved
+from flyer.engine import NodeLost, NodeObserved, NodeRemoved
 from flyer.kube.services.doubts import Doubts
 from flyer.kube.services.silence import Silence
 from flyer.kube.services.strays import Strays, unready
@@ -62,12 +62,9 @@ class Nodes:
             self.silence.forget(name)
             self._doubts.drop(name)
             self._world.answered.discard(name)
-            known = self._known.pop(name, None)
-            if known is not None:
-                why = "the node was deleted" if view is None else "the node's labels were taken"
-                if view is None:
-                    self._tell(NodeLost(name, "NodeDeleted"))
-                self._tell(NodeObserved(unready(known, why)))
+            if self._known.pop(name, None) is not None:
+                self._lost.discard(name)
+                self._tell(NodeRemoved(name, lost=view is None))
             return
         if view.lost and name in self._lost:
             self.silence.forget(name)  # Kubernetes has noticed, and says when it is back

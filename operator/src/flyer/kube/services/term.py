@@ -74,8 +74,8 @@ REBUILD_SECONDS_MAX: Final = 10.0
 _LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
 # Facts that a rebuild reads from the caches, newer than any that was told.
 _READ_AGAIN: Final = (
-    JobSubmitted, NodeLost, NodeObserved, engine.QuotaObserved, engine.QuotaRemoved, Tick,
-    engine.ZonesObserved,
+    JobSubmitted, NodeLost, NodeObserved, engine.NodeRemoved, engine.QuotaObserved,
+    engine.QuotaRemoved, Tick, engine.ZonesObserved,
 )  # fmt: skip
 # What of a job that is left alone need not be known later.
 _PASSING: Final = (engine.LogObserved, engine.ProgressReported)

@@ -144,10 +144,9 @@ class World:
     def engine_node(self, view: NodeView) -> Node:
         """The node with what its NodeHealth says."""
         health = self.healths.get("", view.node.name)
+        node = replace(view.node, fault=health.fault) if health else view.node
         unfit = health.unfit if health else ""
-        if unfit and view.node.ready:
-            return replace(view.node, ready=False, reason=unfit)
-        return view.node
+        return replace(node, ready=False, reason=unfit) if unfit and node.ready else node
 
     # -- changes -------------------------------------------------------------------------------
 

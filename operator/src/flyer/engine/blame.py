@@ -1,0 +1,195 @@
+"""Whose fault it is that an active attempt cannot continue, and what follows.
+
+The first cause decides: drivers report the exits of a gang in the order of blame. Evidence of the
+infrastructure that arrives within the failure window outweighs a rank's exit: a node that is lost,
+a hardware fault that NodeHealth reports, a pod that vanished or was killed from outside. A signal
+that a process sends to itself after another rank failed (SIGABRT by a collective library) does not.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine import incidents
+
+if TYPE_CHECKING:
+    from flyer.api import Exit
+    from flyer.engine.draft import Draft
+    from flyer.engine.incidents import Kind
+    from flyer.engine.state import JobState
+
+# Sent by a kernel that is out of memory, by a kubelet or by a person; never by the process itself.
+_FROM_OUTSIDE = frozenset({0, signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an attempt has to be restarted."""
+
+    reason: str
+    message: str
+    avoid: tuple[str, ...] = ()
+    kind: Kind | None = None  # what the circuit breaker counts it as
+    counted: bool = True  # against maxRestarts
+    signal: int | None = None  # that ended it, if the same one again is the job's own fault
+
+
+def infrastructure(draft: Draft, job: JobState) -> Cause | None:
+    """What took the attempt's pods or nodes away, if something did."""
+    assignment = job.status.assignment
+    assert assignment is not None, f"{job.key}: active without nodes"
+    done = {one.node for one in job.status.exits if one.outcome == "Succeeded"}
+    lost = tuple(name for name in assignment.names if draft.is_lost(name) and name not in done)
+    faults = {name: fault for name in assignment.names if (fault := _fault(draft, name))}
+    if lost:
+        causes = ", ".join(f"{name} ({_loss(draft, name)})" for name in lost)
+        hardware = not faults.keys().isdisjoint(lost)
+        return Cause("NodeFailures", f"lost node {causes}", lost, kind="run", counted=not hardware)
+    ends = [one for one in job.status.exits if one.outcome != "Succeeded"]
+    if not ends:
+        return None
+    if faults:
+        named = ", ".join(f"{name} ({fault})" for name, fault in faults.items())
+        return Cause(
+            "HardwareFault",
+            f"hardware fault of node {named}: {_end(ends[0])}",
+            tuple(faults),
+            counted=False,
+        )
+    killed = [
+        one
+        for one in ends
+        if one.outcome == "Killed" and (one is ends[0] or (one.signal or 0) in _FROM_OUTSIDE)
+    ]
+    if not killed:
+        return None
+    by_signal = killed[0].signal or 0
+    return Cause(
+        "PodKilled",
+        _end(killed[0]),
+        # Without a signal nobody killed it there: whoever ran it went away.
+        tuple(one.node for one in killed if one.signal),
+        kind="run" if by_signal == 0 else None,
+        signal=by_signal if _is_its_own(killed[0]) else None,
+    )
+
+
+def start_overdue(draft: Draft, job: JobState) -> Cause | None:
+    """The start deadline passed: on which nodes, as far as is known."""
+    assignment = job.status.assignment
+    assert assignment is not None, f"{job.key}: active without nodes"
+    if assignment.running_at is not None:
+        return None
+    begun = assignment.started_at if assignment.started_at is not None else draft.now
+    limit = draft.policy.start_deadline_seconds
+    if not draft.passed(begun + limit):
+        return None
+    names = assignment.names
+    absent = tuple(name for name in names if name in job.seen.absent)
+    # Where all are missing, the nodes have nothing in common that the job has not.
+    culprits = names if len(names) == 1 else absent if len(absent) < len(names) else ()
+    where = f" on {', '.join(culprits[:_NAMES_MAX])}" if culprits else ""
+    message = f"the pods were not up within {limit:g} s{where}"
+    return Cause("PodsReadyTimeout", message, culprits, kind="start")
+
+
+# Names in one sentence; a gang has thousands.
+_NAMES_MAX = 8
+
+
+def watchdog_expired(draft: Draft, job: JobState) -> Cause | None:
+    """Neither progress nor a log line for the watchdog's time, while the job could be heard."""
+    assignment, watchdog = job.status.assignment, job.spec.watchdog
+    assert assignment is not None, f"{job.key}: active without nodes"
+    if watchdog is None or assignment.running_at is None:
+        return None
+    alive_at = max(job.seen.activity_at, assignment.running_at)
+    lost_at = job.seen.stream_lost_at
+    if lost_at is None:
+        if not draft.passed(alive_at + watchdog.seconds):
+            return None
+        return Cause(
+            "WatchdogExpired", f"neither progress nor a log line for {watchdog}", kind="run"
+        )
+    # Nobody hears it. If that is so for many, the report path is broken, and silence is no sign.
+    # Otherwise its own sidecars are: another watchdog's time for them to come back.
+    if many_unheard(draft) or not draft.passed(max(alive_at, lost_at) + 2 * watchdog.seconds):
+        return None
+    return Cause(
+        "WatchdogExpired",
+        f"its sidecars have had no stream for more than {watchdog}, those of other jobs have",
+        kind="run",
+        counted=False,
+    )
+
+
+def many_unheard(draft: Draft) -> bool:
+    """Whether most running jobs have no stream: the report path is broken, not the jobs."""
+    running = [job for job in draft.jobs.values() if job.status.phase is Phase.RUNNING]
+    unheard = sum(job.seen.stream_lost_at is not None for job in running)
+    return unheard >= draft.policy.outage_jobs_min and 2 * unheard >= len(running)
+
+
+def judged(draft: Draft, cause: Cause) -> tuple[bool, str]:
+    """Whether the restart counts against the job, and the message to store."""
+    outage = incidents.outage(draft, cause.kind) if cause.kind is not None else ""
+    if outage:
+        return False, f"{cause.message}; {outage}"
+    return cause.counted, cause.message
+
+
+def observe(draft: Draft) -> None:
+    """Record what is to be judged in this step, before any of it is: many may fail at once."""
+    for key in sorted(draft.jobs):
+        job = draft.jobs[key]
+        draft.about = key
+        if job.status.phase not in (Phase.STARTING, Phase.RUNNING):
+            continue
+        cause = (
+            infrastructure(draft, job) or start_overdue(draft, job) or watchdog_expired(draft, job)
+        )
+        if cause is not None and cause.kind is not None:
+            incidents.record(draft, cause.kind, job)
+    draft.about = ""
+
+
+def _is_its_own(one: Exit) -> bool:
+    """Whether the same signal again would be the job's own doing: a crash, or too much memory."""
+    crashed = one.signal not in _FROM_OUTSIDE
+    return crashed or (one.signal == signal.SIGKILL and "oom" in one.reason.lower())
+
+
+def _end(one: Exit) -> str:
+    detail = f" ({one.reason})" if one.reason else ""
+    if one.outcome == "Killed":
+        how = f"by signal {one.signal}" if one.signal else "by nobody known"
+        return f"the pod on node {one.node} was killed {how}{detail}"
+    return f"a rank on node {one.node} exited with status {one.exit_status}{detail}"
+
+
+def _loss(draft: Draft, name: str) -> str:
+    state = draft.nodes.get(name)
+    return (state.node.reason or state.lost) if state else "not known any more"
+
+
+def _fault(draft: Draft, name: str) -> str:
+    """The hardware fault that the node has, or had shortly before."""
+    state = draft.nodes.get(name)
+    if state is None or not state.fault:
+        return ""
+    recent = draft.now - state.fault_at <= draft.policy.hardware_fault_seconds
+    return state.fault if state.node.fault or recent else ""
+
+
+__all__ = [
+    "Cause",
+    "infrastructure",
+    "judged",
+    "many_unheard",
+    "observe",
+    "start_overdue",
+    "watchdog_expired",
+]

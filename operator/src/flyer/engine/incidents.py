@@ -1,0 +1,75 @@
+"""Circuit breaker for failures that hit many jobs at once.
+
+When the start path or the report path of the cluster breaks (the gateway's port is closed, a
+registry is down, a switch restarts), every job fails in the same way within minutes. Such failures
+say nothing about any one job: while the breaker is open they do not count against `maxRestarts`.
+A breaker needs jobs of several users, unless there is only one user: nobody opens it for his own
+failing jobs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from flyer.engine.draft import ACTIVE
+
+if TYPE_CHECKING:
+    from flyer.engine.draft import Draft
+    from flyer.engine.state import JobState
+
+# "run": an attempt that ran was lost; "start": one did not come up; "up": one did.
+Kind = Literal["run", "start", "up"]
+# The latest incidents suffice: a window with more of them is an outage anyway.
+_INCIDENTS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One restart, or one start, of a job."""
+
+    time: float
+    kind: Kind
+    job: str
+    user: str
+
+
+def record(draft: Draft, kind: Kind, job: JobState) -> None:
+    """Remember an incident; what is older than every window is forgotten."""
+    horizon = draft.now - max(_window(draft, "start"), _window(draft, "run"))
+    kept = [one for one in draft.incidents if one.time >= horizon]
+    kept.append(Incident(draft.now, kind, job.key, job.user))
+    draft.incidents = kept[-_INCIDENTS_MAX:]
+
+
+def outage(draft: Draft, kind: Kind) -> str:
+    """What many jobs have in common now, in one clause; empty: nothing."""
+    since = draft.now - _window(draft, kind)
+    recent = [one for one in draft.incidents if one.time >= since]
+    hit = {one.job: one.user for one in recent if one.kind == kind}
+    policy = draft.policy
+    if kind == "start":
+        well = {one.job for one in recent if one.kind == "up"} - hit.keys()
+    else:
+        well = {job.key for job in draft.jobs.values() if job.status.phase in ACTIVE} - hit.keys()
+    many = len(hit) >= policy.outage_jobs_min and len(hit) > len(well)
+    if not many:
+        return ""
+    users = {job.user for job in draft.jobs.values() if not job.ended}
+    if len(set(hit.values())) == 1 and len(users | set(hit.values())) > 1:
+        return ""
+    what = "did not start" if kind == "start" else "were interrupted"
+    seconds = draft.now - since
+    return (
+        f"{len(hit)} jobs {what} within {seconds:g} s and {len(well)} did well: the cluster is "
+        "blamed, the restart is not counted"
+    )
+
+
+def _window(draft: Draft, kind: Kind) -> float:
+    policy = draft.policy
+    # Jobs whose start began at different times expire at different times.
+    return policy.outage_seconds + (policy.start_deadline_seconds if kind == "start" else 0.0)
+
+
+__all__ = ["Incident", "Kind", "outage", "record"]

@@ -1,0 +1,113 @@
+"""The administrator's caps on how a job may delay its preemption: FlyerTopology `spec.limits`.
+
+What a job asks for beyond a cap is not refused here but clamped: caps may be lowered while jobs
+run. Without a FlyerTopology the defaults apply, so that no job is ever immune.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flyer.api import Duration, PreemptionLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyer.api import FlyerJobSpec, Priority
+
+_DEFAULTS = PreemptionLimits()
+# Of a job that does not say how often it means to save.
+_INTERVAL_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityCaps:
+    """Lower caps for one priority; None: the general one."""
+
+    priority: str
+    grace_seconds: float | None = None
+    max_grace_seconds: float | None = None
+    min_runtime_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How one job may be preempted, in seconds, after the caps."""
+
+    grace: float
+    max_grace: float
+    min_runtime: float
+    interval: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Caps in seconds."""
+
+    grace_seconds: float = _DEFAULTS.grace.seconds
+    max_grace_seconds: float = _DEFAULTS.max_grace.seconds
+    min_runtime_seconds: float = _DEFAULTS.min_runtime.seconds
+    interval_seconds: float = _DEFAULTS.checkpoint_interval.seconds
+    priorities: tuple[PriorityCaps, ...] = ()
+
+    @classmethod
+    def of(cls, limits: PreemptionLimits) -> Limits:
+        """What the object says."""
+        return cls(
+            limits.grace.seconds,
+            limits.max_grace.seconds,
+            limits.min_runtime.seconds,
+            limits.checkpoint_interval.seconds,
+            tuple(
+                PriorityCaps(
+                    one.priority.value,
+                    one.grace.seconds if one.grace else None,
+                    one.max_grace.seconds if one.max_grace else None,
+                    one.min_runtime.seconds if one.min_runtime is not None else None,
+                )
+                for one in limits.priorities
+            ),
+        )
+
+    def terms(self, spec: FlyerJobSpec, priority: Priority) -> Terms:
+        """What counts of what the job asks for, at the priority that it has."""
+        asked, own = spec.preemption, self._own(priority)
+        grace = _least(asked.grace.seconds, self.grace_seconds, own.grace_seconds)
+        longest = _least(asked.max_grace.seconds, self.max_grace_seconds, own.max_grace_seconds)
+        saves = spec.checkpoint.interval.seconds if spec.checkpoint else _INTERVAL_SECONDS
+        return Terms(
+            grace,
+            max(grace, longest),
+            _least(asked.min_runtime.seconds, self.min_runtime_seconds, own.min_runtime_seconds),
+            min(saves, self.interval_seconds),
+        )
+
+    def clamped(self, spec: FlyerJobSpec, priority: Priority) -> str:
+        """What the job asked for and does not get, for people; empty: it gets all."""
+        return ", ".join(self._clamped(spec, priority))
+
+    def _clamped(self, spec: FlyerJobSpec, priority: Priority) -> Iterator[str]:
+        asked, terms = spec.preemption, self.terms(spec, priority)
+        for name, wanted, seconds in (
+            ("grace", asked.grace, terms.grace),
+            ("maxGrace", asked.max_grace, terms.max_grace),
+            ("minRuntime", asked.min_runtime, terms.min_runtime),
+        ):
+            if seconds < wanted.seconds:
+                cap = Duration.of_seconds(seconds)
+                yield f"spec.preemption.{name}: {wanted} is capped to {cap}"
+
+    def _own(self, priority: Priority) -> PriorityCaps:
+        found = (one for one in self.priorities if one.priority == priority.value)
+        return next(found, PriorityCaps(priority.value))
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def _least(asked: float, cap: float, own: float | None) -> float:
+    return min(asked, cap) if own is None else min(asked, cap, own)
+
+
+__all__ = ["DEFAULT_LIMITS", "Limits", "PriorityCaps", "Terms"]

@@ -1,0 +1,70 @@
+"""Whether a job waits although it could run: judged from the nodes, not by the scheduler's rules.
+
+A job could run if its needs fit on nodes of one class in one zone that are healthy, empty and
+nobody's, and no quota, pause or refusal of its own is in the way. Nodes that a job ahead of it is
+certain to have within a known time count as reserved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.api.waiting import PODS_REFUSED
+from flyer.engine.draft import Draft
+from flyer.engine.quotas import valid
+from flyer.engine.schedule import schedule
+
+if TYPE_CHECKING:
+    from flyer.engine import EngineState, JobState
+
+__all__ = ["idle_although_wanted"]
+
+
+def idle_although_wanted(state: EngineState, now: float) -> str:
+    """The first job that waits without a reason, and the nodes that it could have; empty: none."""
+    draft = Draft(state, now)
+    taken = {*draft.reserved_by(), *draft.occupied_by()}
+    claims = schedule(Draft(state, now))
+    for key in sorted(state.jobs):
+        job = state.jobs[key]
+        if not _waits_for_nodes(draft, job):
+            continue
+        places: dict[tuple[str, str], list[str]] = {}
+        gone_at = _gone_at(draft, job)
+        promised = {name for claim in claims if claim.needed_at < gone_at for name in claim.nodes}
+        for node in draft.usable_nodes(job):
+            if state.nodes[node.name].eligible and node.name not in taken | promised:
+                places.setdefault((node.node_class, node.zone), []).append(node.name)
+        for (node_class, _), names in places.items():
+            if len(names) >= job.spec.nodes and _has_quota(draft, job, node_class):
+                return f"{key} waits ({job.status.pending}) although {names} are nobody's"
+    return ""
+
+
+def _gone_at(draft: Draft, job: JobState) -> float:
+    """When the job, started now, has left if it is asked as early as possible."""
+    preemption, policy = job.spec.preemption, draft.policy
+    runs = preemption.min_runtime.seconds + preemption.max_grace.seconds
+    return draft.now + policy.start_deadline_seconds + runs
+
+
+def _has_quota(draft: Draft, job: JobState, node_class: str) -> bool:
+    """Whether every limit that may apply has room for the job and all of its user that wait."""
+    mine = [other for other in draft.jobs.values() if other.user == job.user and not other.ended]
+    wanted = sum(other.spec.nodes for other in mine)
+    return all(
+        wanted <= quota.nodes
+        for quota in valid(draft)
+        if quota.user in ("*", job.user) and quota.group in ("*", node_class)
+    )
+
+
+def _waits_for_nodes(draft: Draft, job: JobState) -> bool:
+    status = job.status
+    if status.phase is not Phase.QUEUED or job.removed or job.suspend:
+        return False
+    not_before, eviction = status.chain.not_before, status.eviction
+    if not_before is not None and not_before > draft.now:
+        return False
+    return eviction is None or eviction.reason != PODS_REFUSED

@@ -1,0 +1,314 @@
+"""Nobody's job stops or robs another's: turns, caps, costs, and who may be in whose way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer.api import FlyerTopology, Phase, Priority
+from flyer.engine import (
+    CheckpointReported,
+    Event,
+    GangStarted,
+    JobSubmitted,
+    Node,
+    NodeEmptied,
+    PodExited,
+    Quota,
+    QuotaObserved,
+    Released,
+    StartRefused,
+    Succeeded,
+    Zones,
+    ZonesObserved,
+)
+from flyer.sim import sample_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UNLIMITED: dict[str, Any] = {"watchdog": None}
+
+
+def nodes(count: int, node_class: str = "default") -> list[Node]:
+    return [Node(f"{node_class[0]}{i:03d}", "A", node_class=node_class) for i in range(count)]
+
+
+def leave(d: Any) -> None:
+    """Whoever is asked to leave does, and whoever starts comes up."""
+    for _ in range(8):
+        events: list[Event] = []
+        for key, job in d.state.jobs.items():
+            status, stops = job.status, job.sent.stops
+            if status.phase is Phase.SUSPENDING and not status.suspension.expired and not stops:
+                events.append(Released(key, status.chain.attempt))
+            elif status.phase is Phase.STARTING:
+                events.append(GangStarted(key, status.chain.attempt))
+            events += [
+                NodeEmptied(one.name, key, one.attempt)
+                for one in status.occupied
+                if one.name in stops
+            ]
+        if not events:
+            return
+        d.tell(*events)
+
+
+def finish(d: Any, name: str) -> None:
+    key, attempt = f"default/{name}", d.status(name).chain.attempt
+    d.tell(*(PodExited(key, attempt, node, Succeeded()) for node in d.names(name)))
+    d.empty(name)
+
+
+def phases(d: Any, *names: str) -> list[Phase]:
+    return [d.status(name).phase for name in names]
+
+
+# -- a blocked job and the nodes that it waits for -------------------------------------------------
+
+
+def test_a_large_job_without_a_known_time_keeps_no_node_empty(desk: Callable) -> None:
+    d = desk(nodes(10), time_slice_seconds=0.0)
+    d.run("long", 1, **UNLIMITED)
+    d.submit("big", 10, **UNLIMITED)
+    for index in range(9):
+        d.run(f"filler{index}", 1, priority="low" if index % 2 else "normal", **UNLIMITED)
+    d.wait(24 * 3600)
+    assert {d.status(f"filler{index}").phase for index in range(9)} == {Phase.RUNNING}
+    finish(d, "long")
+    assert d.status("big").phase is Phase.DRAINING
+    leave(d)
+    assert d.status("big").phase is Phase.RUNNING
+
+
+def test_a_large_job_starts_although_small_ones_keep_coming(desk: Callable) -> None:
+    """The proof in small: its time never moves away, and few nodes idle until then."""
+    d = desk(nodes(10), time_slice_seconds=4 * 3600.0)
+    for index in range(10):
+        d.run(f"old{index}", 1, **UNLIMITED)
+        d.tell(CheckpointReported(f"default/old{index}", 1, 1, "/c"))
+    d.submit("big", 10, **UNLIMITED)
+    waited, idle, alive = 0.0, 0.0, []
+    while d.status("big").phase is not Phase.RUNNING:
+        d.wait(300)
+        waited += 300
+        name = f"new{waited:g}"
+        d.submit(name, 1, preemption={"minRuntime": "15m"}, **UNLIMITED)
+        alive.append(name)
+        leave(d)
+        # Some end early, and their successors would keep the nodes for ever.
+        running = [one for one in alive if d.status(one).phase is Phase.RUNNING]
+        for one in running[::3]:
+            finish(d, one)
+            alive.remove(one)
+        if waited <= 1800 and waited % 900 == 0 and d.status(f"old{waited // 900:g}").occupied:
+            finish(d, f"old{waited // 900:g}")
+        busy = {node for job in d.state.jobs.values() for node in (
+            one.name for one in job.status.occupied)}  # fmt: skip
+        idle += (10 - len(busy)) * 300
+        assert waited < 6 * 3600, d.status("big").pending
+    assert waited <= 4 * 3600 + 900
+    assert idle < 0.15 * 10 * waited
+
+
+def test_a_lower_job_that_would_be_in_the_way_in_time_is_not_started(desk: Callable) -> None:
+    d = desk(nodes(4))
+    d.run("first", 3, maxRuntime="20m", **UNLIMITED)
+    d.submit("big", 4)
+    d.submit("low", 1, priority="low", preemption={"minRuntime": "2h", "maxGrace": "1h"})
+    assert phases(d, "big", "low") == [Phase.QUEUED, Phase.QUEUED]
+    assert d.status("low").pending.blocked_by == ("default/first", "default/big")
+
+
+# -- rotation among equals -------------------------------------------------------------------------
+
+
+def test_equals_take_turns_and_nobody_is_left_out(desk: Callable) -> None:
+    d = desk(nodes(1), time_slice_seconds=3600.0)
+    names = ("x", "y", "z")
+    ran = dict.fromkeys(names, 0)
+    for name in names:
+        d.submit(name, 1, **UNLIMITED)
+    for _ in range(6 * 12):
+        d.wait(300)
+        leave(d)
+        for name in names:
+            if d.status(name).phase is Phase.RUNNING:
+                ran[name] += 1
+                attempt = d.status(name).chain.attempt
+                d.tell(CheckpointReported(f"default/{name}", attempt, ran[name], "/c"))
+    assert max(ran.values()) - min(ran.values()) <= 2, ran
+    assert "time slice" in d.status("x").eviction.message
+
+
+def test_an_interruption_does_not_give_a_new_slice(desk: Callable) -> None:
+    d = desk(nodes(1), time_slice_seconds=3600.0)
+    d.run("x", 1, **UNLIMITED)
+    d.submit("y", 1, **UNLIMITED)
+    for name in ("h1", "h2"):
+        d.wait(1200)
+        d.tell(CheckpointReported("default/x", d.status("x").chain.attempt, 1, "/c"))
+        d.submit(name, 1, priority="high")
+        leave(d)
+        finish(d, name)
+        leave(d)
+        assert d.status("x").phase is Phase.RUNNING  # its turn is not over
+    d.tell(CheckpointReported("default/x", d.status("x").chain.attempt, 2, "/c"))
+    d.wait(1200)
+    leave(d)
+    assert phases(d, "x", "y") == [Phase.QUEUED, Phase.RUNNING]
+
+
+def test_a_job_that_saves_nothing_is_not_rotated_at_once(desk: Callable) -> None:
+    d = desk(nodes(1), time_slice_seconds=3600.0, unsaved_slices=3)
+    d.run("x", 1, **UNLIMITED)
+    d.submit("y", 1, **UNLIMITED)
+    d.wait(2 * 3600)
+    assert d.status("x").phase is Phase.RUNNING
+    d.wait(3600)
+    assert d.status("x").phase is Phase.SUSPENDING
+
+
+def test_no_equal_gives_way_to_a_job_that_fails_again_and_again(desk: Callable) -> None:
+    d = desk(nodes(1), time_slice_seconds=3600.0)
+    d.run("x", 1, **UNLIMITED)
+    d.submit("y", 1, **UNLIMITED)
+    job = d.state.jobs["default/y"]
+    chain = job.status.chain.replace(fruitless_restarts=3)
+    d.state.jobs["default/y"] = type(job)(
+        job.key, job.user, job.generation, job.spec, job.status.replace(chain=chain), job.suspend
+    )
+    d.wait(48 * 3600)
+    assert d.status("x").phase is Phase.RUNNING
+
+
+# -- quotas, refusals, priorities ------------------------------------------------------------------
+
+
+def test_a_users_quota_blocks_no_other_user(desk: Callable) -> None:
+    d = desk([*nodes(2, "v100"), *nodes(2, "a100")])
+    d.tell(
+        QuotaObserved(Quota("u1-a100", "u1", "*", "a100", 0)),
+        QuotaObserved(Quota("u2-v100", "u2", "*", "v100", 0)),
+    )
+    d.run("hog", 2, user="u3", group="v100")
+    d.submit("first", 1, user="u1")
+    d.submit("second", 1, user="u2")
+    assert phases(d, "first", "second") == [Phase.QUEUED, Phase.STARTING]
+
+
+def test_a_job_whose_pods_are_refused_is_in_nobodys_way(desk: Callable) -> None:
+    d = desk(nodes(2))
+    d.run("lowa", 1, priority="low")
+    d.run("lowb", 1, priority="low")
+    d.wait(100)
+    d.submit("refused", 1, priority="high")
+    leaving = [one for one in ("lowa", "lowb") if d.status(one).phase is Phase.SUSPENDING]
+    d.tell(Released(f"default/{leaving[0]}", 1))
+    d.empty(leaving[0])
+    d.tell(StartRefused("default/refused", 1, "the quota is full"))
+    d.empty("refused")
+    d.up(leaving[0])
+    d.wait(70)  # it is tried again, and interrupts nobody for now
+    assert d.status("refused").phase is Phase.QUEUED
+    d.submit("urgent", 1, priority="high", user="other")
+    assert d.status("urgent").phase is Phase.DRAINING
+
+
+@pytest.mark.parametrize("quotas", [(), (Quota("any", "*", "*", "*", 100),)])
+def test_a_changed_priority_of_a_running_job_counts(
+    desk: Callable, quotas: tuple[Quota, ...]
+) -> None:
+    d = desk(nodes(1))
+    d.tell(*(QuotaObserved(one) for one in quotas))
+    d.run("r", 1, priority="high")
+    d.wait(100)
+    d.submit("other", 1)
+    assert d.status("other").phase is Phase.QUEUED
+    d.tell(JobSubmitted(sample_job("r", 1, priority="low")))
+    assert d.status("r").priority is Priority.LOW
+    assert d.status("r").phase is Phase.SUSPENDING
+
+
+# -- what a victim costs ---------------------------------------------------------------------------
+
+
+def test_a_small_victim_is_cheaper_than_hundreds_of_idle_nodes(desk: Callable) -> None:
+    d = desk(nodes(501))
+    d.run("huge", 500, priority="low", **UNLIMITED)
+    d.run("tiny", 1, priority="low", **UNLIMITED)
+    d.wait(12 * 3600)
+    d.tell(CheckpointReported("default/huge", 1, 1000, "/c"))
+    d.submit("need1", 1)
+    assert phases(d, "huge", "tiny") == [Phase.RUNNING, Phase.SUSPENDING]
+
+
+@pytest.mark.parametrize("hours", [1, 12, 500])
+def test_who_never_saves_is_not_preempted_last(desk: Callable, hours: int) -> None:
+    d = desk(nodes(2))
+    d.run("honest", 1, priority="low", **UNLIMITED)
+    d.run("silent", 1, priority="low", checkpoint={"path": "/c", "interval": "87000h"}, **UNLIMITED)
+    d.wait(hours * 3600 + 3600)
+    d.tell(CheckpointReported("default/honest", 1, 1, "/c"))
+    d.wait(240)
+    d.submit("need1", 1)
+    assert phases(d, "honest", "silent") == [Phase.RUNNING, Phase.SUSPENDING]
+
+
+# -- the administrator's caps ----------------------------------------------------------------------
+
+
+SELFISH = {"minRuntime": "87000h", "grace": "87000h", "maxGrace": "87000h"}
+
+
+def test_nobody_is_immune_for_ever(desk: Callable) -> None:
+    d = desk(nodes(1))
+    d.run("selfish", 1, priority="low", preemption=SELFISH, **UNLIMITED)
+    d.submit("vip", 1, priority="extreme-high")
+    d.wait(2 * 3600)
+    assert d.status("selfish").phase is Phase.SUSPENDING
+    assert d.status("selfish").suspension.deadline == d.now + 900
+    assert d.status("selfish").suspension.limit == d.now + 3600
+    d.wait(900)
+    d.empty("selfish")
+    assert d.status("vip").phase is Phase.STARTING
+
+
+def test_caps_by_priority_are_the_administrators(desk: Callable) -> None:
+    d = desk(nodes(1))
+    topology = FlyerTopology.model_validate(
+        {
+            "apiVersion": "fireflyer.dev/v1alpha1",
+            "kind": "FlyerTopology",
+            "metadata": {"name": "cluster"},
+            "spec": {
+                "limits": {
+                    "minRuntime": "1h",
+                    "priorities": [{"priority": "low", "minRuntime": "10s", "grace": "20s"}],
+                }
+            },
+        }
+    )
+    d.tell(ZonesObserved(Zones.of(topology)))
+    d.run("selfish", 1, priority="low", preemption=SELFISH, **UNLIMITED)
+    message = d.status("selfish").condition("Admitted").message
+    assert "spec.preemption.minRuntime: 87000h is capped to 10s" in message
+    assert "spec.preemption.grace: 87000h is capped to 20s" in message
+    d.submit("vip", 1, priority="high")
+    d.wait(10)
+    assert d.status("selfish").suspension.deadline == d.now + 20
+
+
+# -- the status follows the spec -------------------------------------------------------------------
+
+
+def test_the_observed_generation_follows_a_change_that_decides_nothing(
+    desk: Callable, pick: Callable
+) -> None:
+    d = desk(nodes(1))
+    d.run("r", 1)
+    job = sample_job("r", 1, maxRestarts=3)
+    job = job.replace(metadata=job.metadata.replace(generation=2))
+    d.tell(JobSubmitted(job))
+    assert d.status("r").observed_generation == 2
+    assert not d.wait(1)[:-1]  # and is written once

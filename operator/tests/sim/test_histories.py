@@ -1,0 +1,105 @@
+"""Tens of thousands of random histories. A failure prints its seed; FLYER_SEED=N replays it alone.
+
+The tests marked slow play 20,000 new histories in each run of `make test`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+from flyer.api import Phase
+from flyer.engine import JobSubmitted, Node, Quota, rebuild, schedule, step, transitions
+from flyer.sim import Violation, sample_job
+from flyer.sim.histories import POLICY, History
+
+CHUNK = 500
+CHUNKS = 40
+
+
+def play(count: int, first: int) -> None:
+    for seed in range(first, first + count):
+        History(seed).run()
+
+
+def drawn() -> int:
+    return random.SystemRandom().randrange(2**48)
+
+
+@pytest.mark.skipif("FLYER_SEED" not in os.environ, reason="FLYER_SEED names no history")
+def test_one_history_again() -> None:
+    History(int(os.environ["FLYER_SEED"])).run()
+
+
+def test_the_same_histories_in_every_run() -> None:
+    play(60, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_new_histories_in_every_run(chunk: int) -> None:
+    first = drawn()
+    print(f"chunk {chunk}: seeds {first} to {first + CHUNK - 1}")
+    play(CHUNK, first)
+
+
+def test_a_history_is_its_seed() -> None:
+    one, other = History(7), History(7)
+    assert one.run() == other.run()
+    assert one.state == other.state
+
+
+def finds(what: str, seeds: int = 150) -> None:
+    with pytest.raises(Violation, match=what):
+        play(seeds, 0)
+
+
+def test_a_ghost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "resubmit", lambda *_args: None)
+    finds("seed 130.* is reserved for", 131)
+
+
+def test_a_queue_in_which_everybody_blocks_everybody_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "_needs", lambda *_args: ())
+    finds("waits .* although .* are nobody's")
+
+
+def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "flyer.engine.market.Market._is_open", lambda market, name: market._may_be_had(name)
+    )
+    finds("is reserved for")
+
+
+@pytest.mark.parametrize("more", ["node", "quota"])
+def test_more_never_delays_the_head_of_the_queue(more: str) -> None:
+    """A node more, or room for more nodes: whoever is first in the queue still starts."""
+    base = drawn()
+    for number in range(200):
+        draw = random.Random(base + number)
+        nodes = [
+            Node(f"{zone}{index}", zone.upper(), slots=2)
+            for zone in "ab"
+            for index in range(draw.randint(1, 3))
+        ]
+        quota = Quota("q", "*", "*", "*", draw.randint(1, 6))
+        jobs = [
+            sample_job(
+                f"j{index}", draw.randint(1, 4), user=draw.choice(("anna", "ben")),
+                priority=draw.choice(("low", "normal", "high")),
+            )
+            for index in range(draw.randint(1, 5))
+        ]  # fmt: skip
+        larger = [*nodes, Node("a9", "A", slots=2)] if more == "node" else nodes
+        wider = replace(quota, nodes=quota.nodes + 1) if more == "quota" else quota
+        started = []
+        for cluster, limit in ((nodes, quota), (larger, wider)):
+            state = rebuild(cluster, (), 1_800_000_000.0, 1, POLICY, [limit])
+            state, _ = step(state, [JobSubmitted(job) for job in jobs], 1_800_000_001.0)
+            head = min(jobs, key=lambda job: (-job.spec.priority.level, job.key)).key
+            started.append(state.jobs[head].status.phase is Phase.STARTING)
+        assert started[0] <= started[1], f"seed {base + number}"
