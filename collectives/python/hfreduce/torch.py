@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from hfreduce import _native, bootstrap, tensors
+from hfreduce.attendance import Attendance
 from hfreduce.backend import HFReduceBackend
 from hfreduce.base import IS_BACKEND
 from hfreduce.errors import SettingError
@@ -120,7 +121,8 @@ def _create(options: Any, backend_options: object) -> HFReduceBackend:
     limit = min(options.timeout.total_seconds(), settings.connect_seconds)
     connected = bootstrap.connect(options.store, membership, settings, limit)
     kind = HFReduceBackend if IS_BACKEND else HFReduceProcessGroup
-    return kind(connected, options.timeout)
+    attendance = Attendance(options.store, options.group_rank, options.group_size)
+    return kind(connected, options.timeout, attendance)
 
 
 def _close_all() -> None:
