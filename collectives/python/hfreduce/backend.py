@@ -49,22 +49,31 @@ class HFReduceBackend(Group):
         """In place; tensors of one type travel as one."""
         op = tensors.operation_code(opts.reduceOp)
         seconds, lazy = self._terms(opts)
-        if op == tensors.PREMUL_SUM or any(
-            not (tensor.is_cpu and tensor.is_contiguous()) for tensor in tensor_list
-        ):
+        if op == tensors.PREMUL_SUM or any(not tensor.is_cpu for tensor in tensor_list):
             # A GPU's are copied one by one anyway.
             return self._join([self.allreduce([each], opts) for each in tensor_list], tensor_list)
         by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        keep: list[torch.Tensor] = []
+        finishes: list[Callable[[], object]] = []
         for tensor in tensor_list:
-            memory, _ = tensors.written(tensor, "allreduce_coalesced")
+            memory, finish = tensors.written(tensor, "allreduce_coalesced")
+            keep.append(memory)
+            if finish is not None:
+                finishes.append(finish)
             buffer = tensors.for_reduction(memory, "allreduce_coalesced", op)
             buffers = by_type.setdefault((buffer.dtype, buffer.op), [])
             buffers.append((buffer.pointer, buffer.numel))
         operations = [
-            self.communicator.allreduce_many(buffers, dtype, code, seconds, lazy, tensor_list)
+            self.communicator.allreduce_many(buffers, dtype, code, seconds, lazy, keep)
             for (dtype, code), buffers in by_type.items()
         ]
-        return self._work("all_reduce", operations, tensor_list, inputs=tensor_list)
+
+        def finish_all() -> None:
+            for finish in finishes:
+                finish()
+
+        finish = finish_all if finishes else None
+        return self._work("all_reduce", operations, tensor_list, inputs=tensor_list, finish=finish)
 
     def reduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """Into the root's tensor."""
