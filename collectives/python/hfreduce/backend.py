@@ -6,17 +6,21 @@ starts one operation of the engine and hands out a `CollectiveWork`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hfreduce import sparse, tensors
+from hfreduce import bootstrap, sparse, tensors
 from hfreduce.group import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import timedelta
 
+    from hfreduce.bootstrap import Membership
     from hfreduce.group import Options
+    from hfreduce.settings import Settings
     from hfreduce.work import CollectiveWork
 
 __all__ = ["HFReduceBackend"]
@@ -24,6 +28,15 @@ __all__ = ["HFReduceBackend"]
 
 class HFReduceBackend(Group):
     """One group of ranks. torch calls the methods; their names and arguments are torch's."""
+
+    @classmethod
+    def join(
+        cls, store: Any, membership: Membership, settings: Settings, timeout: timedelta
+    ) -> HFReduceBackend:
+        """Connects the members, which meet in the store."""
+        limit = min(timeout.total_seconds(), settings.connect_seconds)
+        connected = bootstrap.connect(store, membership, settings, limit)
+        return cls(connected, membership, settings, timeout, store)
 
     # Reductions
 
@@ -51,7 +64,8 @@ class HFReduceBackend(Group):
         seconds, lazy = self._terms(opts)
         if op == tensors.PREMUL_SUM or any(not tensor.is_cpu for tensor in tensor_list):
             # A GPU's are copied one by one anyway.
-            return self._join([self.allreduce([each], opts) for each in tensor_list], tensor_list)
+            each = (self.allreduce([tensor], opts) for tensor in tensor_list)
+            return self._join("all_reduce", each, tensor_list)
         by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
         keep: list[torch.Tensor] = []
         finishes: list[Callable[[], object]] = []
@@ -145,11 +159,13 @@ class HFReduceBackend(Group):
         """One reduction for each rank: the root's is its output, which gets its piece first."""
         with torch.no_grad():
             output.copy_(pieces[self.rank()].view(output.shape))
-        works = []
-        for root, piece in enumerate(pieces):
-            terms = tensors.Terms(opts.reduceOp, root, opts.timeout, opts.asyncOp)
-            works.append(self.reduce([output if root == self.rank() else piece], terms))
-        return self._join(works, [output])
+
+        def reductions() -> Iterator[CollectiveWork]:
+            for root, piece in enumerate(pieces):
+                terms = tensors.Terms(opts.reduceOp, root, opts.timeout, opts.asyncOp)
+                yield self.reduce([output if root == self.rank() else piece], terms)
+
+        return self._join("reduce_scatter", reductions(), [output])
 
     def reduce_scatter_single_coalesced(
         self,
@@ -159,7 +175,8 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Several at once."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._join([self.reduce_scatter_single(o, i, opts) for o, i in pairs], outputs)
+        each = (self.reduce_scatter_single(o, i, opts) for o, i in pairs)
+        return self._join("reduce_scatter_tensor", each, outputs)
 
     # Movement
 
@@ -195,7 +212,8 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Several at once."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._join([self.all_gather_single(o, i, opts) for o, i in pairs], outputs)
+        each = (self.all_gather_single(o, i, opts) for o, i in pairs)
+        return self._join("all_gather_into_tensor", each, outputs)
 
     def allgather(
         self,
@@ -218,11 +236,11 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Several at once; `outputs[rank][i]` belongs to input i."""
         columns = [[row[index] for row in outputs] for index in range(len(inputs))]
-        works = [
+        each = (
             self.allgather([column], [tensor], opts)
             for column, tensor in zip(columns, inputs, strict=True)
-        ]
-        return self._join(works, [tensor for row in outputs for tensor in row])
+        )
+        return self._join("all_gather", each, [tensor for row in outputs for tensor in row])
 
     def gather(
         self,
@@ -348,11 +366,28 @@ class HFReduceBackend(Group):
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002
         """A barrier whose error names the ranks that did not come: the first, or all."""
-        seconds, _ = self._terms(opts)
-        if self.attendance is None:
-            self.communicator.barrier(seconds, True).wait()
-        else:
-            self.attendance.meet(seconds, all_absent=wait_all_ranks)
+        seconds = opts.timeout.total_seconds()
+        self.attendance.meet(
+            seconds if seconds >= 0 else self._timeout_seconds, all_absent=wait_all_ranks
+        )
+
+    # Groups of some of the members
+
+    @property
+    def supports_splitting(self) -> bool:
+        """A part of the group is connected through the group's store."""
+        return True
+
+    def split(self, store: Any, ranks: list[int], opts: Any) -> HFReduceBackend | None:
+        """The group of these members, in this order; all of them call it."""
+        if self.rank() not in ranks:
+            return None
+        members = replace(
+            self.membership,
+            rank=ranks.index(self.rank()),
+            global_ranks=tuple(self.membership.global_ranks[rank] for rank in ranks),
+        )
+        return type(self).join(store, members, self.settings, opts._timeout)
 
     # What several share
 

@@ -12,16 +12,20 @@ from torch._C._autograd import _profiler_enabled
 from torch._C._distributed_c10d import Backend
 
 from hfreduce import _native, gpu, tensors
+from hfreduce.attendance import Attendance
 from hfreduce.base import Base
 from hfreduce.completer import Completer
 from hfreduce.keeping import hold
 from hfreduce.work import Closing, CollectiveWork, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import timedelta
 
-    from hfreduce.attendance import Attendance
+    from torch._C._distributed_c10d import Store
+
+    from hfreduce.bootstrap import Membership
+    from hfreduce.settings import Settings
 
 __all__ = ["NAME", "OPEN", "Group", "Options"]
 
@@ -51,18 +55,23 @@ class Group(Base):
     def __init__(
         self,
         connected: _native.Communicator,
+        membership: Membership,
+        settings: Settings,
         timeout: timedelta,
-        attendance: Attendance | None = None,
+        store: Store,
     ) -> None:
         super().__init__(connected.rank, connected.world_size)
         self.communicator = connected
-        self.attendance = attendance
+        self.membership = membership
+        self.settings = settings
+        self.attendance = Attendance(store, membership.rank, membership.size)
         self._timeout = timeout
         self._timeout_seconds = timeout.total_seconds()
         self._completer = Completer("hfreduce-futures")
         self._started = 0
         self._closed = False
         self._uses_gpus = False
+        self._is_joining = False
         OPEN.add(self)
 
     # Life cycle
@@ -81,11 +90,6 @@ class Group(Base):
     @property
     def supports_coalescing(self) -> bool:
         """Operations are not held back to be started together."""
-        return False
-
-    @property
-    def supports_splitting(self) -> bool:
-        """New groups are connected anew."""
         return False
 
     @property
@@ -187,24 +191,31 @@ class Group(Base):
             for operation in operations:
                 # Its copies may outlive the caller's wait.
                 hold(operation, (result, inputs))
-        if finish is None and not _profiler_enabled():
+        profiled = _profiler_enabled() and not self._is_joining
+        if finish is None and not profiled:
             return CollectiveWork(operations, result, self._completer)
-        record = Record(f"{NAME}:{name}", inputs) if _profiler_enabled() else None
+        record = Record(f"{NAME}:{name}", inputs) if profiled else None
         work = CollectiveWork(operations, result, self._completer, Closing(finish, record))
         self._completer.watch(work)
         return work
 
     def _join(
-        self, works: Sequence[CollectiveWork], result: Sequence[torch.Tensor]
+        self, name: str, works: Iterable[CollectiveWork], result: Sequence[torch.Tensor]
     ) -> CollectiveWork:
-        """Several works as one."""
+        """Several works, which are started here, as one; the profiler sees this one alone."""
+        record = Record(f"{NAME}:{name}", result) if _profiler_enabled() else None
+        self._is_joining = True
+        try:
+            works = list(works)
+        finally:
+            self._is_joining = False
 
         def finish() -> None:
             for work in works:
                 work.wait()
 
         operations = [operation for work in works for operation in work.operations]
-        joined = CollectiveWork(operations, result, self._completer, Closing(finish, None))
+        joined = CollectiveWork(operations, result, self._completer, Closing(finish, record))
         self._completer.watch(joined)
         return joined
 

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 
 from hfreduce import _native, bootstrap, tensors
-from hfreduce.attendance import Attendance
 from hfreduce.backend import HFReduceBackend
 from hfreduce.base import IS_BACKEND
 from hfreduce.errors import SettingError
@@ -118,11 +117,8 @@ def _create(options: Any, backend_options: object) -> HFReduceBackend:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
     membership = bootstrap.Membership(options.group_rank, ranks, world)
-    limit = min(options.timeout.total_seconds(), settings.connect_seconds)
-    connected = bootstrap.connect(options.store, membership, settings, limit)
     kind = HFReduceBackend if IS_BACKEND else HFReduceProcessGroup
-    attendance = Attendance(options.store, options.group_rank, options.group_size)
-    return kind(connected, options.timeout, attendance)
+    return kind.join(options.store, membership, settings, options.timeout)
 
 
 def _close_all() -> None:
