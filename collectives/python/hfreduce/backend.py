@@ -378,10 +378,14 @@ class HFReduceBackend(Group):
         """A part of the group is connected through the group's store."""
         return True
 
-    def split(self, store: Any, ranks: list[int], opts: Any) -> HFReduceBackend | None:
+    def split(self, store: Any, ranks: list[int], opts: Any) -> HFReduceBackend:
         """The group of these members, in this order; all of them call it."""
         if self.rank() not in ranks:
-            return None
+            # torch crashes where a backend in Python returns nothing.
+            raise ValueError(
+                f"split_group: rank {self.rank()} is in none of the groups: list it alone, "
+                f"[{self.rank()}], or use new_group"
+            )
         members = replace(
             self.membership,
             rank=ranks.index(self.rank()),
