@@ -65,7 +65,7 @@ class HFReduceBackend(Group):
         if op == tensors.PREMUL_SUM or any(not tensor.is_cpu for tensor in tensor_list):
             # A GPU's are copied one by one anyway.
             each = (self.allreduce([tensor], opts) for tensor in tensor_list)
-            return self._join("all_reduce", each, tensor_list)
+            return self._join("all_reduce", each, tensor_list, inputs=tensor_list)
         by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
         keep: list[torch.Tensor] = []
         finishes: list[Callable[[], object]] = []
@@ -165,7 +165,7 @@ class HFReduceBackend(Group):
                 terms = tensors.Terms(opts.reduceOp, root, opts.timeout, opts.asyncOp)
                 yield self.reduce([output if root == self.rank() else piece], terms)
 
-        return self._join("reduce_scatter", reductions(), [output])
+        return self._join("reduce_scatter", reductions(), [output], inputs=[output])
 
     def reduce_scatter_single_coalesced(
         self,
@@ -176,7 +176,7 @@ class HFReduceBackend(Group):
         """Several at once."""
         pairs = zip(outputs, inputs, strict=True)
         each = (self.reduce_scatter_single(o, i, opts) for o, i in pairs)
-        return self._join("reduce_scatter_tensor", each, outputs)
+        return self._join("reduce_scatter_tensor", each, outputs, inputs=outputs)
 
     # Movement
 
@@ -213,7 +213,7 @@ class HFReduceBackend(Group):
         """Several at once."""
         pairs = zip(outputs, inputs, strict=True)
         each = (self.all_gather_single(o, i, opts) for o, i in pairs)
-        return self._join("all_gather_into_tensor", each, outputs)
+        return self._join("all_gather_into_tensor", each, outputs, inputs=inputs)
 
     def allgather(
         self,
@@ -240,7 +240,8 @@ class HFReduceBackend(Group):
             self.allgather([column], [tensor], opts)
             for column, tensor in zip(columns, inputs, strict=True)
         )
-        return self._join("all_gather", each, [tensor for row in outputs for tensor in row])
+        result = [tensor for row in outputs for tensor in row]
+        return self._join("all_gather", each, result, inputs=inputs)
 
     def gather(
         self,

@@ -200,13 +200,22 @@ class Group(Base):
         return work
 
     def _join(
-        self, name: str, works: Iterable[CollectiveWork], result: Sequence[torch.Tensor]
+        self,
+        name: str,
+        works: Iterable[CollectiveWork],
+        result: Sequence[torch.Tensor],
+        *,
+        inputs: Sequence[torch.Tensor],
     ) -> CollectiveWork:
         """Several works, which are started here, as one; the profiler sees this one alone."""
-        record = Record(f"{NAME}:{name}", result) if _profiler_enabled() else None
+        record = Record(f"{NAME}:{name}", inputs) if _profiler_enabled() else None
         self._is_joining = True
         try:
             works = list(works)
+        except BaseException:
+            if record is not None:
+                record.end()
+            raise
         finally:
             self._is_joining = False
 
