@@ -1,4 +1,4 @@
-"""torch's own tests of its backends, over ours: each ends as over Gloo, or is listed with a reason."""
+"""torch's own tests of its backends, over ours: each ends as over Gloo, or is listed."""
 
 import json
 import subprocess
