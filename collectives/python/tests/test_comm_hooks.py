@@ -131,11 +131,15 @@ def test_a_hook_that_torch_ships_trains_as_over_gloo(name):
     gloo = values(run(train, LAYOUTS["one-node"], name, backend="gloo"))
     for layout in LAYOUTS.values():
         ours = values(run(train, layout, name))
-        if isinstance(gloo[0], str):
+        if isinstance(gloo[0], str) and "Gloo" not in gloo[0]:
             # What torch itself cannot do without a GPU fails alike.
             assert ours == gloo
             continue
         assert not isinstance(ours[0], str), ours
+        if isinstance(gloo[0], str):
+            # torch refuses Gloo by its name, as its threads may hang there: ours trains.
+            assert ours[0] == ours[1]
+            continue
         for rank, parameters in enumerate(ours):
             for own, theirs in zip(parameters, gloo[rank], strict=True):
                 torch.testing.assert_close(
