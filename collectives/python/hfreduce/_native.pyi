@@ -28,6 +28,7 @@ __all__ = [
     "UINT64",
     "CollectiveError",
     "Communicator",
+    "Completions",
     "Daemon",
     "Endpoint",
     "Gpu",
@@ -93,6 +94,8 @@ class CollectiveError(RuntimeError):
     detail: str
     seen_by: int
     """The rank that saw it first."""
+    absent: tuple[int, ...]
+    """Of a monitored barrier: the ranks that did not come. Other errors have no such field."""
     flight_record: str | None
     """The file with what this rank did last, where one was written."""
 
@@ -116,6 +119,15 @@ class Work:
     # Of a receive from anybody: who sent, once that is known.
     @property
     def source(self) -> int | None: ...
+
+@final
+class Completions:
+    def __new__(cls) -> Self: ...
+    # Puts the token into the queue once all of the works have ended, well or not.
+    def watch(self, works: Sequence[Work], token: object) -> None: ...
+    # The oldest token; None after that time, or at once after `stop` if none is there.
+    def next(self, timeout_seconds: float) -> Any | None: ...
+    def stop(self) -> None: ...
 
 def read_flight(path: str | PathLike[str]) -> str: ...
 def flight_folders() -> tuple[list[str], str | None]: ...
@@ -145,6 +157,7 @@ class Communicator:
         op: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def allreduce_many(
         self,
@@ -153,6 +166,7 @@ class Communicator:
         op: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def broadcast(
         self,
@@ -162,6 +176,7 @@ class Communicator:
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def reduce(
         self,
@@ -172,58 +187,71 @@ class Communicator:
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def allgather(
         self,
         input_pointer: int,
-        output_pointer: int,
+        output_pointer: int | Sequence[tuple[int, int]],
         numel: int,
         dtype: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def reduce_scatter(
         self,
-        input_pointer: int,
+        input_pointer: int | Sequence[tuple[int, int]],
         output_pointer: int,
         numel: int,
         dtype: int,
         op: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def gather(
         self,
         input_pointer: int,
-        output_pointer: int,
+        output_pointer: int | Sequence[tuple[int, int]],
         numel: int,
         dtype: int,
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def scatter(
         self,
-        input_pointer: int,
+        input_pointer: int | Sequence[tuple[int, int]],
         output_pointer: int,
         numel: int,
         dtype: int,
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def alltoall(
         self,
-        input_pointer: int,
-        output_pointer: int,
+        input_pointer: int | Sequence[tuple[int, int]],
+        output_pointer: int | Sequence[tuple[int, int]],
         input_counts: Sequence[int],
         output_counts: Sequence[int],
         dtype: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def send(
-        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        peer: int,
+        tag: int,
+        timeout_seconds: float,
+        keep: object = None,
     ) -> Work: ...
     def recv(
         self,
@@ -233,8 +261,9 @@ class Communicator:
         peer: int | None,
         tag: int,
         timeout_seconds: float,
+        keep: object = None,
     ) -> Work: ...
-    def barrier(self, timeout_seconds: float, lazy: bool = False) -> Work: ...
+    def barrier(self, timeout_seconds: float, lazy: bool = False, keep: object = None) -> Work: ...
     def abort(self, reason: str) -> None: ...
     def error(self) -> CollectiveError | None: ...
     def close(self, timeout_seconds: float = 5.0) -> None: ...
@@ -275,6 +304,7 @@ class Gpu:
 
 @final
 class OnGpu:
+    # Blocks lie one behind the other: several addresses are a TypeError.
     def allreduce(
         self,
         pointer: int,
@@ -283,6 +313,7 @@ class OnGpu:
         op: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def broadcast(
         self,
@@ -292,6 +323,7 @@ class OnGpu:
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def reduce(
         self,
@@ -302,58 +334,71 @@ class OnGpu:
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def allgather(
         self,
         input_pointer: int,
-        output_pointer: int,
+        output_pointer: int | Sequence[tuple[int, int]],
         numel: int,
         dtype: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def reduce_scatter(
         self,
-        input_pointer: int,
+        input_pointer: int | Sequence[tuple[int, int]],
         output_pointer: int,
         numel: int,
         dtype: int,
         op: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def gather(
         self,
         input_pointer: int,
-        output_pointer: int,
+        output_pointer: int | Sequence[tuple[int, int]],
         numel: int,
         dtype: int,
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def scatter(
         self,
-        input_pointer: int,
+        input_pointer: int | Sequence[tuple[int, int]],
         output_pointer: int,
         numel: int,
         dtype: int,
         root: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def alltoall(
         self,
-        input_pointer: int,
-        output_pointer: int,
+        input_pointer: int | Sequence[tuple[int, int]],
+        output_pointer: int | Sequence[tuple[int, int]],
         input_counts: Sequence[int],
         output_counts: Sequence[int],
         dtype: int,
         timeout_seconds: float,
         lazy: bool = False,
+        keep: object = None,
     ) -> Work: ...
     def send(
-        self, pointer: int, numel: int, dtype: int, peer: int, tag: int, timeout_seconds: float
+        self,
+        pointer: int,
+        numel: int,
+        dtype: int,
+        peer: int,
+        tag: int,
+        timeout_seconds: float,
+        keep: object = None,
     ) -> Work: ...
     def recv(
         self,
@@ -363,6 +408,7 @@ class OnGpu:
         peer: int | None,
         tag: int,
         timeout_seconds: float,
+        keep: object = None,
     ) -> Work: ...
 
 @final

@@ -6,17 +6,21 @@ starts one operation of the engine and hands out a `CollectiveWork`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hfreduce import sparse, tensors
+import torch
+
+from hfreduce import bootstrap, sparse, tensors
 from hfreduce.group import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import timedelta
 
-    import torch
-
+    from hfreduce.bootstrap import Membership
     from hfreduce.group import Options
+    from hfreduce.settings import Settings
     from hfreduce.work import CollectiveWork
 
 __all__ = ["HFReduceBackend"]
@@ -24,6 +28,15 @@ __all__ = ["HFReduceBackend"]
 
 class HFReduceBackend(Group):
     """One group of ranks. torch calls the methods; their names and arguments are torch's."""
+
+    @classmethod
+    def join(
+        cls, store: Any, membership: Membership, settings: Settings, timeout: timedelta
+    ) -> HFReduceBackend:
+        """Connects the members, which meet in the store."""
+        limit = min(timeout.total_seconds(), settings.connect_seconds)
+        connected = bootstrap.connect(store, membership, settings, limit)
+        return cls(connected, membership, settings, timeout, store)
 
     # Reductions
 
@@ -33,42 +46,66 @@ class HFReduceBackend(Group):
         tensor = tensors.single(tensor_list, "allreduce")
         if tensor.is_sparse:
             sparse.allreduce(self, tensor, opts)
-            return self._work([], tensor_list, lazy=True)
-        buffer = tensors.for_reduction(tensor, "allreduce", op)
+            return self._work("sparse_all_reduce", [], tensor_list)
+        memory, finish = tensors.written(tensor, "allreduce")
+        if op == tensors.PREMUL_SUM:
+            memory = tensors.premultiplied(tensor, opts.reduceOp, "allreduce")
+            finish = tensors.into(tensor, memory)
+        buffer = tensors.for_reduction(memory, "allreduce", op)
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).allreduce(
-            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, seconds, lazy
+            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, seconds, lazy, memory
         )
-        return self._work([operation], tensor_list, lazy=lazy)
+        return self._work("all_reduce", [operation], tensor_list, inputs=[tensor], finish=finish)
 
     def allreduce_coalesced(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """In place; tensors of one type travel as one."""
         op = tensors.operation_code(opts.reduceOp)
         seconds, lazy = self._terms(opts)
-        by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        if any(not tensor.is_cpu for tensor in tensor_list):
+        if op == tensors.PREMUL_SUM or any(not tensor.is_cpu for tensor in tensor_list):
             # A GPU's are copied one by one anyway.
-            return self._join([self.allreduce([each], opts) for each in tensor_list], tensor_list)
+            each = (self.allreduce([tensor], opts) for tensor in tensor_list)
+            return self._join("all_reduce", each, tensor_list, inputs=tensor_list)
+        by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        keep: list[torch.Tensor] = []
+        finishes: list[Callable[[], object]] = []
         for tensor in tensor_list:
-            buffer = tensors.for_reduction(tensor, "allreduce_coalesced", op)
+            memory, finish = tensors.written(tensor, "allreduce_coalesced")
+            keep.append(memory)
+            if finish is not None:
+                finishes.append(finish)
+            buffer = tensors.for_reduction(memory, "allreduce_coalesced", op)
             buffers = by_type.setdefault((buffer.dtype, buffer.op), [])
             buffers.append((buffer.pointer, buffer.numel))
         operations = [
-            self.communicator.allreduce_many(buffers, dtype, code, seconds, lazy)
+            self.communicator.allreduce_many(buffers, dtype, code, seconds, lazy, keep)
             for (dtype, code), buffers in by_type.items()
         ]
-        return self._work(operations, tensor_list, lazy=lazy)
+
+        def finish_all() -> None:
+            for finish in finishes:
+                finish()
+
+        finish = finish_all if finishes else None
+        return self._work("all_reduce", operations, tensor_list, inputs=tensor_list, finish=finish)
 
     def reduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """Into the root's tensor."""
         op = tensors.operation_code(opts.reduceOp)
         tensor = tensors.single(tensor_list, "reduce")
-        buffer = tensors.for_reduction(tensor, "reduce", op)
+        is_root = opts.rootRank == self.rank()
+        memory, finish = tensors.written(tensor, "reduce")
+        if op == tensors.PREMUL_SUM:
+            memory = tensors.premultiplied(tensor, opts.reduceOp, "reduce")
+            finish = tensors.into(tensor, memory)
+        buffer = tensors.for_reduction(memory, "reduce", op)
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).reduce(
-            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, opts.rootRank, seconds, lazy
-        )
-        return self._work([operation], tensor_list, lazy=lazy)
+            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, opts.rootRank, seconds, lazy,
+            memory,
+        )  # fmt: skip
+        finish = finish if is_root else None
+        return self._work("reduce", [operation], tensor_list, inputs=[tensor], finish=finish)
 
     def reduce_scatter_single(
         self,
@@ -78,15 +115,11 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Our share of the sum of everybody's input."""
         name = "reduce_scatter_tensor"
-        op = tensors.operation_code(opts.reduceOp)
-        target = tensors.for_reduction(output, name, op)
-        source = tensors.for_reduction(input, name, op)
         tensors.whole_shares(name, input, output, self.size())
-        seconds, lazy = self._terms(opts)
-        operation = self._on(output, input).reduce_scatter(
-            source.pointer, target.pointer, target.numel, target.dtype, target.op, seconds, lazy
-        )
-        return self._work([operation], [output], keep=[input], lazy=lazy)
+        source = tensors.read(input, name)
+        if tensors.operation_code(opts.reduceOp) == tensors.PREMUL_SUM:
+            source = tensors.premultiplied(source, opts.reduceOp, name)
+        return self._reduce_scatter(output, source.data_ptr(), [source], opts, name)
 
     def reduce_scatter(
         self,
@@ -94,12 +127,45 @@ class HFReduceBackend(Group):
         inputs: list[list[torch.Tensor]],
         opts: Any,
     ) -> CollectiveWork:
-        """As `reduce_scatter_single`, with the input in pieces."""
-        output = tensors.single(outputs, "reduce_scatter")
-        tensors.same_shape(inputs[0], output, self.size(), "reduce_scatter")
-        return self.reduce_scatter_single(
-            output, tensors.flatten(inputs[0], "reduce_scatter"), opts
-        )
+        """As `reduce_scatter_single`, with the input in pieces, which may differ in size."""
+        name = "reduce_scatter"
+        output, pieces = tensors.single(outputs, name), inputs[0]
+        tensors.one_each(pieces, self.size(), name)
+        tensors.same_shape([pieces[self.rank()]], output, 1, name)
+        if len({piece.numel() for piece in pieces}) > 1:
+            return self._uneven_reduce_scatter(output, pieces, opts)
+        tensors.same_shape(pieces, output, self.size(), name)
+        if tensors.operation_code(opts.reduceOp) == tensors.PREMUL_SUM:
+            pieces = [tensors.premultiplied(each, opts.reduceOp, name) for each in pieces]
+        where, keep = tensors.gathered(pieces, name)
+        return self._reduce_scatter(output, where, keep, opts, name)
+
+    def _reduce_scatter(
+        self, output: torch.Tensor, source: tensors.Place, keep: object, opts: Any, name: str
+    ) -> CollectiveWork:
+        op = tensors.operation_code(opts.reduceOp)
+        memory, finish = tensors.written(output, name)
+        target = tensors.for_reduction(memory, name, op)
+        seconds, lazy = self._terms(opts)
+        operation = self._on(output).reduce_scatter(
+            source, target.pointer, target.numel, target.dtype, target.op, seconds, lazy,
+            (memory, keep),
+        )  # fmt: skip
+        return self._work(name, [operation], [output], inputs=[output], finish=finish)
+
+    def _uneven_reduce_scatter(
+        self, output: torch.Tensor, pieces: Sequence[torch.Tensor], opts: Any
+    ) -> CollectiveWork:
+        """One reduction for each rank: the root's is its output, which gets its piece first."""
+        with torch.no_grad():
+            output.copy_(pieces[self.rank()].view(output.shape))
+
+        def reductions() -> Iterator[CollectiveWork]:
+            for root, piece in enumerate(pieces):
+                terms = tensors.Terms(opts.reduceOp, root, opts.timeout, opts.asyncOp)
+                yield self.reduce([output if root == self.rank() else piece], terms)
+
+        return self._join("reduce_scatter", reductions(), [output], inputs=[output])
 
     def reduce_scatter_single_coalesced(
         self,
@@ -109,19 +175,21 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Several at once."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._join([self.reduce_scatter_single(o, i, opts) for o, i in pairs], outputs)
+        each = (self.reduce_scatter_single(o, i, opts) for o, i in pairs)
+        return self._join("reduce_scatter_tensor", each, outputs, inputs=outputs)
 
     # Movement
 
     def broadcast(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """From the root's tensor into everybody's."""
         tensor = tensors.single(tensor_list, "broadcast")
-        buffer = tensors.for_transport(tensor, "broadcast")
+        memory, finish = tensors.written(tensor, "broadcast")
+        buffer = tensors.for_transport(memory)
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).broadcast(
-            buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
+            buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy, memory
         )
-        return self._work([operation], tensor_list, lazy=lazy)
+        return self._work("broadcast", [operation], tensor_list, inputs=[tensor], finish=finish)
 
     def all_gather_single(
         self,
@@ -130,7 +198,11 @@ class HFReduceBackend(Group):
         opts: Any,
     ) -> CollectiveWork:
         """Everybody's input, one behind the other."""
-        return self._all_gather(output, input, opts, [output], None)
+        name = "all_gather_into_tensor"
+        tensors.whole_shares(name, output, input, self.size())
+        memory, finish = tensors.written(output, name)
+        where, keep = memory.data_ptr(), memory
+        return self._all_gather(name, (where, keep, finish), input, opts, [output])
 
     def all_gather_single_coalesced(
         self,
@@ -140,7 +212,8 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Several at once."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._join([self.all_gather_single(o, i, opts) for o, i in pairs], outputs)
+        each = (self.all_gather_single(o, i, opts) for o, i in pairs)
+        return self._join("all_gather_into_tensor", each, outputs, inputs=inputs)
 
     def allgather(
         self,
@@ -149,10 +222,11 @@ class HFReduceBackend(Group):
         opts: Any,
     ) -> CollectiveWork:
         """Everybody's input, each into a tensor of its own."""
-        source = tensors.single(inputs, "all_gather")
-        tensors.same_shape(outputs[0], source, self.size(), "all_gather")
-        whole, finish = self._landing(outputs[0])
-        return self._all_gather(whole, source, opts, outputs[0], finish)
+        name = "all_gather"
+        source = tensors.single(inputs, name)
+        tensors.same_shape(outputs[0], source, self.size(), name)
+        blocks = self._blocks(outputs[0], name, sources=[source], own=self.rank())
+        return self._all_gather(name, blocks, source, opts, outputs[0])
 
     def allgather_coalesced(
         self,
@@ -162,11 +236,12 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Several at once; `outputs[rank][i]` belongs to input i."""
         columns = [[row[index] for row in outputs] for index in range(len(inputs))]
-        works = [
+        each = (
             self.allgather([column], [tensor], opts)
             for column, tensor in zip(columns, inputs, strict=True)
-        ]
-        return self._join(works, [tensor for row in outputs for tensor in row])
+        )
+        result = [tensor for row in outputs for tensor in row]
+        return self._join("all_gather", each, result, inputs=inputs)
 
     def gather(
         self,
@@ -176,19 +251,22 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Everybody's input into the root's tensors."""
         source = tensors.single(inputs, "gather")
-        buffer = tensors.for_transport(source, "gather")
-        target, finish, keep, result = 0, None, [source], []
+        memory = tensors.read(source, "gather")
+        buffer = tensors.for_transport(memory)
+        target: tensors.Place = 0
+        keep: object = None
+        finish: Callable[[], object] | None = None
+        result: list[torch.Tensor] = []
         if opts.rootRank == self.rank():
             result = outputs[0]
             tensors.same_shape(result, source, self.size(), "gather")
-            whole, finish = self._landing(result)
-            target = whole.data_ptr()
-            keep.append(whole)
+            target, keep, finish = self._blocks(result, "gather", sources=[memory], own=self.rank())
         seconds, lazy = self._terms(opts)
-        operation = self._on(*keep).gather(
-            buffer.pointer, target, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
-        )
-        return self._work([operation], result, keep=keep, finish=finish, lazy=lazy)
+        operation = self._on(source, *result).gather(
+            buffer.pointer, target, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy,
+            (memory, keep),
+        )  # fmt: skip
+        return self._work("gather", [operation], result, inputs=[source], finish=finish)
 
     def scatter(
         self,
@@ -198,17 +276,21 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Each rank's piece of the root's tensors."""
         output = tensors.single(outputs, "scatter")
-        buffer = tensors.for_transport(output, "scatter")
-        source, keep = 0, []
+        memory, finish = tensors.written(output, "scatter")
+        buffer = tensors.for_transport(memory)
+        source: tensors.Place = 0
+        pieces: Sequence[torch.Tensor] = []
+        keep: object = None
         if opts.rootRank == self.rank():
-            tensors.same_shape(inputs[0], output, self.size(), "scatter")
-            keep = [tensors.flatten(inputs[0], "scatter")]
-            source = keep[0].data_ptr()
+            pieces = inputs[0]
+            tensors.same_shape(pieces, output, self.size(), "scatter")
+            source, keep = tensors.gathered(pieces, "scatter")
         seconds, lazy = self._terms(opts)
-        operation = self._on(output, *keep).scatter(
-            source, buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy
-        )
-        return self._work([operation], outputs, keep=keep, lazy=lazy)
+        operation = self._on(output, *pieces).scatter(
+            source, buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy,
+            (memory, keep),
+        )  # fmt: skip
+        return self._work("scatter", [operation], outputs, inputs=[output], finish=finish)
 
     def all_to_all_single(
         self,
@@ -223,7 +305,12 @@ class HFReduceBackend(Group):
             tensors.counts(tensor, splits, self.size())
             for tensor, splits in ((input, input_splits), (output, output_splits))
         ]
-        return self._all_to_all(output, input, counts, opts, [output], None)
+        target, finish = tensors.written(output, "all_to_all")
+        source = tensors.read(input, "all_to_all")
+        blocks = (target.data_ptr(), target, finish)
+        return self._all_to_all(
+            [output], [input], blocks, (source.data_ptr(), source), counts, opts
+        )
 
     def alltoall(
         self,
@@ -232,90 +319,118 @@ class HFReduceBackend(Group):
         opts: Any,
     ) -> CollectiveWork:
         """A tensor to everybody, a tensor from everybody."""
+        name = "all_to_all"
         if len(inputs) != self.size() or len(outputs) != self.size():
             raise ValueError(
                 f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs "
                 f"for {self.size()} ranks"
             )
-        whole, finish = self._landing(outputs)
         counts = [[tensor.numel() for tensor in side] for side in (inputs, outputs)]
-        source = tensors.flatten(inputs, "all_to_all")
-        return self._all_to_all(whole, source, counts, opts, outputs, finish)
+        blocks = self._blocks(outputs, name, sources=inputs)
+        return self._all_to_all(
+            outputs, inputs, blocks, tensors.gathered(inputs, name), counts, opts
+        )
 
     def send(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
         """To one rank."""
         tensor = tensors.single(tensor_list, "send")
-        buffer = tensors.for_transport(tensor, "send")
-        seconds = self._timeout_seconds
+        memory = tensors.read(tensor, "send")
+        buffer = tensors.for_transport(memory)
         operation = self._on(tensor).send(
-            buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
+            buffer.pointer, buffer.numel, buffer.dtype, peer, tag, self._timeout_seconds, memory
         )
-        return self._work([operation], tensor_list, lazy=False)
+        return self._work("send", [operation], tensor_list, inputs=[tensor])
 
     def recv(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
         """From one rank."""
-        return self._recv(tensor_list, peer, tag)
+        return self._recv("recv", tensor_list, peer, tag)
 
     def recv_anysource(self, tensor_list: list[torch.Tensor], tag: int) -> CollectiveWork:
         """From whoever sends with this tag first; who that was depends on who is faster."""
-        return self._recv(tensor_list, None, tag)
+        return self._recv("recvAnySource", tensor_list, None, tag)
 
-    def _recv(self, tensor_list: list[torch.Tensor], peer: int | None, tag: int) -> CollectiveWork:
+    def _recv(
+        self, name: str, tensor_list: list[torch.Tensor], peer: int | None, tag: int
+    ) -> CollectiveWork:
         tensor = tensors.single(tensor_list, "recv")
-        buffer = tensors.for_transport(tensor, "recv")
-        seconds = self._timeout_seconds
+        memory, finish = tensors.written(tensor, "recv")
+        buffer = tensors.for_transport(memory)
         operation = self._on(tensor).recv(
-            buffer.pointer, buffer.numel, buffer.dtype, peer, tag, seconds
+            buffer.pointer, buffer.numel, buffer.dtype, peer, tag, self._timeout_seconds, memory
         )
-        return self._work([operation], tensor_list, lazy=False)
+        return self._work(name, [operation], tensor_list, inputs=[tensor], finish=finish)
 
     def barrier(self, opts: Any) -> CollectiveWork:
         """Until everybody is here."""
         seconds, lazy = self._terms(opts)
-        return self._work([self.communicator.barrier(seconds, lazy)], [], lazy=lazy)
+        return self._work("barrier", [self.communicator.barrier(seconds, lazy)], [])
 
-    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """A barrier whose error names who did not come; all of ours do."""
-        seconds, _ = self._terms(opts)
-        self.communicator.barrier(seconds, True).wait()
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002
+        """A barrier whose error names the ranks that did not come: the first, or all."""
+        seconds = opts.timeout.total_seconds()
+        self.attendance.meet(
+            seconds if seconds >= 0 else self._timeout_seconds, all_absent=wait_all_ranks
+        )
+
+    # Groups of some of the members
+
+    @property
+    def supports_splitting(self) -> bool:
+        """A part of the group is connected through the group's store."""
+        return True
+
+    def split(self, store: Any, ranks: list[int], opts: Any) -> HFReduceBackend:
+        """The group of these members, in this order; all of them call it."""
+        if self.rank() not in ranks:
+            # torch crashes where a backend in Python returns nothing.
+            raise ValueError(
+                f"split_group: rank {self.rank()} is in none of the groups: list it alone, "
+                f"[{self.rank()}], or use new_group"
+            )
+        members = replace(
+            self.membership,
+            rank=ranks.index(self.rank()),
+            global_ranks=tuple(self.membership.global_ranks[rank] for rank in ranks),
+        )
+        return type(self).join(store, members, self.settings, opts._timeout)
 
     # What several share
 
     def _all_gather(
         self,
-        output: torch.Tensor,
+        name: str,
+        blocks: tuple[tensors.Place, object, Callable[[], object] | None],
         source: torch.Tensor,
         opts: Options,
         result: Sequence[torch.Tensor],
-        finish: Callable[[], object] | None,
     ) -> CollectiveWork:
-        target = tensors.for_transport(output, "all_gather")
-        buffer = tensors.for_transport(source, "all_gather")
-        tensors.whole_shares("all_gather", output, source, self.size())
+        target, keep, finish = blocks
+        memory = tensors.read(source, name)
+        buffer = tensors.for_transport(memory)
         seconds, lazy = self._terms(opts)
-        operation = self._on(output, source).allgather(
-            buffer.pointer, target.pointer, buffer.numel, buffer.dtype, seconds, lazy
+        operation = self._on(source, *result).allgather(
+            buffer.pointer, target, buffer.numel, buffer.dtype, seconds, lazy, (memory, keep)
         )
-        return self._work([operation], result, keep=[output, source], finish=finish, lazy=lazy)
+        return self._work(name, [operation], result, inputs=[source], finish=finish)
 
     def _all_to_all(
         self,
-        output: torch.Tensor,
-        source: torch.Tensor,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        blocks: tuple[tensors.Place, object, Callable[[], object] | None],
+        source: tuple[tensors.Place, object],
         counts: Sequence[list[int]],
         opts: Options,
-        result: Sequence[torch.Tensor],
-        finish: Callable[[], object] | None,
     ) -> CollectiveWork:
-        if output.dtype != source.dtype:
-            raise ValueError(f"all_to_all: input is {source.dtype}, output {output.dtype}")
-        target = tensors.for_transport(output, "all_to_all")
-        buffer = tensors.for_transport(source, "all_to_all")
-        # Types that the engine does not know travel as bytes.
-        scale = buffer.numel // max(source.numel(), 1) or target.numel // max(output.numel(), 1)
-        sent, received = ([count * max(scale, 1) for count in side] for side in counts)
+        dtypes = {tensor.dtype for tensor in (*outputs, *inputs)}
+        if len(dtypes) != 1:
+            names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+            raise ValueError(f"all_to_all: tensors are of several types: {names}")
+        code, scale = tensors.unit(dtypes.pop())
+        sent, received = ([count * scale for count in side] for side in counts)
+        target, keep, finish = blocks
         seconds, lazy = self._terms(opts)
-        operation = self._on(output, source).alltoall(
-            buffer.pointer, target.pointer, sent, received, buffer.dtype, seconds, lazy
+        operation = self._on(*outputs, *inputs).alltoall(
+            source[0], target, sent, received, code, seconds, lazy, (source[1], keep)
         )
-        return self._work([operation], result, keep=[output, source], finish=finish, lazy=lazy)
+        return self._work("all_to_all", [operation], outputs, inputs=inputs, finish=finish)

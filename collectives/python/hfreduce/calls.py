@@ -86,7 +86,7 @@ def allreduce(
     if out is not None:
         copy(array, found)
     pointer, numel, dtype, _ = found
-    work = communicator.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
+    work = communicator.allreduce(pointer, numel, dtype, code, timeout_seconds, True, found)
     try:
         work.wait()
     finally:
@@ -124,7 +124,7 @@ def start_allreduce(
             f"arrays: must be of one type and at least one, not of {len(dtypes)} types"
         )
     buffers = [(each.pointer, each.numel) for each in found]
-    work = communicator.allreduce_many(buffers, dtypes.pop(), code, timeout_seconds)
+    work = communicator.allreduce_many(buffers, dtypes.pop(), code, timeout_seconds, False, found)
     hold(work, found)
     return Pending(work)
 
@@ -155,6 +155,6 @@ def _on_gpu(
 
     ordinal, ready, pointer, numel, dtype = gpu_memory(array, stream)
     operations = gpu.view(communicator, ordinal, ready)
-    work = operations.allreduce(pointer, numel, dtype, code, timeout_seconds, True)
+    work = operations.allreduce(pointer, numel, dtype, code, timeout_seconds, True, array)
     hold(work, array)
     work.wait()

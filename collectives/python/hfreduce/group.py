@@ -5,27 +5,31 @@ What the collectives of `hfreduce.backend` have in common; none of them is here.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch._C._distributed_c10d import Backend
 
 from hfreduce import _native, gpu, tensors
+from hfreduce.attendance import Attendance
 from hfreduce.base import Base
+from hfreduce.completer import Completer
 from hfreduce.keeping import hold
-from hfreduce.work import CollectiveWork, Completer
+from hfreduce.work import Closing, CollectiveWork, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import timedelta
+
+    from torch._C._distributed_c10d import Store
+
+    from hfreduce.bootstrap import Membership
+    from hfreduce.settings import Settings
 
 __all__ = ["NAME", "OPEN", "Group", "Options"]
 
 NAME = "hfreduce"
-
-IN_FLIGHT_MAX = 1024
-"""Operations that nobody has waited for: one more waits for the oldest, which bounds memory."""
 
 CLOSE_SECONDS = 5.0
 """How long taking leave of the peers may last."""
@@ -48,16 +52,26 @@ class Options(Protocol):
 class Group(Base):
     """A connected group that torch has not shut down, without the collectives."""
 
-    def __init__(self, connected: _native.Communicator, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        connected: _native.Communicator,
+        membership: Membership,
+        settings: Settings,
+        timeout: timedelta,
+        store: Store,
+    ) -> None:
         super().__init__(connected.rank, connected.world_size)
         self.communicator = connected
+        self.membership = membership
+        self.settings = settings
+        self.attendance = Attendance(store, membership.rank, membership.size)
         self._timeout = timeout
         self._timeout_seconds = timeout.total_seconds()
         self._completer = Completer("hfreduce-futures")
-        self._in_flight: deque[CollectiveWork] = deque()
         self._started = 0
         self._closed = False
         self._uses_gpus = False
+        self._is_joining = False
         OPEN.add(self)
 
     # Life cycle
@@ -76,11 +90,6 @@ class Group(Base):
     @property
     def supports_coalescing(self) -> bool:
         """Operations are not held back to be started together."""
-        return False
-
-    @property
-    def supports_splitting(self) -> bool:
-        """New groups are connected anew."""
         return False
 
     @property
@@ -126,6 +135,7 @@ class Group(Base):
             self._closed = True
             self._completer.stop()
             self.communicator.close(CLOSE_SECONDS)
+            self._completer.join()
 
     def abort(self) -> None:
         """Ends every wait of every rank, now."""
@@ -164,57 +174,85 @@ class Group(Base):
 
     def _work(
         self,
+        name: str,
         operations: Sequence[_native.Work],
         result: Sequence[torch.Tensor],
         *,
-        lazy: bool,
-        keep: Sequence[torch.Tensor] = (),
+        inputs: Sequence[torch.Tensor] = (),
         finish: Callable[[], object] | None = None,
     ) -> CollectiveWork:
+        """What torch gets; `finish` puts the results in place once the operations have ended.
+
+        Memory is held by `operations`, so that neither a dropped work nor an exception on the way
+        here frees what the engine still uses. `inputs` are for the profiler.
+        """
         self._started += len(operations)
         if self._uses_gpus:
             for operation in operations:
                 # Its copies may outlive the caller's wait.
-                hold(operation, (result, keep))
-        work = CollectiveWork(operations, result, self._completer, keep=keep, finish=finish)
-        in_flight = self._in_flight
-        while in_flight and in_flight[0].is_completed():
-            in_flight.popleft()
-        # A lazy one has a caller who waits for it now. Another caller may drop the work, but not
-        # the memory that the engine still uses.
-        if not lazy:
-            in_flight.append(work)
-            if len(in_flight) > IN_FLIGHT_MAX:
-                in_flight.popleft().wait()
+                hold(operation, (result, inputs))
+        profiled = _profiler_enabled() and not self._is_joining
+        if finish is None and not profiled:
+            return CollectiveWork(operations, result, self._completer)
+        record = Record(f"{NAME}:{name}", inputs) if profiled else None
+        work = CollectiveWork(operations, result, self._completer, Closing(finish, record))
+        self._completer.watch(work)
         return work
 
     def _join(
-        self, works: Sequence[CollectiveWork], result: Sequence[torch.Tensor]
+        self,
+        name: str,
+        works: Iterable[CollectiveWork],
+        result: Sequence[torch.Tensor],
+        *,
+        inputs: Sequence[torch.Tensor],
     ) -> CollectiveWork:
-        """Several works as one."""
+        """Several works, which are started here, as one; the profiler sees this one alone."""
+        record = Record(f"{NAME}:{name}", inputs) if _profiler_enabled() else None
+        self._is_joining = True
+        try:
+            works = list(works)
+        except BaseException:
+            if record is not None:
+                record.end()
+            raise
+        finally:
+            self._is_joining = False
 
         def finish() -> None:
             for work in works:
                 work.wait()
 
         operations = [operation for work in works for operation in work.operations]
-        return CollectiveWork(operations, result, self._completer, finish=finish)
+        joined = CollectiveWork(operations, result, self._completer, Closing(finish, record))
+        self._completer.watch(joined)
+        return joined
 
-    def _landing(
-        self, outputs: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, Callable[[], object] | None]:
-        """One buffer for all outputs, and how to get from it into them (None: it is they)."""
-        sizes = [tensor.numel() for tensor in outputs]
-        if tensors.consecutive(outputs):
-            return outputs[0].as_strided((sum(sizes),), (1,)), None
-        whole = torch.empty(sum(sizes), dtype=outputs[0].dtype, device=outputs[0].device)
+    def _blocks(
+        self,
+        blocks: Sequence[torch.Tensor],
+        operation: str,
+        *,
+        sources: Sequence[torch.Tensor],
+        own: int | None = None,
+    ) -> tuple[tensors.Place, object, Callable[[], object] | None]:
+        """Where outputs of one rank each land, what holds that, and how to get into the outputs.
+
+        They land in place where they can: contiguous, of the CPU, apart from each other and from
+        the input. Otherwise in one buffer, and `finish` copies them.
+        """
+        place = tensors.place(blocks, operation, sources=sources, own=own)
+        if place is not None:
+            return place, blocks, None
+        sizes = [tensor.numel() for tensor in blocks]
+        whole = torch.empty(sum(sizes), dtype=blocks[0].dtype, device=blocks[0].device)
 
         def spread() -> None:
             with torch.no_grad():
-                for tensor, piece in zip(outputs, torch.split(whole, sizes), strict=True):
+                for tensor, piece in zip(blocks, torch.split(whole, sizes), strict=True):
                     tensor.copy_(piece.view(tensor.shape))
             if whole.is_cuda:
                 # The waiting thread's stream need not be the reader's.
                 torch.cuda.current_stream(whole.device).synchronize()
 
-        return whole, spread
+        return whole.data_ptr(), (whole, blocks), spread

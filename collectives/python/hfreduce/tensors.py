@@ -6,7 +6,8 @@ guesses writes into memory that nobody meant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed import ReduceOp
@@ -14,21 +15,35 @@ from torch.distributed import ReduceOp
 from hfreduce import _native
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
 __all__ = [
+    "PREMUL_SUM",
     "Buffer",
+    "Place",
+    "Terms",
     "consecutive",
     "counts",
-    "flatten",
     "for_reduction",
     "for_transport",
+    "gathered",
+    "into",
+    "one_each",
     "operation_code",
+    "place",
+    "premultiplied",
+    "read",
     "registered",
     "same_shape",
     "single",
+    "unit",
     "whole_shares",
+    "written",
 ]
+
+Place: TypeAlias = "int | list[tuple[int, int]]"
+"""Where blocks of several ranks lie: one behind the other, or (address, elements) each."""
 
 _DTYPES: dict[torch.dtype, int] = {
     torch.float32: _native.FLOAT32,
@@ -52,6 +67,9 @@ _COMPLEX: dict[torch.dtype, int] = {
     torch.complex128: _native.FLOAT64,
 }
 
+PREMUL_SUM: Final = -1
+"""Stands for torch's reduction with a factor, which the engine does not have."""
+
 _OPERATIONS: dict[int, int] = {
     ReduceOp.SUM.value: _native.SUM,
     ReduceOp.AVG.value: _native.AVG,
@@ -61,6 +79,7 @@ _OPERATIONS: dict[int, int] = {
     ReduceOp.BAND.value: _native.BAND,
     ReduceOp.BOR.value: _native.BOR,
     ReduceOp.BXOR.value: _native.BXOR,
+    ReduceOp.PREMUL_SUM.value: PREMUL_SUM,
 }
 """By torch's number: its enumeration is slow to hash and to compare."""
 
@@ -96,20 +115,35 @@ def registered(communicator: _native.Communicator, numel: int, dtype: torch.dtyp
 
 
 def operation_code(op: ReduceOp) -> int:
-    """The engine's number of a reduction."""
+    """The engine's number of a reduction; `PREMUL_SUM` is not the engine's, see `premultiplied`."""
     code = _OPERATIONS.get(op.op.value)
     if code is None:
         raise ValueError(
-            f"hfreduce has no {op.op}: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR"
+            f"hfreduce has no {op.op}: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM"
         )
     return code
 
 
+def premultiplied(tensor: torch.Tensor, op: ReduceOp, operation: str) -> torch.Tensor:
+    """For PREMUL_SUM: a copy, each element times this rank's factor; SUM is then the reduction."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TypeError(f"{operation}: PREMUL_SUM needs a floating-point type, not {tensor.dtype}")
+    # torch shows the factor to nobody but pickle.
+    state: Any = op.__getstate__()
+    factor = state[1]
+    if isinstance(factor, torch.Tensor):
+        factor = factor.to(tensor.device)
+    with torch.no_grad():
+        scaled: torch.Tensor = tensor.detach() * factor
+        return scaled.to(tensor.dtype).contiguous()
+
+
 def for_reduction(tensor: torch.Tensor, operation: str, op: int) -> Buffer:
-    """The tensor's memory for an operation that computes with it."""
-    _check(tensor, operation)
+    """The memory of a contiguous tensor for an operation that computes with it."""
     pointer, numel, dtype = tensor.data_ptr(), tensor.numel(), tensor.dtype
     code = _DTYPES.get(dtype)
+    if op == PREMUL_SUM:
+        op = _native.SUM
     if code is not None:
         if op in _BITWISE and dtype.is_floating_point:
             raise TypeError(f"{operation}: bitwise operations need an integer type, not {dtype}")
@@ -124,13 +158,73 @@ def for_reduction(tensor: torch.Tensor, operation: str, op: int) -> Buffer:
     raise TypeError(f"{operation}: cannot reduce {dtype} with this operation; known are {known}")
 
 
-def for_transport(tensor: torch.Tensor, operation: str) -> Buffer:
-    """The tensor's memory for an operation that only moves it: any type will do."""
-    _check(tensor, operation)
+def for_transport(tensor: torch.Tensor) -> Buffer:
+    """The memory of a contiguous tensor for an operation that only moves it: any type will do."""
     code = _DTYPES.get(tensor.dtype)
     if code is None:
         return Buffer(tensor.data_ptr(), tensor.nbytes, _native.UINT8)
     return Buffer(tensor.data_ptr(), tensor.numel(), code)
+
+
+def written(
+    tensor: torch.Tensor, operation: str
+) -> tuple[torch.Tensor, Callable[[], object] | None]:
+    """A contiguous tensor to read and write, and how its content gets back (None: it is `tensor`).
+
+    A tensor that is not contiguous is copied: its elements travel in their logical order, so ranks
+    whose strides differ agree.
+    """
+    _check(tensor, operation)
+    if tensor.is_contiguous():
+        return tensor, None
+    if _overlaps_itself(tensor):
+        raise ValueError(
+            f"{operation}: several elements of the tensor of shape {tuple(tensor.shape)} share "
+            f"memory (strides {tuple(tensor.stride())}), as an expanded one's do: reduce "
+            "tensor.contiguous()"
+        )
+    copy = tensor.detach().contiguous()
+    return copy, into(tensor, copy)
+
+
+def into(tensor: torch.Tensor, copy: torch.Tensor) -> Callable[[], object]:
+    """Copies the content of one tensor into another when called."""
+
+    def finish() -> None:
+        with torch.no_grad():
+            tensor.copy_(copy)
+        if tensor.is_cuda:
+            # The waiting thread's stream need not be the reader's.
+            torch.cuda.current_stream(tensor.device).synchronize()
+
+    return finish
+
+
+def read(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    """A contiguous tensor with the same content."""
+    _check(tensor, operation)
+    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+
+
+def unit(dtype: torch.dtype) -> tuple[int, int]:
+    """The engine's type that moves one of torch's, and how many of it make one element."""
+    code = _DTYPES.get(dtype)
+    return (_native.UINT8, dtype.itemsize) if code is None else (code, 1)
+
+
+class Terms(NamedTuple):
+    """Options of a reduction that is part of another operation."""
+
+    reduceOp: ReduceOp  # noqa: N815  (torch's names)
+    rootRank: int  # noqa: N815
+    timeout: timedelta
+    asyncOp: bool  # noqa: N815
+
+
+def one_each(tensors: Sequence[torch.Tensor], ranks: int, operation: str) -> None:
+    """Checks that there is one tensor for each rank."""
+    if len(tensors) != ranks:
+        raise ValueError(f"{operation}: {len(tensors)} tensors for {ranks} ranks")
 
 
 def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
@@ -181,6 +275,40 @@ def counts(tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[int]
     return [split * row for split in splits]
 
 
+def place(
+    blocks: Sequence[torch.Tensor],
+    operation: str,
+    *,
+    sources: Sequence[torch.Tensor] = (),
+    own: int | None = None,
+) -> Place | None:
+    """Where blocks of several ranks lie, or None where the engine cannot use them as they lie.
+
+    They must be contiguous and, where `sources` are read while they are written, apart from these
+    and from each other; block `own` may be a source itself.
+    """
+    for tensor in blocks:
+        _check(tensor, operation)
+    if sources and not _apart(blocks, sources, own):
+        return None
+    if consecutive(blocks):
+        return blocks[0].data_ptr()
+    if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in blocks):
+        return None
+    buffers = [for_transport(tensor) for tensor in blocks]
+    return [(buffer.pointer, buffer.numel) for buffer in buffers]
+
+
+def _apart(
+    blocks: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], own: int | None
+) -> bool:
+    ranges = [(block.data_ptr(), block.nbytes) for block in blocks]
+    mine = None if own is None else ranges[own]
+    ranges += [range_ for each in sources if (range_ := (each.data_ptr(), each.nbytes)) != mine]
+    ranges = sorted(range_ for range_ in ranges if range_[1])
+    return all(start + size <= after for (start, size), (after, _) in itertools.pairwise(ranges))
+
+
 def consecutive(tensors: Sequence[torch.Tensor]) -> bool:
     """True if the tensors lie one behind the other in memory, as views of one buffer do."""
     place = tensors[0].data_ptr()
@@ -192,19 +320,29 @@ def consecutive(tensors: Sequence[torch.Tensor]) -> bool:
     return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
 
 
-def flatten(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
-    """The tensors in one buffer: as they lie if they do so already, otherwise a copy."""
-    for tensor in tensors:
-        _check(tensor, operation, strided=True)
-    if consecutive(tensors):
-        return tensors[0].detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+def gathered(tensors: Sequence[torch.Tensor], operation: str) -> tuple[Place, object]:
+    """Where tensors that are read lie, and what holds them: as they are, or copied into one."""
+    where = place(tensors, operation)
+    if where is not None:
+        return where, tensors
+    whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    return whole.data_ptr(), whole
 
 
-def _check(tensor: torch.Tensor, operation: str, *, strided: bool = False) -> None:
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """True if two elements may share memory; never False if they do."""
+    reach = 0
+    dims = [(s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
+    for stride, size in sorted(dims):
+        if stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
+def _check(tensor: torch.Tensor, operation: str) -> None:
     known = tensor.is_cpu or tensor.is_cuda
-    dense = known and tensor.layout is torch.strided
-    if dense and (strided or tensor.is_contiguous()):
+    if known and tensor.layout is torch.strided:
         return
     what = f"{operation}: tensor of shape {tuple(tensor.shape)}, {tensor.dtype}"
     if not known:
@@ -212,11 +350,4 @@ def _check(tensor: torch.Tensor, operation: str, *, strided: bool = False) -> No
             f"{what} is on {tensor.device}: hfreduce takes tensors of the CPU and of CUDA GPUs, "
             "call .cpu()"
         )
-    if not dense:
-        raise ValueError(
-            f"{what} is {tensor.layout}: hfreduce takes dense tensors, call .to_dense()"
-        )
-    raise ValueError(
-        f"{what} is not contiguous (strides {tuple(tensor.stride())}): reduce "
-        "tensor.contiguous() and copy the result back"
-    )
+    raise ValueError(f"{what} is {tensor.layout}: hfreduce takes dense tensors, call .to_dense()")

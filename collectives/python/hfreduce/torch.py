@@ -117,10 +117,8 @@ def _create(options: Any, backend_options: object) -> HFReduceBackend:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
     membership = bootstrap.Membership(options.group_rank, ranks, world)
-    limit = min(options.timeout.total_seconds(), settings.connect_seconds)
-    connected = bootstrap.connect(options.store, membership, settings, limit)
     kind = HFReduceBackend if IS_BACKEND else HFReduceProcessGroup
-    return kind(connected, options.timeout)
+    return kind.join(options.store, membership, settings, options.timeout)
 
 
 def _close_all() -> None:

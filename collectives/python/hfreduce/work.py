@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from torch._C._autograd import (
+    _record_function_with_args_enter,
+    _record_function_with_args_exit,
+)
 from torch.distributed import Work
 from torch.futures import Future
 
@@ -17,67 +19,60 @@ if TYPE_CHECKING:
     import torch
 
     from hfreduce import _native
+    from hfreduce.completer import Completer
 
-__all__ = ["CollectiveWork", "Completer", "answer_for_works"]
+__all__ = ["Closing", "CollectiveWork", "answer_for_works"]
 
 NO_TIMEOUT = timedelta(0)
 """What torch passes when the caller gave no timeout: the operation's own deadline holds."""
+RECORD_SECONDS: Final = 5.0
+"""How long a wait lasts at most for the profiler's event of an operation that has ended."""
 _UNKNOWN: Final = 100
 """c10d's number for operations that a backend does not name, as those in Python cannot."""
 
-
 _LOCK = threading.RLock()
-"""Of all works that have nothing to finish: it is held for no longer than making a future takes."""
+"""Of the futures of all works: it is held for no longer than making a future takes."""
 
 
 class CollectiveWork(Work):
     """One or several operations of the engine that torch sees as one.
 
-    Holds the tensors until the engine is done with their memory. One is made for every call, whose
-    data has just pushed Python out of the caches: what it does without is time saved.
+    The engine's own handles hold the memory until the operation has ended. One is made for every
+    call, whose data has just pushed Python out of the caches: what it does without is time saved.
     """
 
-    __slots__ = (
-        "_completer", "_finish", "_finishes", "_future", "_keep", "_lock", "_result", "operations",
-    )  # fmt: skip
+    __slots__ = ("_closing", "_completer", "_future", "_result", "_started", "operations")
 
     def __init__(
         self,
         operations: Sequence[_native.Work],
         result: Sequence[torch.Tensor],
         completer: Completer,
-        *,
-        keep: Sequence[torch.Tensor] = (),
-        finish: Callable[[], object] | None = None,
+        closing: Closing | None = None,
     ) -> None:
         super().__init__()
-        self.operations = tuple(operations)
+        self.operations = operations
         self._result = result
-        self._keep = keep
         self._completer = completer
-        self._finish = finish
-        self._finishes = finish is not None
-        self._lock = _LOCK if finish is None else threading.RLock()
+        self._closing = closing
         self._future: Future[Any] | None = None
+        self._started: Future[Any] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True when done; raises `hfreduce.CollectiveError` when failed."""
         seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else None
         for operation in self.operations:
             operation.wait(seconds)
-        if self._finishes:
-            # Under the lock: a second waiter must not return before the results are in place.
-            with self._lock:
-                finish, self._finish = self._finish, None
-                if finish is not None:
-                    finish()
+        if self._closing is not None:
+            self._closing.wait()
         return True
 
     def is_completed(self) -> bool:
-        """True once finished, in success or failure."""
-        if len(self.operations) == 1:
-            return self.operations[0].done()
-        return all(operation.done() for operation in self.operations)
+        """True once the results are in place, or the operation has failed."""
+        for operation in self.operations:
+            if not operation.done():
+                return False
+        return self._closing is None or self._closing.is_done()
 
     def source_rank(self) -> int:
         """Of a receive from anybody that has ended: who sent, as the group counts its ranks."""
@@ -92,8 +87,11 @@ class CollectiveWork(Work):
 
     def exception(self) -> BaseException | None:
         """Why it failed, or None."""
-        errors = (operation.error() for operation in self.operations)
-        return next((error for error in errors if error is not None), None)
+        for operation in self.operations:
+            error = operation.error()
+            if error is not None:
+                return error
+        return None if self._closing is None else self._closing.error
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result."""
@@ -104,7 +102,7 @@ class CollectiveWork(Work):
         self.wait()
 
     def get_future(self) -> Future[Any]:
-        """A future that a thread of ours completes; DDP's reducer waits for it without Python.
+        """A future that completes when the operation has ended, whatever else is under way.
 
         An error must reach waiters in C++ too, and `Future.set_exception` reaches Python waiters
         alone (C++ would see a success and train on unreduced gradients). What a callback raises
@@ -114,57 +112,99 @@ class CollectiveWork(Work):
         if asked is not None:
             asked.append(self)
             return _NO_ANSWER
-        with self._lock:
-            if self._future is None:
-                started: Future[Any] = Future()
-                self._future = started.then(self._settle)
-                self._completer.complete(started)
-            return self._future
+        with _LOCK:
+            if self._future is not None:
+                return self._future
+            started: Future[Any] = Future()
+            self._started = started
+            self._future = future = started.then(self._settle)
+        self._completer.watch(self)
+        return future
+
+    def ended(self) -> Future[Any] | None:
+        """Called by the completer once the operations have ended: finishes what is left to do.
+
+        Returns the future to complete, which runs callbacks of users.
+        """
+        if self._closing is not None:
+            self._closing.run(failed=any(each.error() is not None for each in self.operations))
+        with _LOCK:
+            started, self._started = self._started, None
+            return started
 
     def _settle(self, _started: Future[Any]) -> list[torch.Tensor]:
         self.wait()
         return list(self._result)
 
 
-class Completer:
-    """A thread that waits for operations in the order in which they were started.
+class Closing:
+    """What is left once the operations of a work have ended; it happens exactly once.
 
-    It runs only once somebody asks for a future. The queue is bounded by the group's limit of
-    operations under way.
+    Results that landed elsewhere are put in place by the first waiter or by the completer. The
+    profiler's event ends on the completer's thread: torch takes an event for asynchronous if it
+    ends on another thread than the one that it started on.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._queue: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+    __slots__ = ("_finish", "_is_done", "_lock", "_record", "_recorded", "error")
+
+    def __init__(self, finish: Callable[[], object] | None, record: Record | None) -> None:
+        self.error: BaseException | None = None
+        self._finish = finish
+        self._is_done = finish is None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._record = record
+        self._recorded = None if record is None else threading.Event()
 
-    def complete(self, started: Future[Any]) -> None:
-        """Completes `started`; its callback waits for the operation, on our thread."""
+    def is_done(self) -> bool:
+        """True once results are in place."""
+        return self._is_done
+
+    def wait(self) -> None:
+        """Puts the results in place, unless that is done; the operations have ended well."""
+        self._put_in_place()
+        if self._recorded is not None:
+            self._recorded.wait(RECORD_SECONDS)
+        if self.error is not None:
+            raise self.error
+
+    def run(self, *, failed: bool) -> None:
+        """The same on the completer's thread, which ends the profiler's event, too."""
+        if failed:
+            with self._lock:
+                self._finish, self._is_done = None, True
+        else:
+            self._put_in_place()
+        if self._record is not None and self._recorded is not None:
+            self._record.end()
+            self._recorded.set()
+
+    def _put_in_place(self) -> None:
+        # Under the lock: a second waiter must not return before the results are in place.
         with self._lock:
-            if not self._stopped:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
-                self._queue.put(started)
-                return
-        # The group is closed: whatever is asked now has ended already, or fails at once.
-        started.set_result(None)
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                try:
+                    finish()
+                except Exception as error:  # noqa: BLE001  (every waiter raises it)
+                    self.error = error
+                self._is_done = True
 
-    def stop(self) -> None:
-        """Ends the thread after what is queued."""
+
+class Record:
+    """An event of torch's profiler, with the sizes of the tensors it is given."""
+
+    __slots__ = ("_handle", "_lock")
+
+    def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
+        self._handle: Any = _record_function_with_args_enter(name, *inputs)
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """Ends it, unless that is done."""
         with self._lock:
-            self._stopped = True
-            self._queue.put(None)
-
-    def _run(self) -> None:
-        while (started := self._queue.get()) is not None:
-            try:
-                started.set_result(None)
-            except Exception:  # noqa: BLE001  (a user's callback must not end everybody's waits)
-                traceback.print_exc()
-            del started
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            _record_function_with_args_exit(handle)
 
 
 class _Asking(threading.local):
@@ -176,36 +216,54 @@ _NO_ANSWER: Future[Any] = Future()
 
 
 def answer_for_works() -> None:
-    """Makes torch ask our works whether they are completed, and who sent.
+    """Makes torch ask our works whether they are completed, how they ended, and who sent.
 
-    torch hides a Python backend's work behind one of its own, which passes on `wait` and
-    `get_future` and answers everything else itself: never completed, no source. A script that polls
-    would do so for ever. The works of other backends are asked as before.
+    torch hides a Python backend's work behind one of its own in C++, which passes on `wait` and
+    `get_future` and answers everything else itself: never completed, successful, no source. A
+    script that polls would do so for ever. The works of other backends are asked as before.
     """
-    is_completed, source_rank = Work.is_completed, Work._source_rank
+    theirs = {
+        name: getattr(Work, name)
+        for name in ("is_completed", "is_success", "exception", "result", "_source_rank")
+    }
 
-    def is_completed_of(self: Work) -> bool:
+    def is_completed(self: Work) -> bool:
         ours = _behind(self)
-        return is_completed(self) if ours is None else ours.is_completed()
+        return bool(theirs["is_completed"](self)) if ours is None else ours.is_completed()
 
-    def source_rank_of(self: Work) -> int:
+    def is_success(self: Work) -> bool:
         ours = _behind(self)
-        return source_rank(self) if ours is None else ours.source_rank()
+        return bool(theirs["is_success"](self)) if ours is None else ours.is_success()
 
-    Work.is_completed = is_completed_of  # type: ignore[method-assign]
-    Work._source_rank = source_rank_of  # type: ignore[method-assign]
+    def exception(self: Work) -> Any:
+        ours = _behind(self)
+        return theirs["exception"](self) if ours is None else ours.exception()
+
+    def result(self: Work) -> Any:
+        ours = _behind(self)
+        return theirs["result"](self) if ours is None else ours.result()
+
+    def source_rank(self: Work) -> int:
+        ours = _behind(self)
+        return int(theirs["_source_rank"](self)) if ours is None else ours.source_rank()
+
+    Work.is_completed = is_completed  # type: ignore[method-assign]
+    Work.is_success = is_success  # type: ignore[method-assign]
+    Work.exception = exception  # type: ignore[method-assign]
+    Work.result = result  # type: ignore[method-assign]
+    Work._source_rank = source_rank  # type: ignore[method-assign]
 
 
 def _behind(work: Work) -> CollectiveWork | None:
-    """Our work behind one of torch's: whichever is asked, by this thread, for a future now."""
+    """Our work behind one of torch's: the one that this thread asks for a future now."""
     if work._get_op_type() != _UNKNOWN:  # type: ignore[attr-defined]
         return None
-    found: list[CollectiveWork] = []
-    _ASKING.works = found
+    asked: list[CollectiveWork] = []
+    _ASKING.works = asked
     try:
         work.get_future()
     except RuntimeError:
         return None  # a work that has none, so none of ours
     finally:
         _ASKING.works = None
-    return found[0] if found else None
+    return asked[0] if asked else None

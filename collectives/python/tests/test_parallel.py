@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from hfreduce import CollectiveError
 from hfreduce.base import IS_BACKEND
 from hfreduce.testing import Layout, run, values
 from torch import nn
@@ -193,18 +194,26 @@ def test_it_works_with_what_torch_builds_on_it(function):
     assert values(run(function, LAYOUT, deadline_seconds=100)) == [True] * RANKS
 
 
-def watched(rank, size):
+def watched(rank, size, wait_all_ranks):
     dist.all_reduce(torch.ones(3))
-    if rank == 2:
-        return "stays away"
-    dist.monitored_barrier(timeout=timedelta(seconds=5), wait_all_ranks=True)
-    return "passed"
+    dist.monitored_barrier(timeout=timedelta(seconds=60), wait_all_ranks=wait_all_ranks)
+    if rank not in (1, 2):
+        with pytest.raises(CollectiveError) as raised:
+            dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=wait_all_ranks)
+        error = raised.value
+        assert (error.kind, error.operation) == ("timed_out", "monitored_barrier")
+        assert ("Ranks 1, 2 failed" in str(error)) == wait_all_ranks, str(error)
+        absent = error.absent
+    else:
+        absent = None
+    # The group is as it was.
+    dist.all_reduce(total := torch.ones(3))
+    assert total.eq(size).all()
+    return absent
 
 
 @pytest.mark.skipif(not IS_BACKEND, reason="an older torch asks Gloo alone")
-def test_a_monitored_barrier_names_who_did_not_come():
-    outcomes = run(watched, LAYOUT, lost=[2], deadline_seconds=100)
-    for outcome in outcomes:
-        if outcome.rank != 2:
-            assert outcome.failure is not None, outcome
-            assert "rank 2" in outcome.failure.text, outcome
+@pytest.mark.parametrize(("wait_all_ranks", "absent"), [(False, (1,)), (True, (1, 2))])
+def test_a_monitored_barrier_names_the_ranks_that_did_not_come(wait_all_ranks, absent):
+    outcomes = values(run(watched, LAYOUT, wait_all_ranks, deadline_seconds=100))
+    assert outcomes == [absent, None, None, *[absent] * (RANKS - 3)]

@@ -37,12 +37,12 @@ def poll(rank, size):
         work = dist.all_reduce(tensor, async_op=True)
     polled(work)
     assert tensor.eq(sum(range(size))).all()
-    # Whose results are put in their places afterwards.
-    pieces = [torch.zeros(3) for _ in range(size)]
+    # Whose results are put in their places afterwards, and are read without a wait.
+    pieces = [torch.full((3, 2), -1.0)[:, 0] for _ in range(size)]
     work = dist.all_gather(pieces, torch.full((3,), float(rank)), async_op=True)
     polled(work)
-    work.wait()
     assert [piece[0].item() for piece in pieces] == list(range(size))
+    assert work.is_success()
     with pytest.raises(RuntimeError, match="no receive from anybody"):
         work._source_rank()
     # The works of another backend are asked as ever.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::{CollectiveError, WaitError, Work};
+use hfreduce_engine::{Callback, CauseKind, CollectiveError, WaitError, Work};
 
 use crate::device::TIMEOUT_MAX;
 use crate::error::DeviceError;
@@ -67,6 +67,22 @@ impl DeviceWork {
         self.worker.unpark();
         self.settled.wait(Instant::now() + DRAINING, |state| state.drained);
         error
+    }
+
+    /// False in a forked child, where nothing can complete the operation.
+    pub fn is_ours(&self) -> bool {
+        self.work.is_ours()
+    }
+
+    /// Runs `callback` once it has ended, at once if it has: see [`Work::on_end`].
+    pub fn on_end(&self, callback: Callback) {
+        self.settled.on_end(callback);
+        self.worker.unpark();
+    }
+
+    /// The error of a wait in a process that did not start the operation.
+    pub fn failure(&self, kind: CauseKind, phase: &str, detail: &str) -> CollectiveError {
+        self.work.failure(kind, phase, detail)
     }
 
     /// True once it has ended.

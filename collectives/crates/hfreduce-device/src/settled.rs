@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use hfreduce_engine::CollectiveError;
+use hfreduce_engine::{Callback, CollectiveError};
 
 use crate::error::DeviceError;
 
@@ -18,10 +18,11 @@ pub enum Failure {
 }
 
 /// What the caller's handle and the worker share.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Settled {
     ended: AtomicBool,
     state: Mutex<State>,
+    callbacks: Mutex<Vec<Callback>>,
     bell: Condvar,
 }
 
@@ -70,6 +71,26 @@ impl Settled {
             state.end.get_or_insert(how);
             self.ended.store(true, Ordering::Release);
         });
+        let callbacks = std::mem::take(&mut *self.callbacks());
+        for callback in callbacks {
+            callback();
+        }
+    }
+
+    /// Runs `callback` once it has ended: on the thread that ends it, or at once.
+    pub fn on_end(&self, callback: Callback) {
+        {
+            let mut callbacks = self.callbacks();
+            if !self.is_ended() {
+                callbacks.push(callback);
+                return;
+            }
+        }
+        callback();
+    }
+
+    fn callbacks(&self) -> MutexGuard<'_, Vec<Callback>> {
+        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `until` for what `ready` looks for; how it ended, if it did.

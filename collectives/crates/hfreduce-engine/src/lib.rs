@@ -35,3 +35,4 @@ pub use fabric::arena::Block;
 pub use operation::{Buffer, DType, Kind, Operation, ReduceOp, fused_shape};
 pub use pace::Pace;
 pub use placement::Placement;
+pub use work::Callback;

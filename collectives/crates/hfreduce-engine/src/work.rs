@@ -1,5 +1,6 @@
 //! The handle of one operation, and the room where threads wait for them.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ pub struct WorkState {
     end: End,
     source: AtomicU32,
     error: OnceLock<CollectiveError>,
+    callbacks: Callbacks,
 }
 
 impl WorkState {
@@ -49,6 +51,7 @@ impl WorkState {
             end: End::default(),
             source: AtomicU32::new(ANY_RANK),
             error: OnceLock::new(),
+            callbacks: Callbacks::default(),
         }
     }
 
@@ -80,13 +83,55 @@ impl WorkState {
         self.source.store(rank, Ordering::Release);
     }
 
+    /// Runs `callback` once the operation has ended: on the thread that ends it, or at once.
+    pub(crate) fn on_end(&self, callback: Callback) {
+        {
+            let mut callbacks = self.callbacks.lock();
+            if !self.is_done() {
+                callbacks.push(callback);
+                return;
+            }
+        }
+        callback();
+    }
+
     pub(crate) fn complete(&self) {
         self.end.tell(DONE);
+        self.callbacks.run();
     }
 
     pub(crate) fn fail(&self, error: CollectiveError) {
         let _ = self.error.set(error);
         self.end.tell(FAILED);
+        self.callbacks.run();
+    }
+}
+
+/// Runs when an operation ends, on a thread that moves data: it must neither wait nor call the
+/// communicator.
+pub type Callback = Box<dyn FnOnce() + Send>;
+
+/// The callbacks of one operation. The end is published before they are taken, and a callback is
+/// added only while it is not, under the same lock: each runs exactly once.
+#[derive(Default)]
+struct Callbacks(Mutex<Vec<Callback>>);
+
+impl Callbacks {
+    fn lock(&self) -> MutexGuard<'_, Vec<Callback>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let callbacks = std::mem::take(&mut *self.lock());
+        for callback in callbacks {
+            callback();
+        }
+    }
+}
+
+impl fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Callbacks({})", self.lock().len())
     }
 }
 
@@ -170,6 +215,61 @@ impl WaitingRoom {
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Determinism, Kind};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    fn barrier() -> WorkState {
+        let print = Fingerprint {
+            kind: Kind::Barrier,
+            dtype: 0,
+            element_bytes: 1,
+            op: 0,
+            root: 0,
+            count: 0,
+            shape: 0,
+            modes: Determinism::DEFAULT,
+        };
+        WorkState::new(0, print, Duration::from_secs(1), Instant::now(), 0)
+    }
+
+    fn counting(count: &Arc<AtomicUsize>) -> Callback {
+        let count = count.clone();
+        Box::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    }
+
+    #[test]
+    fn a_callback_runs_once_whether_it_comes_before_the_end_or_after_it() {
+        let work = barrier();
+        let count = Arc::new(AtomicUsize::new(0));
+        work.on_end(counting(&count));
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+        work.complete();
+        assert_eq!(count.load(Ordering::SeqCst), 1);
+        work.on_end(counting(&count));
+        work.complete();
+        assert_eq!(count.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn callbacks_that_race_with_the_end_all_run() {
+        for _ in 0..200 {
+            let work = barrier();
+            let count = Arc::new(AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| work.on_end(counting(&count)));
+                scope.spawn(|| work.complete());
+            });
+            assert_eq!(count.load(Ordering::SeqCst), 1);
+        }
     }
 }
 

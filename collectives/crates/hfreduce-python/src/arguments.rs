@@ -49,6 +49,23 @@ pub fn buffers(pieces: impl IntoIterator<Item = (usize, usize)>, dtype: DType) -
     Ok(unsafe { Buffer::new(ranges) })
 }
 
+/// Where blocks of several ranks lie: one behind the other, or (address, elements) each.
+#[derive(FromPyObject)]
+pub enum Place {
+    One(usize),
+    Many(Vec<(usize, usize)>),
+}
+
+impl Place {
+    /// Its memory: `numel` elements if it is one range; the engine checks the sum of several.
+    pub fn buffer(self, numel: usize, dtype: DType) -> PyResult<Buffer> {
+        match self {
+            Self::One(pointer) => buffer(pointer, numel, dtype),
+            Self::Many(pieces) => buffers(pieces, dtype),
+        }
+    }
+}
+
 /// One buffer.
 pub fn buffer(pointer: usize, numel: usize, dtype: DType) -> PyResult<Buffer> {
     buffers([(pointer, numel)], dtype)

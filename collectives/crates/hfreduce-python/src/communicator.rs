@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use hfreduce_engine::{
     Buffer, Communicator as Engine, DType, Member, Work as EngineWork, fused_shape,
 };
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{buffer, buffers, dtype as as_dtype, op as as_op, seconds};
+use crate::arguments::{Place, buffer, buffers, dtype as as_dtype, op as as_op, seconds};
 use crate::errors::{raise, to_exception};
 use crate::gpu::{Gpu, OnGpu};
 use crate::memory::Registered;
@@ -28,8 +29,8 @@ impl Communicator {
         Self { engine: Arc::new(engine) }
     }
 
-    fn made(py: Python<'_>, made: Made) -> PyResult<Work> {
-        made.map(Work::from).map_err(|error| raise(py, &error))
+    fn made(py: Python<'_>, made: Made, keep: Option<Py<PyAny>>) -> PyResult<Work> {
+        made.map(|work| Work::on_host(work, keep)).map_err(|error| raise(py, &error))
     }
 }
 
@@ -55,7 +56,7 @@ impl Communicator {
         self.engine.allocate(nbytes).map(Registered::new).map_err(|error| raise(py, &error))
     }
 
-    #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false, keep = None))]
     fn allreduce(
         &self,
         py: Python<'_>,
@@ -65,13 +66,14 @@ impl Communicator {
         op: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
         let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.allreduce(buffer, dtype, op, 0, timeout, lazy))
+        Self::made(py, self.engine.allreduce(buffer, dtype, op, 0, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (buffers, dtype, op, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (buffers, dtype, op, timeout_seconds, lazy = false, keep = None))]
     fn allreduce_many(
         &self,
         py: Python<'_>,
@@ -80,14 +82,15 @@ impl Communicator {
         op: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
         let shape = fused_shape(buffers.iter().map(|(_, numel)| *numel));
         let buffer = self::buffers(buffers, dtype)?;
-        Self::made(py, self.engine.allreduce(buffer, dtype, op, shape, timeout, lazy))
+        Self::made(py, self.engine.allreduce(buffer, dtype, op, shape, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
     fn broadcast(
         &self,
         py: Python<'_>,
@@ -97,13 +100,14 @@ impl Communicator {
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.broadcast(buffer, dtype, root, timeout, lazy))
+        Self::made(py, self.engine.broadcast(buffer, dtype, root, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (pointer, numel, dtype, op, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (pointer, numel, dtype, op, root, timeout_seconds, lazy = false, keep = None))]
     fn reduce(
         &self,
         py: Python<'_>,
@@ -114,99 +118,105 @@ impl Communicator {
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
         let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.reduce(buffer, dtype, op, root, timeout, lazy))
+        Self::made(py, self.engine.reduce(buffer, dtype, op, root, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, timeout_seconds, lazy = false, keep = None))]
     fn allgather(
         &self,
         py: Python<'_>,
         input_pointer: usize,
-        output_pointer: usize,
+        output_pointer: Place,
         numel: usize,
         dtype: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let input = buffer(input_pointer, numel, dtype)?;
-        let output = buffer(output_pointer, self.times_world(numel), dtype)?;
-        Self::made(py, self.engine.allgather(input, output, dtype, timeout, lazy))
+        let output = output_pointer.buffer(self.times_world(numel), dtype)?;
+        Self::made(py, self.engine.allgather(input, output, dtype, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, op, timeout_seconds, lazy = false, keep = None))]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
-        input_pointer: usize,
+        input_pointer: Place,
         output_pointer: usize,
         numel: usize,
         dtype: u8,
         op: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
-        let input = buffer(input_pointer, self.times_world(numel), dtype)?;
+        let input = input_pointer.buffer(self.times_world(numel), dtype)?;
         let output = buffer(output_pointer, numel, dtype)?;
-        Self::made(py, self.engine.reduce_scatter(input, output, dtype, op, timeout, lazy))
+        Self::made(py, self.engine.reduce_scatter(input, output, dtype, op, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
     fn gather(
         &self,
         py: Python<'_>,
         input_pointer: usize,
-        output_pointer: usize,
+        output_pointer: Place,
         numel: usize,
         dtype: u8,
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let input = buffer(input_pointer, numel, dtype)?;
         let output = self.on_root(root, output_pointer, numel, dtype)?;
-        Self::made(py, self.engine.gather(input, output, dtype, root, timeout, lazy))
+        Self::made(py, self.engine.gather(input, output, dtype, root, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
     fn scatter(
         &self,
         py: Python<'_>,
-        input_pointer: usize,
+        input_pointer: Place,
         output_pointer: usize,
         numel: usize,
         dtype: u8,
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let input = self.on_root(root, input_pointer, numel, dtype)?;
         let output = buffer(output_pointer, numel, dtype)?;
-        Self::made(py, self.engine.scatter(input, output, dtype, root, timeout, lazy))
+        Self::made(py, self.engine.scatter(input, output, dtype, root, timeout, lazy), keep)
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, input_counts, output_counts, dtype, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, input_counts, output_counts, dtype, timeout_seconds, lazy = false, keep = None))]
     fn alltoall(
         &self,
         py: Python<'_>,
-        input_pointer: usize,
-        output_pointer: usize,
+        input_pointer: Place,
+        output_pointer: Place,
         input_counts: Vec<usize>,
         output_counts: Vec<usize>,
         dtype: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let total = |counts: &[usize]| counts.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
-        let input = buffer(input_pointer, total(&input_counts), dtype)?;
-        let output = buffer(output_pointer, total(&output_counts), dtype)?;
+        let input = input_pointer.buffer(total(&input_counts), dtype)?;
+        let output = output_pointer.buffer(total(&output_counts), dtype)?;
         let made = self.engine.alltoall(
             input,
             output,
@@ -216,9 +226,10 @@ impl Communicator {
             timeout,
             lazy,
         );
-        Self::made(py, made)
+        Self::made(py, made, keep)
     }
 
+    #[pyo3(signature = (pointer, numel, dtype, peer, tag, timeout_seconds, keep = None))]
     fn send(
         &self,
         py: Python<'_>,
@@ -228,12 +239,14 @@ impl Communicator {
         peer: u32,
         tag: u64,
         timeout_seconds: f64,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.send(buffer, dtype, peer, tag, timeout))
+        Self::made(py, self.engine.send(buffer, dtype, peer, tag, timeout), keep)
     }
 
+    #[pyo3(signature = (pointer, numel, dtype, peer, tag, timeout_seconds, keep = None))]
     fn recv(
         &self,
         py: Python<'_>,
@@ -243,6 +256,7 @@ impl Communicator {
         peer: Option<u32>,
         tag: u64,
         timeout_seconds: f64,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let buffer = buffer(pointer, numel, dtype)?;
@@ -250,16 +264,28 @@ impl Communicator {
             Some(peer) => self.engine.recv(buffer, dtype, peer, tag, timeout),
             None => self.engine.recv_any(buffer, dtype, tag, timeout),
         };
-        Self::made(py, made)
+        Self::made(py, made, keep)
     }
 
-    #[pyo3(signature = (timeout_seconds, lazy = false))]
-    fn barrier(&self, py: Python<'_>, timeout_seconds: f64, lazy: bool) -> PyResult<Work> {
-        Self::made(py, self.engine.barrier(seconds(timeout_seconds)?, lazy))
+    #[pyo3(signature = (timeout_seconds, lazy = false, keep = None))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        timeout_seconds: f64,
+        lazy: bool,
+        keep: Option<Py<PyAny>>,
+    ) -> PyResult<Work> {
+        Self::made(py, self.engine.barrier(seconds(timeout_seconds)?, lazy), keep)
     }
 
-    fn abort(&self, py: Python<'_>, reason: String) {
+    fn abort(&self, py: Python<'_>, reason: String) -> PyResult<()> {
+        if !self.engine.is_ours() {
+            return Err(PyRuntimeError::new_err(
+                "a forked child cannot abort its parent's group: connect after forking",
+            ));
+        }
         py.detach(|| self.engine.abort(&reason));
+        Ok(())
     }
 
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
@@ -348,9 +374,9 @@ impl Communicator {
 
 impl Communicator {
     /// The buffer of all blocks, which counts on the root alone.
-    fn on_root(&self, root: u32, pointer: usize, numel: usize, dtype: DType) -> PyResult<Buffer> {
+    fn on_root(&self, root: u32, place: Place, numel: usize, dtype: DType) -> PyResult<Buffer> {
         match self.engine.rank() == root {
-            true => buffer(pointer, self.times_world(numel), dtype),
+            true => place.buffer(self.times_world(numel), dtype),
             false => Ok(Buffer::default()),
         }
     }

@@ -130,7 +130,7 @@ type Made = Result<EngineWork, CollectiveError>;
 #[pymethods]
 #[allow(clippy::too_many_arguments)] // They mirror the collectives' own signatures.
 impl OnGpu {
-    #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false, keep = None))]
     fn allreduce(
         &self,
         py: Python<'_>,
@@ -140,15 +140,16 @@ impl OnGpu {
         op: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
         let memory = Memory::in_place(range(pointer, numel, dtype)?, true, true);
-        self.along_trees(py, "allreduce", memory, timeout, |buffer, _, timeout| {
+        self.along_trees(py, keep, "allreduce", memory, timeout, |buffer, _, timeout| {
             self.engine.allreduce(buffer, dtype, op, 0, timeout, lazy)
         })
     }
 
-    #[pyo3(signature = (pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
     fn broadcast(
         &self,
         py: Python<'_>,
@@ -158,16 +159,17 @@ impl OnGpu {
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let is_root = self.engine.rank() == root;
         let memory = Memory::in_place(range(pointer, numel, dtype)?, is_root, !is_root);
-        self.along_trees(py, "broadcast", memory, timeout, |buffer, _, timeout| {
+        self.along_trees(py, keep, "broadcast", memory, timeout, |buffer, _, timeout| {
             self.engine.broadcast(buffer, dtype, root, timeout, lazy)
         })
     }
 
-    #[pyo3(signature = (pointer, numel, dtype, op, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (pointer, numel, dtype, op, root, timeout_seconds, lazy = false, keep = None))]
     fn reduce(
         &self,
         py: Python<'_>,
@@ -178,16 +180,17 @@ impl OnGpu {
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
         let is_root = self.engine.rank() == root;
         let memory = Memory::in_place(range(pointer, numel, dtype)?, true, is_root);
-        self.along_trees(py, "reduce", memory, timeout, |buffer, _, timeout| {
+        self.along_trees(py, keep, "reduce", memory, timeout, |buffer, _, timeout| {
             self.engine.reduce(buffer, dtype, op, root, timeout, lazy)
         })
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, timeout_seconds, lazy = false, keep = None))]
     fn allgather(
         &self,
         py: Python<'_>,
@@ -197,18 +200,19 @@ impl OnGpu {
         dtype: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let memory = Memory::apart(
             range(input_pointer, numel, dtype)?,
             range(output_pointer, self.times_world(numel), dtype)?,
         );
-        self.along_trees(py, "allgather", memory, timeout, |input, output, timeout| {
+        self.along_trees(py, keep, "allgather", memory, timeout, |input, output, timeout| {
             self.engine.allgather(input, output, dtype, timeout, lazy)
         })
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, op, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, op, timeout_seconds, lazy = false, keep = None))]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
@@ -219,18 +223,19 @@ impl OnGpu {
         op: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
         let memory = Memory::apart(
             range(input_pointer, self.times_world(numel), dtype)?,
             range(output_pointer, numel, dtype)?,
         );
-        self.along_trees(py, "reduce_scatter", memory, timeout, |input, output, timeout| {
+        self.along_trees(py, keep, "reduce_scatter", memory, timeout, |input, output, timeout| {
             self.engine.reduce_scatter(input, output, dtype, op, timeout, lazy)
         })
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
     fn gather(
         &self,
         py: Python<'_>,
@@ -241,16 +246,17 @@ impl OnGpu {
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let output = self.on_root(root, output_pointer, numel, dtype)?;
         let memory = Memory::apart(range(input_pointer, numel, dtype)?, output);
-        self.between_pairs(py, "gather", memory, timeout, |input, output, timeout| {
+        self.between_pairs(py, keep, "gather", memory, timeout, |input, output, timeout| {
             self.engine.gather(input, output, dtype, root, timeout, lazy)
         })
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -261,16 +267,17 @@ impl OnGpu {
         root: u32,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let input = self.on_root(root, input_pointer, numel, dtype)?;
         let memory = Memory::apart(input, range(output_pointer, numel, dtype)?);
-        self.between_pairs(py, "scatter", memory, timeout, |input, output, timeout| {
+        self.between_pairs(py, keep, "scatter", memory, timeout, |input, output, timeout| {
             self.engine.scatter(input, output, dtype, root, timeout, lazy)
         })
     }
 
-    #[pyo3(signature = (input_pointer, output_pointer, input_counts, output_counts, dtype, timeout_seconds, lazy = false))]
+    #[pyo3(signature = (input_pointer, output_pointer, input_counts, output_counts, dtype, timeout_seconds, lazy = false, keep = None))]
     fn alltoall(
         &self,
         py: Python<'_>,
@@ -281,6 +288,7 @@ impl OnGpu {
         dtype: u8,
         timeout_seconds: f64,
         lazy: bool,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let total = |counts: &[usize]| counts.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
@@ -288,12 +296,13 @@ impl OnGpu {
             range(input_pointer, total(&input_counts), dtype)?,
             range(output_pointer, total(&output_counts), dtype)?,
         );
-        self.between_pairs(py, "alltoall", memory, timeout, |input, output, timeout| {
+        self.between_pairs(py, keep, "alltoall", memory, timeout, |input, output, timeout| {
             let (sent, received) = (&input_counts, &output_counts);
             self.engine.alltoall(input, output, sent, received, dtype, timeout, lazy)
         })
     }
 
+    #[pyo3(signature = (pointer, numel, dtype, peer, tag, timeout_seconds, keep = None))]
     fn send(
         &self,
         py: Python<'_>,
@@ -303,14 +312,16 @@ impl OnGpu {
         peer: u32,
         tag: u64,
         timeout_seconds: f64,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let memory = Memory::in_place(range(pointer, numel, dtype)?, true, false);
-        self.between_pairs(py, "send", memory, timeout, |buffer, _, timeout| {
+        self.between_pairs(py, keep, "send", memory, timeout, |buffer, _, timeout| {
             self.engine.send(buffer, dtype, peer, tag, timeout)
         })
     }
 
+    #[pyo3(signature = (pointer, numel, dtype, peer, tag, timeout_seconds, keep = None))]
     fn recv(
         &self,
         py: Python<'_>,
@@ -320,10 +331,11 @@ impl OnGpu {
         peer: Option<u32>,
         tag: u64,
         timeout_seconds: f64,
+        keep: Option<Py<PyAny>>,
     ) -> PyResult<Work> {
         let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
         let memory = Memory::in_place(range(pointer, numel, dtype)?, false, true);
-        self.between_pairs(py, "recv", memory, timeout, |buffer, _, timeout| match peer {
+        self.between_pairs(py, keep, "recv", memory, timeout, |buffer, _, timeout| match peer {
             Some(peer) => self.engine.recv(buffer, dtype, peer, tag, timeout),
             None => self.engine.recv_any(buffer, dtype, tag, timeout),
         })
@@ -334,6 +346,7 @@ impl OnGpu {
     fn along_trees(
         &self,
         py: Python<'_>,
+        keep: Option<Py<PyAny>>,
         operation: &str,
         memory: Memory,
         timeout: Duration,
@@ -345,12 +358,13 @@ impl OnGpu {
             // untouched until its work is drained.
             unsafe { device.start(engine, operation, memory, self.stream, timeout, call) }
         });
-        made.map(Work::from).map_err(|error| raise(py, &error))
+        made.map(|work| Work::on_gpu(work, keep)).map_err(|error| raise(py, &error))
     }
 
     fn between_pairs(
         &self,
         py: Python<'_>,
+        keep: Option<Py<PyAny>>,
         operation: &str,
         memory: Memory,
         timeout: Duration,
@@ -363,7 +377,7 @@ impl OnGpu {
                 device.start_after_copy(engine, operation, memory, self.stream, timeout, call)
             }
         });
-        made.map(Work::from).map_err(|error| raise(py, &error))
+        made.map(|work| Work::on_gpu(work, keep)).map_err(|error| raise(py, &error))
     }
 
     /// The memory of all blocks, which counts on the root alone.

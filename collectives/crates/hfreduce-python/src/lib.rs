@@ -5,6 +5,7 @@
 
 mod arguments;
 mod communicator;
+mod completions;
 mod daemon;
 mod endpoint;
 mod errors;
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<endpoint::Newcomer>()?;
     module.add_class::<daemon::Daemon>()?;
     module.add_class::<communicator::Communicator>()?;
+    module.add_class::<completions::Completions>()?;
     module.add_class::<memory::Registered>()?;
     module.add_class::<work::Work>()?;
     module.add("GpuError", module.py().get_type::<errors::GpuError>())?;

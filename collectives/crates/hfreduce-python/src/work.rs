@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hfreduce_device::DeviceWork;
-use hfreduce_engine::{CollectiveError, WaitError, Work as EngineWork};
+use hfreduce_engine::{Callback, CauseKind, CollectiveError, WaitError, Work as EngineWork};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
 
@@ -57,23 +57,57 @@ impl Handle {
             Self::Gpu(work) => work.source(),
         }
     }
-}
 
-/// One operation under way.
-#[pyclass(module = "hfreduce._native", frozen)]
-pub struct Work {
-    handle: Handle,
-}
+    fn on_end(&self, callback: Callback) {
+        match self {
+            Self::Host(work) => work.on_end(callback),
+            Self::Gpu(work) => work.on_end(callback),
+        }
+    }
 
-impl From<EngineWork> for Work {
-    fn from(work: EngineWork) -> Self {
-        Self { handle: Handle::Host(work) }
+    /// In a forked child: the error of every wait, since no thread completes the operation.
+    fn orphaned(&self) -> Option<CollectiveError> {
+        let (kind, phase) = (CauseKind::Invalid, "waiting");
+        let detail = "a forked child cannot wait for its parent's operation: \
+                      connect after forking";
+        match self {
+            Self::Host(work) if !work.is_ours() => Some(work.failure(kind, phase, detail)),
+            Self::Gpu(work) if !work.is_ours() => Some(work.failure(kind, phase, detail)),
+            _ => None,
+        }
     }
 }
 
-impl From<DeviceWork> for Work {
-    fn from(work: DeviceWork) -> Self {
-        Self { handle: Handle::Gpu(work) }
+/// One operation under way. It owns references to the memory that the operation uses: an exception
+/// between the call and the end of its wait frees nothing that is still written.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct Work {
+    handle: Handle,
+    keep: Option<Py<PyAny>>,
+}
+
+impl Work {
+    pub(crate) fn on_host(work: EngineWork, keep: Option<Py<PyAny>>) -> Self {
+        Self { handle: Handle::Host(work), keep }
+    }
+
+    pub(crate) fn on_gpu(work: DeviceWork, keep: Option<Py<PyAny>>) -> Self {
+        Self { handle: Handle::Gpu(work), keep }
+    }
+
+    pub(crate) fn on_end(&self, callback: Callback) {
+        self.handle.on_end(callback);
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let Some(keep) = self.keep.take() else { return };
+        if self.handle.is_done() {
+            return;
+        }
+        // The callback needs no interpreter lock: PyO3 drops the reference under the next one.
+        self.handle.on_end(Box::new(move || drop(keep)));
     }
 }
 
@@ -85,6 +119,9 @@ impl Work {
         // Short waits end before a signal matters; long ones look for Ctrl-C now and then.
         let slice = std::time::Duration::from_millis(200);
         let started = std::time::Instant::now();
+        if let Some(error) = self.handle.orphaned().filter(|_| !self.handle.is_done()) {
+            return Err(to_exception(py, &error));
+        }
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
             let turn = left.map_or(slice, |left| left.min(slice));

@@ -12,6 +12,11 @@ use crate::drivers::Counters;
 use crate::flight::Snapshot;
 
 impl Communicator {
+    /// False in a forked child: it has neither the threads nor the right to use the connections.
+    pub fn is_ours(&self) -> bool {
+        self.inner.is_ours()
+    }
+
     /// What this rank did.
     pub fn counters(&self) -> &Counters {
         let counters = &self.inner.shared.counters;

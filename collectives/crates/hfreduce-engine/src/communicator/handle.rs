@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Inner, TIMEOUT_MAX};
 use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::pace::Pace;
-use crate::work::WorkState;
+use crate::work::{Callback, WorkState};
 
 /// A handle of one operation.
 #[derive(Clone)]
@@ -58,6 +58,22 @@ impl Work {
                 sequence: self.state.sequence,
                 waited: started.elapsed(),
             }),
+        }
+    }
+
+    /// False in a forked child, where nothing can complete the operation.
+    pub fn is_ours(&self) -> bool {
+        self.inner.is_ours()
+    }
+
+    /// Runs `callback` once the operation has ended, at once if it has. It runs on a thread that
+    /// moves data: it must neither wait nor call the communicator. The caller need not wait: the
+    /// background thread completes the operation.
+    pub fn on_end(&self, callback: Callback) {
+        self.state.on_end(callback);
+        if !self.state.is_done() && self.inner.is_ours() {
+            self.inner.shared.ring();
+            self.inner.wake_background();
         }
     }
 

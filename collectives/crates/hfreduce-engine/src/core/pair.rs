@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, VecDeque};
 use super::fingerprint::{Fingerprint, Kind};
 use super::tree::Violation;
 
-/// Offers without a grant that one rank may have at another.
-pub const OFFERS_MAX: usize = 1024;
+/// Offers without a grant that one rank may have at another: more than a program has messages under
+/// way, so that none waits behind others that are received later. They take about 100 bytes each.
+pub const OFFERS_MAX: usize = 1 << 17;
 
 /// In place of a peer: a receive from whoever sends first.
 pub const ANY_RANK: u32 = u32::MAX;
@@ -92,14 +93,49 @@ struct Offered {
     letter: Letter,
 }
 
+/// What waits for its counterpart: of one tag in order, each tag by itself, so that a program with
+/// many messages under way looks at one of them for each.
+#[derive(Debug)]
+struct ByTag<T> {
+    queues: BTreeMap<u64, VecDeque<T>>,
+    len: usize,
+}
+
+impl<T> ByTag<T> {
+    fn push(&mut self, tag: u64, item: T) {
+        self.queues.entry(tag).or_default().push_back(item);
+        self.len += 1;
+    }
+
+    fn first(&self, tag: u64) -> Option<&T> {
+        self.queues.get(&tag)?.front()
+    }
+
+    fn pop(&mut self, tag: u64) -> Option<T> {
+        let queue = self.queues.get_mut(&tag)?;
+        let item = queue.pop_front()?;
+        self.len -= 1;
+        if queue.is_empty() {
+            self.queues.remove(&tag);
+        }
+        Some(item)
+    }
+}
+
+impl<T> Default for ByTag<T> {
+    fn default() -> Self {
+        Self { queues: BTreeMap::new(), len: 0 }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Pair {
     next_message: u64,
     /// Sends that wait for their turn to be offered.
     queued: VecDeque<(Ticket, Letter)>,
     offered: BTreeMap<u64, (Ticket, Letter)>,
-    offers: VecDeque<Offered>,
-    posted: VecDeque<Posted>,
+    offers: ByTag<Offered>,
+    posted: ByTag<Posted>,
     arriving: BTreeMap<u64, (Ticket, u64, u64)>,
 }
 
@@ -108,7 +144,7 @@ struct Pair {
 pub struct Pairs {
     pairs: BTreeMap<u32, Pair>,
     /// Receives from whoever comes.
-    posted_to_any: VecDeque<Posted>,
+    posted_to_any: ByTag<Posted>,
     /// Counts receives and offers in the order in which they came.
     order: u64,
     actions: VecDeque<PairAction>,
@@ -142,8 +178,8 @@ impl Pairs {
         }
         let posted = Posted { order: self.next_order(), ticket, letter };
         match peer {
-            ANY_RANK => self.posted_to_any.push_back(posted),
-            peer => self.pairs.entry(peer).or_default().posted.push_back(posted),
+            ANY_RANK => self.posted_to_any.push(letter.tag, posted),
+            peer => self.pairs.entry(peer).or_default().posted.push(letter.tag, posted),
         }
         Ok(())
     }
@@ -158,38 +194,33 @@ impl Pairs {
         }
         let order = self.next_order();
         let pair = self.pairs.entry(peer).or_default();
-        if pair.offers.len() >= OFFERS_MAX {
+        if pair.offers.len >= OFFERS_MAX {
             return Err(Violation::Protocol(format!("more than {OFFERS_MAX} offers wait here")));
         }
-        pair.offers.push_back(Offered { order, message, letter: offer });
+        pair.offers.push(offer.tag, Offered { order, message, letter: offer });
         Ok(())
     }
 
     /// The oldest offer of this tag that `peer` has made; of all peers', for any.
     fn take_offer(&mut self, peer: u32, tag: u64) -> Option<(u32, Offered)> {
-        let first = |pair: &Pair| {
-            let found = pair.offers.iter().enumerate().find(|(_, offer)| offer.letter.tag == tag);
-            found.map(|(at, offer)| (offer.order, at))
-        };
-        let (peer, at) = if peer == ANY_RANK {
+        let peer = if peer == ANY_RANK {
+            let first = |pair: &Pair| pair.offers.first(tag).map(|offer| offer.order);
             let all = self.pairs.iter().filter_map(|(peer, pair)| Some((first(pair)?, *peer)));
-            all.min().map(|((_, at), peer)| (peer, at))?
+            all.min()?.1
         } else {
-            (peer, first(self.pairs.get(&peer)?)?.1)
+            peer
         };
-        Some((peer, self.pairs.get_mut(&peer)?.offers.remove(at)?))
+        Some((peer, self.pairs.get_mut(&peer)?.offers.pop(tag)?))
     }
 
     /// The oldest receive that takes an offer of this tag from `peer`.
     fn take_posted(&mut self, peer: u32, tag: u64) -> Option<Posted> {
         let own = &mut self.pairs.entry(peer).or_default().posted;
-        let queues = [own, &mut self.posted_to_any];
-        let of_tag = queues.into_iter().filter_map(|queue| {
-            let at = queue.iter().position(|posted| posted.letter.tag == tag)?;
-            Some((queue.get(at)?.order, at, queue))
-        });
-        let (_, at, queue) = of_tag.min_by_key(|(order, ..)| *order)?;
-        queue.remove(at)
+        let order = |queue: &ByTag<Posted>| queue.first(tag).map_or(u64::MAX, |first| first.order);
+        match order(own) <= order(&self.posted_to_any) {
+            true => own.pop(tag),
+            false => self.posted_to_any.pop(tag),
+        }
     }
 
     fn next_order(&mut self) -> u64 {

@@ -127,3 +127,17 @@ fn of_receives_from_one_and_from_anybody_the_first_goes_first() {
     let refused = pairs.receive(ANY_RANK, ticket(4), letter(Kind::Recv, 7, 4));
     assert!(matches!(refused, Err((4, Violation::Mismatch { .. }))));
 }
+
+#[test]
+fn many_messages_of_one_tag_do_not_hold_back_one_of_another() {
+    let mut pairs = Pairs::default();
+    for number in 0..2000 {
+        pairs.send(1, ticket(number), letter(Kind::Send, 7, 8));
+    }
+    pairs.send(1, ticket(2000), letter(Kind::Send, 8, 8));
+    let offered = |action: &PairAction| match action {
+        PairAction::Offer { letter, .. } => letter.tag == 8,
+        _ => false,
+    };
+    assert_eq!(actions(&mut pairs).iter().filter(|action| offered(action)).count(), 1);
+}

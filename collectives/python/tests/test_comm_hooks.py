@@ -1,0 +1,147 @@
+"""The hooks of DistributedDataParallel that torch ships: each trains as over Gloo."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from hfreduce.testing import Layout, run, values
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    ddp_zero_hook,
+    default_hooks,
+    powerSGD_hook,
+    quantization_hooks,
+)
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.torch
+
+STEPS = 6
+
+
+def power(hook, rank, **options):
+    return lambda ddp: ddp.register_comm_hook(
+        powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=2,
+            min_compression_rate=0.5,
+            **options,
+        ),
+        hook,
+    )
+
+
+def plain(hook):
+    return lambda ddp: ddp.register_comm_hook(None, hook)
+
+
+def post_local(ddp):
+    group = dist.new_group()
+    state = local_sgd.PostLocalSGDState(None, group, start_localSGD_iter=3)
+    ddp.register_comm_hook(state, local_sgd.post_localSGD_hook)
+
+
+def quantized(hook):
+    return lambda ddp: ddp.register_comm_hook(dist.group.WORLD, hook)
+
+
+def overlapped(ddp):
+    """Registers `optimizer_overlap_hooks._hook_then_optimizer` around the default hook."""
+    ddp._register_fused_optim(torch.optim.SGD, lr=0.05)
+
+
+def mixed(ddp):
+    """DDP registers `mixed_precision_hooks._reducer_allreduce_and_upcast_hook` by itself."""
+    assert ddp.mixed_precision is not None
+
+
+def zero(hook):
+    def register(ddp):
+        optimizer = ZeroRedundancyOptimizer(
+            ddp.parameters(),
+            optimizer_class=torch.optim.SGD,
+            overlap_with_ddp=True,
+            lr=0.05,
+        )
+        ddp.register_comm_hook(None, hook(default_hooks.allreduce_hook, ddp, optimizer))
+        return optimizer
+
+    return register
+
+
+HOOKS = {
+    "none": lambda ddp: None,
+    "allreduce": plain(default_hooks.allreduce_hook),
+    "fp16": plain(default_hooks.fp16_compress_hook),
+    "bf16": plain(default_hooks.bf16_compress_hook),
+    "fp16-wrapper": plain(default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)),
+    "bf16-wrapper": plain(default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)),
+    "powerSGD": power(powerSGD_hook.powerSGD_hook, 1),
+    "powerSGD-rank-2": power(powerSGD_hook.powerSGD_hook, 2, warm_start=False),
+    "powerSGD-no-feedback": power(powerSGD_hook.powerSGD_hook, 1, use_error_feedback=False),
+    "batched-powerSGD": power(powerSGD_hook.batched_powerSGD_hook, 1),
+    "quantization-pertensor": quantized(quantization_hooks.quantization_pertensor_hook),
+    "quantization-perchannel": quantized(quantization_hooks.quantization_perchannel_hook),
+    "post-localSGD": post_local,
+    "optimizer-overlap": overlapped,
+    "mixed-precision": mixed,
+    "zero-step": zero(ddp_zero_hook.hook_with_zero_step),
+    "zero-step-interleaved": zero(ddp_zero_hook.hook_with_zero_step_interleaved),
+}
+
+
+def train(rank, size, name):
+    """Steps with one hook: the parameters, or the error that torch gives."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 48), nn.Linear(48, 8))
+    options = {}
+    if name == "mixed-precision":
+        from torch.nn.parallel.distributed import _MixedPrecision
+
+        options["mixed_precision"] = _MixedPrecision(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16
+        )
+    try:
+        ddp = DistributedDataParallel(model, **options)
+        optimizer = HOOKS[name](ddp) or torch.optim.SGD(ddp.parameters(), lr=0.05)
+        data = torch.Generator().manual_seed(100 + rank)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            ddp(torch.randn(16, 32, generator=data)).square().mean().backward()
+            optimizer.step()
+    except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        return f"{type(error).__name__}: {str(error)[:60]}"
+    dist.barrier()
+    return [parameter.detach().tolist() for parameter in model.parameters()]
+
+
+LAYOUTS = {"one-node": Layout.one_node(2), "two-nodes": Layout.two_zones(1, 1)}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_that_torch_ships_trains_as_over_gloo(name):
+    gloo = values(run(train, LAYOUTS["one-node"], name, backend="gloo"))
+    for layout in LAYOUTS.values():
+        ours = values(run(train, layout, name))
+        if isinstance(gloo[0], str) and "Gloo" not in gloo[0]:
+            # What torch itself cannot do without a GPU fails alike.
+            assert ours == gloo
+            continue
+        assert not isinstance(ours[0], str), ours
+        if isinstance(gloo[0], str):
+            # torch refuses Gloo by its name, as its threads may hang there: ours trains.
+            assert ours[0] == ours[1]
+            continue
+        for rank, parameters in enumerate(ours):
+            for own, theirs in zip(parameters, gloo[rank], strict=True):
+                torch.testing.assert_close(
+                    torch.tensor(own), torch.tensor(theirs), rtol=2e-3, atol=2e-4
+                )

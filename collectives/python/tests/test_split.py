@@ -1,0 +1,45 @@
+"""Groups that are split from another, and what becomes of groups."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hfreduce.base import IS_BACKEND
+from hfreduce.testing import Layout, run, values
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not IS_BACKEND, reason="an older torch splits no group"),
+]
+
+
+def split(rank, size):
+    """By the parent's ranks, in their order; what is split may be split again."""
+    halves = dist.split_group(None, [[3, 1], [0, 2]])
+    members = [3, 1] if rank in (1, 3) else [0, 2]
+    assert dist.get_process_group_ranks(halves) == members
+    assert dist.get_backend(halves) == "hfreduce"
+    tensor = torch.full((1000,), float(rank))
+    dist.all_reduce(tensor, group=halves)
+    assert tensor.eq(sum(members)).all()
+    dist.broadcast(tensor := torch.full((3,), float(rank)), members[0], group=halves)
+    assert tensor.eq(members[0]).all()
+    alone = dist.split_group(halves, [[0], [1]])
+    assert alone.size() == 1
+    dist.all_reduce(tensor, group=alone)
+    assert tensor.eq(members[0]).all()
+    if rank < 2:
+        part = dist.split_group(None, [[0, 1]])
+        dist.all_reduce(total := torch.ones(1), group=part)
+        assert total.item() == 2
+    else:
+        with pytest.raises(ValueError, match=f"rank {rank} is in none of the groups"):
+            dist.split_group(None, [[0, 1]])
+    for group in (alone, halves):
+        dist.destroy_process_group(group)
+    dist.all_reduce(total := torch.ones(1))
+    return total.item()
+
+
+@pytest.mark.parametrize("layout", [Layout.one_node(4), Layout.two_zones(1, 2)])
+def test_a_group_is_split_by_its_ranks(layout):
+    assert values(run(split, layout, deadline_seconds=100.0)) == [4.0] * 4
