@@ -30,16 +30,19 @@ from flyer.kube.services.views import JobView, shape_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from flyer.api import FlyerJobStatus
+    from flyer.api import Condition, FlyerJobStatus
     from flyer.engine import Commit
     from flyer.kube.client import Api, Cache, Lane
     from flyer.kube.client.errors import ApiError
     from flyer.kube.services.apart import LeftAlone
 
-__all__ = ["Commits", "waves"]
+__all__ = ["QUARANTINED", "Commits", "waves"]
+
+QUARANTINED: Final = "Quarantined"  # a condition of jobs that the operator cannot handle now
 
 # Somebody who edits a job all the time cannot keep us from committing for long.
 _TRIES_MAX: Final = 20
+_MARK_TRIES_MAX: Final = 5
 # Calls under way together. A server that is busy answers no faster for being asked more, only
 # later; and a write that outlasts the leader's fence is cut off, and done again.
 AT_ONCE: Final = 8
@@ -195,6 +198,41 @@ class Commits:
             self._told(commit.job, before, commit.status)
             return True
         raise StaleStateError(f"{commit.job}: changed {_TRIES_MAX} times while it was committed")
+
+    async def mark(self, job: str, uid: str, epoch: int, condition: Condition | None) -> None:
+        """Set the condition Quarantined of a job that the engine does not know; None: remove it.
+
+        On the JSON as it is stored, which may be what cannot be read.
+        """
+        namespace, _, name = job.partition("/")
+        for _ in range(_MARK_TRIES_MAX):
+            value = await self._api.get(FLYERJOBS, name, namespace)
+            status = value.get("status") or {}
+            before = status.get("conditions") or []
+            after = [one for one in before if one.get("type") != QUARANTINED]
+            after += [condition.to_object()] if condition is not None else []
+            if value["metadata"]["uid"] != uid or after == before:
+                return
+            value = {
+                "apiVersion": API_VERSION,
+                "kind": KIND_JOB,
+                "metadata": {
+                    one: value["metadata"][one] for one in ("name", "namespace", "resourceVersion")
+                },
+                "status": {**status, "conditions": after, "epoch": epoch},
+            }
+            self._under_way.add(job)
+            try:
+                answer = await self._api.replace(FLYERJOBS, value, "status")
+                self._jobs.offer(answer)
+                view = self._view(job)
+                if view is not None and view.job is not None and job in self._known:
+                    self._known[job] = view.job.status
+            except ConflictError:
+                continue
+            finally:
+                self._under_way.discard(job)
+            return
 
     async def _read(self, name: str, namespace: str) -> JobView | None:
         try:

@@ -42,7 +42,7 @@ class Submissions:
         left: LeftAlone,
         *,
         tell: Callable[[Event], None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
     ) -> None:
         self._api = api
         self._world = world
@@ -100,7 +100,7 @@ class Submissions:
         self._uids.pop(key, None)
         view = self._world.job(key)
         if view is not None and view.deleting and RELEASE_FINALIZER in view.finalizers:
-            self._spawn(self._release(key, view), f"release {key}")
+            self._spawn(self._release(key, view), f"release {key}", key)
         successor = self._waiting.pop(key, None)
         if successor is not None and view is not None:
             self._submit(key, view)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob, Phase, PodTemplate
+from flyer.api import GROUP, KIND_JOB, FlyerJob, Phase, PodTemplate
 from flyer.engine import Node
-from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_NODE_RANK, RESOURCE_GPU
+from flyer.kube.pods.names import RESOURCE_GPU, pod_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ __all__ = [
     "NodeView",
     "PodView",
     "Strings",
+    "controller_of",
     "shape_job",
     "shape_node",
     "shape_pods",
@@ -105,6 +106,8 @@ def shape_job(value: dict[str, Any]) -> JobView:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    except Exception as error:  # noqa: BLE001 - one object's content must not stop the others
+        problem = f"{type(error).__name__}: {error}"
     if job is not None and job.others:
         job = None
     return JobView(
@@ -118,16 +121,25 @@ def shape_job(value: dict[str, Any]) -> JobView:
     )
 
 
+def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
+    """The controller reference of an object, if it names a FlyerJob."""
+    for one in metadata.get("ownerReferences") or ():
+        group = str(one.get("apiVersion", "")).rpartition("/")[0]
+        if one.get("controller") is True and one.get("kind") == KIND_JOB and group == GROUP:
+            return {"name": str(one["name"]), "uid": str(one["uid"])}
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod of a FlyerJob."""
+    """A pod whose controller is a FlyerJob. Labels prove nothing: any user can write them."""
 
     namespace: str
     name: str
     uid: str
-    owner: str  # uid of the controller
-    job: str
-    attempt: int
+    owner: str  # uid of the FlyerJob
+    job: str  # its key
+    attempt: int  # 0: the pod's name is not one that the operator gives
     rank: int
     node: str  # empty: not bound
     phase: str
@@ -143,22 +155,27 @@ class PodView:
 
 def shape_pods(
     outcome_of: Callable[[Mapping[str, Any] | None], Outcome],
-) -> Callable[[dict[str, Any]], PodView]:
-    """A function from a pod's JSON; `outcome_of` reads a terminal phase."""
+) -> Callable[[dict[str, Any]], PodView | None]:
+    """A function from a pod's JSON; `outcome_of` reads a terminal phase.
 
-    def shape(value: dict[str, Any]) -> PodView:
+    None: the pod's controller is not a FlyerJob, whatever its labels say.
+    """
+
+    def shape(value: dict[str, Any]) -> PodView | None:
         metadata, status = value["metadata"], value.get("status") or {}
-        labels = metadata.get("labels") or {}
-        owners = [one for one in metadata.get("ownerReferences") or () if one.get("controller")]
+        owner = controller_of(metadata)
+        if owner is None:
+            return None
+        attempt, rank = pod_place(owner["name"], metadata["name"]) or (0, 0)
         phase = status.get("phase", "Pending")
         return PodView(
             namespace=metadata["namespace"],
             name=metadata["name"],
             uid=metadata["uid"],
-            owner=owners[0]["uid"] if owners else "",
-            job=f"{metadata['namespace']}/{labels.get(LABEL_JOB, '')}",
-            attempt=_number(labels.get(LABEL_ATTEMPT)),
-            rank=_number(labels.get(LABEL_NODE_RANK)),
+            owner=owner["uid"],
+            job=f"{metadata['namespace']}/{owner['name']}",
+            attempt=attempt,
+            rank=rank,
             node=value["spec"].get("nodeName") or "",
             phase=phase,
             ip=status.get("podIP") or "",
