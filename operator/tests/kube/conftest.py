@@ -233,7 +233,8 @@ class Cluster:
         return [
             f"{pod['metadata']['name']} is on {pod['spec'].get('nodeName')}"
             for pod in self.pods(name)
-            if pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.chain.attempt)
+            if "stranger" not in pod["metadata"].get("annotations", {})
+            and pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.chain.attempt)
             and pod["spec"].get("nodeName")
             != status.assignment.names[int(pod["metadata"]["labels"]["fireflyer.dev/node-rank"])]
         ]

@@ -4,7 +4,7 @@ The first list is the API server's own cached one, which may be a little old: th
 tells the rest, and `reach` says when. Later lists are read from the store.
 
 A kind that the server does not know (404) has no objects if it is `optional`. Of any other that
-answer is an error like an outage: the copy stays as it is, and whoever waits for it goes on waiting.
+answer is an error like an outage: the copy stays as it is, and callers of `synced` keep waiting.
 
 Owns one task. What was seen twice, late or out of order changes nothing: an object is replaced by
 a newer version of itself alone. What was missed (a stream that fell silent, a history that is
@@ -166,7 +166,7 @@ class Cache(Generic[T]):
                 else:
                     # Whoever answers so is not asked by us to end all that runs: a proxy, an API
                     # server that starts, a definition that is being replaced.
-                    log.error(
+                    log.warning(
                         "%s: the API server does not know this kind, so the %d objects known of it "
                         "are kept and it is asked again; is the CustomResourceDefinition "
                         "installed? (%s)", self.resource.plural, len(self._held), error,

@@ -23,6 +23,7 @@ from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.pods import PlacedNode, PodsRefusedError
 from flyer.kube.services.podcalls import KILL_SECONDS, PodCalls
+from flyer.kube.services.views import mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from flyer.engine import Event, JobState, Stop
     from flyer.kube.client import Api, Lane
     from flyer.kube.services.seams import Gateway, Seams
+    from flyer.kube.services.templates import Templates
     from flyer.kube.services.views import PodView
     from flyer.kube.services.world import World
 
@@ -80,6 +82,7 @@ class Gangs:
         state_of: Callable[[str], JobState | None],
         uid_of: Callable[[str], str | None],
         spawn: Callable[[Coroutine[Any, Any, None], str, str], asyncio.Task[None]],
+        templates: Templates,
     ) -> None:
         self._api = api
         self._world = world
@@ -89,6 +92,7 @@ class Gangs:
         self._state_of = state_of
         self._uid_of = uid_of
         self._spawn = spawn
+        self._templates = templates
         self._calls = PodCalls(api, world.pods, lane)
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
@@ -97,16 +101,16 @@ class Gangs:
 
     # -- what the engine says ------------------------------------------------------------------
 
-    def start(self, job: FlyerJob, start: Start, template: dict[str, Any] | None = None) -> None:
+    def start(self, job: FlyerJob, start: Start, found: dict[str, Any] | None = None) -> None:
         """Make the pods of an attempt; the gateway tells GangStarted.
 
-        `template` is the job's pod template where it is known; else it is read.
+        `found` is the object as it is stored where that is known; else it is read.
         """
         known = self._gangs.get(start.job)
         if known is not None and known.attempt == start.attempt:
             return
         gang = self._gangs[start.job] = _Gang(start.attempt)
-        work = self._start(gang, job, start, template)
+        work = self._start(gang, job, start, found)
         gang.task = self._spawn(work, f"start {start.job}", start.job)
 
     def adopt(self, job: FlyerJob, start: Start) -> None:
@@ -197,10 +201,12 @@ class Gangs:
     # -- making pods ---------------------------------------------------------------------------
 
     async def _start(
-        self, gang: _Gang, job: FlyerJob, start: Start, template: dict[str, Any] | None
+        self, gang: _Gang, job: FlyerJob, start: Start, found: dict[str, Any] | None
     ) -> None:
         try:
-            whole = await self._whole(job) if template is None else _with_template(job, template)
+            found = await self._read(job) if found is None else found
+            whole = _with_template(job, found["spec"]["template"])
+            await self._templates.require(whole, mark_of(found))
             await self._make(gang, whole, start)
         except LeadershipLostError:
             raise
@@ -266,13 +272,13 @@ class Gangs:
             why = f"spec.template: no pods can be made of it ({type(error).__name__}: {error})"
             raise PodsRefusedError(job.key, [why]) from error
 
-    async def _whole(self, job: FlyerJob) -> FlyerJob:
-        """The job with its pod template, which views leave out."""
+    async def _read(self, job: FlyerJob) -> dict[str, Any]:
+        """The object with its pod template, which views leave out."""
         found = await self._api.get(FLYERJOBS, job.metadata.name, job.metadata.namespace)
         metadata = found["metadata"]
         if metadata.get("uid") != job.metadata.uid:
             raise NotFoundError(f"get flyerjobs {job.key}", "it was deleted meanwhile")
-        return _with_template(job, found["spec"]["template"])
+        return found
 
     def _placed(self, names: Sequence[str]) -> dict[str, PlacedNode]:
         placed = {}

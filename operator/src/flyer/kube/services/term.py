@@ -36,12 +36,13 @@ from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.services.announcements import (
     LEFT_ALONE,
+    NEVER_FITS,
     Announcement,
     Announcer,
     announcement,
 )
 from flyer.kube.services.apart import LeftAlone
-from flyer.kube.services.commits import QUARANTINED, Commits
+from flyer.kube.services.commits import QUARANTINED, Commits, refused_status
 from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
@@ -52,6 +53,7 @@ from flyer.kube.services.probes import Probes
 from flyer.kube.services.steps import Steps
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.takeover import TakeOver
+from flyer.kube.services.templates import Templates
 from flyer.kube.services.token import Token
 
 if TYPE_CHECKING:
@@ -114,15 +116,20 @@ class Term:
         self._left = LeftAlone(self._left_alone, self.confused)
         self._steps = Steps(self._left, metrics, self._announce)
         self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane, self._left)
+        self._templates = Templates(
+            api, world, seams,
+            passed=self._resubmit,
+            refused=self._refuse_template, spawn=self._spawn,
+        )  # fmt: skip
         self._submissions = Submissions(
-            api, world, self._announcer, self._left,
+            api, world, self._announcer, self._left, self._templates,
             tell=self._inbox.tell, spawn=self._spawn,
         )  # fmt: skip
         self._gateway = seams.make_gateway(self._inbox.tell)
         self._gangs = Gangs(
             api, world, self._gateway, seams, lane=lane,
             tell=self._inbox.tell, state_of=self._state_of, uid_of=self._uid_of,
-            spawn=self._spawn,
+            spawn=self._spawn, templates=self._templates,
         )  # fmt: skip
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
         self._nodes = Nodes(world, self._inbox.tell)
@@ -242,7 +249,10 @@ class Term:
         self._nodes.withheld = self._left.nodes(self._commits.stored)
         nodes = self._nodes.begin()
         views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
-        live = {key: view for key, view in views.items() if self._submissions.wanted(view)}
+        live = {
+            key: view for key, view in views.items()
+            if self._submissions.wanted(view) and self._submissions.passed(view)
+        }  # fmt: skip
         jobs = [_of(view) for view in live.values()]
         quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
         apart = [
@@ -329,7 +339,7 @@ class Term:
         for action in actions:
             with self._left.guard(getattr(action, "job", ""), type(action).__name__):
                 await self._perform(action, gone)
-        self._commits.templates.clear()
+        self._commits.answers.clear()
         for commit in commits:
             self._settle(commit.job)
         for key in known - self._state.jobs.keys():
@@ -347,7 +357,7 @@ class Term:
             case Start(job=key) if key not in gone:
                 view = self._world.job(key)
                 if view is not None and view.job is not None:
-                    self._gangs.start(view.job, action, self._commits.templates.get(key))
+                    self._gangs.start(view.job, action, self._commits.answers.get(key))
             case Stop():
                 self._gangs.stop(action)
             case Signal():
@@ -387,6 +397,17 @@ class Term:
         self._announce(key, Announcement(LEFT_ALONE, why, warning=True))
         if kind != "status":  # else no status of it is taken
             self._mark(key, why)
+
+    def _resubmit(self, view: JobView) -> None:
+        self._submissions.resubmit(view)
+
+    async def _refuse_template(self, view: JobView, why: str) -> None:
+        """Its status says so; the engine does not know it."""
+        if self._submissions.uid_of(view.key) == view.uid or view.job is None:
+            return  # known since before its template was changed: its start will say so
+        status = refused_status(view.job, why, self.epoch, time.time())
+        if await self._commits.write(view, status):
+            self._announce(view.key, Announcement(NEVER_FITS, why, warning=True))
 
     def _mark(self, key: str, why: str | None) -> None:
         """Let the job's own status say that it is in quarantine and why; None: not any more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +25,7 @@ __all__ = [
     "PodView",
     "Strings",
     "controller_of",
+    "mark_of",
     "shape_job",
     "shape_node",
     "shape_pods",
@@ -49,6 +52,9 @@ _OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 # Where its kubelet listens, unless the node says otherwise.
 KUBELET_PORT: Final = 10250
+_POD_FIELDS: Final = (
+    "template", "group", "ranksPerNode", "collectives", "preemption", "checkpoint",
+)  # fmt: skip
 
 Strings = dict[str, str]
 
@@ -68,6 +74,7 @@ class JobView:
     problem: str = ""
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
+    mark: str = ""  # of all that its pods are made of but its name: the same for the same pods
 
     @property
     def forgettable(self) -> bool:
@@ -118,7 +125,19 @@ def shape_job(value: dict[str, Any]) -> JobView:
         problem=problem,
         deleting="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
+        mark=mark_of(value),
     )
+
+
+def mark_of(job: Mapping[str, Any]) -> str:
+    """A digest of what a job's pods, and the nodes they may get, depend on."""
+    spec = job.get("spec") or {}
+    parts = [job["metadata"].get("namespace"), *(spec.get(name) for name in _POD_FIELDS)]
+    try:
+        text = json.dumps(parts, sort_keys=True)
+    except (ValueError, RecursionError):
+        text = repr(job["metadata"].get("uid"))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
@@ -195,6 +214,7 @@ class NodeView:
     dedicated: bool
     lost: str  # the cause; empty: not lost
     allocatable: Strings = field(default_factory=dict)
+    labels: Strings = field(default_factory=dict)
     address: str = ""  # of the machine; empty: not known
     port: int = KUBELET_PORT
 
@@ -238,6 +258,7 @@ def shape_node(value: dict[str, Any]) -> NodeView:
         dedicated=dedicated,
         lost=lost,
         allocatable=allocatable,
+        labels=labels,
         address=_address(status),
         port=_port(status),
     )

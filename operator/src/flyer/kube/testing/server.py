@@ -19,6 +19,7 @@ from flyer.kube.testing.discovery import discover
 from flyer.kube.testing.errors import ApiRefusal, expired
 from flyer.kube.testing.faults import Call, Faults
 from flyer.kube.testing.identities import Tokens
+from flyer.kube.testing.podschema import unknown_fields
 from flyer.kube.testing.selectors import selector
 from flyer.kube.testing.store import Store
 from flyer.kube.testing.watches import Watch
@@ -212,6 +213,11 @@ class ApiServer:
     def _create(self, request: web.Request, place: Place, value: Any) -> Any:
         table = self.store.table(place.plural, place.group)
         known = (place.namespace, value["metadata"].get("name", "")) in table.entries
+        if place.plural == "pods" and request.query.get("fieldValidation") == "Strict":
+            unknown = ", ".join(f'unknown field "{one}"' for one in unknown_fields(value))
+            if unknown:
+                why = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: '
+                raise ApiRefusal(400, "BadRequest", why + unknown)
         if request.query.get("dryRun") == "All" and not known:
             return value
         return self.store.create(place.plural, value, place.namespace)
