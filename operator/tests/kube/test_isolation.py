@@ -52,7 +52,6 @@ async def up(cluster, until, *names, nodes=1):
         ("initContainers", {"name": "a"}),
         ("initContainers", ["x"]),
         ("imagePullSecrets", {"name": "a"}),
-        ("containers", [CONTAINER | {"resources": {"limits": None}}]),
         ("containers", [CONTAINER | {"resources": "8"}]),
         ("containers", [CONTAINER | {"volumeMounts": {"name": "a"}}]),
     ],

@@ -59,11 +59,11 @@ async def refused(cluster, until, name="bad"):
         (template(nodeSelector={"disk": "ssd"}), "spec.template.spec.nodeSelector", "group"),
         (
             template({"resources": {"requests": {"memory": "900Gi"}}}),
-            "900Gi of memory", "fireflyer.dev/group",
+            "of memory", "fireflyer.dev/group",
         ),
         (
-            template({"resources": {"limits": {"fireflyer.dev/gpu": 8}}}),
-            "8 of fireflyer.dev/gpu", "fireflyer.dev/group",
+            template({"resources": {"limits": {"fireflyer.dev/gpu": 9}}}),
+            "9 of fireflyer.dev/gpu", "fireflyer.dev/group",
         ),
     ],
 )  # fmt: skip
@@ -171,6 +171,7 @@ async def test_jobs_with_one_template_share_a_check_and_a_new_leader_repeats_non
     cluster.store.delete("leases", "flyer-operator", "fireflyer-system")
     second = cluster.operator(LEASE)
     await until(lambda: second.serves, 20)
+    await until(lambda: any(cluster.phase(f"j{n}") is Phase.RUNNING for n in range(20)), 20)
     running = [f"j{n}" for n in range(20) if cluster.phase(f"j{n}") is Phase.RUNNING]
     cluster.finish(running[0])
     await until(lambda: cluster.phase(running[0]) is Phase.SUCCEEDED, 20)

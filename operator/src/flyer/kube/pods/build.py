@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LAUNCH_COMMAND", "build_pods"]
 
+# What our models fill with an empty list where the user wrote nothing.
+_MODELLED_LISTS = ("args", "command", "env", "volumes")
+
 LAUNCH_COMMAND = ["python3", f"{names.TOOLS_FOLDER}/bin/flyer-launch"]
 
 
@@ -88,8 +91,9 @@ def _template_spec(job: FlyerJob) -> dict[str, Any]:
     """As the user wrote it: without the empty lists that stand for what they did not write."""
     spec: dict[str, Any] = without_nulls(job.spec.template.to_object()["spec"])
     for body in (spec, *spec["containers"]):
-        for field in [field for field, value in body.items() if value == []]:
-            del body[field]
+        for field in _MODELLED_LISTS:
+            if body.get(field) == []:
+                del body[field]
     return spec
 
 

@@ -38,11 +38,11 @@ def suggestion(path: str) -> str:
         "spec": _SPEC, "containers": _CONTAINER, "initContainers": _CONTAINER,
         "resources": _RESOURCES, "volumes": _VOLUME, "volumeMounts": _MOUNT,
     }.get(last, ())  # fmt: skip
-    matches = difflib.get_close_matches(name, among, 1, 0.7)
-    if matches:
-        return f"did you mean {matches[0]}?"
     homes = {
         "spec": _SPEC, "spec.containers[]": _CONTAINER, "spec.containers[].resources": _RESOURCES,
     }  # fmt: skip
     home = next((place for place, names in homes.items() if name in names), "")
-    return f"it belongs to {home}" if home else ""
+    if home:
+        return f"it belongs to {home}"
+    matches = difflib.get_close_matches(name, among, 1, 0.7)
+    return f"did you mean {matches[0]}?" if matches else ""

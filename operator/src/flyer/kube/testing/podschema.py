@@ -14,7 +14,7 @@ __all__ = ["unknown_fields"]
 
 def unknown_fields(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator[str]:
     """Their paths, such as `spec.containers[0].comand`."""
-    if match := re.fullmatch(r"list\[(.+)\]", kind):
+    if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         for index, one in enumerate(value if isinstance(value, list) else ()):
             yield from unknown_fields(one, match[1], f"{place}[{index}]")
         return
