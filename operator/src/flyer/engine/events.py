@@ -182,6 +182,22 @@ class GangStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The attempt cannot start, and waiting does not help.
+
+    `nodes`: the nodes on which it failed, which the next placement avoids. `job_fault`: the cause
+    is the job's own (an image that does not exist, a missing claim or Secret), on any node: it
+    counts against `maxRestarts`. A failure of nodes does not.
+    """
+
+    job: str
+    attempt: int
+    reason: str
+    nodes: tuple[str, ...] = ()
+    job_fault: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StartRefused:
     """The pods of an attempt may not be made now, which may change: a quota is full, say.
 
@@ -239,7 +255,7 @@ Event = (
     NodeObserved | NodeLost | NodeEmptied | QuotaObserved | QuotaRemoved | JobSubmitted
     | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested | StopRequested
     | SuspendReceived | Released | ProgressReported | LogObserved | CheckpointReported
-    | LifeStateSet | GangStarted | StartRefused | PodExited | ZonesObserved | Tick
+    | LifeStateSet | GangStarted | StartFailed | StartRefused | PodExited | ZonesObserved | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -263,6 +279,7 @@ __all__ = [
     "Released",
     "RequeueRequested",
     "ResumeRequested",
+    "StartFailed",
     "StartRefused",
     "StopRequested",
     "Succeeded",

@@ -250,6 +250,16 @@ def _(event: happened.GangStarted, draft: Draft) -> None:
         transitions.remember_nodes(draft, event.job)
 
 
+@react.register(happened.StartFailed)
+def _(event: happened.StartFailed, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    starting = job is not None and job.status.phase is Phase.STARTING
+    if job is None or not starting or event.attempt != job.status.chain.attempt:
+        return
+    avoid = () if event.job_fault else event.nodes
+    transitions.restart(draft, event.job, reason="StartFailed", message=event.reason, avoid=avoid)
+
+
 @react.register(happened.StartRefused)
 def _(event: happened.StartRefused, draft: Draft) -> None:
     job = draft.jobs.get(event.job)
