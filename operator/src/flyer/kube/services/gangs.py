@@ -23,6 +23,7 @@ from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.pods import PlacedNode, PodsRefusedError
 from flyer.kube.services.podcalls import KILL_SECONDS, PodCalls
+from flyer.kube.services.starts import Starts
 from flyer.kube.services.views import mark_of
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Gangs:
         self._calls = PodCalls(api, world.pods, lane)
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
+        self._starts = Starts(api, tell=tell, state_of=state_of, pods_of=self._pods_of)
         self._concluded: set[str] = set()
         self._strays: set[str] = set()  # being ended
 
@@ -160,6 +162,7 @@ class Gangs:
                 self._concluded.discard(pod.uid)
             return
         self._leaving[pod.uid] = pod
+        self._starts.failed(pod)
         self._spawn(self._conclude(pod), f"conclude {pod.name}", pod.job)
 
     async def _conclude(self, pod: PodView) -> None:
@@ -254,6 +257,8 @@ class Gangs:
         await _all(
             [self._calls.place(one, name) for one, name in zip(made, names, strict=True)],
         )
+        watch = self._starts.watch(start, manifests[0]["spec"])
+        self._spawn(watch, f"start of {start.job}", start.job)
         old = [
             one for one in self._pods_of(start.job)
             if one.ended and one.attempt <= start.attempt - ATTEMPTS_KEPT

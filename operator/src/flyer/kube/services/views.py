@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from flyer.api import GROUP, KIND_JOB, FlyerJob, Phase, PodTemplate
 from flyer.engine import Node
 from flyer.kube.pods.names import RESOURCE_GPU, pod_place
+from flyer.kube.services.troubles import Trouble, trouble_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -165,6 +166,7 @@ class PodView:
     ip: str
     deleting: bool
     outcome: Outcome | None  # in a terminal phase
+    trouble: Trouble | None = None  # why its kubelet does not start it
 
     @property
     def ended(self) -> bool:
@@ -200,6 +202,7 @@ def shape_pods(
             ip=status.get("podIP") or "",
             deleting="deletionTimestamp" in metadata,
             outcome=outcome_of(value) if phase in ("Succeeded", "Failed") else None,
+            trouble=trouble_of(value),
         )
 
     return shape
