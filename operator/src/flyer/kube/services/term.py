@@ -49,6 +49,7 @@ from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox, leaving
 from flyer.kube.services.nodes import Nodes
 from flyer.kube.services.podcalls import pod_lane
+from flyer.kube.services.privacy import Privacy
 from flyer.kube.services.probes import Probes
 from flyer.kube.services.steps import Steps
 from flyer.kube.services.submissions import Submissions
@@ -114,6 +115,7 @@ class Term:
         self._announcer = Announcer(api)
         lane = pod_lane()
         self._left = LeftAlone(self._left_alone, self.confused)
+        self._privacy = Privacy(self._was_job)
         self._steps = Steps(self._left, metrics, self._announce)
         self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane, self._left)
         self._templates = Templates(
@@ -331,7 +333,10 @@ class Term:
         self._state, actions = await self._steps.step(self._state, events, now)
         self._metrics.decided(time.monotonic() - begun)
         self._wake_at = now + IDLE_SECONDS_MAX
-        commits = [one for one in actions if isinstance(one, Commit)]
+        commits = [
+            replace(one, status=self._privacy.status(one.status, one.job))
+            for one in actions if isinstance(one, Commit)
+        ]  # fmt: skip
         gone: set[str] = set()
         await self._commits.store(commits, gone)
         for job in gone:
@@ -360,8 +365,9 @@ class Term:
                     self._gangs.start(view.job, action, self._commits.answers.get(key))
             case Stop():
                 self._gangs.stop(action)
-            case Signal():
-                self._gateway.signal(action)
+            case Signal(job=key, reason=reason, by=by):
+                reason, by = (self._privacy.words(one, key) for one in (reason, by))
+                self._gateway.signal(replace(action, reason=reason, by=by))
             case HoldToken(job=key) if key not in gone:
                 await self._token.hold(key)
             case ReleaseToken(job=key):
@@ -432,6 +438,9 @@ class Term:
         """No second job crosses zones while one that is left alone may."""
         zones = self._world.zones()
         return replace(zones, cross_zone_jobs=0) if self._token.holder in self._left else zones
+
+    def _was_job(self, key: str) -> bool:
+        return key in self._state.jobs or self._world.job(key) is not None
 
     def _uid_of(self, key: str) -> str | None:
         return self._submissions.uid_of(key)
