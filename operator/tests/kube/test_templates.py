@@ -22,10 +22,7 @@ def template(container=None, **spec):
 
 
 def dry_runs(cluster):
-    return [
-        one for one in cluster.server.faults.calls
-        if one.resource == "pods" and one.name.startswith("flyer-template-check")
-    ]  # fmt: skip
+    return [one for one in cluster.server.faults.calls if one.verb == "dryrun"]
 
 
 async def refused(cluster, until, name="bad"):
@@ -129,7 +126,7 @@ async def test_a_claim_that_binds_late_is_refused_on_dedicated_nodes(cluster, un
 async def test_an_outage_refuses_no_template(cluster, until):
     cluster.nodes("A")
     cluster.operator(LEASE)
-    fault = Fault("refuse", verb="create", resource="pods", code=503, reason="x", times=3)
+    fault = Fault("refuse", verb="dryrun", resource="pods", code=503, reason="x", times=3)
     cluster.server.faults.add(fault)
     cluster.submit("good")
     await until(lambda: cluster.phase("good") is Phase.RUNNING, 20)

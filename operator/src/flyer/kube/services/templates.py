@@ -181,7 +181,9 @@ class Templates:
             why = f"spec.template: no pods can be made of it ({type(error).__name__}: {error})"
             return Verdict((why,))
         facts = [NodeFacts(one.node.name, one.labels, one.allocatable) for one in nodes]
-        if reasons := tuple(refusals_by_nodes(pod["spec"], facts)):
+        # On shared nodes the pod is bound to the one that it was built for: that is not asked here.
+        affinity = job.spec.template.to_object()["spec"].get("affinity")
+        if reasons := tuple(refusals_by_nodes({**pod["spec"], "affinity": affinity}, facts)):
             return Verdict(reasons, final=False)
         namespace = job.metadata.namespace
         if any(one.dedicated for one in nodes):

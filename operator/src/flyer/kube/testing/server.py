@@ -124,8 +124,10 @@ class ApiServer:
         verb = _VERBS.get(request.method) or ("get" if place.name else "list")
         if verb == "delete" and not place.name:
             verb = "deletecollection"
+        if request.query.get("dryRun") == "All":
+            verb = "dryrun"  # stores nothing
         body = await request.read()
-        name = place.name or (_name(body) if verb == "create" else "")
+        name = place.name or (_name(body) if verb in ("create", "dryrun") else "")
         call = Call(agent, verb, place.resource, place.namespace, name)
         fault = self.faults.take(call)
         if fault is not None and fault.do != "lose":
@@ -185,7 +187,7 @@ class ApiServer:
                 return web.Response(body=entry.encoded, content_type="application/json")
             case "list":
                 return self._list(request, place)
-            case "create":
+            case "create" | "dryrun":
                 value.setdefault("apiVersion", table.kind.api_version)
                 return _answer(self._create(request, place, value), 201)
             case "update":
