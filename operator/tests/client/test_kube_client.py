@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -301,3 +302,55 @@ def test_a_log_goes_on_where_it_broke_off() -> None:
     assert [one.text for line in again if (one := log.take(line))] == ["c", "d"]
     # Not through our launcher.
     assert PodLog(1, 3, 8).take(f"{same} hello").rank == 24
+
+
+def lease(cluster: Cluster, age_seconds: float, holder: str = "operator-1") -> None:
+    renewed = datetime.fromtimestamp(time.time() - age_seconds, UTC).isoformat()
+    spec = {
+        "holderIdentity": holder, "leaseDurationSeconds": 3,
+        "renewTime": renewed.replace("+00:00", "Z"),
+    }  # fmt: skip
+    value = {"metadata": {"name": "flyer-operator"}, "spec": spec}
+    cluster.do(lambda store: store.create("leases", value, "fireflyer-system"))
+
+
+@pytest.mark.parametrize(("age_seconds", "holder"), [(60.0, "operator-1"), (0.0, "")])
+def test_why_and_suspend_say_that_no_operator_leads(
+    cluster: Cluster, client: KubeClient, age_seconds: float, holder: str
+) -> None:
+    cluster.add_nodes("a1")
+    cluster.add_job("one")
+    lease(cluster, age_seconds, holder)
+    told = client.why("one")
+    assert told.verdict == "cannot"
+    assert told.summary.startswith("no operator leads")
+    assert told.reasons[0].reason == "NoLeader"
+
+
+def test_a_leader_that_renews_is_not_missed(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_nodes("a1")
+    cluster.add_job("one")
+    lease(cluster, 0.0)
+    assert "no operator" not in client.why("one").summary
+
+
+def test_why_says_that_a_template_is_refused(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_nodes("a1")
+    cluster.add_job("one")
+    why = "spec.template.spec.comand: is not a field of pods"
+    pending = {"reason": "TemplateRefused", "message": why, "verdict": "Never"}
+    status = {"phase": "Queued", "epoch": 1, "pending": pending, "message": why}
+    cluster.set_status("one", status)
+    told = client.why("one")
+    assert told.verdict == "never"
+    assert why in told.summary
+
+
+def test_a_job_that_released_its_nodes_lost_nothing(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    gone = {
+        "reason": "Suspended", "time": "2026-01-01T00:00:00Z", "attempt": 1, "suspendCode": 3,
+        "lostSteps": 9,
+    }  # fmt: skip
+    cluster.set_status("one", {"phase": "Suspended", "chain": {"attempt": 1}, "eviction": gone})
+    assert [one.lost_steps for one in client.job("one").attempts] == [None]

@@ -161,7 +161,7 @@ class Cluster:
         return [
             pod
             for pod in self.store.all("pods")
-            if (not name or pod["metadata"]["labels"].get("fireflyer.dev/job") == name)
+            if (not name or pod["metadata"].get("labels", {}).get("fireflyer.dev/job") == name)
             and (not living or pod["status"]["phase"] in ("Pending", "Running"))
         ]
 
@@ -192,6 +192,8 @@ class Cluster:
         found = []
         living: dict[str, set[str]] = {}
         for pod in self.pods():
+            if "stranger" in pod["metadata"].get("annotations", {}):
+                continue  # a test made it
             node = pod["spec"].get("nodeName")
             if node and node not in self.kubelets.stopped_nodes:
                 labels = pod["metadata"]["labels"]
@@ -231,7 +233,8 @@ class Cluster:
         return [
             f"{pod['metadata']['name']} is on {pod['spec'].get('nodeName')}"
             for pod in self.pods(name)
-            if pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.chain.attempt)
+            if "stranger" not in pod["metadata"].get("annotations", {})
+            and pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.chain.attempt)
             and pod["spec"].get("nodeName")
             != status.assignment.names[int(pod["metadata"]["labels"]["fireflyer.dev/node-rank"])]
         ]

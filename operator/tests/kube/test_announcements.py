@@ -119,7 +119,10 @@ def test_the_page_has_every_reason() -> None:
     text = PAGE.read_text()
     rows = set(re.findall(r"^\| (\w+) \|", text, re.MULTILINE))
     assert set(REASONS) <= rows
-    never = {"ExceedsMaxQuota", "NoMatchingFlavor", "TopologyPlacementFailed", "QuotaExceeded"}
+    never = {
+        "ExceedsMaxQuota", "NoMatchingFlavor", "TopologyPlacementFailed", "QuotaExceeded",
+        "TemplateRefused",
+    }  # fmt: skip
     assert set(PENDING_REASONS) - rows == never
     assert [one for one in never if one not in text] == []
     assert set(WAITING_REASONS) <= set(REASONS)

@@ -16,7 +16,7 @@ async def watched(api_server, connect):
     """`watched(**settings)`: a running cache of FlyerJobs as their spec.n, and what it told."""
     tasks = []
 
-    async def start(resource=FLYERJOBS, **settings):
+    async def start(resource=FLYERJOBS, *, optional=False, **settings):
         told = []
         cache = Cache(
             connect(page_objects=3),
@@ -24,6 +24,7 @@ async def watched(api_server, connect):
             lambda one: one["spec"]["n"],
             lambda key, before, after: told.append((key[1], before, after)),
             settings=WatchSettings(backoff_seconds=0.01, **settings),
+            optional=optional,
         )
         tasks.append(asyncio.create_task(cache.run()))
         async with asyncio.timeout(60):
@@ -156,8 +157,25 @@ async def test_the_server_restarts_and_refuses_for_a_while(api_server, watched, 
 
 async def test_a_kind_that_is_not_installed_is_empty(api_server, watched, until):
     del api_server.store.tables[("fireflyer.dev", "nodehealths")]
-    cache, _ = await watched(NODEHEALTHS)
+    cache, _ = await watched(NODEHEALTHS, optional=True)
     assert len(cache) == 0
+
+
+async def test_a_404_for_a_kind_that_is_needed_empties_nothing(api_server, watched, until):
+    put(api_server, "a", 1)
+    cache, changes = await watched(FLYERJOBS)
+    faults = [
+        Fault("refuse", verb=verb, resource="flyerjobs", code=404, reason="NotFound", times=3)
+        for verb in ("watch", "list")
+    ]
+    for fault in faults:
+        api_server.faults.add(fault)
+    api_server.expire_watches("flyerjobs")
+    await until(lambda: all(fault.seen >= 3 for fault in faults))
+    assert len(cache) == 1
+    put(api_server, "b", 2)
+    await until(lambda: len(cache) == 2)
+    assert not [one for one in changes if one[2] is None]
 
 
 class Away:

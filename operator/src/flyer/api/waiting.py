@@ -18,6 +18,7 @@ WAITING_FOR_QUOTA: Final = "WaitingForQuota"
 WAITING_FOR_PREEMPTED: Final = "WaitingForPreemptedWorkloads"  # it has its nodes, not yet empty
 RESTART_BACKOFF: Final = "RestartBackoff"
 PODS_REFUSED: Final = "PodsRefused"  # by a full ResourceQuota or Pod Security, say; for a while
+TEMPLATE_REFUSED: Final = "TemplateRefused"  # no pods can be made of it
 PENDING_EVALUATION: Final = "PendingEvaluation"  # nobody has looked yet
 
 WAITING_REASONS: Final = (
@@ -29,6 +30,6 @@ WAITING_REASONS: Final = (
 
 PENDING_REASONS: Final = (
     *WAITING_REASONS, "ExceedsMaxQuota", "NoMatchingFlavor", "TopologyPlacementFailed",
-    "QuotaExceeded", PENDING_EVALUATION,
+    "QuotaExceeded", TEMPLATE_REFUSED, PENDING_EVALUATION,
 )  # fmt: skip
 """All of them, with those of verdict Never."""

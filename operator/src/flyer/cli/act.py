@@ -94,6 +94,9 @@ def _until_suspended(
         line.note(event)
         if event.reason in LEFT:
             return client.job(key)
+    leaderless = [one for one in client.why(key).reasons if one.reason == "NoLeader"]
+    if leaderless:
+        raise FlyerError.timeout(f"`{key}` is still {client.job(key).state}", leaderless[0].message)
     raise FlyerError.timeout(
         f"`{key}` is still {client.job(key).state}",
         "it keeps its grace; `flyer show` tells more, `flyer stop --now` kills it for good",

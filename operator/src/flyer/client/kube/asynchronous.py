@@ -19,7 +19,7 @@ from flyer.api import (
     Priority,
     load_manifest,
 )
-from flyer.client.kube.cluster import Objects, explain_job, observe
+from flyer.client.kube.cluster import Objects, explain_job, leaderless, observe
 from flyer.client.kube.errors import words_for
 from flyer.client.kube.logstream import stream_logs
 from flyer.client.kube.views import event_view, job_of, node_views, view_of
@@ -101,7 +101,7 @@ class AsyncKubeClient:
             objects = None
         except ApiError as error:
             raise words_for(error) from error
-        return explain_job(job, objects, time.time())
+        return explain_job(job, objects, time.time(), await leaderless(self.api, job, time.time()))
 
     async def nodes(self) -> list[NodeView]:
         """Every node that gets gangs."""

@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from flyer import engine
-from flyer.api import FlyerJob, FlyerJobStatus, FlyerQuota, NodeHealth, Phase
+from flyer.api import (
+    FlyerJob,
+    FlyerJobStatus,
+    FlyerQuota,
+    NodeHealth,
+    Phase,
+    parse_timestamp,
+)
+from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.client.kube.views import job_of
 from flyer.engine import NodeState, Quota
-from flyer.kube.client.errors import NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, NODEHEALTHS, NODES
+from flyer.kube.client.errors import ApiError, NotFoundError
+from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, LEASES, NODEHEALTHS, NODES
 from flyer.kube.services.views import CORDONED, shape_node
 from flyer.local.present import why_view
 from flyer.local.views import WhyReason, WhyView
@@ -24,9 +32,16 @@ if TYPE_CHECKING:
     from flyer.kube.client import Api
     from flyer.kube.client.resources import Resource
 
-__all__ = ["Objects", "explain_job", "observe"]
+__all__ = ["NO_LEADER", "Objects", "explain_job", "leaderless", "observe"]
 
 _ENDED = (Phase.SUCCEEDED, Phase.FAILED)
+NO_LEADER = "NoLeader"
+QUARANTINED = "Quarantined"
+LEASE_NAME = "flyer-operator"
+OPERATOR_NAMESPACE = "fireflyer-system"
+# A job is looked at within a second; a leader that dies is followed within half a minute.
+UNHANDLED_SECONDS = 30.0
+_ASK = "an administrator sees more with `kubectl -n fireflyer-system get pods,leases`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +116,47 @@ def _with_health(state: NodeState, unfit: str) -> NodeState:
     return replace(state, node=replace(state.node, ready=False, reason=unfit))
 
 
-def explain_job(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
-    """What the engine says; without a view of the cluster, what it wrote into the status."""
+async def leaderless(api: Api, job: FlyerJob, now: float) -> str:
+    """Why it seems that no operator handles this job; empty: nothing says so.
+
+    The Lease tells, where the caller may read it; else that nothing of the job was handled.
+    """
+    status, spec_at = job.status or FlyerJobStatus(), job.metadata.creation_timestamp
+    handled = status.epoch > 0 and status.observed_generation == job.metadata.generation
+    if status.phase in _ENDED and handled:
+        return ""
+    try:
+        found = await api.get(LEASES, LEASE_NAME, OPERATOR_NAMESPACE)
+    except ApiError:
+        if status.epoch == 0 and spec_at is not None and now - spec_at > UNHANDLED_SECONDS:
+            return f"no operator has handled it in {now - spec_at:.0f} s: {_ASK}"
+        return ""
+    spec = found.get("spec") or {}
+    renewed_at = parse_timestamp(spec["renewTime"]) if spec.get("renewTime") else 0.0
+    limit_seconds = 3 * (spec.get("leaseDurationSeconds") or 15)
+    if spec.get("holderIdentity") and now - renewed_at < limit_seconds:
+        return ""
+    since = f"since {now - renewed_at:.0f} s" if renewed_at else "since it was installed"
+    return f"no operator leads {since}, so nothing is scheduled or suspended: {_ASK}"
+
+
+def explain_job(
+    job: FlyerJob, objects: Objects | None, now: float, leaderless: str = ""
+) -> WhyView:
+    """What the engine says; without a view of the cluster, what it wrote into the status.
+
+    `leaderless`: why nobody does what the engine says.
+    """
+    view = _explained(job, objects, now)
+    if not leaderless:
+        return view
+    first = WhyReason(NO_LEADER, leaderless, "", "", "", None, None)
+    return replace(view, verdict="cannot", summary=leaderless, reasons=[first, *view.reasons])
+
+
+def _explained(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
     known = objects is not None and any(one.key == job.key for one in objects.jobs)
-    if objects is not None and known and not _forgotten(job):
+    if objects is not None and known and not _forgotten(job) and not _apart(job):
         returns = {
             one.node.name: _way_back(one, objects.healths.get(one.node.name))
             for one in objects.nodes
@@ -114,7 +166,9 @@ def explain_job(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
     status = job.status or FlyerJobStatus()
     pending = status.pending
     verdict = _verdict(status)
-    summary = f"{status.phase}" + (f": {status.message}" if status.message else "")
+    quarantine = status.condition(QUARANTINED)
+    message = quarantine.message if quarantine is not None else status.message
+    summary = f"{status.phase}" + (f": {message}" if message else "")
     return WhyView(
         job=job.key,
         phase=str(status.phase),
@@ -127,6 +181,13 @@ def explain_job(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
         unblock=[],
         eta=pending.eta if pending else None,
     )
+
+
+def _apart(job: FlyerJob) -> bool:
+    """Whether the operator's engine does not know this job: its status says why."""
+    status = job.status or FlyerJobStatus()
+    refused = status.pending is not None and status.pending.reason == TEMPLATE_REFUSED
+    return refused or status.condition(QUARANTINED) is not None
 
 
 def _way_back(state: NodeState, health: NodeHealth | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob, FlyerJobStatus, Phase, parse_timestamp
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, SuspendCode, parse_timestamp
 from flyer.local.history import JobHistory
 from flyer.local.present import job_view
 from flyer.local.views import AttemptView, EventView, FailureView, NodeView, PlacedNode
@@ -16,6 +16,7 @@ from flyer.local.views import AttemptView, EventView, FailureView, NodeView, Pla
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from flyer.api import Eviction
     from flyer.engine import Node
     from flyer.local.views import JobView
 
@@ -45,7 +46,7 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
         before = [PlacedNode(one.name, one.zone, 0) for one in status.chain.previous]
         found.append(
             AttemptView(
-                gone.attempt, gone.time, gone.time, before, None, None, gone.reason, gone.lost_steps
+                gone.attempt, gone.time, gone.time, before, None, None, gone.reason, _lost(gone)
             )
         )
     if assignment is not None:
@@ -63,6 +64,11 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
             )
         )
     return found
+
+
+def _lost(gone: Eviction) -> int | None:
+    """Steps to be done again. Who released its nodes said that it has saved, wherever that is."""
+    return None if gone.suspend_code is SuspendCode.MAY_SUSPEND else gone.lost_steps
 
 
 def _failure(status: FlyerJobStatus) -> FailureView | None:

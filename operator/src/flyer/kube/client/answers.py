@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from flyer.kube.client.errors import error_of
+from flyer.kube.client.errors import UnreachableError, error_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from flyer.kube.client.errors import ApiError
 
 __all__ = ["lines_of", "refusal_of", "words_of"]
+
+# An API server's answer to a path of which it has no kind; all else of its 404s are Status objects.
+_NO_SUCH_PATH: Final = b"404 page not found"
 
 
 async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -35,6 +38,9 @@ def refusal_of(label: str, response: aiohttp.ClientResponse, content: bytes) -> 
         reason, message = str(status.get("reason", "")), str(status.get("message", message))
     except (ValueError, AttributeError):
         pass
+    if response.status == 404 and reason != "NotFound" and content.strip() != _NO_SUCH_PATH:
+        # A proxy or a load balancer: what the API server would say is not known.
+        return UnreachableError(label, f"404 that is not an API server's: {message[:80]!r}")
     wait = response.headers.get("Retry-After", "")
     retry_after = float(wait) if wait.isdigit() else None
     return error_of(label, response.status, reason, message, retry_after)

@@ -122,13 +122,21 @@ class Api(Streams):
         return found
 
     async def create(
-        self, resource: Resource, value: Object, namespace: str = "", *, dry_run: bool = False
+        self,
+        resource: Resource,
+        value: Object,
+        namespace: str = "",
+        *,
+        dry_run: bool = False,
+        strict: bool = False,
     ) -> Object:
         """A new object; AlreadyExistsError may mean that a try before was performed.
 
-        `dry_run`: every check is made and nothing is stored.
+        `dry_run`: every check is made and nothing is stored. `strict`: unknown fields are refused.
         """
-        query = {"dryRun": "All"} if dry_run else None
+        query = {"dryRun": "All"} if dry_run else {}
+        if strict:
+            query["fieldValidation"] = "Strict"
         return await self._call("create", "POST", resource, namespace, body=value, query=query)
 
     async def replace(self, resource: Resource, value: Object, subresource: str = "") -> Object:

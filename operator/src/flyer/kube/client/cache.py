@@ -3,6 +3,9 @@
 The first list is the API server's own cached one, which may be a little old: the watch that follows
 tells the rest, and `reach` says when. Later lists are read from the store.
 
+A kind that the server does not know (404) has no objects if it is `optional`. Of any other that
+answer is an error like an outage: the copy stays as it is, and callers of `synced` keep waiting.
+
 Owns one task. What was seen twice, late or out of order changes nothing: an object is replaced by
 a newer version of itself alone. What was missed (a stream that fell silent, a history that is
 gone) is found by listing again. Between losing the server and hearing it again the copy is old,
@@ -154,12 +157,20 @@ class Cache(Generic[T]):
             except GoneError:
                 version = ""
                 self.relists += 1
-            except NotFoundError:
-                if not self._optional:
-                    log.warning("%s: this kind is not installed", self.resource.plural)
-                self._drop_missing(set(), {key: one.version for key, one in self._held.items()})
-                self._heard()
-                version, pause_seconds = "", self._settings.backoff_seconds_max
+            except NotFoundError as error:
+                version = ""
+                if self._optional:
+                    self._drop_missing(set(), {key: one.version for key, one in self._held.items()})
+                    self._heard()
+                    pause_seconds = self._settings.backoff_seconds_max
+                else:
+                    # Whoever answers so is not asked by us to end all that runs: a proxy, an API
+                    # server that starts, a definition that is being replaced.
+                    log.warning(
+                        "%s: the API server does not know this kind, so the %d objects known of it "
+                        "are kept and it is asked again; is the CustomResourceDefinition "
+                        "installed? (%s)", self.resource.plural, len(self._held), error,
+                    )  # fmt: skip
             except ApiError as error:
                 if isinstance(error, UnreachableError) and self._silent:
                     # Dead, or a kind of which nothing happens: some servers send no bookmarks
@@ -251,7 +262,12 @@ class Cache(Generic[T]):
         held = self._held.get(key)
         if held is not None and version <= held.version:
             return
-        shaped = self._shape(value)
+        try:
+            shaped = self._shape(value)
+        except Exception:
+            # One object's content must not end the watch of all. What was known of it stays.
+            log.exception("%s %s cannot be read and is ignored", self.resource.plural, key)
+            return
         before = held.value if held else None
         self._held[key] = _Held(version, shaped)
         self._changed(key, before, shaped)

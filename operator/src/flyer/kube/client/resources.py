@@ -8,6 +8,7 @@ from typing import Final
 from flyer.api import GROUP, VERSION
 
 __all__ = [
+    "CLAIMS",
     "EVENTS",
     "FLYERJOBS",
     "FLYERQUOTAS",
@@ -18,6 +19,7 @@ __all__ = [
     "NODES",
     "PODS",
     "SECRETS",
+    "STORAGECLASSES",
     "TOKENREVIEWS",
     "WEBHOOKS",
     "Resource",
@@ -47,6 +49,8 @@ NODES: Final = Resource("", "v1", "nodes", namespaced=False)
 NAMESPACES: Final = Resource("", "v1", "namespaces", namespaced=False)
 SECRETS: Final = Resource("", "v1", "secrets")
 EVENTS: Final = Resource("", "v1", "events")
+CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
+STORAGECLASSES: Final = Resource("storage.k8s.io", "v1", "storageclasses", namespaced=False)
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 TOKENREVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 WEBHOOKS: Final = Resource(

@@ -7,7 +7,6 @@ environment win over ours. Three things are not theirs: `restartPolicy`, the tra
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from flyer.kube.pods.additions import (
     add_traffic_classes,
 )
 from flyer.kube.pods.refusals import PodsRefusedError, refusals
+from flyer.kube.pods.shapes import without_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from flyer.kube.pods.settings import PlacedNode, PodSettings
 
 __all__ = ["LAUNCH_COMMAND", "build_pods"]
+
+# What our models fill with an empty list where the user wrote nothing.
+_MODELLED_LISTS = ("args", "command", "env", "volumes")
 
 LAUNCH_COMMAND = ["python3", f"{names.TOOLS_FOLDER}/bin/flyer-launch"]
 
@@ -66,6 +69,9 @@ def _pod(
         add_shared_memory(spec, trainer)
     if job.spec.collectives.daemon:
         add_daemon(spec, trainer, settings)
+    if spec.get("hostNetwork"):
+        # With ClusterFirst such a pod has its node's resolver, which knows no Service.
+        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     spec["restartPolicy"] = "Never"
     spec.setdefault(
         "terminationGracePeriodSeconds", math.ceil(job.spec.preemption.max_grace.seconds)
@@ -83,10 +89,11 @@ def _pod(
 
 def _template_spec(job: FlyerJob) -> dict[str, Any]:
     """As the user wrote it: without the empty lists that stand for what they did not write."""
-    spec: dict[str, Any] = copy.deepcopy(job.spec.template.to_object()["spec"])
+    spec: dict[str, Any] = without_nulls(job.spec.template.to_object()["spec"])
     for body in (spec, *spec["containers"]):
-        for field in [field for field, value in body.items() if value == []]:
-            del body[field]
+        for field in _MODELLED_LISTS:
+            if body.get(field) == []:
+                del body[field]
     return spec
 
 

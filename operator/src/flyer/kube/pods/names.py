@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Final
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "host_name",
     "label_value",
     "pod_name",
+    "pod_place",
 ]
 
 LABEL_JOB: Final = "fireflyer.dev/job"
@@ -67,11 +69,20 @@ SOCKET_PATH: Final = f"{RUN_FOLDER}/job.sock"
 DAEMON_SOCKET_PATH: Final = f"{RUN_FOLDER}/hfreduced.sock"
 
 LABEL_CHARACTERS_MAX: Final = 63
+_PLACE: Final = re.compile(r"([1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
 
 
 def pod_name(job: str, attempt: int, node_rank: int) -> str:
     """`{job}-{attempt}-{nodeRank}`; `job` is the object's name, without its namespace."""
     return f"{job}-{attempt}-{node_rank}"
+
+
+def pod_place(job: str, name: str) -> tuple[int, int] | None:
+    """Attempt and node rank of the pod with this name; None: no pod of this job has it."""
+    match = _PLACE.fullmatch(name.removeprefix(f"{job}-"))
+    if match is None or not name.startswith(f"{job}-"):
+        return None
+    return int(match[1]), int(match[2])
 
 
 def host_name(job: str, attempt: int, node_rank: int) -> str:

@@ -11,6 +11,7 @@ from flyer.kube.pods.names import (
     TOOLS_CONTAINER,
     TOOLS_FOLDER,
 )
+from flyer.kube.pods.shapes import misshapen, without_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["VOLUME_PREFIX", "PodsRefusedError", "refusals"]
 
 VOLUME_PREFIX: Final = "flyer-"
+PLACE: Final = "spec.template.spec"
 _OUR_CONTAINERS: Final = (TOOLS_CONTAINER, SIDECAR_CONTAINER, DAEMON_CONTAINER)
 _OUR_FOLDERS: Final = (TOOLS_FOLDER, RUN_FOLDER)
 
@@ -47,7 +49,14 @@ def refusals(job: FlyerJob) -> Iterator[str]:
     if not trainer.image:
         yield f"{place}.image: is missing: name the image that has your script's libraries"
     spec = template.to_object()["spec"]
+    wrong = list(misshapen(spec, PLACE))
+    yield from wrong
+    if wrong:
+        return  # what follows relies on the types
+    spec = without_nulls(spec)
     yield from _restart_policy(spec)
+    yield from _placement(spec)
+    yield from _claims(spec)
     yield from _taken_names(spec)
 
 
@@ -57,6 +66,39 @@ def _restart_policy(spec: dict[str, Any]) -> Iterator[str]:
         yield (
             f'spec.template.spec.restartPolicy: is "{policy}": a rank that ends is never restarted '
             "in its place, the whole gang is; remove it, or write Never"
+        )
+
+
+def _placement(spec: dict[str, Any]) -> Iterator[str]:
+    """What only a pod's own scheduler could do: a gang's nodes are chosen together."""
+    if spec.get("nodeName"):
+        yield (
+            f'{PLACE}.nodeName: is "{spec["nodeName"]}": Fire-Flyer chooses the nodes of a gang, '
+            "so that no node serves two jobs; remove it, and pin a group or a zone with spec.group"
+        )
+    if spec.get("topologySpreadConstraints"):
+        yield (
+            f"{PLACE}.topologySpreadConstraints: a gang has one pod a node, placed by zone and "
+            "leaf; remove them"
+        )
+    affinity = spec.get("affinity") or {}
+    for kind in ("podAffinity", "podAntiAffinity"):
+        if (affinity.get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution"):
+            yield (
+                f"{PLACE}.affinity.{kind}: is not looked at when a gang is placed: remove it, a "
+                "gang has its nodes alone"
+            )
+
+
+def _claims(spec: dict[str, Any]) -> Iterator[str]:
+    """Dynamic resource allocation needs the scheduler that binds the pod to allocate the claim."""
+    containers = [*spec.get("containers", []), *spec.get("initContainers", [])]
+    if spec.get("resourceClaims") or any(
+        (one.get("resources") or {}).get("claims") for one in containers
+    ):
+        yield (
+            f"{PLACE}.resourceClaims: claims of dynamic resource allocation are not allocated for "
+            "gangs: ask for the devices as resources, such as fireflyer.dev/gpu"
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.api import FlyerJobStatus, Phase
+from flyer.api import FlyerJobStatus, Phase, SuspendCode
 from flyer.api.names import API_VERSION, KIND_JOB
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, WAITING_REASONS
 from flyer.kube.client.errors import AlreadyExistsError, ApiError
@@ -81,7 +81,8 @@ def announcement(before: FlyerJobStatus | None, after: FlyerJobStatus) -> Announ
             return Announcement(STARTED, f"attempt {attempt} runs on {where}{resumed}")
     if after.eviction is not None and after.eviction != before.eviction:
         reason = _NOT_RESTARTED.get(after.eviction.reason, RESTARTED)
-        lost = after.eviction.lost_steps
+        released = after.eviction.suspend_code is SuspendCode.MAY_SUSPEND  # it has saved
+        lost = 0 if released else after.eviction.lost_steps
         detail = f"; {lost} steps are to be done again" if lost else ""
         return Announcement(reason, f"{after.eviction.message}{detail}", reason in _WARNINGS)
     never = after.pending is not None and after.pending.verdict == "Never"

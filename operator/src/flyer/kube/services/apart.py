@@ -4,20 +4,27 @@ A job whose status the API server does not take (a rule, somebody's admission, a
 or at which the engine fails, is left as it is: what runs of it runs on. It is tried again after a
 pause that grows. Until then nobody else gets a node that its status, or the one that could not be
 stored, speaks of, and quotas count them: whether that write was performed is not always known.
+
+This is the one quarantine of the operator: code that handles what one job contains runs under
+`guard` (or `shield`, for a task), and any error of it is that job's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import Phase
 from flyer.engine.draft import RESERVING
+from flyer.kube.client.election import LeadershipLostError
+from flyer.kube.client.errors import ApiError
+from flyer.kube.services.errors import StaleStateError, TermOverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from flyer.api import FlyerJobStatus
 
@@ -25,6 +32,7 @@ __all__ = ["PAUSE_SECONDS", "LeftAlone"]
 
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 300.0
+_WHY_CHARS_MAX: Final = 1000
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +45,23 @@ class _Case:
     status: FlyerJobStatus | None = None  # that could not be stored
 
 
-class LeftAlone:
-    """Of one term. `told(job, kind, why)` hears of each job that begins to be."""
+def _nothing(_why: str) -> None:
+    pass
 
-    def __init__(self, told: Callable[[str, str, str], None]) -> None:
+
+class LeftAlone:
+    """Of one term. `told(job, kind, why)` hears of each job that begins to be.
+
+    `rebuild(why)` asks for the engine to be rebuilt without the jobs that `guard` took out.
+    """
+
+    def __init__(
+        self,
+        told: Callable[[str, str, str], None],
+        rebuild: Callable[[str], None] = _nothing,
+    ) -> None:
         self._told = told
+        self._rebuild = rebuild
         self._cases: dict[str, _Case] = {}
         self._gone = False
 
@@ -57,6 +77,33 @@ class LeftAlone:
     def __len__(self) -> int:
         """How many are."""
         return sum(1 for _ in self)
+
+    @contextlib.contextmanager
+    def guard(self, job: str, doing: str) -> Iterator[None]:
+        """An error of the code inside quarantines the job, and the code after it runs.
+
+        What says something of the API server or of the term, not of the job, passes.
+        """
+        try:
+            yield
+        except (ApiError, LeadershipLostError, StaleStateError, TermOverError):
+            raise
+        except Exception as error:
+            log.exception("%s, %s: a bug, please report it", job, doing)
+            self._take_out(job, doing, error)
+
+    async def shield(self, job: str, doing: str, work: Coroutine[Any, Any, None]) -> None:
+        """As `guard`, for a task, whose calls nobody else repeats: their errors count, too."""
+        try:
+            with self.guard(job, doing):
+                await work
+        except ApiError as error:
+            self._take_out(job, doing, error)
+
+    def _take_out(self, job: str, doing: str, error: Exception) -> None:
+        why = f"{doing}: {type(error).__name__}: {error}"[:_WHY_CHARS_MAX]
+        self.leave(job, why)
+        self._rebuild(f"{job}: {why}")
 
     def suspect(self, job: str) -> bool:
         """Whether it was left alone, and nothing of it has been stored since."""

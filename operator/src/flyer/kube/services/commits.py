@@ -11,8 +11,9 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.api import Phase
+from flyer.api import Chain, Condition, FlyerJobStatus, Pending, Phase, quantize
 from flyer.api.names import API_VERSION, KIND_JOB
+from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine.draft import RESERVING
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import (
@@ -30,16 +31,19 @@ from flyer.kube.services.views import JobView, shape_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from flyer.api import FlyerJobStatus
+    from flyer.api import FlyerJob
     from flyer.engine import Commit
     from flyer.kube.client import Api, Cache, Lane
     from flyer.kube.client.errors import ApiError
     from flyer.kube.services.apart import LeftAlone
 
-__all__ = ["Commits", "waves"]
+__all__ = ["QUARANTINED", "Commits", "refused_status", "waves"]
+
+QUARANTINED: Final = "Quarantined"  # a condition of jobs that the operator cannot handle now
 
 # Somebody who edits a job all the time cannot keep us from committing for long.
 _TRIES_MAX: Final = 20
+_MARK_TRIES_MAX: Final = 5
 # Calls under way together. A server that is busy answers no faster for being asked more, only
 # later; and a write that outlasts the leader's fence is cut off, and done again.
 AT_ONCE: Final = 8
@@ -60,8 +64,8 @@ class Commits:
         beside: Lane,
         left: LeftAlone,
     ) -> None:
-        # Of jobs that start now: the answer to the commit has them, and pods are made of them.
-        self.templates: dict[str, dict[str, Any]] = {}
+        # Of jobs that start now: the answer to the commit is the object, and pods are made of it.
+        self.answers: dict[str, dict[str, Any]] = {}
         # As the engine knows them: what it read, or what we have stored since.
         self._known: dict[str, FlyerJobStatus | None] = {}
         self._under_way: set[str] = set()
@@ -189,12 +193,67 @@ class Commits:
             if answer is not None:
                 view = shape_job(answer)
                 if commit.status.phase is Phase.STARTING and view.uid == uid:
-                    self.templates[commit.job] = answer["spec"]["template"]
+                    self.answers[commit.job] = answer
             self._jobs.put((namespace, name), int(view.version), view)
             self._left.settled(commit.job)
             self._told(commit.job, before, commit.status)
             return True
         raise StaleStateError(f"{commit.job}: changed {_TRIES_MAX} times while it was committed")
+
+    async def write(self, view: JobView, status: FlyerJobStatus) -> bool:
+        """Store the status of a job that the engine does not know; whether it is news."""
+        if view.job is None or view.job.status == status:
+            return False
+        value = {
+            "apiVersion": API_VERSION,
+            "kind": KIND_JOB,
+            "metadata": {
+                "name": view.job.metadata.name,
+                "namespace": view.job.metadata.namespace,
+                "resourceVersion": view.version,
+            },
+            "status": _object(status),
+        }
+        try:
+            self._jobs.offer(await self._api.replace(FLYERJOBS, value, "status"))
+        except (ConflictError, NotFoundError):
+            return False  # its next version is checked anew
+        return True
+
+    async def mark(self, job: str, uid: str, epoch: int, condition: Condition | None) -> None:
+        """Set the condition Quarantined of a job that the engine does not know; None: remove it.
+
+        On the JSON as it is stored, which may be what cannot be read.
+        """
+        namespace, _, name = job.partition("/")
+        for _ in range(_MARK_TRIES_MAX):
+            value = await self._api.get(FLYERJOBS, name, namespace)
+            status = value.get("status") or {}
+            before = status.get("conditions") or []
+            after = [one for one in before if one.get("type") != QUARANTINED]
+            after += [condition.to_object()] if condition is not None else []
+            if value["metadata"]["uid"] != uid or after == before:
+                return
+            value = {
+                "apiVersion": API_VERSION,
+                "kind": KIND_JOB,
+                "metadata": {
+                    one: value["metadata"][one] for one in ("name", "namespace", "resourceVersion")
+                },
+                "status": {**status, "conditions": after, "epoch": epoch},
+            }
+            self._under_way.add(job)
+            try:
+                answer = await self._api.replace(FLYERJOBS, value, "status")
+                self._jobs.offer(answer)
+                view = self._view(job)
+                if view is not None and view.job is not None and job in self._known:
+                    self._known[job] = view.job.status
+            except ConflictError:
+                continue
+            finally:
+                self._under_way.discard(job)
+            return
 
     async def _read(self, name: str, namespace: str) -> JobView | None:
         try:
@@ -213,6 +272,33 @@ class Commits:
 
     def _leave(self, commit: Commit, error: ApiError) -> None:
         self._left.leave(commit.job, f"its status is not taken: {error}", commit.status)
+
+
+def refused_status(job: FlyerJob, why: str, epoch: int, now: float) -> FlyerJobStatus:
+    """The status of a job of whose template no pods can be made. It says nothing new twice."""
+    before = job.status or FlyerJobStatus(
+        chain=Chain(
+            id=job.metadata.uid or job.key,
+            submitted_at=job.metadata.creation_timestamp or quantize(now),
+            queued_at=quantize(now),
+        )
+    )
+    known = before.condition("QuotaReserved")
+    same = known is not None and (known.reason, known.message) == (TEMPLATE_REFUSED, why)
+    condition = Condition(
+        type="QuotaReserved", status="False", reason=TEMPLATE_REFUSED, message=why,
+        last_transition_time=known.last_transition_time if known and same else quantize(now),
+        observed_generation=job.metadata.generation,
+    )  # fmt: skip
+    others = tuple(one for one in before.conditions if one.type != condition.type)
+    return before.replace(
+        epoch=epoch if not same else before.epoch,
+        reason=TEMPLATE_REFUSED,
+        message=why,
+        pending=Pending(verdict="Never", reason=TEMPLATE_REFUSED, message=why),
+        conditions=(*others, condition),
+        observed_generation=job.metadata.generation,
+    )
 
 
 def waves(

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from flyer.api import Phase, PodTemplate, SuspendCode
-from flyer.engine import Failed, Killed, NodeEmptied, PodExited, Start, StartRefused
+from flyer.engine import Failed, NodeEmptied, PodExited, Start, StartRefused
 from flyer.kube.client.election import LeadershipLostError
-from flyer.kube.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
+from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.pods import PlacedNode, PodsRefusedError
 from flyer.kube.services.podcalls import KILL_SECONDS, PodCalls
+from flyer.kube.services.starts import Starts
+from flyer.kube.services.views import mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from flyer.engine import Event, JobState, Stop
     from flyer.kube.client import Api, Lane
     from flyer.kube.services.seams import Gateway, Seams
+    from flyer.kube.services.templates import Templates
     from flyer.kube.services.views import PodView
     from flyer.kube.services.world import World
 
@@ -50,8 +53,8 @@ LINGER_POLL_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 5
 # Pods of so many attempts are kept for their logs.
 ATTEMPTS_KEPT: Final = 3
-PRUNED_MAX: Final = 100
-"""Attempts that one call names; the next start forgets more."""
+PRUNED_MAX: Final = 500
+"""Pods that one start deletes; the next forgets more."""
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +81,9 @@ class Gangs:
         lane: Lane,
         tell: Callable[[Event], None],
         state_of: Callable[[str], JobState | None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        uid_of: Callable[[str], str | None],
+        spawn: Callable[[Coroutine[Any, Any, None], str, str], asyncio.Task[None]],
+        templates: Templates,
     ) -> None:
         self._api = api
         self._world = world
@@ -86,29 +91,34 @@ class Gangs:
         self._seams = seams
         self._tell = tell
         self._state_of = state_of
+        self._uid_of = uid_of
         self._spawn = spawn
+        self._templates = templates
         self._calls = PodCalls(api, world.pods, lane)
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
+        self._starts = Starts(api, tell=tell, state_of=state_of, pods_of=self._pods_of)
         self._concluded: set[str] = set()
+        self._strays: set[str] = set()  # being ended
 
     # -- what the engine says ------------------------------------------------------------------
 
-    def start(self, job: FlyerJob, start: Start, template: dict[str, Any] | None = None) -> None:
+    def start(self, job: FlyerJob, start: Start, found: dict[str, Any] | None = None) -> None:
         """Make the pods of an attempt; the gateway tells GangStarted.
 
-        `template` is the job's pod template where it is known; else it is read.
+        `found` is the object as it is stored where that is known; else it is read.
         """
         known = self._gangs.get(start.job)
         if known is not None and known.attempt == start.attempt:
             return
         gang = self._gangs[start.job] = _Gang(start.attempt)
-        gang.task = self._spawn(self._start(gang, job, start, template), f"start {start.job}")
+        work = self._start(gang, job, start, found)
+        gang.task = self._spawn(work, f"start {start.job}", start.job)
 
     def adopt(self, job: FlyerJob, start: Start) -> None:
         """A gang that an earlier leader started: its sidecars may come to us."""
         self._gangs[start.job] = _Gang(start.attempt, settled=True)
-        pods = [one for one in self._world.pods_of(start.job) if one.attempt == start.attempt]
+        pods = [one for one in self._pods_of(start.job) if one.attempt == start.attempt]
         self._expect(job, start, [(one.rank, _identity(one)) for one in pods])
 
     def stop(self, stop: Stop) -> None:
@@ -116,13 +126,17 @@ class Gangs:
         gang = self._gangs.get(stop.job)
         if gang is not None and gang.attempt <= stop.attempt:
             gang.stopping = True
-        self._spawn(self._stop(stop, gang), f"stop {stop.job}")
+        self._spawn(self._stop(stop, gang), f"stop {stop.job}", stop.job)
 
     def forget(self, job: str) -> None:
         """The attempt is over and its nodes are empty."""
         gang = self._gangs.pop(job, None)
         if gang is not None:
             self._gateway.forget(job, gang.attempt)
+
+    def _pods_of(self, job: str) -> list[PodView]:
+        """The pods of the object that the engine knows under this name."""
+        return self._world.pods_of(job, self._uid_of(job))
 
     def knows(self, job: str) -> bool:
         """Whether an attempt of the job is not forgotten yet."""
@@ -148,13 +162,16 @@ class Gangs:
                 self._concluded.discard(pod.uid)
             return
         self._leaving[pod.uid] = pod
-        self._spawn(self._conclude(pod), f"conclude {pod.name}")
+        self._starts.failed(pod)
+        self._spawn(self._conclude(pod), f"conclude {pod.name}", pod.job)
 
     async def _conclude(self, pod: PodView) -> None:
+        if not pod.ended and not pod.deleting:
+            await self._calls.ended(pod)  # until then its node is not empty
         outcome = pod.outcome if pod.outcome is not None else self._seams.outcome_of(None)
         await self._gateway.conclude(pod.uid, outcome)
         del self._leaving[pod.uid]
-        if any(one.uid == pod.uid for one in self._world.pods_of(pod.job)):
+        if any(one.uid == pod.uid for one in self._pods_of(pod.job)):
             self._concluded.add(pod.uid)
         self.look(pod.job)
 
@@ -170,7 +187,7 @@ class Gangs:
             return
         # The earliest attempt that has a living pod on each node; "": one that is on none yet.
         first: dict[str, int] = {}
-        pods = [one for one in self._world.pods_of(job) if not one.ended]
+        pods = [one for one in self._pods_of(job) if not one.ended]
         for pod in (*pods, *(one for one in self._leaving.values() if one.job == job)):
             first[pod.node] = min(pod.attempt, first.get(pod.node, pod.attempt))
         for one in occupied:
@@ -187,29 +204,29 @@ class Gangs:
     # -- making pods ---------------------------------------------------------------------------
 
     async def _start(
-        self, gang: _Gang, job: FlyerJob, start: Start, template: dict[str, Any] | None
+        self, gang: _Gang, job: FlyerJob, start: Start, found: dict[str, Any] | None
     ) -> None:
         try:
-            whole = await self._whole(job) if template is None else _with_template(job, template)
+            found = await self._read(job) if found is None else found
+            whole = _with_template(job, found["spec"]["template"])
+            await self._templates.require(whole, mark_of(found))
             await self._make(gang, whole, start)
         except LeadershipLostError:
             raise
         except (PodsRefusedError, InvalidError, ValidationError) as error:
             # What the manifest asks for will not come to be.
             self._not_started(gang, start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
-        except ForbiddenError as error:
-            # A quota may have room later, and whoever forbids it may allow it.
+        except ApiError as error:
+            # A quota may have room later, who forbids it may allow it, and an API server that was
+            # away is no fault of the job: this costs no restart.
             log.warning("%s: attempt %d may not start: %s", start.job, start.attempt, error)
             gang.failed = True
             self._tell(StartRefused(start.job, start.attempt, str(error)[:1000]))
-        except ApiError as error:
-            why = f"the pods could not be made: {error}"[:1000]
-            self._not_started(gang, start, Killed(0, why))
         finally:
             gang.settled = True
         self.look(start.job)
 
-    def _not_started(self, gang: _Gang, start: Start, outcome: Failed | Killed) -> None:
+    def _not_started(self, gang: _Gang, start: Start, outcome: Failed) -> None:
         log.warning("%s: attempt %d does not start: %s", start.job, start.attempt, outcome.reason)
         gang.failed = True
         for name in start.assignment.names:
@@ -217,8 +234,10 @@ class Gangs:
 
     async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
         names = start.assignment.names
-        manifests = self._seams.build_pods(job, start, self._placed(names))
-        made = await _all([self._calls.create(job, one) for one in manifests])
+        manifests = self._build(job, start)
+        made = await _all([
+            self._calls.create(job, one, name) for one, name in zip(manifests, names, strict=True)
+        ])  # fmt: skip
         if gang.stopping:
             return
         identities = [
@@ -238,18 +257,33 @@ class Gangs:
         await _all(
             [self._calls.place(one, name) for one, name in zip(made, names, strict=True)],
         )
-        found = {one.attempt for one in self._world.pods_of(start.job)}
-        old = sorted(one for one in found if one <= start.attempt - ATTEMPTS_KEPT)
-        if old:
-            await self._calls.prune(job, old[:PRUNED_MAX])
+        watch = self._starts.watch(start, manifests[0]["spec"])
+        self._spawn(watch, f"start of {start.job}", start.job)
+        old = [
+            one for one in self._pods_of(start.job)
+            if one.ended and one.attempt <= start.attempt - ATTEMPTS_KEPT
+        ]  # fmt: skip
+        for pod in sorted(old, key=lambda one: one.attempt)[:PRUNED_MAX]:
+            await self._calls.delete(pod.namespace, pod.name, pod.uid, 0)
 
-    async def _whole(self, job: FlyerJob) -> FlyerJob:
-        """The job with its pod template, which views leave out."""
+    def _build(self, job: FlyerJob, start: Start) -> list[dict[str, Any]]:
+        """The pods' manifests. Whatever goes wrong is the template's: nothing else goes in."""
+        try:
+            return self._seams.build_pods(job, start, self._placed(start.assignment.names))
+        except PodsRefusedError:
+            raise
+        except Exception as error:
+            log.exception("%s: a bug, please report it", job.key)
+            why = f"spec.template: no pods can be made of it ({type(error).__name__}: {error})"
+            raise PodsRefusedError(job.key, [why]) from error
+
+    async def _read(self, job: FlyerJob) -> dict[str, Any]:
+        """The object with its pod template, which views leave out."""
         found = await self._api.get(FLYERJOBS, job.metadata.name, job.metadata.namespace)
         metadata = found["metadata"]
         if metadata.get("uid") != job.metadata.uid:
             raise NotFoundError(f"get flyerjobs {job.key}", "it was deleted meanwhile")
-        return _with_template(job, found["spec"]["template"])
+        return found
 
     def _placed(self, names: Sequence[str]) -> dict[str, PlacedNode]:
         placed = {}
@@ -294,7 +328,7 @@ class Gangs:
         nodes = frozenset(stop.nodes)  # Asked often, of thousands.
         return [
             one
-            for one in self._world.pods_of(stop.job)
+            for one in self._pods_of(stop.job)
             if one.attempt <= stop.attempt and not one.ended and (not one.node or one.node in nodes)
         ]
 
@@ -306,10 +340,23 @@ class Gangs:
             await asyncio.sleep(LINGER_POLL_SECONDS)
 
     def stray(self, pod: PodView) -> None:
-        """A living pod of no job, or of no attempt that is wanted: end it."""
-        if not pod.deleting:
-            work = self._calls.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
-            self._spawn(work, f"stray {pod.name}")
+        """A living pod of ours of no job, or where no job's status has it: end it."""
+        if not pod.deleting and pod.uid not in self._strays:
+            self._strays.add(pod.uid)
+            self._spawn(self._end_stray(pod), f"stray {pod.name}", pod.job)
+
+    async def _end_stray(self, pod: PodView) -> None:
+        """Unless its job says otherwise: what is cached of it may be old."""
+        try:
+            if await self._calls.wanted(pod):
+                return
+            log.warning(
+                "%s/%s on %s is ended: no job's status has it there",
+                pod.namespace, pod.name, pod.node,
+            )  # fmt: skip
+            await self._calls.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
+        finally:
+            self._strays.discard(pod.uid)
 
 
 def _with_template(job: FlyerJob, template: dict[str, Any]) -> FlyerJob:

@@ -93,9 +93,9 @@ class Nodes:
             log.warning("node %s is back: it answers", name)
             self.changed(name)
 
-    def saw(self, pod: PodView, *, lives: bool) -> bool:
+    def saw(self, pod: PodView, *, lives: bool, begins: bool) -> bool:
         """Whether it is news that this pod, which is bound, lives as a stray or does no more."""
-        return self._strays.saw(pod, lives=lives)
+        return self._strays.saw(pod, lives=lives, begins=begins)
 
     def _observed(self, view: NodeView) -> Node:
         node = self._strays.observed(self._world.engine_node(view))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.kube.client import Lane
 from flyer.kube.client.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
-from flyer.kube.client.resources import PODS
-from flyer.kube.pods.names import GATE, LABEL_ATTEMPT, LABEL_JOB
+from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.pods.names import GATE
+from flyer.kube.services.views import controller_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from flyer.api import FlyerJob
     from flyer.kube.client import Api, Cache
     from flyer.kube.services.views import PodView
@@ -33,6 +33,7 @@ KILL_SECONDS: Final = 1
 # Somebody else's pod may have one of our names while the garbage collector takes it away.
 NAME_TAKEN_SECONDS: Final = 30.0
 NAME_TAKEN_POLL_SECONDS: Final = 0.5
+CONFLICT_SECONDS: Final = 0.2
 PLACE_TRIES_MAX: Final = 5
 
 log = logging.getLogger(__name__)
@@ -46,19 +47,24 @@ def pod_lane() -> Lane:
 class PodCalls:
     """What a call answers goes into the cache before the watch tells it."""
 
-    def __init__(self, api: Api, pods: Cache[PodView], lane: Lane) -> None:
+    def __init__(self, api: Api, pods: Cache[PodView | None], lane: Lane) -> None:
         self._api = api.apart(lane)
         # What is there is bound or deleted before more is made: of many jobs that start together
         # the first do not wait for the pods of the last.
         self._soon = api.apart(lane.ahead)
         self._pods = pods
 
-    async def create(self, job: FlyerJob, manifest: dict[str, Any]) -> dict[str, Any]:
-        """The pod of this manifest: a new one, or one of this very job that is there."""
+    async def create(self, job: FlyerJob, manifest: dict[str, Any], node: str) -> dict[str, Any]:
+        """The pod of this manifest for this node: a new one, or one of this very job.
+
+        A name that is taken, by the pod of a job that was deleted or by somebody else's, may become
+        free, and a conflict (of a ResourceQuota that several API servers count) may pass: it is
+        tried again for a while.
+        """
         name, namespace = manifest["metadata"]["name"], job.metadata.namespace
         known = self._pods.get(namespace, name)
         there = known is not None and known.owner == job.metadata.uid and not known.deleting
-        if known is not None and there and known.node:
+        if known is not None and there and known.node == node:
             return _bound(known)
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + NAME_TAKEN_SECONDS
@@ -73,30 +79,78 @@ class PodCalls:
                     raise
                 there = True
                 continue
+            except ConflictError:
+                if loop.time() >= ends_at:
+                    raise
+                await asyncio.sleep(CONFLICT_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
+                continue
             except NotFoundError:
                 if not there:
                     raise
                 there = False
                 continue
-            ours = any(
-                one.get("uid") == job.metadata.uid
-                for one in made["metadata"].get("ownerReferences") or ()
-            )
-            if ours and "deletionTimestamp" not in made["metadata"]:
+            if self._is_usable(job, made, node):
                 break
-            await self._give_way(made, ours=ours)
+            await self._give_way(job, made)
             await asyncio.sleep(NAME_TAKEN_POLL_SECONDS)
             there = False
         self._pods.offer(made)
         return made
 
-    async def _give_way(self, pod: dict[str, Any], *, ours: bool) -> None:
-        """A pod with our name of a job that was deleted: the garbage collector's, who is slow."""
+    @staticmethod
+    def _is_usable(job: FlyerJob, pod: dict[str, Any], node: str) -> bool:
+        owner = controller_of(pod["metadata"])
+        ours = owner is not None and owner["uid"] == job.metadata.uid
+        bound = pod["spec"].get("nodeName")
+        return ours and "deletionTimestamp" not in pod["metadata"] and bound in (None, "", node)
+
+    async def _give_way(self, job: FlyerJob, pod: dict[str, Any]) -> None:
+        """End a pod with our name that a FlyerJob of this name controls.
+
+        Either that job was deleted, and garbage collection is slow, or the pod is bound where
+        nobody decided.
+        """
         metadata = pod["metadata"]
-        labels = metadata.get("labels") or {}
-        if ours or "deletionTimestamp" in metadata or LABEL_JOB not in labels:
+        owner = controller_of(metadata)
+        if owner is None or owner["name"] != job.metadata.name or "deletionTimestamp" in metadata:
             return
         await self.delete(metadata["namespace"], metadata["name"], metadata["uid"], KILL_SECONDS)
+
+    async def ended(self, pod: PodView) -> None:
+        """Until this pod, of which nothing is told any more, is seen to have no processes.
+
+        Deleted with force it is gone at once. But whoever takes our label from a pod hides it from
+        the watch while it lives: such a pod is deleted.
+        """
+        while True:
+            try:
+                found = await self._soon.get(PODS, pod.name, pod.namespace)
+            except NotFoundError:
+                return
+            except ApiError as error:
+                log.warning("%s/%s: %s", pod.namespace, pod.name, error)
+            else:
+                phase = (found.get("status") or {}).get("phase")
+                if found["metadata"]["uid"] != pod.uid or phase in ("Succeeded", "Failed"):
+                    return
+                await self.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
+            await asyncio.sleep(NAME_TAKEN_POLL_SECONDS)
+
+    async def wanted(self, pod: PodView) -> bool:
+        """Whether the job that controls this pod exists, and its status has the pod's node."""
+        namespace, _, name = pod.job.partition("/")
+        try:
+            job = await self._soon.get(FLYERJOBS, name, namespace)
+        except NotFoundError:
+            return False
+        except ApiError as error:
+            log.warning("%s/%s is not ended yet: %s", pod.namespace, pod.name, error)
+            return True
+        occupied = (job.get("status") or {}).get("occupied") or ()
+        here = any(
+            one.get("name") == pod.node and one.get("attempt") == pod.attempt for one in occupied
+        )
+        return job["metadata"]["uid"] == pod.owner and here
 
     async def place(self, pod: dict[str, Any], node: str) -> None:
         """Bind it; where nodes are shared, open our gate, and Kubernetes' scheduler binds it."""
@@ -154,15 +208,6 @@ class PodCalls:
             return  # gone, or another one by now
         except ApiError as error:
             log.warning("%s/%s is not deleted yet: %s", namespace, name, error)
-
-    async def prune(self, job: FlyerJob, attempts: Iterable[int]) -> None:
-        """Forget the logs of these attempts: each is named, for the call may be performed late."""
-        among = ",".join(map(str, attempts))
-        selector = f"{LABEL_JOB}={job.metadata.name},{LABEL_ATTEMPT} in ({among})"
-        try:
-            await self._api.delete_all(PODS, job.metadata.namespace, labelSelector=selector)
-        except ApiError as error:
-            log.warning("%s: pods of old attempts stay: %s", job.key, error)
 
 
 def _bound(pod: PodView) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""Living pods of jobs that nobody knows: their nodes get no gang until they are gone."""
+"""Living pods of deleted jobs that a new leader finds: their nodes wait until they are gone.
+
+Ours are bound before their job is deleted, and their job is known until its nodes are empty. So
+only what lived through a change of leaders is waited for: a pod that comes up later with the owner
+reference of a deleted job is a user's, who could keep any node out of service otherwise.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,13 @@ class Strays:
     def __init__(self) -> None:
         self._uids: dict[str, set[str]] = {}
 
-    def saw(self, pod: PodView, *, lives: bool) -> bool:
-        """Whether it is news that this pod, which is bound, lives as a stray or does no more."""
+    def saw(self, pod: PodView, *, lives: bool, begins: bool) -> bool:
+        """Whether it is news that this pod, which is bound, lives as a stray or does no more.
+
+        Only when a term `begins` it can start to.
+        """
         uids = self._uids.get(pod.node, set())
-        if lives == (pod.uid in uids):
+        if lives == (pod.uid in uids) or (lives and not begins):
             return False
         if lives:
             self._uids.setdefault(pod.node, set()).add(pod.uid)

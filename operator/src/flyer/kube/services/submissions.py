@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flyer.kube.client import Api
     from flyer.kube.services.announcements import Announcer
     from flyer.kube.services.apart import LeftAlone
+    from flyer.kube.services.templates import Templates
     from flyer.kube.services.views import JobView
     from flyer.kube.services.world import World
 
@@ -40,14 +41,16 @@ class Submissions:
         world: World,
         announcer: Announcer,
         left: LeftAlone,
+        templates: Templates,
         *,
         tell: Callable[[Event], None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
     ) -> None:
         self._api = api
         self._world = world
         self._announcer = announcer
         self._left = left  # alone
+        self._templates = templates
         self._tell = tell
         self._spawn = spawn
         self._uids: dict[str, str] = {}  # of the objects that the engine's jobs are
@@ -63,8 +66,22 @@ class Submissions:
         self._uids = {key: view.uid for key, view in live.items()}
 
     def wanted(self, view: JobView) -> bool:
-        """Whether the engine is to know of this object."""
+        """Whether the engine is to know of this object, once its template has passed."""
         return view.job is not None and view.key not in self._left and not view.forgettable
+
+    def passed(self, view: JobView) -> bool:
+        """Whether the engine may know of it now; else its template is being checked."""
+        if self._uids.get(view.key) == view.uid or self._templates.has_passed(view):
+            return True
+        self._templates.check(view)
+        return False
+
+    def resubmit(self, view: JobView) -> None:
+        """Its template has passed."""
+        current = self._world.job(view.key)
+        there = current is not None and current.uid == view.uid and not current.deleting
+        if current is not None and there and self._uids.get(view.key, view.uid) == view.uid:
+            self._submit(view.key, current)
 
     def changed(self, before: JobView | None, after: JobView | None) -> None:
         """A FlyerJob came, changed or went."""
@@ -90,6 +107,7 @@ class Submissions:
                 self.forgotten(key)
         if after is None or after.deleting:
             self._waiting.pop(key, None)
+            self._templates.forget(key)
         elif self._uids.get(key, after.uid) != after.uid:
             self._waiting[key] = after
         elif before is None or replaced or after.asks_otherwise(before):
@@ -100,7 +118,7 @@ class Submissions:
         self._uids.pop(key, None)
         view = self._world.job(key)
         if view is not None and view.deleting and RELEASE_FINALIZER in view.finalizers:
-            self._spawn(self._release(key, view), f"release {key}")
+            self._spawn(self._release(key, view), f"release {key}", key)
         successor = self._waiting.pop(key, None)
         if successor is not None and view is not None:
             self._submit(key, view)
@@ -113,7 +131,7 @@ class Submissions:
             self._announcer.tell(view.key, view.uid, Announcement(INVALID, view.problem, True))
 
     def _submit(self, key: str, view: JobView) -> None:
-        if view.job is None or not self.wanted(view):
+        if view.job is None or not self.wanted(view) or not self.passed(view):
             return
         self._uids[key] = view.uid
         self._tell(JobSubmitted(view.job))

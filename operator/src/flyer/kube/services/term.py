@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
-from flyer.api import FlyerJob, FlyerJobStatus, Phase
+from flyer.api import Condition, FlyerJob, FlyerJobStatus, Phase
 from flyer.engine import (
     Commit,
     Finish,
@@ -36,22 +36,25 @@ from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.services.announcements import (
     LEFT_ALONE,
+    NEVER_FITS,
     Announcement,
     Announcer,
     announcement,
 )
 from flyer.kube.services.apart import LeftAlone
-from flyer.kube.services.commits import Commits
+from flyer.kube.services.commits import QUARANTINED, Commits, refused_status
 from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox, leaving
 from flyer.kube.services.nodes import Nodes
 from flyer.kube.services.podcalls import pod_lane
+from flyer.kube.services.privacy import Privacy
 from flyer.kube.services.probes import Probes
 from flyer.kube.services.steps import Steps
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.takeover import TakeOver
+from flyer.kube.services.templates import Templates
 from flyer.kube.services.token import Token
 
 if TYPE_CHECKING:
@@ -111,17 +114,24 @@ class Term:
         self._counts = Counts(api, world, self._token, lambda: self._state)
         self._announcer = Announcer(api)
         lane = pod_lane()
-        self._left = LeftAlone(self._left_alone)
+        self._left = LeftAlone(self._left_alone, self.confused)
+        self._privacy = Privacy(self._was_job)
         self._steps = Steps(self._left, metrics, self._announce)
         self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane, self._left)
+        self._templates = Templates(
+            api, world, seams,
+            passed=self._resubmit,
+            refused=self._refuse_template, spawn=self._spawn,
+        )  # fmt: skip
         self._submissions = Submissions(
-            api, world, self._announcer, self._left,
+            api, world, self._announcer, self._left, self._templates,
             tell=self._inbox.tell, spawn=self._spawn,
         )  # fmt: skip
         self._gateway = seams.make_gateway(self._inbox.tell)
         self._gangs = Gangs(
             api, world, self._gateway, seams, lane=lane,
-            tell=self._inbox.tell, state_of=self._state_of, spawn=self._spawn,
+            tell=self._inbox.tell, state_of=self._state_of, uid_of=self._uid_of,
+            spawn=self._spawn, templates=self._templates,
         )  # fmt: skip
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
         self._nodes = Nodes(world, self._inbox.tell)
@@ -129,6 +139,7 @@ class Term:
         self._wake_at = 0.0
         self._stale = ""  # why everything has to be read again
         self._kept: list[Event] = []  # told, not decided: of jobs that are left alone
+        self._marked: set[str] = set()  # jobs whose status says that they are in quarantine
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -212,12 +223,17 @@ class Term:
                 now.append(one)
         return now
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], name: str, job: str = ""
+    ) -> asyncio.Task[None]:
+        """A task of this term. One about a job quarantines that job where it fails."""
+        whole = self._left.shield(job, name, work) if job else work
         try:
             if self._group is not None:
-                return self._group.create_task(work, name=name)
+                return self._group.create_task(whole, name=name)
         except RuntimeError:  # the group takes nothing more
             pass
+        whole.close()
         work.close()
         raise TermOverError(name)
 
@@ -235,7 +251,10 @@ class Term:
         self._nodes.withheld = self._left.nodes(self._commits.stored)
         nodes = self._nodes.begin()
         views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
-        live = {key: view for key, view in views.items() if self._submissions.wanted(view)}
+        live = {
+            key: view for key, view in views.items()
+            if self._submissions.wanted(view) and self._submissions.passed(view)
+        }  # fmt: skip
         jobs = [_of(view) for view in live.values()]
         quotas = [engine.Quota.of(one) for one in self._world.quotas.values() if one is not None]
         apart = [
@@ -254,7 +273,9 @@ class Term:
         for key, view in live.items():
             if view.deleting:
                 self._inbox.tell(JobRemoved(key))
-            await self._adopt(_of(view))
+            with self._left.guard(key, "taking over"):
+                await self._adopt(_of(view))
+        self._marked = {key for key, view in live.items() if _is_marked(view)}
         for view in list(self._world.jobs.values()):
             if view.job is None:
                 self._submissions.tell_invalid(view)
@@ -263,7 +284,9 @@ class Term:
         if self._token.holder and self._token.holder not in {*live, *self._left}:
             await self._token.release(self._token.holder)
         for pod in list(self._world.pods.values()):
-            self._see_stray(pod)
+            if pod is not None:
+                with self._left.guard(pod.job, "looking at a pod"):
+                    self._see_stray(pod, begins=True)
         kept, self._kept = self._kept, []
         for event in self._aside(kept):
             self._inbox.tell(event)
@@ -276,7 +299,8 @@ class Term:
             return
         attempt, assignment = status.chain.attempt, status.assignment
         # Whatever its phase: a node without a living pod is given to the next job.
-        living = {one.node for one in self._world.pods_of(job.key) if not one.ended}
+        pods = self._world.pods_of(job.key, job.metadata.uid)
+        living = {one.node for one in pods if not one.ended}
         if not living.issuperset(one.name for one in status.occupied):
             await self._confirm(job)
         if status.phase in _LIVE and assignment is not None and not self._gangs.knows(job.key):
@@ -284,7 +308,7 @@ class Term:
                 job,
                 Start(job.key, attempt, assignment, status.checkpoint, status.chain.life_state),
             )
-        for pod in self._world.pods_of(job.key):
+        for pod in self._world.pods_of(job.key, job.metadata.uid):
             if pod.ended and pod.attempt == attempt:
                 self._gangs.conclude(pod)
         self._gangs.look(job.key)
@@ -309,19 +333,27 @@ class Term:
         self._state, actions = await self._steps.step(self._state, events, now)
         self._metrics.decided(time.monotonic() - begun)
         self._wake_at = now + IDLE_SECONDS_MAX
-        commits = [one for one in actions if isinstance(one, Commit)]
+        commits = [
+            replace(one, status=self._privacy.status(one.status, one.job))
+            for one in actions if isinstance(one, Commit)
+        ]  # fmt: skip
         gone: set[str] = set()
         await self._commits.store(commits, gone)
         for job in gone:
             self._inbox.tell(JobRemoved(job))
         for action in actions:
-            await self._perform(action, gone)
-        self._commits.templates.clear()
+            with self._left.guard(getattr(action, "job", ""), type(action).__name__):
+                await self._perform(action, gone)
+        self._commits.answers.clear()
         for commit in commits:
             self._settle(commit.job)
         for key in known - self._state.jobs.keys():
             self._commits.forgotten(key)
             self._submissions.forgotten(key)
+        for key in self._marked:
+            if key in self._state.jobs and key not in self._left:
+                self._mark(key, None)
+        self._marked.clear()
         self._metrics.observe(self._state, self._token.holder)
         self._counts.look()
 
@@ -330,11 +362,12 @@ class Term:
             case Start(job=key) if key not in gone:
                 view = self._world.job(key)
                 if view is not None and view.job is not None:
-                    self._gangs.start(view.job, action, self._commits.templates.get(key))
+                    self._gangs.start(view.job, action, self._commits.answers.get(key))
             case Stop():
                 self._gangs.stop(action)
-            case Signal():
-                self._gateway.signal(action)
+            case Signal(job=key, reason=reason, by=by):
+                reason, by = (self._privacy.words(one, key) for one in (reason, by))
+                self._gateway.signal(replace(action, reason=reason, by=by))
             case HoldToken(job=key) if key not in gone:
                 await self._token.hold(key)
             case ReleaseToken(job=key):
@@ -354,10 +387,11 @@ class Term:
             self._gangs.forget(key)
 
     def _committed(self, key: str, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
-        self._metrics.committed(before, after)
-        told = announcement(before, after)
-        if told is not None:
-            self._announce(key, told)
+        with self._left.guard(key, "announcing"):
+            self._metrics.committed(before, after)
+            told = announcement(before, after)
+            if told is not None:
+                self._announce(key, told)
 
     def _announce(self, key: str, told: Announcement) -> None:
         view = self._world.job(key)
@@ -367,11 +401,46 @@ class Term:
     def _left_alone(self, key: str, kind: str, why: str) -> None:
         self._metrics.faults.labels(kind).inc()
         self._announce(key, Announcement(LEFT_ALONE, why, warning=True))
+        if kind != "status":  # else no status of it is taken
+            self._mark(key, why)
+
+    def _resubmit(self, view: JobView) -> None:
+        self._submissions.resubmit(view)
+
+    async def _refuse_template(self, view: JobView, why: str) -> None:
+        """Its status says so; the engine does not know it."""
+        if self._submissions.uid_of(view.key) == view.uid or view.job is None:
+            return  # known since before its template was changed: its start will say so
+        status = refused_status(view.job, why, self.epoch, time.time())
+        if await self._commits.write(view, status):
+            self._announce(view.key, Announcement(NEVER_FITS, why, warning=True))
+
+    def _mark(self, key: str, why: str | None) -> None:
+        """Let the job's own status say that it is in quarantine and why; None: not any more."""
+        view = self._world.job(key)
+        if view is None:
+            return
+        condition = None
+        if why is not None:
+            condition = Condition(
+                type=QUARANTINED, status="True", reason="OperatorFault", message=why,
+                last_transition_time=time.time(),
+            )  # fmt: skip
+        self._spawn(self._marking(key, view.uid, condition), f"mark {key}")
+
+    async def _marking(self, key: str, uid: str, condition: Condition | None) -> None:
+        try:
+            await self._commits.mark(key, uid, self.epoch, condition)
+        except ApiError as error:
+            log.warning("%s: its condition is not written: %s", key, error)
 
     def _zones(self) -> Zones:
         """No second job crosses zones while one that is left alone may."""
         zones = self._world.zones()
         return replace(zones, cross_zone_jobs=0) if self._token.holder in self._left else zones
+
+    def _was_job(self, key: str) -> bool:
+        return key in self._state.jobs or self._world.job(key) is not None
 
     def _uid_of(self, key: str) -> str | None:
         return self._submissions.uid_of(key)
@@ -383,18 +452,20 @@ class Term:
 
     def job_changed(self, before: JobView | None, after: JobView | None) -> None:
         """A FlyerJob came, changed or went."""
-        self._submissions.changed(before, after)
-        if after is not None and self._commits.is_foreign(after):
-            self._stale = f"{after.key}: somebody else wrote its status"
-            self._inbox.tell(Tick())
+        view = after or before
+        assert view is not None, "a change of nothing"
+        with self._left.guard(view.key, "reading the job"):
+            self._submissions.changed(before, after)
+            if after is not None and self._commits.is_foreign(after):
+                self.confused(f"{after.key}: somebody else wrote its status")
 
     def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
         """A pod of a FlyerJob came, changed or went."""
         pod = after or before
         assert pod is not None, "a change of nothing"
-        if pod.job in self._state.jobs:
-            self._gangs.pod_changed(before, after)
-        if after is None or after.ended or after.node:
+        with self._left.guard(pod.job, "looking at a pod"):
+            if pod.attempt and pod.job in self._state.jobs and pod.owner == self._uid_of(pod.job):
+                self._gangs.pod_changed(before, after)
             self._see_stray(pod, gone=after is None)
 
     def node_changed(self, name: str) -> None:
@@ -412,20 +483,50 @@ class Term:
         """What the FlyerTopology asks for came, changed or went."""
         self._inbox.tell(engine.ZonesObserved(self._zones()))
 
+    def confused(self, why: str) -> None:
+        """Everything has to be read again."""
+        self._stale = why
+        self._inbox.tell(Tick())
+
     # -- pods of nobody ------------------------------------------------------------------------
 
-    def _see_stray(self, pod: PodView, *, gone: bool = False) -> None:
-        """Living pods of jobs that nobody knows keep their node from being given out."""
+    def _see_stray(self, pod: PodView, *, gone: bool = False, begins: bool = False) -> None:
+        """End a bound pod of ours that no job decided.
+
+        Those that an earlier leader left of jobs that were deleted since (seen when a term
+        `begins`) keep their nodes from being given out until they are gone. What comes up later is
+        none of ours, whatever its owner reference says, for we bind no pods of jobs that are gone:
+        it takes no node out.
+        """
         if not pod.node:
             return
-        lives = not gone and not pod.ended and pod.job not in self._state.jobs
-        news = self._nodes.saw(pod, lives=lives)
+        lives = not gone and not pod.ended and not self._is_decided(pod)
+        view = self._world.job(pod.job)
+        orphan = view is None or view.uid != pod.owner
         if lives:
-            view = self._world.job(pod.job)
-            if view is None or view.uid != pod.owner:
-                self._gangs.stray(pod)  # else its job cannot be read, or is left alone
-        if news:
+            self._gangs.stray(pod)
+        if self._nodes.saw(pod, lives=lives and orphan, begins=begins):
             self.node_changed(pod.node)
+
+    def _is_decided(self, pod: PodView) -> bool:
+        """Whether a job's status says that this pod may be where it is."""
+        job = self._state.jobs.get(pod.job)
+        if job is None or pod.owner != self._uid_of(pod.job):
+            view = self._world.job(pod.job)
+            # What cannot be read or is left alone is not judged.
+            known = view is not None and view.uid == pod.owner
+            return known and (pod.job in self._left or not self._is_over(view))
+        places = {(one.name, one.attempt) for one in job.status.occupied}
+        return bool(pod.attempt) and (pod.node, pod.attempt) in places
+
+    @staticmethod
+    def _is_over(view: JobView | None) -> bool:
+        return view is not None and view.forgettable
+
+
+def _is_marked(view: JobView) -> bool:
+    status = view.job.status if view.job is not None else None
+    return status is not None and status.condition(QUARANTINED) is not None
 
 
 def _of(view: JobView) -> FlyerJob:

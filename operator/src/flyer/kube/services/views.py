@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob, Phase, PodTemplate, names
+from flyer.api import GROUP, KIND_JOB, FlyerJob, Phase, PodTemplate, names
 from flyer.engine import Node
-from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_NODE_RANK, RESOURCE_GPU
+from flyer.kube.pods.names import RESOURCE_GPU, pod_place
+from flyer.kube.services.troubles import Trouble, trouble_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +25,8 @@ __all__ = [
     "NodeView",
     "PodView",
     "Strings",
+    "controller_of",
+    "mark_of",
     "shape_job",
     "shape_node",
     "shape_pods",
@@ -48,6 +53,9 @@ _OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 # Where its kubelet listens, unless the node says otherwise.
 KUBELET_PORT: Final = 10250
+_POD_FIELDS: Final = (
+    "template", "group", "ranksPerNode", "collectives", "preemption", "checkpoint",
+)  # fmt: skip
 
 Strings = dict[str, str]
 
@@ -67,6 +75,7 @@ class JobView:
     problem: str = ""
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
+    mark: str = ""  # of all that its pods are made of but its name: the same for the same pods
 
     @property
     def forgettable(self) -> bool:
@@ -118,6 +127,8 @@ def shape_job(value: dict[str, Any]) -> JobView:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    except Exception as error:  # noqa: BLE001 - one object's content must not stop the others
+        problem = f"{type(error).__name__}: {error}"
     if job is not None and job.others:
         job = None
     return JobView(
@@ -128,25 +139,47 @@ def shape_job(value: dict[str, Any]) -> JobView:
         problem=problem,
         deleting="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
+        mark=mark_of(value),
     )
+
+
+def mark_of(job: Mapping[str, Any]) -> str:
+    """A digest of what a job's pods, and the nodes they may get, depend on."""
+    spec = job.get("spec") or {}
+    parts = [job["metadata"].get("namespace"), *(spec.get(name) for name in _POD_FIELDS)]
+    try:
+        text = json.dumps(parts, sort_keys=True)
+    except (ValueError, RecursionError):
+        text = repr(job["metadata"].get("uid"))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
+    """The controller reference of an object, if it names a FlyerJob."""
+    for one in metadata.get("ownerReferences") or ():
+        group = str(one.get("apiVersion", "")).rpartition("/")[0]
+        if one.get("controller") is True and one.get("kind") == KIND_JOB and group == GROUP:
+            return {"name": str(one["name"]), "uid": str(one["uid"])}
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod of a FlyerJob."""
+    """A pod whose controller is a FlyerJob. Labels prove nothing: any user can write them."""
 
     namespace: str
     name: str
     uid: str
-    owner: str  # uid of the controller
-    job: str
-    attempt: int
+    owner: str  # uid of the FlyerJob
+    job: str  # its key
+    attempt: int  # 0: the pod's name is not one that the operator gives
     rank: int
     node: str  # empty: not bound
     phase: str
     ip: str
     deleting: bool
     outcome: Outcome | None  # in a terminal phase
+    trouble: Trouble | None = None  # why its kubelet does not start it
 
     @property
     def ended(self) -> bool:
@@ -156,27 +189,33 @@ class PodView:
 
 def shape_pods(
     outcome_of: Callable[[Mapping[str, Any] | None], Outcome],
-) -> Callable[[dict[str, Any]], PodView]:
-    """A function from a pod's JSON; `outcome_of` reads a terminal phase."""
+) -> Callable[[dict[str, Any]], PodView | None]:
+    """A function from a pod's JSON; `outcome_of` reads a terminal phase.
 
-    def shape(value: dict[str, Any]) -> PodView:
+    None: the pod's controller is not a FlyerJob, whatever its labels say.
+    """
+
+    def shape(value: dict[str, Any]) -> PodView | None:
         metadata, status = value["metadata"], value.get("status") or {}
-        labels = metadata.get("labels") or {}
-        owners = [one for one in metadata.get("ownerReferences") or () if one.get("controller")]
+        owner = controller_of(metadata)
+        if owner is None:
+            return None
+        attempt, rank = pod_place(owner["name"], metadata["name"]) or (0, 0)
         phase = status.get("phase", "Pending")
         return PodView(
             namespace=metadata["namespace"],
             name=metadata["name"],
             uid=metadata["uid"],
-            owner=owners[0]["uid"] if owners else "",
-            job=f"{metadata['namespace']}/{labels.get(LABEL_JOB, '')}",
-            attempt=_number(labels.get(LABEL_ATTEMPT)),
-            rank=_number(labels.get(LABEL_NODE_RANK)),
+            owner=owner["uid"],
+            job=f"{metadata['namespace']}/{owner['name']}",
+            attempt=attempt,
+            rank=rank,
             node=value["spec"].get("nodeName") or "",
             phase=phase,
             ip=status.get("podIP") or "",
             deleting="deletionTimestamp" in metadata,
             outcome=outcome_of(value) if phase in ("Succeeded", "Failed") else None,
+            trouble=trouble_of(value),
         )
 
     return shape
@@ -191,6 +230,7 @@ class NodeView:
     dedicated: bool
     lost: str  # the cause; empty: not lost
     allocatable: Strings = field(default_factory=dict)
+    labels: Strings = field(default_factory=dict)
     address: str = ""  # of the machine; empty: not known
     port: int = KUBELET_PORT
 
@@ -234,6 +274,7 @@ def shape_node(value: dict[str, Any]) -> NodeView:
         dedicated=dedicated,
         lost=lost,
         allocatable=allocatable,
+        labels=labels,
         address=_address(status),
         port=_port(status),
     )

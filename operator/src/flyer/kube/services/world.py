@@ -58,6 +58,9 @@ class Listener(Protocol):
     def topology_changed(self) -> None:
         """What the FlyerTopology asks for came, changed or went."""
 
+    def confused(self, why: str) -> None:
+        """It failed at a change: it has to read everything again."""
+
 
 class World:
     """All caches. `outcome_of` reads the status of a pod that ended."""
@@ -73,6 +76,8 @@ class World:
         self._pods_of: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
         self._pods_on: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
         self.jobs = Cache(api, FLYERJOBS, shape_job, self._job, settings=settings)
+        # The label makes the watch small; whose a pod is, its controller reference says. Who takes
+        # the label from a pod makes it vanish here while it lives: see `PodCalls.ended`.
         self.pods = Cache(
             api, PODS, shape_pods(outcome_of), self._pod, settings=settings,
             labelSelector=LABEL_JOB,
@@ -122,9 +127,11 @@ class World:
         namespace, _, name = key.partition("/")
         return self.jobs.get(namespace, name)
 
-    def pods_of(self, job: str) -> list[PodView]:
-        """The pods of all attempts of a job."""
-        return list(self._pods_of[job].values()) if job in self._pods_of else []
+    def pods_of(self, job: str, uid: str | None) -> list[PodView]:
+        """The pods of all attempts of a job: those that this very object controls."""
+        if job not in self._pods_of:
+            return []
+        return [one for one in self._pods_of[job].values() if one.owner == uid and one.attempt]
 
     def pods_on(self, node: str) -> list[PodView]:
         """The pods of FlyerJobs that are bound to a node."""
@@ -165,6 +172,8 @@ class World:
         if replaced:
             self._notify(lambda listener: listener.pod_changed(before, None))
         old = None if replaced else before
+        if old is None and after is None:
+            return  # somebody else's
         self._notify(lambda listener: listener.pod_changed(old, after))
 
     def _node(self, key: Key, _before: NodeView | None, _after: NodeView | None) -> None:
@@ -186,12 +195,16 @@ class World:
             self._notify(lambda listener: listener.topology_changed())
 
     def _notify(self, tell: Callable[[Listener], None]) -> None:
-        if self.listener is None:
+        listener = self.listener
+        if listener is None:
             return
         try:
-            tell(self.listener)
+            tell(listener)
         except TermOverError:
             self.listener = None  # the next term reads everything from the caches
+        except Exception as error:
+            log.exception("a bug, please report it")
+            listener.confused(f"{type(error).__name__}: {error}")
 
 
 def _discard(index: defaultdict[str, dict[str, PodView]], key: str, uid: str) -> None:

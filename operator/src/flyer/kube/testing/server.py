@@ -19,6 +19,7 @@ from flyer.kube.testing.discovery import discover
 from flyer.kube.testing.errors import ApiRefusal, expired
 from flyer.kube.testing.faults import Call, Faults
 from flyer.kube.testing.identities import Tokens
+from flyer.kube.testing.podschema import unknown_fields
 from flyer.kube.testing.selectors import selector
 from flyer.kube.testing.store import Store
 from flyer.kube.testing.watches import Watch
@@ -123,8 +124,10 @@ class ApiServer:
         verb = _VERBS.get(request.method) or ("get" if place.name else "list")
         if verb == "delete" and not place.name:
             verb = "deletecollection"
+        if request.query.get("dryRun") == "All":
+            verb = "dryrun"  # stores nothing
         body = await request.read()
-        name = place.name or (_name(body) if verb == "create" else "")
+        name = place.name or (_name(body) if verb in ("create", "dryrun") else "")
         call = Call(agent, verb, place.resource, place.namespace, name)
         fault = self.faults.take(call)
         if fault is not None and fault.do != "lose":
@@ -184,7 +187,7 @@ class ApiServer:
                 return web.Response(body=entry.encoded, content_type="application/json")
             case "list":
                 return self._list(request, place)
-            case "create":
+            case "create" | "dryrun":
                 value.setdefault("apiVersion", table.kind.api_version)
                 return _answer(self._create(request, place, value), 201)
             case "update":
@@ -212,6 +215,11 @@ class ApiServer:
     def _create(self, request: web.Request, place: Place, value: Any) -> Any:
         table = self.store.table(place.plural, place.group)
         known = (place.namespace, value["metadata"].get("name", "")) in table.entries
+        if place.plural == "pods" and request.query.get("fieldValidation") == "Strict":
+            unknown = ", ".join(f'unknown field "{one}"' for one in unknown_fields(value))
+            if unknown:
+                why = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: '
+                raise ApiRefusal(400, "BadRequest", why + unknown)
         if request.query.get("dryRun") == "All" and not known:
             return value
         return self.store.create(place.plural, value, place.namespace)

@@ -1,0 +1,180 @@
+"""Whether nodes can serve a pod: its node selector, required node affinity and requests. Pure.
+
+The operator binds pods on dedicated nodes itself, so no scheduler looks at these fields, and the
+kubelet refuses what does not fit once the nodes are taken. This is the look before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["NodeFacts", "misfit", "quantity", "refusals_by_nodes", "requests_of"]
+
+_QUANTITY: Final = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([eE][+-]?[0-9]{1,3}|.*)")
+_SUFFIXES: Final = {
+    "": Decimal(1),
+    **{one: Decimal(1000) ** power for power, one in enumerate("kMGTPE", 1)},
+    **{f"{one}i": Decimal(1024) ** power for power, one in enumerate("KMGTPE", 1)},
+    "m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9"),
+}  # fmt: skip
+_TEMPLATE: Final = "spec.template.spec"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a pod may depend on of a node."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+
+
+def quantity(value: Any) -> Decimal | None:
+    """A Kubernetes quantity; None: it is not one."""
+    match = _QUANTITY.fullmatch(str(value)[:64])
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    if suffix[:1] in ("e", "E") and len(suffix) > 1:
+        return Decimal(number + suffix)
+    scale = _SUFFIXES.get(suffix)
+    return None if scale is None else Decimal(number) * scale
+
+
+def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
+    """What the pod needs of a node at once, as the kubelet counts it."""
+    total: dict[str, Decimal] = {}
+    for container in spec.get("containers") or ():
+        _add(total, _requests(container))
+    beside: dict[str, Decimal] = {}  # native sidecars
+    highest: dict[str, Decimal] = {}
+    for container in spec.get("initContainers") or ():
+        own = _requests(container)
+        if container.get("restartPolicy") == "Always":
+            _add(beside, own)
+            own = {}
+        alone = dict(beside)
+        _add(alone, own)
+        highest = {
+            name: max(highest.get(name, Decimal(0)), alone.get(name, Decimal(0)))
+            for name in {*highest, *alone}
+        }
+    _add(total, beside)
+    total = {
+        name: max(total.get(name, Decimal(0)), highest.get(name, Decimal(0)))
+        for name in {*total, *highest}
+    }
+    _add(total, _amounts(spec.get("overhead") or {}))
+    return total
+
+
+def misfit(spec: Mapping[str, Any], node: NodeFacts) -> str:
+    """The first field that this node does not serve, with why; empty: the pod fits."""
+    selector = spec.get("nodeSelector") or {}
+    for key, value in selector.items():
+        if node.labels.get(key) != value:
+            found = node.labels.get(key)
+            has = f"it is {json.dumps(found)}" if found is not None else "it has no such label"
+            return f"{_TEMPLATE}.nodeSelector: asks for {key}={value}, and on {node.name} {has}"
+    required = _required(spec)
+    if required is not None and not any(_holds(term, node) for term in required):
+        return (
+            f"{_TEMPLATE}.affinity.nodeAffinity: the labels of {node.name} match none of the "
+            "nodeSelectorTerms"
+        )
+    for name, amount in sorted(requests_of(spec).items()):
+        offered = quantity(node.allocatable.get(name, "0")) or Decimal(0)
+        if amount > offered:
+            return (
+                f"{_TEMPLATE}.containers: ask for {_text(amount)} of {name}, and {node.name} has "
+                f"{node.allocatable.get(name, '0')} allocatable"
+            )
+    return ""
+
+
+def refusals_by_nodes(spec: Mapping[str, Any], nodes: Sequence[NodeFacts]) -> Iterator[str]:
+    """Why the pod cannot be placed on these nodes: a gang may get any of them.
+
+    Nothing for no nodes at all: then the scheduler says what is missing.
+    """
+    found = [why for node in nodes if (why := misfit(spec, node))]
+    if not found:
+        return
+    if len(found) == len(nodes):
+        many = f"none of the {len(nodes)} nodes that the job may get serves it"
+    else:
+        many = f"{len(found)} of the {len(nodes)} nodes that the job may get do not serve it"
+    yield (
+        f"{found[0]}; {many}: ask for what every node of a class has, or give the nodes that serve "
+        "it a class of their own (label fireflyer.dev/group) and name it in spec.group"
+    )
+
+
+def _required(spec: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return None if required is None else required.get("nodeSelectorTerms") or []
+
+
+def _holds(term: Mapping[str, Any], node: NodeFacts) -> bool:
+    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not expressions and not fields:
+        return False  # as for kube-scheduler
+    own = {"metadata.name": node.name}
+    return all(_matches(one, node.labels) for one in expressions) and all(
+        _matches(one, own) for one in fields
+    )
+
+
+def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    found = labels.get(expression.get("key", ""))
+    values = expression.get("values") or []
+    match expression.get("operator"):
+        case "In":
+            return found in values
+        case "NotIn":
+            return found not in values
+        case "Exists":
+            return found is not None
+        case "DoesNotExist":
+            return found is None
+        case "Gt" | "Lt" as operator:
+            if found is None or len(values) != 1:
+                return False
+            try:
+                difference = int(found[:20]) - int(values[0][:20])
+            except ValueError:
+                return False
+            return difference > 0 if operator == "Gt" else difference < 0
+        case _:
+            return True  # an operator that is not known here: the API server judges it
+
+
+def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
+    """A limit without a request is a request, too."""
+    resources = container.get("resources") or {}
+    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _amounts(values: Mapping[str, Any]) -> dict[str, Decimal]:
+    # What is no quantity the API server refuses.
+    return {name: found for name, one in values.items() if (found := quantity(one)) is not None}
+
+
+def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
+    for name, one in more.items():
+        total[name] = total.get(name, Decimal(0)) + one
+
+
+def _text(amount: Decimal) -> str:
+    for suffix in ("Ti", "Gi", "Mi", "Ki"):
+        if amount >= _SUFFIXES[suffix] and amount % _SUFFIXES[suffix] == 0:
+            return f"{amount // _SUFFIXES[suffix]}{suffix}"
+    return f"{amount.normalize():f}"

@@ -1,0 +1,243 @@
+"""Pod templates are checked before their jobs are queued: nothing is built from one that failed.
+
+A check builds the pod as an attempt would, compares it with the nodes that the job may get, and
+lets the API server judge it: a dry run of its creation in the job's namespace with strict field
+validation, which refuses unknown fields. Jobs with the same template share a check. A job whose
+template fails is not told to the engine; its status says why. What may change without the job (the
+nodes, a claim) is checked again after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from flyer.api import AssignedNode, Assignment, FlyerJob, Phase, PodTemplate
+from flyer.api.waiting import TEMPLATE_REFUSED
+from flyer.engine import Start
+from flyer.kube.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
+from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.pods import PlacedNode, PodsRefusedError
+from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
+from flyer.kube.services.claims import late_claims
+from flyer.kube.services.fieldnames import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from flyer.kube.client import Api
+    from flyer.kube.services.seams import Seams
+    from flyer.kube.services.views import JobView, NodeView
+    from flyer.kube.services.world import World
+
+__all__ = ["Templates", "Verdict"]
+
+AT_ONCE: Final = 8
+PASSED_MAX: Final = 4096
+"""Templates that are remembered: 100 bytes each."""
+AGAIN_SECONDS: Final = 5.0
+AGAIN_SECONDS_MAX: Final = 60.0
+_NAME: Final = "flyer-template-check"
+_UNKNOWN: Final = re.compile(r'unknown field "([^"]+)"')
+_REASON_CHARS_MAX: Final = 1500
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a template is refused; no reasons: it passed."""
+
+    reasons: tuple[str, ...] = ()
+    final: bool = True  # it stays so until the job is changed
+
+
+class Templates:
+    """Of one term. `passed(view)` and `refused(view, why)` hear how a check ended."""
+
+    def __init__(
+        self,
+        api: Api,
+        world: World,
+        seams: Seams,
+        *,
+        passed: Callable[[JobView], None],
+        refused: Callable[[JobView, str], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
+    ) -> None:
+        self._api = api.apart(asyncio.Semaphore(AT_ONCE))
+        self._world = world
+        self._seams = seams
+        self._on_passed = passed
+        self._on_refused = refused
+        self._spawn = spawn
+        self._known: OrderedDict[str, None] = OrderedDict()  # marks of templates that passed
+        self._under_way: dict[str, asyncio.Event] = {}  # by mark
+        self._checking: dict[str, str] = {}  # by job: uid and generation
+
+    def has_passed(self, view: JobView) -> bool:
+        """Whether the engine may know this job: its template passed, now or under any leader."""
+        job = view.job
+        if job is None or view.mark in self._known or job.spec.stop is not None:
+            return True
+        status = job.status
+        if status is None:
+            return False
+        if status.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+            return True  # it was started, and what it is made of is fixed
+        if status.pending is not None and status.pending.reason == TEMPLATE_REFUSED:
+            return False
+        return status.epoch > 0 and status.observed_generation == job.metadata.generation
+
+    def check(self, view: JobView) -> None:
+        """Start to; the callbacks hear of the end."""
+        version = f"{view.uid} {view.mark}"
+        if self._checking.get(view.key) != version:
+            self._checking[view.key] = version
+            self._spawn(self._check(view, version), f"check {view.key}", view.key)
+
+    def forget(self, key: str) -> None:
+        """The job is being deleted."""
+        self._checking.pop(key, None)
+
+    async def require(self, job: FlyerJob, mark: str) -> None:
+        """Raise `PodsRefusedError` for a whole job whose template does not pass now."""
+        if mark not in self._known:
+            verdict = await self._judge(job)
+            if verdict.reasons and verdict.final:
+                raise PodsRefusedError(job.key, list(verdict.reasons))
+            self._remember(mark)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _check(self, view: JobView, version: str) -> None:
+        pause_seconds = AGAIN_SECONDS
+        while self._checking.get(view.key) == version:
+            current = self._world.job(view.key)
+            if current is None or current.uid != view.uid or current.mark != view.mark:
+                break  # another check is under way, or it is gone
+            try:
+                verdict = await self._verdict(current)
+            except NotFoundError:
+                break
+            except ApiError as error:
+                log.warning("%s: its template is checked later: %s", view.key, error)
+                verdict = Verdict(("",), final=False)
+            if not verdict.reasons:
+                self._checking.pop(view.key, None)
+                self._on_passed(current)
+                return
+            if verdict.reasons != ("",):
+                await self._on_refused(current, "; ".join(verdict.reasons)[:_REASON_CHARS_MAX])
+            if verdict.final:
+                return  # until the job is changed
+            await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.5))  # noqa: S311
+            pause_seconds = min(2 * pause_seconds, AGAIN_SECONDS_MAX)
+        if self._checking.get(view.key) == version:
+            del self._checking[view.key]
+
+    async def _verdict(self, view: JobView) -> Verdict:
+        """One check for all jobs with this template that come meanwhile."""
+        while (other := self._under_way.get(view.mark)) is not None:
+            await other.wait()
+        if view.mark in self._known:
+            return Verdict()
+        done = self._under_way[view.mark] = asyncio.Event()
+        try:
+            namespace, _, name = view.key.partition("/")
+            found = await self._api.get(FLYERJOBS, name, namespace)
+            if found["metadata"].get("uid") != view.uid or view.job is None:
+                raise NotFoundError(f"get flyerjobs {view.key}", "it was deleted meanwhile")
+            try:
+                template = PodTemplate.model_validate(found["spec"]["template"])
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                place = ".".join(("spec", "template", *map(str, first["loc"])))
+                return Verdict((f"{place}: {first['msg']}",))
+            spec = view.job.spec.replace(template=template)
+            verdict = await self._judge(view.job.replace(spec=spec))
+            if not verdict.reasons:
+                self._remember(view.mark)
+            return verdict
+        finally:
+            del self._under_way[view.mark]
+            done.set()
+
+    async def _judge(self, job: FlyerJob) -> Verdict:
+        nodes = [one for one in self._world.nodes.values() if _may_serve(job, one)]
+        try:
+            pod = self._build(job, nodes[0] if nodes else None)
+        except PodsRefusedError as error:
+            return Verdict(tuple(error.reasons))
+        except Exception as error:
+            log.exception("%s: a bug, please report it", job.key)
+            why = f"spec.template: no pods can be made of it ({type(error).__name__}: {error})"
+            return Verdict((why,))
+        facts = [NodeFacts(one.node.name, one.labels, one.allocatable) for one in nodes]
+        # On shared nodes the pod is bound to the one that it was built for: that is not asked here.
+        affinity = job.spec.template.to_object()["spec"].get("affinity")
+        if reasons := tuple(refusals_by_nodes({**pod["spec"], "affinity": affinity}, facts)):
+            return Verdict(reasons, final=False)
+        namespace = job.metadata.namespace
+        if any(one.dedicated for one in nodes):
+            late = [one async for one in late_claims(self._api, pod["spec"], namespace)]
+            if late:
+                return Verdict(tuple(late), final=False)
+        try:
+            await self._api.create(PODS, pod, namespace, dry_run=True, strict=True)
+        except InvalidError as error:
+            if "does not support dry run" not in str(error):  # a webhook: the fields were fine
+                return Verdict((_readable(error),))
+        except ForbiddenError as error:
+            # A quota that is full, Pod Security, an admission webhook: all may change, and the
+            # start of the job tells.
+            log.info("%s: its pods would be refused now: %s", job.key, error)
+        return Verdict()
+
+    def _build(self, job: FlyerJob, node: NodeView | None) -> dict[str, Any]:
+        """The pod of rank 0, on some node that the job may get."""
+        name = node.node.name if node else "node"
+        zone = node.node.zone if node else "default"
+        first = AssignedNode(name=name, zone=zone, first_rank=0)
+        start = Start(job.key, 1, Assignment(epoch=1, nodes=(first,), reserved_at=0.0), None, 0)
+        placed = PlacedNode(
+            name=name,
+            dedicated=node.dedicated if node else True,
+            allocatable=node.allocatable if node else {},
+        )
+        (pod,) = self._seams.build_pods(job, start, {name: placed})
+        pod["metadata"] = {**pod["metadata"], "name": f"{_NAME}-{random.getrandbits(40):010x}"}
+        return pod
+
+    def _remember(self, mark: str) -> None:
+        self._known[mark] = None
+        if len(self._known) > PASSED_MAX:
+            self._known.popitem(last=False)
+
+
+def _may_serve(job: FlyerJob, view: NodeView) -> bool:
+    node, spec = view.node, job.spec
+    fits = spec.node_class in (None, node.node_class) and spec.zone in (None, node.zone)
+    return view.ours and node.ready and fits and node.slots >= spec.ranks_per_node
+
+
+def _readable(error: InvalidError) -> str:
+    """The API server's sentence in the manifest's own terms, with a remedy where we know one."""
+    message = str(error)
+    if unknown := _UNKNOWN.findall(message):
+        return "; ".join(
+            f"spec.template.{field}: is not a field of pods: "
+            f"{suggestion(field) or 'correct or remove it'}"
+            for field in unknown
+        )
+    _, _, told = message.partition(": ")
+    told = re.sub(rf'Pod "{_NAME}-[0-9a-f]+" is invalid: ', "", told)
+    told = re.sub(r"(?<![\w.])(?=(spec|metadata)[.:\[])", "spec.template.", told)
+    return told if told.startswith("spec.template") else f"spec.template: {told}"

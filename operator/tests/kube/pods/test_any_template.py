@@ -1,0 +1,93 @@
+"""Any JSON as a template ends as pods, or as a refusal that names a field."""
+
+import os
+import random
+
+import pytest
+from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus
+from flyer.engine import Start
+from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods
+from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
+from flyer.kube.testing.anything import WHOLE, any_template
+from pydantic import ValidationError
+
+SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="x")
+SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
+
+
+def outcome(template, *, dedicated, **fields):
+    """`pods`, or the refusal's words. Anything else raises."""
+    body = {
+        "apiVersion": "fireflyer.dev/v1alpha1",
+        "kind": "FlyerJob",
+        "metadata": {"name": "j", "namespace": "default", "uid": "u"},
+        "spec": {"nodes": 1, "template": template, **fields},
+    }
+    try:
+        job = FlyerJob.model_validate(body)
+    except ValidationError as error:
+        return ".".join(map(str, error.errors(include_url=False)[0]["loc"])) or "no field"
+    job = job.replace(status=FlyerJobStatus(chain=Chain(id="u")))
+    nodes = (AssignedNode(name="node-a", zone="A", first_rank=0),)
+    start = Start(job.key, 1, Assignment(epoch=1, nodes=nodes, reserved_at=0.0), None, 0)
+    placed = PlacedNode(
+        name="node-a", dedicated=dedicated,
+        allocatable={"fireflyer.dev/gpu": "8", "fireflyer.dev/rdma-nccl": "1"},
+    )  # fmt: skip
+    try:
+        pods = build_pods(job, start, {"node-a": placed}, SETTINGS)
+    except PodsRefusedError as error:
+        return str(error)
+    assert "nodeName" not in pods[0]["spec"] or not pods[0]["spec"]["nodeName"]
+    list(refusals_by_nodes(pods[0]["spec"], [NodeFacts("node-a", {"x": "y"}, placed.allocatable)]))
+    return "pods"
+
+
+def _check(cases):
+    print(f"FLYER_SEED={SEED}")  # shown when it fails
+    generator = random.Random(SEED)
+    seen = {"pods": 0, "refused": 0}
+    for _ in range(cases):
+        template = any_template(generator)
+        try:
+            told = outcome(template, dedicated=generator.random() < 0.5)
+        except Exception as error:
+            raise AssertionError(f"{template!r}") from error
+        assert told == "pods" or "spec." in told or "template" in told, (told, template)
+        seen["pods" if told == "pods" else "refused"] += 1
+    assert min(seen.values()) > cases / 50, seen  # both ends are reached
+
+
+def test_any_template_ends_as_pods_or_a_refusal():
+    _check(5_000)
+
+
+@pytest.mark.soak
+def test_any_template_many_times():
+    _check(100_000)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "remedy"),
+    [
+        ({"nodeName": "a0"}, "spec.template.spec.nodeName", "remove it"),
+        ({"topologySpreadConstraints": [{}]}, "topologySpreadConstraints", "remove"),
+        ({"resourceClaims": [{"name": "x"}]}, "spec.template.spec.resourceClaims", "gpu"),
+        (
+            {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
+            "spec.template.spec.affinity.podAffinity", "remove",
+        ),
+        ({"tolerations": {"key": "x"}}, "spec.template.spec.tolerations", "expected a list"),
+        ({"tolerations": [None]}, "spec.template.spec.tolerations[0]", "expected an object"),
+        ({"hostNetwork": "yes"}, "spec.template.spec.hostNetwork", "true or false"),
+    ],
+)  # fmt: skip
+def test_what_cannot_become_a_gang_is_refused_with_field_and_remedy(spec, field, remedy):
+    told = outcome({"spec": {"containers": [WHOLE], **spec}}, dedicated=True)
+    assert field in told
+    assert remedy in told
+
+
+def test_null_is_read_as_left_out():
+    spec = {"containers": [WHOLE | {"resources": {"limits": None}}], "tolerations": None}
+    assert outcome({"spec": spec}, dedicated=False) == "pods"

@@ -1,0 +1,111 @@
+"""Any template and any pod, one after another, at one operator: the next job always starts."""
+
+import os
+import random
+
+import pytest
+from flyer.api import Phase
+from flyer.kube.client import LeaseSettings
+from flyer.kube.services import starts, templates
+from flyer.kube.testing.anything import any_json, any_template
+
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
+SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
+API_VERSIONS = ("fireflyer.dev/v1alpha1", "fireflyer.dev/v9", "apps/v1", "v1")
+LABELS = (
+    "fireflyer.dev/job", "fireflyer.dev/attempt", "fireflyer.dev/node-rank", "fireflyer.dev/chain",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(starts, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(starts, "CONFIRM_SECONDS", 0.1)
+    monkeypatch.setattr(templates, "AGAIN_SECONDS", 0.05)
+
+
+def any_owner(random, jobs):
+    job = random.choice(jobs)
+    return {
+        "apiVersion": random.choice(
+            ["fireflyer.dev/v1alpha1", "fireflyer.dev/v9", "apps/v1", "v1"]
+        ),
+        "kind": random.choice(["FlyerJob", "FlyerJob", "ReplicaSet"]),
+        "name": random.choice([job["metadata"]["name"], "nobody"]),
+        "uid": random.choice([job["metadata"]["uid"], "no-uid"]),
+        "controller": random.choice([True, True, False]),
+    }
+
+
+def any_pod(random, number, jobs, nodes):
+    job = random.choice(jobs)["metadata"]["name"]
+    labels = {name: random.choice([job, "1", "2", "x", ""]) for name in LABELS}
+    metadata = {
+        "name": random.choice([f"stranger-{number}", f"{job}-{random.randrange(4)}-{number}"]),
+        "labels": {**labels, "fireflyer.dev/job": random.choice([job, "nobody"])},
+        "annotations": {"stranger": ""},
+    }
+    if random.random() < 0.8:
+        metadata["ownerReferences"] = [any_owner(random, jobs)]
+    spec = {"containers": [{"name": "x", "image": "i"}]}
+    if random.random() < 0.7:
+        spec["nodeName"] = random.choice(nodes)
+    return {"metadata": metadata, "spec": spec}
+
+
+def any_job(random, number):
+    spec = {"nodes": random.randrange(1, 3), "template": any_template(random), "maxRestarts": 1}
+    for name in random.choices(
+        ["priority", "group", "ranksPerNode", "queue", "watchdog", "preemption", "collectives",
+         "checkpoint", "suspend", "nodes", "nonsense", "managedBy"], k=random.randrange(3),
+    ):  # fmt: skip
+        spec[name] = any_json(random, 2)
+    return {"metadata": {"name": f"any-{number}"}, "spec": spec}
+
+
+async def _run(cluster, until, cases):
+    print(f"FLYER_SEED={SEED}")  # shown when it fails
+    generator = random.Random(SEED)
+    cluster.nodes("AAAA")
+    operator = cluster.operator(LEASE)
+    await until(lambda: operator.serves, 20)
+    term = operator.leader.term
+    names = [one["metadata"]["name"] for one in cluster.store.all("nodes")]
+    made = []
+    for number in range(cases):
+        made.append(cluster.store.create("flyerjobs", any_job(generator, number), "default"))
+        if number % 2:
+            pod = any_pod(generator, number, made[-20:], names)
+            if cluster.store.find("pods", pod["metadata"]["name"], "default") is None:
+                cluster.store.create("pods", pod, "default")
+        if number % 25 == 24:
+            await _next_starts(cluster, until, f"next-{number}")
+            assert operator.leader.term is term
+    await _next_starts(cluster, until, "last")
+    assert operator.leader.term is term
+
+
+async def _next_starts(cluster, until, name):
+    """A good job of high priority runs while the strange ones are there."""
+    cluster.submit(name, 1, priority="extreme-high")
+    await until(lambda: cluster.phase(name) is Phase.RUNNING, 60)
+    cluster.finish(name)
+    await until(lambda: cluster.phase(name) is Phase.SUCCEEDED, 60)
+    for value in list(cluster.store.all("flyerjobs", "default")):
+        cluster.store.delete("flyerjobs", value["metadata"]["name"], "default")
+    for value in list(cluster.store.all("pods", "default")):
+        if "stranger" in value["metadata"].get("annotations", {}):
+            cluster.store.delete(
+                "pods", value["metadata"]["name"], "default", {"gracePeriodSeconds": 0}
+            )
+
+
+async def test_the_next_job_starts_whatever_came_before(cluster, until):
+    await _run(cluster, until, 200)
+
+
+@pytest.mark.soak
+async def test_the_next_job_starts_many_times(cluster, until):
+    await _run(cluster, until, 5_000)

@@ -1,0 +1,241 @@
+"""What one job, or one pod of a user, contains never stops another job."""
+
+import asyncio
+
+import pytest
+from flyer.api import Phase
+from flyer.kube.client import LeaseSettings
+from flyer.kube.testing import Fault
+
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
+CONTAINER = {"name": "trainer", "image": "i", "command": ["train"]}
+
+
+def events(cluster, name, reason):
+    return [
+        one for one in cluster.store.all("events")
+        if one["involvedObject"]["name"] == name and one["reason"] == reason
+    ]  # fmt: skip
+
+
+def condition(cluster, name, kind):
+    value = cluster.store.find("flyerjobs", name, "default")
+    found = (value.get("status") or {}).get("conditions") or []
+    return next((one for one in found if one["type"] == kind), None)
+
+
+def controller(kind="FlyerJob", name="victim", uid="u", api_version="fireflyer.dev/v1alpha1"):
+    return {"apiVersion": api_version, "kind": kind, "name": name, "uid": uid, "controller": True}
+
+
+def strange_pod(cluster, name, labels, *, owner=None, **spec):
+    metadata = {"name": name, "labels": labels, "annotations": {"stranger": ""}}
+    if owner:
+        metadata["ownerReferences"] = [owner]
+    body = {"schedulerName": "default-scheduler", "containers": [{"name": "x"}], **spec}
+    return cluster.store.create("pods", {"metadata": metadata, "spec": body}, "default")
+
+
+async def up(cluster, until, *names, nodes=1):
+    for name in names:
+        cluster.submit(name, nodes)
+    await until(lambda: all(cluster.phase(name) is Phase.RUNNING for name in names))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tolerations", {"key": "gpu", "operator": "Exists"}),
+        ("tolerations", [None]),
+        ("initContainers", {"name": "a"}),
+        ("initContainers", ["x"]),
+        ("imagePullSecrets", {"name": "a"}),
+        ("containers", [CONTAINER | {"resources": "8"}]),
+        ("containers", [CONTAINER | {"volumeMounts": {"name": "a"}}]),
+    ],
+)
+async def test_a_template_of_the_wrong_shape_stops_only_its_own_job(cluster, until, field, value):
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "good")
+    term = operator.leader.term
+    spec = {"containers": [CONTAINER], field: value}
+    cluster.submit("bad", template={"spec": spec})
+    await until(lambda: field in cluster.status("bad").message, 20)
+    await up(cluster, until, "next")
+    assert operator.leader.term is term
+    assert not cluster.pods("bad", living=False)
+
+
+@pytest.mark.parametrize("place", ["look", "start", "conclude"])
+async def test_an_exception_about_one_job_quarantines_it(cluster, until, monkeypatch, place):
+    """Wherever it is raised: the job's status says so, and the others go on."""
+    from flyer.kube.services import gangs
+
+    cluster.nodes("AAA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    term = operator.leader.term
+    whole = getattr(gangs.Gangs, place)
+
+    def fails(self, what, *rest, **named):
+        job = getattr(what, "key", None) or getattr(what, "job", what)
+        if job == "default/bad":
+            raise ZeroDivisionError("spec.colour: 7")
+        return whole(self, what, *rest, **named)
+
+    monkeypatch.setattr(gangs.Gangs, place, fails)
+    cluster.submit("bad")
+    if place == "conclude":
+        await until(lambda: cluster.phase("bad") is Phase.RUNNING)
+        cluster.finish("bad")
+    await until(lambda: condition(cluster, "bad", "Quarantined"))
+    told = condition(cluster, "bad", "Quarantined")
+    assert told["status"] == "True"
+    assert "spec.colour: 7" in told["message"]
+    assert events(cluster, "bad", "LeftAlone")
+    await up(cluster, until, "next")
+    assert operator.leader.term is term
+    monkeypatch.setattr(gangs.Gangs, place, whole)
+    if place != "conclude":
+        await until(lambda: cluster.phase("bad") is Phase.RUNNING)
+        cluster.finish("bad")
+    await until(lambda: cluster.phase("bad") is Phase.SUCCEEDED)
+    await until(lambda: condition(cluster, "bad", "Quarantined") is None)
+
+
+async def test_an_object_that_cannot_be_read_ends_neither_process_nor_term(
+    cluster, until, monkeypatch
+):
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    term = operator.leader.term
+    shape = operator.world.jobs._shape
+
+    def fails(value):
+        if value["metadata"]["name"] == "bad":
+            raise RecursionError
+        return shape(value)
+
+    monkeypatch.setattr(operator.world.jobs, "_shape", fails)
+    cluster.submit("bad")
+    await up(cluster, until, "next")
+    assert operator.leader.term is term
+    assert not operator.task.done()
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        None,
+        controller("ReplicaSet", "web", "rs-uid", "apps/v1"),
+        controller("FlyerJob", "victim", "other-uid", "example.com/v1"),
+    ],
+)
+@pytest.mark.parametrize("job", ["victim", "no-such-job"])
+async def test_a_pod_that_is_not_ours_is_ignored(cluster, until, owner, job):
+    """It is never deleted, it takes no node out, and no leader stumbles over it."""
+    cluster.nodes("AA")
+    first = cluster.operator(LEASE)
+    await up(cluster, until, "victim")
+    attempt = str(cluster.status("victim").chain.attempt)
+    free = ({"a0", "a1"} - set(cluster.status("victim").assignment.names)).pop()
+    labels = {"fireflyer.dev/job": job, "fireflyer.dev/attempt": attempt}
+    labels["fireflyer.dev/node-rank"] = "0"
+    strange_pod(cluster, "debug", labels, owner=owner, nodeName=free)
+    first.kill()
+    second = cluster.operator(LEASE)
+    cluster.server.store.delete("leases", "flyer-operator", "fireflyer-system")
+    await until(lambda: second.serves)
+    await up(cluster, until, "next")
+    assert cluster.status("next").assignment.names == (free,)
+    cluster.finish("victim")
+    await until(lambda: cluster.phase("victim") is Phase.SUCCEEDED)
+    pod = cluster.store.find("pods", "debug", "default")
+    assert "deletionTimestamp" not in pod["metadata"]
+    calls = [one for one in cluster.server.faults.calls if one.resource == "pods"]
+    assert not [one for one in calls if one.verb == "delete" and one.name == "debug"]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_pod_of_a_job_where_nobody_decided_is_ended(cluster, until, ended):
+    """A user can copy labels and owner of a pod: it is ended, and its node stays in service."""
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "victim")
+    free = ({"a0", "a1"} - set(cluster.status("victim").assignment.names)).pop()
+    genuine = cluster.pods("victim")[0]
+    if ended:
+        cluster.finish("victim")
+        await until(lambda: cluster.phase("victim") is Phase.SUCCEEDED)
+    metadata = genuine["metadata"]
+    owner = metadata["ownerReferences"][0]
+    strange_pod(cluster, "copy", metadata["labels"], owner=owner, nodeName=free)
+    await until(lambda: cluster.store.find("pods", "copy", "default") is None)
+    assert cluster.status("victim").chain.attempt == 1
+    states = operator.leader.term.state.nodes
+    assert all(one.node.ready for one in states.values())
+    await up(cluster, until, "next")
+
+
+async def test_a_404_for_the_jobs_ends_none_of_them(cluster, until):
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a", "b")
+    pods = {one["metadata"]["uid"] for one in cluster.pods()}
+    faults = [
+        Fault("refuse", verb=verb, resource="flyerjobs", code=404, reason="NotFound", times=2)
+        for verb in ("watch", "list")
+    ]
+    for fault in faults:
+        cluster.server.faults.add(fault)
+    cluster.server.expire_watches("flyerjobs")
+    await until(lambda: all(fault.seen >= 2 for fault in faults))
+    cluster.submit("c")
+    cluster.finish("a")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert cluster.phase("b") is Phase.RUNNING
+    assert {one["metadata"]["uid"] for one in cluster.pods("b")} < pods
+    assert operator.world.synced
+
+
+async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
+    """Who cannot list the jobs does not lead: it would take their pods for orphans."""
+    cluster.nodes("A")
+    first = cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    first.kill()
+    for verb in ("watch", "list"):
+        cluster.server.faults.add(Fault(
+            "refuse", verb=verb, resource="flyerjobs", code=404, reason="NotFound", times=3
+        ))  # fmt: skip
+    second = cluster.operator(LEASE)
+    cluster.server.store.delete("leases", "flyer-operator", "fireflyer-system")
+    await until(lambda: second.serves)
+    await asyncio.sleep(0)
+    assert cluster.phase("a") is Phase.RUNNING
+    assert len(cluster.pods("a")) == 1
+    calls = [one for one in cluster.server.faults.calls if one.resource == "pods"]
+    assert not [one for one in calls if one.verb == "delete"]
+
+
+async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
+    """The cache may be behind: the job itself is asked for."""
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    operator.world.jobs._held.clear()
+    term = operator.leader.term
+    term._state = term._state.__class__(
+        term._state.epoch, term._state.policy, term._state.now, term._state.nodes, {}
+    )
+    view = operator.world.pods.get("default", "a-1-0")
+    term.pod_changed(view, view)
+    gets = [one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"]
+    await until(lambda: [
+        one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"
+    ] > gets)  # fmt: skip
+    assert "deletionTimestamp" not in cluster.pods("a")[0]["metadata"]

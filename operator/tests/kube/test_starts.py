@@ -1,0 +1,145 @@
+"""What a kubelet says of a pod that does not start reaches its job, and frees its nodes."""
+
+import copy
+
+import pytest
+from flyer.api import Phase
+from flyer.kube.client import LeaseSettings
+from flyer.kube.services import starts
+from flyer.kube.services.troubles import trouble_of
+from flyer.kube.testing import Fault
+
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(starts, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(starts, "CONFIRM_SECONDS", 0.1)
+    monkeypatch.setattr(starts, "STUCK_SECONDS", 0.1)
+
+
+def waiting(reason, message="", container="trainer"):
+    state = {"name": container, "state": {"waiting": {"reason": reason, "message": message}}}
+    return {"phase": "Pending", "containerStatuses": [state]}
+
+
+def write(cluster, pod, status):
+    value = {**copy.deepcopy(pod), "status": status}
+    name = pod["metadata"]["name"]
+    cluster.store.replace("pods", name, value, "default", "status")
+
+
+def refuse(cluster, status):
+    """From now on kubelets do not run pods, but say this of them."""
+
+    def look(change):
+        pod = change.after.object
+        node, known = pod["spec"].get("nodeName"), pod["status"]
+        fresh = known["phase"] == "Pending" and "containerStatuses" not in known
+        if not change.deleted and node and fresh and len(known) < 3:
+            write(cluster, pod, status(node))
+
+    cluster.store.table("pods").watchers.add(look)
+
+
+def told(cluster, name):
+    events = cluster.store.all("events")
+    return [one["message"] for one in events if one["involvedObject"]["name"] == name]
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("ErrImagePull", 'failed to resolve "x/y:1": not found'),
+        ("ImagePullBackOff", "manifest unknown"),
+        ("InvalidImageName", "couldn't parse image name"),
+        ("CreateContainerConfigError", 'secret "wandb" not found'),
+    ],
+)
+async def test_a_cause_of_the_job_is_said_and_gives_the_nodes_back(cluster, until, reason, message):
+    cluster.nodes("AA")
+    cluster.kubelets.refuses_start |= {"a0", "a1"}
+    cluster.operator(LEASE, backoff_seconds=5.0, backoff_seconds_max=5.0)
+    refuse(cluster, lambda _node: waiting(reason, message))
+    cluster.submit("bad", 2, maxRestarts=1)
+    await until(lambda: any(reason in one and message in one for one in told(cluster, "bad")), 20)
+    await until(lambda: not cluster.status("bad").occupied, 20)
+    status = cluster.status("bad")
+    assert status.eviction.reason == "StartFailed"
+    assert reason in status.eviction.message
+    assert not status.chain.avoid
+    await until(lambda: cluster.phase("bad") is Phase.FAILED, 20)
+    assert message in cluster.status("bad").message
+
+
+async def test_a_cause_of_one_node_is_held_against_it(cluster, until):
+    cluster.nodes("AAA")
+    cluster.kubelets.refuses_start.add("a0")
+    cluster.operator(LEASE)
+    timeout = waiting("ErrImagePull", "dial tcp: i/o timeout")
+    refuse(cluster, lambda node: timeout if node == "a0" else {"phase": "Pending"})
+    cluster.submit("job", 2)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    assert "a0" not in cluster.status("job").assignment.names
+
+
+async def test_a_kubelet_that_does_not_take_a_pod_is_avoided(cluster, until):
+    cluster.nodes("AAA")
+    cluster.kubelets.refuses_start.add("a0")
+    cluster.operator(LEASE)
+    refused = {"phase": "Failed", "reason": "OutOfmemory", "message": "Node didn't have enough"}
+    refuse(cluster, lambda node: refused if node == "a0" else {"phase": "Pending"})
+    cluster.submit("job", 2)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    assert "a0" not in cluster.status("job").assignment.names
+    assert any("OutOfmemory" in one for one in told(cluster, "job"))
+
+
+async def test_a_missing_claim_is_named(cluster, until):
+    cluster.nodes("A")
+    cluster.kubelets.refuses_start.add("a0")
+    cluster.operator(LEASE)
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "lost"}}
+    container = {"name": "trainer", "image": "i", "command": ["t"]}
+    cluster.submit("job", template={"spec": {"containers": [container], "volumes": [volume]}})
+    await until(
+        lambda: any("claimName" in one and "lost" in one for one in told(cluster, "job")), 20
+    )
+
+
+async def test_a_conflict_of_a_create_costs_no_restart(cluster, until):
+    """A ResourceQuota that several API servers count answers so."""
+    cluster.nodes("AAAA")
+    cluster.operator(LEASE)
+    cluster.submit("first")
+    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    cluster.server.faults.add(
+        Fault("refuse", verb="create", resource="pods", code=409, reason="Conflict", times=4)
+    )
+    cluster.submit("job", 3)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    assert cluster.status("job").chain.attempt == 1
+
+
+async def test_an_outage_during_a_start_costs_no_restart(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator(LEASE)
+    cluster.submit("first")
+    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    fault = Fault("refuse", verb="create", resource="pods", code=503, reason="x", times=10**6)
+    cluster.server.faults.add(fault)
+    cluster.submit("job")
+    await until(lambda: cluster.status("job").chain.refusals, 30)
+    fault.times = 0
+    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    assert cluster.status("job").chain.restarts == 0
+
+
+def test_our_own_containers_are_never_the_jobs_fault():
+    status = waiting("ErrImagePull", "not found", container="flyer-sidecar")
+    assert trouble_of({"status": status}).job_fault is False
+    assert trouble_of({"status": {"phase": "Running"}}) is None
+    assert trouble_of({"status": waiting("ContainerCreating")}) is None

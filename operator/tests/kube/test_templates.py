@@ -1,0 +1,188 @@
+"""A template is checked before its job is queued: what fails takes no nodes and says why."""
+
+import pytest
+from flyer.api import Phase
+from flyer.kube.client import LeaseSettings
+from flyer.kube.services import templates
+from flyer.kube.testing import Fault
+
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
+CONTAINER = {"name": "trainer", "image": "i", "command": ["train"]}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(templates, "AGAIN_SECONDS", 0.02)
+
+
+def template(container=None, **spec):
+    return {"spec": {"containers": [CONTAINER | (container or {})], **spec}}
+
+
+def dry_runs(cluster):
+    return [one for one in cluster.server.faults.calls if one.verb == "dryrun"]
+
+
+async def refused(cluster, until, name="bad"):
+    await until(lambda: cluster.status(name).reason == "TemplateRefused", 20)
+    status = cluster.status(name)
+    assert status.assignment is None
+    assert status.pending.verdict == "Never"
+    assert status.condition("QuotaReserved").message == status.message
+    assert not cluster.pods(name, living=False)
+    return status.message
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "remedy"),
+    [
+        (template({"comand": ["x"]}), "spec.template.spec.containers[0].comand", "command"),
+        (template(contianers=[]), "spec.template.spec.contianers", "containers"),
+        (template(nodeSelecter={}), "spec.template.spec.nodeSelecter", "nodeSelector"),
+        (
+            template({"resources": {"limit": {}}}),
+            "spec.template.spec.containers[0].resources.limit", "limits",
+        ),
+        (template({"volumeMount": []}), "spec.template.spec.containers[0].volumeMount", "Mounts"),
+        (
+            template(volumes=[{"name": "x", "persistentVolumeClam": {}}]),
+            "spec.template.spec.volumes[0].persistentVolumeClam", "persistentVolumeClaim",
+        ),
+        (template(volumeMounts=[]), "spec.template.spec.volumeMounts", "spec.containers[]"),
+        (template(nodeName="a0"), "spec.template.spec.nodeName", "remove it"),
+        (template(tolerations={"key": "x"}), "spec.template.spec.tolerations", "a list"),
+        (template(nodeSelector={"disk": "ssd"}), "spec.template.spec.nodeSelector", "group"),
+        (
+            template({"resources": {"requests": {"memory": "900Gi"}}}),
+            "of memory", "fireflyer.dev/group",
+        ),
+        (
+            template({"resources": {"limits": {"fireflyer.dev/gpu": 9}}}),
+            "9 of fireflyer.dev/gpu", "fireflyer.dev/group",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_cannot_run_is_refused_before_nodes_are_taken(
+    cluster, until, body, field, remedy
+):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    cluster.submit("bad", template=body)
+    told = await refused(cluster, until)
+    assert field in told
+    assert remedy in told
+    cluster.submit("next")
+    await until(lambda: cluster.phase("next") is Phase.RUNNING, 20)
+
+
+async def test_a_corrected_template_runs(cluster, until):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    cluster.submit("bad", template=template({"comand": ["x"]}))
+    await refused(cluster, until)
+    cluster.edit("bad", template=template())
+    await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
+    assert cluster.status("bad").chain.attempt == 1
+
+
+async def test_a_job_runs_once_there_is_a_node_for_it(cluster, until):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    cluster.submit("bad", template=template(nodeSelector={"disk": "ssd"}))
+    await refused(cluster, until)
+    labels = {"metadata": {"labels": {"disk": "ssd"}}}
+    cluster.store.patch("nodes", "a0", labels)
+    await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
+
+
+@pytest.mark.parametrize(("mode", "runs"), [("WaitForFirstConsumer", False), ("Immediate", True)])
+async def test_a_claim_that_binds_late_is_refused_on_dedicated_nodes(cluster, until, mode, runs):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    cluster.store.create(
+        "storageclasses",
+        {
+            "metadata": {
+                "name": "local",
+                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+            },
+            "volumeBindingMode": mode,
+        },
+    )
+    claim = {"metadata": {"name": "data"}, "spec": {}, "status": {"phase": "Pending"}}
+    cluster.store.create("persistentvolumeclaims", claim, "default")
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    cluster.submit("bad", template=template(volumes=[volume]))
+    if runs:
+        await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
+        return
+    told = await refused(cluster, until)
+    assert "spec.template.spec.volumes[0].persistentVolumeClaim.claimName" in told
+    assert "Immediate" in told
+
+
+async def test_an_outage_refuses_no_template(cluster, until):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    fault = Fault("refuse", verb="dryrun", resource="pods", code=503, reason="x", times=3)
+    cluster.server.faults.add(fault)
+    cluster.submit("good")
+    await until(lambda: cluster.phase("good") is Phase.RUNNING, 20)
+    assert fault.seen >= 3
+    assert cluster.status("good").chain.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "message"), [(403, "exceeded quota"), (400, 'webhook "x" does not support dry run')]
+)
+async def test_what_says_nothing_of_the_template_refuses_none(
+    cluster, until, monkeypatch, code, message
+):
+    from flyer.kube.client import Api
+    from flyer.kube.client.errors import error_of
+
+    whole = Api.create
+
+    async def create(self, resource, value, namespace="", **how):
+        if how.get("dry_run"):
+            raise error_of("create pods", code, "x", message)
+        return await whole(self, resource, value, namespace, **how)
+
+    monkeypatch.setattr(Api, "create", create)
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    cluster.submit("good")
+    await until(lambda: cluster.phase("good") is Phase.RUNNING, 20)
+
+
+async def test_jobs_with_one_template_share_a_check_and_a_new_leader_repeats_none(cluster, until):
+    cluster.nodes("A")
+    first = cluster.operator(LEASE)
+    for number in range(20):
+        cluster.submit(f"j{number}")
+    await until(lambda: all(cluster.status(f"j{n}").epoch for n in range(20)), 20)
+    assert len(dry_runs(cluster)) == 1
+    first.kill()
+    cluster.store.delete("leases", "flyer-operator", "fireflyer-system")
+    second = cluster.operator(LEASE)
+    await until(lambda: second.serves, 20)
+    await until(lambda: any(cluster.phase(f"j{n}") is Phase.RUNNING for n in range(20)), 20)
+    running = [f"j{n}" for n in range(20) if cluster.phase(f"j{n}") is Phase.RUNNING]
+    cluster.finish(running[0])
+    await until(lambda: cluster.phase(running[0]) is Phase.SUCCEEDED, 20)
+    assert len(dry_runs(cluster)) <= 2  # the next job's start asks for its own template
+
+
+async def test_a_template_changed_while_queued_is_checked_before_it_is_built(cluster, until):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    cluster.submit("first")
+    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    cluster.submit("later")
+    await until(lambda: cluster.status("later").epoch, 20)
+    cluster.edit("later", template=template({"comand": ["x"]}))
+    cluster.finish("first")
+    await until(lambda: "comand" in cluster.status("later").message, 20)
+    assert not cluster.pods("later", living=False)
