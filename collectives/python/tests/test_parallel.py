@@ -183,8 +183,10 @@ def groups(rank, size):
             work.wait()
         assert landing.eq(other).all()
         dist.destroy_process_group(turned)
-    with pytest.raises(RuntimeError, match="split"):
-        dist.split_group(split_ranks=[[0, 1], [2, 3]])
+    half = dist.split_group(split_ranks=[[0, 1], [2, 3]])
+    tensor = torch.tensor(rank)
+    dist.all_reduce(tensor, group=half)
+    assert tensor.item() == rank // 2 * 4 + 1
     dist.barrier()
     return True
 
