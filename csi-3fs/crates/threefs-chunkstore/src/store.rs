@@ -105,6 +105,10 @@ impl<D: Disk> FileChunkStore<D> {
         let name = found.unwrap_or(1);
         let log = disk.open(&log_file(name)).map_err(|error| failed("open log", &error))?;
         disk.sync_names().map_err(|error| failed("sync folder", &error))?;
+        // Whoever opens a store may find what a killed process wrote and never flushed. Whatever is
+        // answered from must be durable first: both files are flushed before they are read.
+        data.sync_data().map_err(|error| failed("flush data", &error))?;
+        log.sync_data().map_err(|error| failed("flush log", &error))?;
         let replay = log::replay(&log).map_err(|error| failed("replay log", &error))?;
         let data_blocks =
             data.length().map_err(|error| failed("length of data", &error))? / BLOCK_BYTES as u64;

@@ -7,8 +7,8 @@ mod support;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use support::MemoryDisk;
-use threefs_chunkstore::disk::Disk;
+use support::{MemoryDisk, after_kill};
+use threefs_chunkstore::disk::{Disk, DiskFile};
 use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
@@ -209,6 +209,92 @@ fn after_a_failed_flush_nothing_is_promised_until_the_store_is_opened_again() {
     let store = FileChunkStore::open_on(disk, config()).unwrap();
     assert_eq!(read(&store, 0).unwrap(), content(0, 1, 5_000));
     put(&store, 2, 1, 5_000).unwrap();
+}
+
+fn small_log() -> StoreConfig {
+    StoreConfig { grow_bytes: 128 << 10, log_bytes: 64 << 10, ..StoreConfig::default() }
+}
+
+fn log_name(disk: &MemoryDisk) -> String {
+    disk.list().unwrap().into_iter().find(|name| name.starts_with("log-")).unwrap()
+}
+
+/// Whether the new log's name is durable is not known then: promises in either log may be lost.
+#[test]
+fn a_folder_that_cannot_be_flushed_during_a_compaction_closes_the_store() {
+    let disk = MemoryDisk::default();
+    let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
+    disk.0.lock().unwrap().fail_sync_names = true;
+    let mut promised = Vec::new();
+    for index in 0..60 {
+        match put(&store, index, 1, 5_000) {
+            Ok(()) => promised.push(index),
+            Err(error) => {
+                assert!(error.to_string().contains("closed after a failed flush"), "{error}");
+                break;
+            }
+        }
+    }
+    assert!(promised.len() < 60, "the log was not compacted");
+    drop(store);
+    let store = FileChunkStore::open_on(disk, small_log()).unwrap();
+    for index in promised {
+        assert!(store.meta(chunk(index)).is_some(), "chunk {index} was promised");
+    }
+}
+
+/// Whole frames of an attempt that failed, behind the end of the next one, would be replayed.
+#[test]
+fn a_draft_of_an_attempt_that_failed_leaves_nothing_in_the_next_one() {
+    let disk = MemoryDisk::default();
+    let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
+    for index in 0..10 {
+        put(&store, index, 1, 5_000).unwrap();
+    }
+    let (old, draft) = (disk.open(&log_name(&disk)).unwrap(), "log-00000002.draft");
+    let mut frames = vec![0; old.length().unwrap() as usize];
+    old.read_at(&mut frames, 0).unwrap();
+    disk.open(draft).unwrap().write_at(&frames, 0).unwrap();
+    let mut newest = 1;
+    while newest < 60 {
+        newest += 1;
+        put(&store, 5, newest, 5_000).unwrap();
+        if disk.list().unwrap().iter().any(|name| name == "log-00000002") {
+            break;
+        }
+    }
+    let crashed = after_kill(&disk.0.lock().unwrap().operations, usize::MAX);
+    let store = FileChunkStore::open_on(crashed, small_log()).unwrap();
+    assert_eq!(store.metas(None, ChunkId::MAX, 99).len(), 10);
+    assert_eq!(store.meta(chunk(5)).unwrap().newest().version, ChunkVersion(newest));
+}
+
+/// A compaction that finds no room must not take what is left.
+#[test]
+fn a_compaction_that_fails_leaves_no_draft() {
+    let disk = MemoryDisk::default();
+    let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
+    for index in 0..10 {
+        put(&store, index, 1, 5_000).unwrap();
+    }
+    for version in 2..60 {
+        let used: usize = disk.list().unwrap().iter().map(|name| length(&disk, name)).sum();
+        let mut state = disk.0.lock().unwrap();
+        // Room for the step that brings the log to its compaction, and not for another log.
+        if version == 5 {
+            state.quota = Some(used as u64 + 20_000);
+        }
+        drop(state);
+        if put(&store, 0, version, 5_000).is_err() {
+            break;
+        }
+    }
+    let names = disk.list().unwrap();
+    assert!(names.iter().all(|name| !name.ends_with(".draft")), "{names:?}");
+}
+
+fn length(disk: &MemoryDisk, name: &str) -> usize {
+    disk.open(name).unwrap().length().unwrap() as usize
 }
 
 #[test]

@@ -18,21 +18,40 @@ impl<D: Disk> FileChunkStore<D> {
         if inner.flushing || inner.failed.is_some() || inner.log_end < inner.compact_at {
             return Ok(());
         }
-        match self.compact(&mut inner) {
-            Ok(()) => Ok(()),
+        let name = inner.log_name + 1;
+        let draft = format!("{}.draft", log_file(name));
+        match self.write_draft(&mut inner, &draft) {
+            Ok(written) => self.switch_log(&mut inner, name, written),
             // The old log is as good as before: try again when it has grown further.
             Err(error) => {
                 tracing::warn!(%error, "the log could not be compacted");
+                self.remove_draft(&draft);
                 inner.compact_at = inner.log_end.saturating_mul(2);
-                Ok(())
             }
+        }
+        Ok(())
+    }
+
+    /// A draft takes room that others need, and must not end up behind the frames of the next one.
+    fn remove_draft(&self, draft: &str) {
+        if let Err(error) = self.disk.remove(draft)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, draft, "a draft of the log could not be removed");
         }
     }
 
-    fn compact(&self, inner: &mut Inner<D::File>) -> std::io::Result<()> {
-        let name = inner.log_name + 1;
-        let draft = format!("{}.draft", log_file(name));
-        let file = self.disk.open(&draft)?;
+    /// Writes the live state as a log under the name of a draft, durably.
+    fn write_draft(
+        &self,
+        inner: &mut Inner<D::File>,
+        draft: &str,
+    ) -> std::io::Result<Draft<D::File>> {
+        self.remove_draft(draft);
+        let file = self.disk.open(draft)?;
+        if file.length()? > 0 {
+            return Err(std::io::Error::other(format!("{draft} cannot be removed")));
+        }
         let mut writer = LogWriter { file: &file, at: 0, number: 1, body: Vec::new() };
         let gone: Vec<InodeRange> = inner.forgotten.by_age().collect();
         for inodes in gone.chunks(FORGET_INODES_MAX) {
@@ -48,21 +67,41 @@ impl<D: Disk> FileChunkStore<D> {
         let room = end + self.config.small_records_bytes() + self.config.log_step_bytes();
         file.allocate(room)?;
         file.sync_data()?;
-        self.disk.rename(&draft, &log_file(name))?;
-        self.disk.sync_names()?;
-        let old = log_file(inner.log_name);
-        inner.log = Arc::new(file);
+        Ok(Draft { file, end, room, next_frame: number })
+    }
+
+    /// The draft becomes the log. From the rename on either log may be the one that the next
+    /// opening finds, until the folder is flushed: if that fails, nothing may be promised in either.
+    fn switch_log(&self, inner: &mut Inner<D::File>, name: u64, written: Draft<D::File>) {
+        let (new, old) = (log_file(name), log_file(inner.log_name));
+        let renamed = self.disk.rename(&format!("{new}.draft"), &new);
+        if let Err(error) = renamed.and_then(|()| self.disk.sync_names()) {
+            inner.failed = Some(format!("switch to {new}: {error}"));
+            self.flushed.notify_all();
+            return;
+        }
+        inner.log = Arc::new(written.file);
         inner.log_name = name;
-        inner.log_end = end;
-        inner.compact_at = self.config.log_bytes.max(end.saturating_mul(2));
-        inner.log_room = room;
-        inner.next_frame = number;
+        inner.log_end = written.end;
+        inner.compact_at = self.config.log_bytes.max(written.end.saturating_mul(2));
+        inner.log_room = written.room;
+        inner.next_frame = written.next_frame;
         inner.body.clear();
         let upto = inner.appended;
         inner.became_durable(upto);
         self.flushed.notify_all();
-        self.disk.remove(&old)
+        if let Err(error) = self.disk.remove(&old) {
+            tracing::warn!(%error, old, "the former log could not be removed");
+        }
     }
+}
+
+/// A log that is written and flushed, under the name of a draft.
+struct Draft<F> {
+    file: F,
+    end: u64,
+    room: u64,
+    next_frame: u64,
 }
 
 struct LogWriter<'a, F> {

@@ -34,6 +34,8 @@ pub struct State {
     pub quota: Option<u64>,
     /// The next flush fails.
     pub fail_sync: bool,
+    /// The next flush of names fails.
+    pub fail_sync_names: bool,
 }
 
 #[derive(Clone, Default)]
@@ -137,7 +139,11 @@ impl Disk for MemoryDisk {
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        self.0.lock().unwrap().operations.push(Operation::SyncNames);
+        let mut state = self.0.lock().unwrap();
+        if std::mem::take(&mut state.fail_sync_names) {
+            return Err(io::Error::other("the folder cannot be flushed"));
+        }
+        state.operations.push(Operation::SyncNames);
         Ok(())
     }
 
@@ -179,9 +185,17 @@ impl Luck<'_> {
     }
 }
 
+/// The disk as a new process finds it when the old one was killed just before operation number
+/// `at`: nothing is lost, and nothing more is durable than before.
+pub fn after_kill(operations: &[Operation], at: usize) -> MemoryDisk {
+    let disk = after_power_loss(operations, at, Luck::Everything);
+    disk.0.lock().unwrap().operations = operations[..at.min(operations.len())].to_vec();
+    disk
+}
+
 /// The disk after a loss of power just before operation number `at`.
 pub fn after_power_loss(operations: &[Operation], at: usize, mut luck: Luck<'_>) -> MemoryDisk {
-    let operations = &operations[..at];
+    let operations = &operations[..at.min(operations.len())];
     let synced = |file: usize| {
         operations.iter().rposition(|op| matches!(op, Operation::Sync(f) if *f == file))
     };
