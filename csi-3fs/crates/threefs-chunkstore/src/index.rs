@@ -6,7 +6,7 @@ use std::sync::Arc;
 use threefs_core::chunk::ChunkState;
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::ForgottenInodes;
-use threefs_core::ids::ChunkId;
+use threefs_core::ids::{ChunkId, StoreId};
 
 use crate::blocks::{Extent, FreeBlocks, difference};
 use crate::log::{Content, Record};
@@ -28,6 +28,7 @@ pub(crate) struct Inner<F> {
     pub(crate) index: BTreeMap<ChunkId, Entry>,
     pub(crate) with_pending: BTreeSet<ChunkId>,
     pub(crate) forgotten: ForgottenInodes,
+    pub(crate) id: Option<StoreId>,
     pub(crate) free: FreeBlocks,
     pub(crate) data_blocks: u64,
     // Runs that become free when the record with this number is durable.
@@ -104,6 +105,7 @@ impl<F> Inner<F> {
                     self.forgotten.insert(range);
                 }
             }
+            Record::Store { id } => self.id = Some(id),
             Record::Committed { chunk, state, content } => {
                 let committed = Version { state, content: Arc::new(content) };
                 self.index.insert(chunk, Entry { committed, pending: None });

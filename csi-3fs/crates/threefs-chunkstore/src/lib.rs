@@ -13,7 +13,7 @@ pub use store::{FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 /// Room on a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +87,12 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     /// # Errors
     /// `Io`.
     fn flush(&self) -> Result<(), StoreError>;
+
+    /// Which store this is: the same for as long as its log lives.
+    fn id(&self) -> StoreId;
+
+    /// Chunks that are known, removed ones too.
+    fn chunks(&self) -> u64;
 
     /// Room used and left.
     fn space(&self) -> Space;

@@ -10,7 +10,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState};
 use threefs_core::forgotten::InodeRange;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::blocks::Extent;
 use crate::disk::DiskFile;
@@ -41,6 +41,8 @@ pub(crate) enum Record {
     Committed { chunk: ChunkId, state: ChunkState, content: Content },
     /// Nothing is known of the chunks of these inodes, and no update may make one again.
     Gone { inodes: Vec<InodeRange> },
+    /// Which store this is.
+    Store { id: StoreId },
 }
 
 /// Appends a record to the body of the next frame.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
@@ -42,11 +42,13 @@ pub struct StoreConfig {
     /// The log is compacted when it has this many bytes, and twice what it had afterwards the
     /// last time.
     pub log_bytes: u64,
+    /// Id of the store if it is made now. To be drawn at random by the caller.
+    pub new_id: StoreId,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { capacity_bytes: 0, grow_bytes: 64 << 20, log_bytes: 64 << 20 }
+        Self { capacity_bytes: 0, grow_bytes: 64 << 20, log_bytes: 64 << 20, new_id: StoreId(0) }
     }
 }
 
@@ -117,6 +119,7 @@ impl<D: Disk> FileChunkStore<D> {
             index: BTreeMap::new(),
             with_pending: BTreeSet::new(),
             forgotten: ForgottenInodes::default(),
+            id: None,
             free: FreeBlocks::default(),
             data_blocks,
             leaving: Vec::new(),
@@ -137,7 +140,20 @@ impl<D: Disk> FileChunkStore<D> {
         }
         inner.leaving.clear();
         inner.claim_blocks()?;
-        Ok(Self { disk, config, data, inner: Mutex::new(inner), flushed: Condvar::new() })
+        let store = Self { disk, config, data, inner: Mutex::new(inner), flushed: Condvar::new() };
+        store.take_id()?;
+        Ok(store)
+    }
+
+    /// A new store, or one of a version without ids, gets its id before anything else happens.
+    fn take_id(&self) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        if inner.id.is_some() {
+            return Ok(());
+        }
+        let number = self.append(&mut inner, Record::Store { id: self.config.new_id }, true)?;
+        drop(inner);
+        self.wait_durable(number)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<D::File>> {
@@ -375,6 +391,14 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
     fn flush(&self) -> Result<(), StoreError> {
         let number = self.lock().appended;
         self.wait_durable(number)
+    }
+
+    fn id(&self) -> StoreId {
+        self.lock().id.unwrap_or(self.config.new_id)
+    }
+
+    fn chunks(&self) -> u64 {
+        self.lock().index.len() as u64
     }
 
     fn space(&self) -> Space {

@@ -302,7 +302,12 @@ fn many_writers_and_readers_see_whole_versions_only() {
     const LENGTH: usize = 30_000;
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     // Little room: blocks are reused at once, under the readers' hands.
-    let tight = StoreConfig { capacity_bytes: 1 << 20, grow_bytes: 64 << 10, log_bytes: 256 << 10 };
+    let tight = StoreConfig {
+        capacity_bytes: 1 << 20,
+        grow_bytes: 64 << 10,
+        log_bytes: 256 << 10,
+        ..StoreConfig::default()
+    };
     let store = Arc::new(FileChunkStore::open(folder.path(), tight).unwrap());
     for index in 0..4 {
         put(&*store, index, 1, LENGTH).unwrap();

@@ -36,7 +36,12 @@ fn put<D: Disk>(
 }
 
 fn config() -> StoreConfig {
-    StoreConfig { capacity_bytes: 1 << 20, grow_bytes: 64 << 10, log_bytes: 64 << 10 }
+    StoreConfig {
+        capacity_bytes: 1 << 20,
+        grow_bytes: 64 << 10,
+        log_bytes: 64 << 10,
+        ..StoreConfig::default()
+    }
 }
 
 #[test]

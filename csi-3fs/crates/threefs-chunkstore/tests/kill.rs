@@ -24,7 +24,12 @@ const CHUNKS_PER_WRITER: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config() -> StoreConfig {
-    StoreConfig { capacity_bytes: 64 << 20, grow_bytes: 1 << 20, log_bytes: 256 << 10 }
+    StoreConfig {
+        capacity_bytes: 64 << 20,
+        grow_bytes: 1 << 20,
+        log_bytes: 256 << 10,
+        ..StoreConfig::default()
+    }
 }
 
 fn content(chunk: ChunkId, version: u64) -> Vec<u8> {

@@ -71,7 +71,12 @@ struct World {
 }
 
 fn config() -> StoreConfig {
-    StoreConfig { capacity_bytes: 8 << 20, grow_bytes: 64 << 10, log_bytes: 96 << 10 }
+    StoreConfig {
+        capacity_bytes: 8 << 20,
+        grow_bytes: 64 << 10,
+        log_bytes: 96 << 10,
+        ..StoreConfig::default()
+    }
 }
 
 impl World {

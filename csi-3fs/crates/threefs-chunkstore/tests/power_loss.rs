@@ -17,7 +17,12 @@ use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
 
 /// Small steps, so that the files grow and the log is compacted within one run.
 fn config() -> StoreConfig {
-    StoreConfig { capacity_bytes: 1 << 20, grow_bytes: 32 << 10, log_bytes: 24 << 10 }
+    StoreConfig {
+        capacity_bytes: 1 << 20,
+        grow_bytes: 32 << 10,
+        log_bytes: 24 << 10,
+        ..StoreConfig::default()
+    }
 }
 
 type Picture = BTreeMap<ChunkId, (ChunkState, Vec<u8>, Option<(ChunkState, Vec<u8>)>)>;

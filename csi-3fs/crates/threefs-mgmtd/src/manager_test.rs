@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
-use threefs_core::ids::{ChainVersion, Incarnation, TargetId};
+use threefs_core::ids::{ChainVersion, Incarnation, StoreId, TargetId};
 use threefs_core::routing::PublicState;
 
 use super::*;
@@ -24,6 +24,9 @@ pub(super) struct FakeNode {
     pub full: bool,
     /// Of 10 bytes of each target.
     pub used_bytes: u64,
+    /// Of all its targets.
+    pub store: StoreId,
+    pub chunks: u64,
 }
 
 impl FakeNode {
@@ -37,6 +40,8 @@ impl FakeNode {
             dead: false,
             full: false,
             used_bytes: 1,
+            store: StoreId(u128::from(id)),
+            chunks: 5,
         }
     }
 
@@ -55,6 +60,8 @@ impl FakeNode {
             report: LocalReport { state: *state, chain_version: *chain_version },
             used_bytes: self.used_bytes,
             capacity_bytes: 10,
+            store: Some(self.store),
+            chunks: self.chunks,
         });
         Heartbeat {
             node: self.id,
@@ -354,4 +361,93 @@ fn a_bootstrap_that_cannot_be_is_refused_with_the_field_and_the_value() {
     assert!(bad.check().unwrap_err().contains("replicas is 3"));
     let bad = Bootstrap { nodes: 2, replicas: 1, chains_per_node: 0 };
     assert!(bad.check().unwrap_err().contains("chains_per_node is 0"));
+}
+
+/// Every node dies and the first of them comes back with another disk.
+#[tokio::test]
+async fn a_disk_that_did_not_serve_never_leads_and_is_named() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.iter_mut().for_each(|node| node.dead = true);
+    cluster
+        .steps_until("all down", |routing| {
+            routing
+                .chains
+                .values()
+                .all(|chain| chain.targets.iter().all(|place| place.state == PublicState::LastSrv))
+        })
+        .await;
+    let node = &mut cluster.nodes[0];
+    node.restart();
+    (node.store, node.chunks) = (StoreId(77), 0);
+    for _ in 0..60 {
+        cluster.step().await;
+    }
+    let routing = cluster.routing();
+    assert!(routing.chains.values().all(|chain| chain.head().is_none()), "{:#?}", routing.chains);
+    let status = cluster.manager.status(cluster.now).await.unwrap();
+    assert_eq!(status.foreign_stores.len(), 6);
+    let named = &status.foreign_stores[0];
+    assert_eq!(
+        (named.node, named.served_with, named.reported),
+        (NodeId(1), StoreId(1), StoreId(77))
+    );
+    // Another of those that served: it leads, and the new disk is synced from it.
+    cluster.nodes[2].restart();
+    cluster
+        .steps_until("served by node 3", |routing| {
+            routing.chains.values().all(|chain| chain.head().is_some_and(|it| it.node == NodeId(3)))
+        })
+        .await;
+    cluster.steps_until("node 1 synced", |routing| serves(routing, 1)).await;
+    let status = cluster.manager.status(cluster.now).await.unwrap();
+    assert_eq!(status.foreign_stores, []);
+}
+
+#[tokio::test]
+async fn an_operator_may_promote_a_copy_that_holds_chunks() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes[1].dead = true;
+    cluster.steps_until("without node 2", |routing| !serves(routing, 2)).await;
+    for node in [0, 2] {
+        cluster.nodes[node].dead = true;
+    }
+    cluster
+        .steps_until("all down", |routing| {
+            routing.chains.values().all(|chain| chain.head().is_none())
+        })
+        .await;
+    cluster.nodes[1].restart();
+    for _ in 0..40 {
+        cluster.step().await;
+    }
+    let routing = cluster.routing();
+    let chain = routing.chains.values().next().unwrap();
+    let place = chain.targets.iter().find(|place| place.node == NodeId(2)).unwrap();
+    assert_eq!(place.state, PublicState::Waiting, "it may have missed updates");
+    let target = place.target;
+    let now = cluster.now;
+    cluster.nodes[1].chunks = 0;
+    cluster.step().await;
+    let refused = cluster.manager.promote(target, true, cluster.now).await.unwrap_err();
+    assert!(refused.to_string().contains("its store is empty"), "{refused}");
+    cluster.nodes[1].chunks = 5;
+    cluster.step().await;
+    let meaning = cluster.manager.promote(target, false, cluster.now).await.unwrap();
+    assert_eq!((meaning.chunks, meaning.was_complete), (5, true));
+    assert_eq!(meaning.served_last.len(), 2);
+    assert_eq!(cluster.routing().chains[&chain.id], *chain, "so far only asked");
+    cluster.manager.promote(target, true, cluster.now).await.unwrap();
+    let id = chain.id;
+    cluster
+        .steps_until("led by it", |routing| {
+            routing.chains[&id].head().is_some_and(|head| head.target == target)
+        })
+        .await;
+    let refused = cluster.manager.promote(target, true, now).await.unwrap_err();
+    assert!(refused.to_string().contains("has a target that serves"), "{refused}");
+    // Those that served last are synced from it.
+    for node in [0, 2] {
+        cluster.nodes[node].restart();
+    }
+    cluster.steps_until("whole", is_whole).await;
 }

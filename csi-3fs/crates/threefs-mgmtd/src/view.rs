@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use threefs_core::chain::{Reason, advance};
+use threefs_core::chain::{NotPromotable, Reason, Transition, advance, promote};
 use threefs_core::heartbeat::{Heartbeat, LocalReport, LocalState, TargetReport};
-use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TargetId};
+use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::{Move, follow};
-use threefs_core::routing::{Chain, PublicState, RoutingInfo};
+use threefs_core::routing::{Chain, ChainTarget, PublicState, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
 use crate::ops::{Fence, Loaded};
-use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};
+use crate::protocol::{ClusterStatus, ForeignStore, MgmtdError, NodeStatus, Promotion};
 use crate::rows::{NodeRow, Wanted};
 
 /// A target with less than this part of its bytes free gets no company.
@@ -32,6 +32,8 @@ pub(crate) struct View {
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
     pub wanted: Wanted,
+    /// The store with which each target has served.
+    pub stores: BTreeMap<TargetId, StoreId>,
     /// What was decided last about growth, if nothing was to be done.
     pub quiet: Option<Situation>,
     heard: BTreeMap<NodeId, Heard>,
@@ -67,6 +69,8 @@ pub(crate) struct Changes {
     pub reasons: Vec<Reason>,
     /// Moves that are complete with it.
     pub ended: Vec<Move>,
+    /// Targets that serve with another store than is known.
+    pub stores: Vec<(TargetId, StoreId)>,
 }
 
 /// What has to happen before a heartbeat can be taken.
@@ -91,6 +95,7 @@ impl View {
             routing: loaded.routing,
             nodes: loaded.nodes,
             wanted: loaded.wanted,
+            stores: loaded.stores,
             quiet: None,
             heard: BTreeMap::new(),
             setbacks: BTreeMap::new(),
@@ -249,10 +254,20 @@ impl View {
 
     /// What has to change now. The node `dead` counts as dead.
     pub(crate) fn scan(&self, timers: &Timers, now: Millis, dead: Option<NodeId>) -> Changes {
-        let mut reports: BTreeMap<TargetId, LocalReport> = BTreeMap::new();
+        let mut lines: BTreeMap<TargetId, &TargetReport> = BTreeMap::new();
         for (node, heard) in &self.heard {
             if self.is_alive(*node, timers, now) && dead != Some(*node) {
-                reports.extend(heard.targets.iter().map(|line| (line.target, line.report)));
+                lines.extend(heard.targets.iter().map(|line| (line.target, line)));
+            }
+        }
+        let mut reports: BTreeMap<TargetId, LocalReport> =
+            lines.iter().map(|(target, line)| (*target, line.report)).collect();
+        for place in self.routing.chains.values().flat_map(|chain| &chain.targets) {
+            if let Some(line) = lines.get(&place.target)
+                && self.is_foreign(place, line)
+                && let Some(report) = reports.get_mut(&place.target)
+            {
+                report.state = LocalState::Offline;
             }
         }
         let mut changes = Changes::default();
@@ -263,12 +278,101 @@ impl View {
                 next.chain = followed;
                 changes.ended.extend(ended.then_some(*this));
             }
+            let serving = next.chain.serving().map(|place| place.target);
+            changes.stores.extend(serving.filter_map(|target| {
+                let line = lines.get(&target)?;
+                // A report of a former state of the chain may be about a former store.
+                let news = line.report.chain_version == chain.version
+                    && self.stores.get(&target).copied() != line.store;
+                news.then_some((target, line.store?))
+            }));
             if next.changed(chain) {
                 changes.reasons.extend(next.reasons);
                 changes.chains.push(next.chain);
             }
         }
         changes
+    }
+
+    /// Targets that served last and report another store than the one they served with: the disk was
+    /// emptied or replaced, or its folder is missing. Such a store is never taken for the chain's
+    /// data; the target counts as dead until another one serves, and is synced then.
+    pub(crate) fn foreign(&self) -> impl Iterator<Item = ForeignStore> {
+        self.routing.chains.values().flat_map(move |chain| {
+            chain.targets.iter().filter_map(move |place| {
+                let line = self.line(place.node, place.target)?;
+                self.is_foreign(place, &line).then_some(ForeignStore {
+                    target: place.target,
+                    node: place.node,
+                    chain: chain.id,
+                    served_with: self.stores.get(&place.target).copied()?,
+                    reported: line.store?,
+                })
+            })
+        })
+    }
+
+    /// See [`Self::foreign`].
+    fn is_foreign(&self, place: &ChainTarget, line: &TargetReport) -> bool {
+        let known = self.stores.get(&place.target).copied();
+        let leads = matches!(place.state, PublicState::Serving | PublicState::LastSrv);
+        leads && line.store.is_some() && !line.is_of(known)
+    }
+
+    /// What making `target` the one that leads its chain would mean, and the chain with it.
+    pub(crate) fn promotion(
+        &self,
+        timers: &Timers,
+        now: Millis,
+        target: TargetId,
+    ) -> Result<(Promotion, Transition, StoreId), MgmtdError> {
+        let refused = |reason: String| MgmtdError::CannotPromote { target, reason };
+        let chain = self.routing.chain_of_target(target);
+        let chain = chain.ok_or_else(|| refused("no chain has this target".into()))?;
+        let alive = |place: &ChainTarget| {
+            let line = self.line(place.node, place.target);
+            line.filter(|line| self.is_alive(place.node, timers, now) && !says_offline(line))
+        };
+        let transition = promote(chain, target).map_err(|reason| {
+            refused(match reason {
+                NotPromotable::Absent => "no chain has this target".into(),
+                NotPromotable::Served => format!("{} has a target that serves", chain.id),
+                NotPromotable::MayLead => format!(
+                    "it was one of the last to serve {}, which comes back with it by itself",
+                    chain.id
+                ),
+            })
+        })?;
+        if let Some(place) = chain.targets.iter().find(|place| {
+            let back = alive(place).is_some_and(|line| !self.is_foreign(place, &line));
+            place.state == PublicState::LastSrv && back
+        }) {
+            return Err(refused(format!("{} is back and leads {}", place.target, chain.id)));
+        }
+        let place = chain.place(target).ok_or_else(|| refused("it is gone".into()))?;
+        let line = alive(place).ok_or_else(|| {
+            refused(format!("{} does not report it as usable: start the node first", place.node))
+        })?;
+        let store = line.store.ok_or_else(|| refused("its store is not open".into()))?;
+        let all_empty =
+            || chain.targets.iter().all(|place| alive(place).is_some_and(|line| line.chunks == 0));
+        if line.chunks == 0 && !all_empty() {
+            return Err(refused(
+                "its store is empty, and a chain led by it would empty the others; promote a \
+                 target that holds chunks"
+                    .into(),
+            ));
+        }
+        let lost = chain.targets.iter().filter(|it| it.state == PublicState::LastSrv);
+        let promotion = Promotion {
+            target,
+            node: place.node,
+            chain: chain.id,
+            chunks: line.chunks,
+            served_last: lost.map(|place| (place.target, place.node)).collect(),
+            was_complete: self.stores.get(&target) == Some(&store),
+        };
+        Ok((promotion, transition, store))
     }
 
     pub(crate) fn status(
@@ -302,6 +406,7 @@ impl View {
             nodes: nodes.collect(),
             chains: chains.len() as u32,
             chains_whole: chains.values().filter(|chain| chain.is_whole()).count() as u32,
+            foreign_stores: self.foreign().collect(),
             chains_down: chains.values().filter(|chain| chain.head().is_none()).count() as u32,
         }
     }

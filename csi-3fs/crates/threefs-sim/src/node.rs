@@ -180,6 +180,8 @@ impl World {
                 report,
                 used_bytes: 0,
                 capacity_bytes: 0,
+                store: None,
+                chunks: 0,
             }],
         };
         let packet = Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, life };

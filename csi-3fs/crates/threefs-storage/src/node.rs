@@ -132,6 +132,8 @@ impl Node {
                     },
                     used_bytes: 0,
                     capacity_bytes: 0,
+                    store: None,
+                    chunks: 0,
                 },
             })
             .collect()

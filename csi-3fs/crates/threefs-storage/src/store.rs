@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
 use threefs_core::error::StoreError;
+use threefs_core::ids::StoreId;
 
 /// Opens, or makes, the chunk files in `folder`. Blocks.
 pub(crate) fn open(folder: &Path, capacity_bytes: u64) -> Result<Arc<dyn ChunkStore>, StoreError> {
@@ -12,6 +13,7 @@ pub(crate) fn open(folder: &Path, capacity_bytes: u64) -> Result<Arc<dyn ChunkSt
         operation: format!("make folder {}", folder.display()),
         reason: error.to_string(),
     })?;
-    let config = StoreConfig { capacity_bytes, ..StoreConfig::default() };
+    let new_id = StoreId(rand::random());
+    let config = StoreConfig { capacity_bytes, new_id, ..StoreConfig::default() };
     Ok(Arc::new(FileChunkStore::open(folder, config)?))
 }

@@ -121,6 +121,8 @@ impl Target {
             report,
             used_bytes: space.used_bytes,
             capacity_bytes: space.capacity_bytes,
+            store: Some(self.store.id()),
+            chunks: self.store.chunks(),
         }
     }
 

@@ -53,6 +53,9 @@ impl<D: Disk> FileChunkStore<D> {
             return Err(std::io::Error::other(format!("{draft} cannot be removed")));
         }
         let mut writer = LogWriter { file: &file, at: 0, number: 1, body: Vec::new() };
+        if let Some(id) = inner.id {
+            writer.record(&Record::Store { id })?;
+        }
         let gone: Vec<InodeRange> = inner.forgotten.by_age().collect();
         for inodes in gone.chunks(FORGET_INODES_MAX) {
             writer.record(&Record::Gone { inodes: inodes.to_vec() })?;
