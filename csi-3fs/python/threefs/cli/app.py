@@ -127,6 +127,28 @@ def rebalance(
 
 
 @app.command()
+def promote(
+    target: Annotated[int, typer.Argument(help="Number of the target, as `threefs status` has it.")],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; otherwise only show what it means.")
+    ] = False,
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Let a target lead its chain when all replicas that served last are lost.
+
+    Every write that the chain acknowledged after this target had stopped serving is lost. A target
+    whose store is empty is refused. The exit status is 2 when the target cannot be promoted.
+
+    Example: threefs promote 1048577 ; threefs promote 1048577 --apply
+    """
+    from threefs.cli.promote import show_promotion
+
+    show_promotion(cluster, output, timeout, target=target, apply=apply)
+
+
+@app.command()
 def ls(
     path: Annotated[str, typer.Argument(help="A path in 3FS.")] = "/",
     long: Annotated[bool, typer.Option("--long", "-l", help="Kind, mode, size, time.")] = False,
