@@ -1,6 +1,7 @@
 //! Chunk files that survive a kill at any moment: [`ChunkStore`] and [`FileChunkStore`].
 
 mod blocks;
+mod budget;
 mod checksums;
 pub mod disk;
 mod index;
@@ -8,6 +9,7 @@ mod log;
 mod plan;
 mod store;
 
+pub use budget::DiskBudget;
 pub use store::{FileChunkStore, StoreConfig};
 
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
@@ -20,7 +22,7 @@ use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 pub struct Space {
     /// Bytes that hold content, pending or committed.
     pub used_bytes: u64,
-    /// Bytes that the store may hold.
+    /// Bytes that all stores of the disk may hold together.
     pub capacity_bytes: u64,
 }
 
@@ -93,6 +95,9 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
 
     /// Chunks that are known, removed ones too.
     fn chunks(&self) -> u64;
+
+    /// Bytes that hold content, pending or committed.
+    fn used_bytes(&self) -> u64;
 
     /// Room used and left.
     fn space(&self) -> Space;

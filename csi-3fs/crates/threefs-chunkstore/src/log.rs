@@ -76,19 +76,18 @@ pub(crate) fn padded(body: usize) -> usize {
 /// What was found in a log.
 #[derive(Debug)]
 pub(crate) struct Replay {
-    pub(crate) records: Vec<Record>,
     /// Where the next frame goes.
     pub(crate) end: u64,
     /// Its number.
     pub(crate) next_number: u64,
 }
 
-/// Reads all whole frames.
-pub(crate) fn replay(file: &impl DiskFile) -> io::Result<Replay> {
+/// Reads all whole frames, one at a time, and hands over their records in order.
+pub(crate) fn replay(file: &impl DiskFile, mut take: impl FnMut(Record)) -> io::Result<Replay> {
     let length = file.length()?;
-    let mut replay = Replay { records: Vec::new(), end: 0, next_number: 1 };
+    let mut replay = Replay { end: 0, next_number: 1 };
     while let Some(body) = read_frame(file, replay.end, length, replay.next_number)? {
-        decode(&body, &mut replay.records)?;
+        decode(&body, &mut take)?;
         replay.end += padded(body.len()) as u64;
         replay.next_number += 1;
     }
@@ -148,7 +147,7 @@ fn frame_number(file: &impl DiskFile, at: u64, length: u64) -> io::Result<Option
     Ok(read_frame(file, at, length, number)?.map(|_| number))
 }
 
-fn decode(mut body: &[u8], records: &mut Vec<Record>) -> io::Result<()> {
+fn decode(mut body: &[u8], take: &mut impl FnMut(Record)) -> io::Result<()> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a log record does not parse");
     while !body.is_empty() {
         let (length, rest) = body.split_first_chunk::<4>().ok_or_else(damaged)?;
@@ -157,7 +156,7 @@ fn decode(mut body: &[u8], records: &mut Vec<Record>) -> io::Result<()> {
             return Err(damaged());
         }
         let (record, rest) = rest.split_at(length);
-        records.push(postcard::from_bytes(record).map_err(|_| damaged())?);
+        take(postcard::from_bytes(record).map_err(|_| damaged())?);
         body = rest;
     }
     Ok(())

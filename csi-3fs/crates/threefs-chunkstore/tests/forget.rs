@@ -8,7 +8,7 @@ use std::path::Path;
 
 use support::MemoryDisk;
 use threefs_chunkstore::disk::Disk;
-use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
@@ -37,7 +37,7 @@ fn put<D: Disk>(
 
 fn config() -> StoreConfig {
     StoreConfig {
-        capacity_bytes: 1 << 20,
+        budget: DiskBudget::new(1 << 20, 0),
         grow_bytes: 64 << 10,
         log_bytes: 64 << 10,
         ..StoreConfig::default()

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use support::{Luck, MemoryDisk, after_kill, after_power_loss};
-use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ChunkState, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
@@ -18,7 +18,7 @@ use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
 /// Small steps, so that the files grow and the log is compacted within one run.
 fn config() -> StoreConfig {
     StoreConfig {
-        capacity_bytes: 1 << 20,
+        budget: DiskBudget::new(1 << 20, 0),
         grow_bytes: 32 << 10,
         log_bytes: 24 << 10,
         ..StoreConfig::default()

@@ -43,8 +43,6 @@ pub struct TargetReport {
     pub report: LocalReport,
     /// Bytes in use on the target.
     pub used_bytes: u64,
-    /// Bytes that the target may hold; 0 = unknown.
-    pub capacity_bytes: u64,
     /// Which store it has; `None` where it cannot be opened.
     pub store: Option<StoreId>,
     /// Chunks that the store knows, removed ones too.
@@ -74,6 +72,8 @@ pub struct Heartbeat {
     pub sequence: u64,
     /// All targets that this service hosts. One that is missing here counts as offline.
     pub targets: Vec<TargetReport>,
+    /// Bytes that all its targets may hold together: they share a disk. 0 = unknown.
+    pub capacity_bytes: u64,
 }
 
 /// mgmtd's answer.

@@ -59,7 +59,6 @@ impl FakeNode {
             chain: Default::default(),
             report: LocalReport { state: *state, chain_version: *chain_version },
             used_bytes: self.used_bytes,
-            capacity_bytes: 10,
             store: Some(self.store),
             chunks: self.chunks,
         });
@@ -68,6 +67,7 @@ impl FakeNode {
             address: format!("127.0.0.1:{}", 9000 + self.id.0),
             incarnation: Incarnation(self.incarnation),
             sequence: self.sequence,
+            capacity_bytes: 10 * self.known.len() as u64,
             targets: targets.collect(),
         }
     }

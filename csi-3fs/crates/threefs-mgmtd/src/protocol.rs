@@ -169,7 +169,7 @@ pub struct NodeStatus {
     pub heartbeat_age_ms: Option<u64>,
     /// Bytes in use over its targets.
     pub used_bytes: u64,
-    /// Bytes that its targets may hold; 0 = unknown.
+    /// Bytes that its targets may hold together: they share a disk. 0 = unknown.
     pub capacity_bytes: u64,
 }
 

@@ -14,7 +14,7 @@ use crate::ops::{Fence, Loaded};
 use crate::protocol::{ClusterStatus, ForeignStore, MgmtdError, NodeStatus, Promotion};
 use crate::rows::{NodeRow, Wanted};
 
-/// A target with less than this part of its bytes free gets no company.
+/// A node with less than this part of its bytes free gets nothing more.
 const FREE_PARTS_MIN: u64 = 10;
 /// A move whose destination has given up so often is given up: a full disk does not get emptier.
 const SETBACKS_MAX: u32 = 3;
@@ -60,6 +60,14 @@ struct Heard {
     at: Millis,
     sequence: u64,
     targets: Vec<TargetReport>,
+    /// Of all targets together.
+    capacity_bytes: u64,
+}
+
+impl Heard {
+    fn used_bytes(&self) -> u64 {
+        self.targets.iter().map(|line| line.used_bytes).sum()
+    }
 }
 
 /// What a scan decides.
@@ -157,12 +165,12 @@ impl View {
 
     /// Takes an admitted heartbeat. True when it says anything new about a target.
     pub(crate) fn hear(&mut self, heartbeat: Heartbeat, now: Millis) -> bool {
-        let Heartbeat { node, sequence, targets, .. } = heartbeat;
+        let Heartbeat { node, sequence, targets, capacity_bytes, .. } = heartbeat;
         let said = |targets: &[TargetReport]| -> Vec<(TargetId, LocalReport)> {
             targets.iter().map(|line| (line.target, line.report)).collect()
         };
         let new = said(&targets);
-        let before = self.heard.insert(node, Heard { at: now, sequence, targets });
+        let before = self.heard.insert(node, Heard { at: now, sequence, targets, capacity_bytes });
         before.is_none_or(|before| said(&before.targets) != new)
     }
 
@@ -187,14 +195,14 @@ impl View {
         }
     }
 
-    /// Nodes that shall get nothing more: a target there has hardly any room left, or a move to
+    /// Nodes that shall get nothing more: their disk has hardly any room left, or a move to
     /// them has failed lately. A node that has said nothing of its room has some.
     pub(crate) fn full(&self, now: Millis) -> BTreeSet<NodeId> {
-        let is_full = |line: &TargetReport| {
-            let free = line.capacity_bytes.saturating_sub(line.used_bytes);
-            line.capacity_bytes > 0 && free < line.capacity_bytes / FREE_PARTS_MIN
+        let is_full = |heard: &Heard| {
+            let free = heard.capacity_bytes.saturating_sub(heard.used_bytes());
+            heard.capacity_bytes > 0 && free < heard.capacity_bytes / FREE_PARTS_MIN
         };
-        let full = self.heard.iter().filter(|(_, heard)| heard.targets.iter().any(is_full));
+        let full = self.heard.iter().filter(|(_, heard)| is_full(heard));
         let refused = self.refused.iter().filter(|(_, until)| now < **until);
         full.map(|(node, _)| *node).chain(refused.map(|(node, _)| *node)).collect()
     }
@@ -385,16 +393,13 @@ impl View {
         let nodes = self.nodes.values().map(|row| {
             let node = row.info.id;
             let heard = self.heard.get(&node);
-            let sum = |bytes: fn(&TargetReport) -> u64| {
-                heard.map_or(0, |heard| heard.targets.iter().map(bytes).sum())
-            };
             NodeStatus {
                 node,
                 address: row.info.address.clone(),
                 alive: self.is_alive(node, timers, now),
                 heartbeat_age_ms: heard.map(|heard| now.since(heard.at)),
-                used_bytes: sum(|line| line.used_bytes),
-                capacity_bytes: sum(|line| line.capacity_bytes),
+                used_bytes: heard.map_or(0, Heard::used_bytes),
+                capacity_bytes: heard.map_or(0, |heard| heard.capacity_bytes),
             }
         });
         let chains = &self.routing.chains;
@@ -417,5 +422,5 @@ fn says_offline(line: &TargetReport) -> bool {
 }
 
 fn cannot_open(line: &TargetReport) -> bool {
-    says_offline(line) && line.capacity_bytes == 0
+    says_offline(line) && line.store.is_none()
 }

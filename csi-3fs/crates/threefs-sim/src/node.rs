@@ -174,12 +174,12 @@ impl World {
             address: String::new(),
             incarnation: Incarnation(life),
             sequence: state.sequence,
+            capacity_bytes: 0,
             targets: vec![TargetReport {
                 target: state.target,
                 chain: CHAIN,
                 report,
                 used_bytes: 0,
-                capacity_bytes: 0,
                 store: None,
                 chunks: 0,
             }],

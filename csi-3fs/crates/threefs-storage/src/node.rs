@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use threefs_chunkstore::DiskBudget;
 use threefs_core::heartbeat::{
     HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
 };
@@ -51,6 +52,8 @@ pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) shared: Arc<Shared>,
+    /// What all its targets may take of their disk.
+    budget: Arc<DiskBudget>,
     config: StorageConfig,
     targets: RwLock<BTreeMap<TargetId, Hosted>>,
     lease: Mutex<ServingLease>,
@@ -70,11 +73,18 @@ enum Hosted {
 }
 
 impl Node {
-    pub(crate) fn new(config: StorageConfig, incarnation: Incarnation, shared: Shared) -> Self {
+    /// `budget` is that of the disk with the data folder.
+    pub(crate) fn new(
+        config: StorageConfig,
+        incarnation: Incarnation,
+        shared: Shared,
+        budget: Arc<DiskBudget>,
+    ) -> Self {
         Self {
             id: NodeId(config.node_id),
             incarnation,
             shared: Arc::new(shared),
+            budget,
             config,
             targets: RwLock::default(),
             lease: Mutex::default(),
@@ -108,6 +118,11 @@ impl Node {
         }
     }
 
+    /// Bytes that all targets may hold together; 0 where the disk does not say.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.budget.capacity_of(&self.config.data).unwrap_or(0)
+    }
+
     /// Every target's line of the next heartbeat.
     pub(crate) fn reports(&self) -> Vec<TargetReport> {
         let mut lines = self.lines();
@@ -131,7 +146,6 @@ impl Node {
                         chain_version: ChainVersion(0),
                     },
                     used_bytes: 0,
-                    capacity_bytes: 0,
                     store: None,
                     chunks: 0,
                 },
@@ -217,9 +231,8 @@ impl Node {
 
     async fn open(&self, id: TargetId, chain: ChainId) -> Hosted {
         let folder = self.folder(id);
-        let capacity_bytes = self.config.capacity_bytes;
-        let opened =
-            tokio::task::spawn_blocking(move || crate::store::open(&folder, capacity_bytes));
+        let budget = Arc::clone(&self.budget);
+        let opened = tokio::task::spawn_blocking(move || crate::store::open(&folder, budget));
         let store = match opened.await {
             Ok(Ok(store)) => store,
             Ok(Err(error)) => {

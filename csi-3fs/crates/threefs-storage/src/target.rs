@@ -114,13 +114,11 @@ impl Target {
     /// This target's line of the next heartbeat.
     pub(crate) fn report(&self) -> TargetReport {
         let report = self.lock().replica.report(self.shared.clock.now());
-        let space = self.store.space();
         TargetReport {
             target: self.config.target,
             chain: self.config.chain,
             report,
-            used_bytes: space.used_bytes,
-            capacity_bytes: space.capacity_bytes,
+            used_bytes: self.store.used_bytes(),
             store: Some(self.store.id()),
             chunks: self.store.chunks(),
         }

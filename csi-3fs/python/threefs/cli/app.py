@@ -46,7 +46,7 @@ def serve(
     replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
     chains_per_node: Annotated[int, typer.Option(help="Chains whose head a node is.")] = 1,
     chunk_size: Annotated[str, typer.Option(help="Bytes of a file chunk.")] = "1M",
-    capacity: Annotated[str, typer.Option(help="Bytes that a target may hold; 0: its disk.")] = "0",
+    capacity: Annotated[str, typer.Option(help="Bytes that a node may hold; 0: its disk.")] = "0",
     restart_after: Annotated[float, typer.Option(help="Seconds until a dead one restarts.")] = 1.0,
     ready_timeout: Annotated[float, typer.Option(help="Seconds until it must be ready.")] = 30.0,
     node_failure_ms: Annotated[

@@ -161,7 +161,7 @@ def storage(
     ] = "",
     capacity: Annotated[
         str,
-        typer.Option(envvar="THREEFS_CAPACITY", help="Bytes a target may hold; 0: its disk's."),
+        typer.Option(envvar="THREEFS_CAPACITY", help="Bytes the node may hold; 0: its disk's."),
     ] = "0",
     node_failure_ms: NodeFailure = 10_000,
     listen: Annotated[

@@ -19,6 +19,8 @@ pub enum Operation {
     Create(String, usize),
     Write { file: usize, offset: u64, bytes: Vec<u8> },
     Allocate { file: usize, length: u64 },
+    Zero(usize),
+    Cut { file: usize, length: u64 },
     Sync(usize),
     Rename(String, String),
     Remove(String),
@@ -94,6 +96,20 @@ impl DiskFile for MemoryFile {
         let file = &mut state.files[self.file];
         let length = file.len().max(length as usize);
         file.resize(length, 0);
+        Ok(())
+    }
+
+    fn zero(&self) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.operations.push(Operation::Zero(self.file));
+        state.files[self.file].fill(0);
+        Ok(())
+    }
+
+    fn cut(&self, length: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.operations.push(Operation::Cut { file: self.file, length });
+        state.files[self.file].truncate(length as usize);
         Ok(())
     }
 
@@ -242,6 +258,16 @@ pub fn after_power_loss(operations: &[Operation], at: usize, mut luck: Luck<'_>)
                     let bytes = &mut state.files[*file];
                     let length = bytes.len().max(*length as usize);
                     bytes.resize(length, 0);
+                }
+            }
+            Operation::Zero(file) => {
+                if durable(*file) || luck.keeps() {
+                    state.files[*file].fill(0);
+                }
+            }
+            Operation::Cut { file, length } => {
+                if durable(*file) || luck.keeps() {
+                    state.files[*file].truncate(*length as usize);
                 }
             }
             Operation::Sync(_) | Operation::SyncNames => {}
