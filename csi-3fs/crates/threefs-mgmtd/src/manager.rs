@@ -274,7 +274,7 @@ impl Manager {
         }
         if view.settles_in_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
-            self.scan(view, now, None).await?;
+            self.scan(view, now).await?;
             self.grow(view, now).await?;
         }
         Ok(())
@@ -299,14 +299,19 @@ impl Manager {
                 }
                 // Demote before remembering the new life: a crash in between repeats the demotion,
                 // the other order would lose it.
-                self.scan(view, now, Some(node)).await?;
+                view.restarts(node, now);
+                self.scan(view, now).await?;
+                if view.takes_part(node) {
+                    let remaining_ms = self.timers.node_failure_ms;
+                    return Err(MgmtdError::Starting { remaining_ms }.into());
+                }
                 self.register(view, &heartbeat).await?;
                 view.forget(node);
             }
         }
         if view.hear(heartbeat, now) && view.settles_in_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
-            self.scan(view, now, None).await?;
+            self.scan(view, now).await?;
         }
         Ok(self.answer(view))
     }
@@ -355,13 +360,8 @@ impl Manager {
         Ok(())
     }
 
-    async fn scan(
-        &self,
-        view: &mut View,
-        now: Millis,
-        dead: Option<NodeId>,
-    ) -> Result<(), OpError> {
-        let Changes { chains, reasons, ended, stores } = view.scan(&self.timers, now, dead);
+    async fn scan(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+        let Changes { chains, reasons, ended, stores } = view.scan(&self.timers, now);
         if chains.is_empty() && stores.is_empty() {
             return Ok(());
         }

@@ -451,3 +451,63 @@ async fn an_operator_may_promote_a_copy_that_holds_chunks() {
     }
     cluster.steps_until("whole", is_whole).await;
 }
+
+/// The power fails: the last heartbeats are not of the same moment.
+#[tokio::test]
+async fn nodes_that_die_shortly_after_each_other_are_equals() {
+    let mut cluster = Cluster::whole().await;
+    for node in 0..3 {
+        cluster.nodes[node].dead = true;
+        for _ in 0..3 {
+            cluster.step().await;
+        }
+    }
+    cluster
+        .steps_until("all down", |routing| {
+            routing
+                .chains
+                .values()
+                .all(|chain| chain.targets.iter().all(|place| place.state == PublicState::LastSrv))
+        })
+        .await;
+}
+
+/// All processes are killed; two are started anew before anybody has missed them, the third has
+/// lost its disk and never returns.
+#[tokio::test]
+async fn nodes_that_restart_at_once_do_not_leave_a_dead_one_as_the_only_authority() {
+    for first in 0..3 {
+        let mut cluster = Cluster::whole().await;
+        let (second, lost) = ((first + 1) % 3, (first + 2) % 3);
+        // A sync from a dead node does not end.
+        cluster.nodes.iter_mut().for_each(|node| (node.dead, node.full) = (true, true));
+        cluster.step().await;
+        cluster.nodes[first].restart();
+        cluster.step().await;
+        cluster.step().await;
+        cluster.nodes[second].restart();
+        cluster
+            .steps_until("served", |routing| {
+                routing.chains.values().all(|chain| {
+                    let gone =
+                        chain.targets.iter().find(|place| place.node == NodeId(lost as u32 + 1));
+                    chain.head().is_some()
+                        && gone.is_some_and(|place| place.state == PublicState::Offline)
+                })
+            })
+            .await;
+    }
+}
+
+/// One node restarts while the others live: it is demoted at their next heartbeat.
+#[tokio::test]
+async fn a_restart_next_to_living_nodes_is_not_held_up() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes[1].restart();
+    for _ in 0..3 {
+        cluster.step().await;
+    }
+    assert!(cluster.routing().chains.values().all(|chain| chain.head().is_some()));
+    let status = cluster.manager.status(cluster.now).await.unwrap();
+    assert!(status.nodes.iter().all(|node| node.alive), "{:?}", status.nodes);
+}

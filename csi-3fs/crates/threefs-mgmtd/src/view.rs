@@ -37,6 +37,8 @@ pub(crate) struct View {
     /// What was decided last about growth, if nothing was to be done.
     pub quiet: Option<Situation>,
     heard: BTreeMap<NodeId, Heard>,
+    /// Nodes of which a new life has spoken, and since when: the former one counts as dead.
+    restarting: BTreeMap<NodeId, Millis>,
     /// How often a destination of a move has given up while its node was alive.
     setbacks: BTreeMap<TargetId, u32>,
     /// Nodes on which a move has failed, and until when they are left alone.
@@ -106,6 +108,7 @@ impl View {
             stores: loaded.stores,
             quiet: None,
             heard: BTreeMap::new(),
+            restarting: BTreeMap::new(),
             setbacks: BTreeMap::new(),
             refused: BTreeMap::new(),
             ticked_at: now,
@@ -150,6 +153,9 @@ impl View {
         if row.incarnation != heartbeat.incarnation {
             return Ok(Admission::Restarted);
         }
+        if self.restarting.contains_key(&node) {
+            return Err(MgmtdError::Replaced { node, address: row.info.address.clone() });
+        }
         match self.heard.get(&node) {
             // Not heard anew: it says when the node was alive no better than the first time.
             Some(heard) if heartbeat.sequence == heard.sequence => Ok(Admission::Repeated),
@@ -174,9 +180,54 @@ impl View {
         before.is_none_or(|before| said(&before.targets) != new)
     }
 
+    /// A new life of a node has spoken.
+    pub(crate) fn restarts(&mut self, node: NodeId, now: Millis) {
+        self.restarting.entry(node).or_insert(now);
+    }
+
+    /// Whether a target of the node is still SERVING or SYNCING.
+    pub(crate) fn takes_part(&self, node: NodeId) -> bool {
+        let active = |state| matches!(state, PublicState::Serving | PublicState::Syncing);
+        self.routing.targets_of_node(node).any(|(_, place)| active(place.state))
+    }
+
     /// A former life's reports say nothing any more.
     pub(crate) fn forget(&mut self, node: NodeId) {
         self.heard.remove(&node);
+        self.restarting.remove(&node);
+    }
+
+    /// Whether a chain has to wait before anything of it is decided: some of those that serve it are
+    /// dead, and of the others none has been heard lately. If all of them die, as they do when the
+    /// power fails or all processes are killed, they must be found dead *together*: then each of
+    /// them may lead. One after the other they would leave the last one alone as the authority,
+    /// and its disk may be the one that is lost. It ends with a heartbeat of one of them, or after
+    /// `node_failure_ms` of silence of the last; nobody is served by the chain meanwhile anyway.
+    fn must_wait(
+        &self,
+        chain: &Chain,
+        reports: &BTreeMap<TargetId, LocalReport>,
+        timers: &Timers,
+        now: Millis,
+    ) -> bool {
+        let serves = |place: &ChainTarget| {
+            reports.get(&place.target).is_some_and(|report| match report.state {
+                LocalState::UpToDate => true,
+                LocalState::Online => report.chain_version != chain.version,
+                LocalState::Offline => false,
+            })
+        };
+        let restarted =
+            chain.serving().filter_map(|place| self.restarting.get(&place.node)).max().copied();
+        let heard_lately = |place: &&ChainTarget| {
+            self.heard.get(&place.node).is_some_and(|heard| {
+                now.since(heard.at) < timers.node_lease_ms()
+                    && restarted.is_none_or(|since| heard.at >= since)
+            })
+        };
+        let (alive, dead): (Vec<&ChainTarget>, Vec<&ChainTarget>) =
+            chain.serving().partition(|place| serves(place));
+        !dead.is_empty() && !alive.is_empty() && !alive.iter().any(heard_lately)
     }
 
     pub(crate) fn is_alive(&self, node: NodeId, timers: &Timers, now: Millis) -> bool {
@@ -260,11 +311,11 @@ impl View {
         heard.targets.iter().find(|line| line.target == target).copied()
     }
 
-    /// What has to change now. The node `dead` counts as dead.
-    pub(crate) fn scan(&self, timers: &Timers, now: Millis, dead: Option<NodeId>) -> Changes {
+    /// What has to change now.
+    pub(crate) fn scan(&self, timers: &Timers, now: Millis) -> Changes {
         let mut lines: BTreeMap<TargetId, &TargetReport> = BTreeMap::new();
         for (node, heard) in &self.heard {
-            if self.is_alive(*node, timers, now) && dead != Some(*node) {
+            if self.is_alive(*node, timers, now) && !self.restarting.contains_key(node) {
                 lines.extend(heard.targets.iter().map(|line| (line.target, line)));
             }
         }
@@ -280,6 +331,9 @@ impl View {
         }
         let mut changes = Changes::default();
         for chain in self.routing.chains.values() {
+            if self.must_wait(chain, &reports, timers, now) {
+                continue;
+            }
             let mut next = advance(chain, &reports);
             if let Some(this) = self.routing.moves.get(&chain.id) {
                 let (followed, ended) = follow(chain, next.chain, this);
