@@ -128,7 +128,9 @@ def rebalance(
 
 @app.command()
 def promote(
-    target: Annotated[int, typer.Argument(help="Number of the target, as `threefs status` has it.")],
+    target: Annotated[
+        int, typer.Argument(help="Number of the target, as `threefs status` has it.")
+    ],
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it; otherwise only show what it means.")
     ] = False,

@@ -1,7 +1,7 @@
 """Whose disk this is: so that an empty one never passes for the one that held the data.
 
-A storage node that was among the last to serve a chain may come back as its authority: what it holds
-is what the chain holds. That must not happen with another disk. mgmtd compares the id of each
+A storage node that was among the last to serve a chain may come back as its authority: what it
+holds is what the chain holds. That must not happen with another disk. mgmtd compares the id of each
 target's store with the one that it served with; this is the check before that, for a whole disk.
 Each data folder therefore carries an
 identity, written before the node first speaks to mgmtd. A disk without one belongs either to a node
@@ -104,8 +104,8 @@ def _wait_until_counted_out(
                 return
             line = (
                 f"the disk of node-{node} is empty, but {', '.join(chains)} would take it for the "
-                "newest copy: waiting until other nodes serve them. If the old disk is lost, choose "
-                "another copy of each with `threefs promote TARGET`"
+                "newest copy: waiting until other nodes serve them. If the old disk is lost, "
+                "choose another copy of each with `threefs promote TARGET`"
             )
         if line != said or time.monotonic() - said_at > SAY_AGAIN_SECONDS:
             say(line)
