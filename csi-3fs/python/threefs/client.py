@@ -357,6 +357,14 @@ class Client:
         """
         return self._native.rebalance(apply, leaving)
 
+    def promote(self, target: int, *, apply: bool = False) -> str:
+        """What it means for `target` to lead its chain, as JSON; with `apply` it does.
+
+        For a chain whose replicas that served last are all lost. Every write that the chain
+        acknowledged after `target` had stopped serving is lost with it.
+        """
+        return self._native.promote(target, apply)
+
 
 def _quota(raw: RawQuota) -> Quota:
     _, bytes_max, bytes_used, inodes_max, inodes_used = raw

@@ -43,7 +43,14 @@ async fn main() {
     let (_handle, shutdown) = Shutdown::new();
     tokio::spawn(mgmtd.serve(shutdown.clone()));
     let (node, address, incarnation) = (NodeId(1), "127.0.0.1:1".into(), Incarnation(1));
-    let heartbeat = Heartbeat { node, address, incarnation, sequence: 1, targets: Vec::new() };
+    let heartbeat = Heartbeat {
+        node,
+        address,
+        incarnation,
+        sequence: 1,
+        targets: Vec::new(),
+        capacity_bytes: 0,
+    };
     MgmtdClient::new(&addresses, &key).heartbeat(heartbeat, deadline()).await.unwrap();
     let store_path = format!("{folder}/meta").into();
     let tree = TreeConfig::default();

@@ -129,6 +129,7 @@ async fn work_while_services_are_killed() {
         incarnation: Incarnation(1),
         sequence: 1,
         targets: Vec::new(),
+        capacity_bytes: 0,
     };
     mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
     let client = MetaClient::new(&meta_address, &key(), ClientId(7));

@@ -21,7 +21,8 @@ pub use client::{MgmtdClient, MgmtdClientError, RoutingFollower};
 pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
 pub use manager::Manager;
 pub use protocol::{
-    ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, NodeStatus, RebalancePlan,
+    ClusterStatus, ForeignStore, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, NodeStatus,
+    Promotion, RebalancePlan,
 };
 pub use rebalance::PlannedMove;
 pub use service::{Mgmtd, MgmtdRunError, run};

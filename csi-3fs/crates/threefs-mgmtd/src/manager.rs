@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
+use threefs_core::chain::Transition;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::ids::{NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_kv::{KvError, Store};
@@ -19,7 +20,7 @@ use crate::ops::{
     AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
     UpdateChains,
 };
-use crate::protocol::{ClusterStatus, MgmtdError, RebalancePlan};
+use crate::protocol::{ClusterStatus, MgmtdError, Promotion, RebalancePlan};
 use crate::view::{Admission, Changes, View};
 
 /// How long one transaction may take, retries included. Far below every lease.
@@ -189,6 +190,48 @@ impl Manager {
         self.answered(&mut role, result)
     }
 
+    /// Makes `target` the one that leads its chain, or says what that would mean.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`], [`MgmtdError::CannotPromote`].
+    pub async fn promote(
+        &self,
+        target: TargetId,
+        apply: bool,
+        now: Millis,
+    ) -> Result<Promotion, MgmtdError> {
+        let mut role = self.role.lock().await;
+        let view = self.view(&mut role, now)?;
+        if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now) {
+            return Err(MgmtdError::Starting { remaining_ms });
+        }
+        let (promotion, transition, store) = view.promotion(&self.timers, now, target)?;
+        if apply {
+            let promoted = self.write_promotion(view, target, transition, store).await;
+            self.answered(&mut role, promoted.map_err(Refusal::Op))?;
+        }
+        Ok(promotion)
+    }
+
+    async fn write_promotion(
+        &self,
+        view: &mut View,
+        target: TargetId,
+        transition: Transition,
+        store: StoreId,
+    ) -> Result<(), OpError> {
+        let chains = vec![transition.chain];
+        let stores = [(target, store)];
+        let update = UpdateChains { own: view.fence, chains: &chains, ended: &[], stores: &stores };
+        let version = self.store.transact(deadline(), &update).await?;
+        for reason in &transition.reasons {
+            tracing::warn!(routing = version.0, "{reason}");
+        }
+        view.stores.extend(stores);
+        self.apply(view, version, chains);
+        Ok(())
+    }
+
     fn view<'a>(
         &self,
         role: &'a mut MutexGuard<'_, Role>,
@@ -252,7 +295,7 @@ impl Manager {
         view.tick(&self.timers, now);
         if view.settles_in_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
-            self.scan(view, now, None).await?;
+            self.scan(view, now).await?;
             self.grow(view, now).await?;
         }
         Ok(())
@@ -277,14 +320,19 @@ impl Manager {
                 }
                 // Demote before remembering the new life: a crash in between repeats the demotion,
                 // the other order would lose it.
-                self.scan(view, now, Some(node)).await?;
+                view.restarts(node, now);
+                self.scan(view, now).await?;
+                if view.takes_part(node) {
+                    let remaining_ms = self.timers.node_failure_ms;
+                    return Err(MgmtdError::Starting { remaining_ms }.into());
+                }
                 self.register(view, &heartbeat).await?;
                 view.forget(node);
             }
         }
         if view.hear(heartbeat, now) && view.settles_in_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
-            self.scan(view, now, None).await?;
+            self.scan(view, now).await?;
         }
         Ok(self.answer(view))
     }
@@ -333,19 +381,16 @@ impl Manager {
         Ok(())
     }
 
-    async fn scan(
-        &self,
-        view: &mut View,
-        now: Millis,
-        dead: Option<NodeId>,
-    ) -> Result<(), OpError> {
-        let Changes { chains, reasons, ended } = view.scan(&self.timers, now, dead);
-        if chains.is_empty() {
+    async fn scan(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+        let Changes { chains, reasons, ended, stores } = view.scan(&self.timers, now);
+        if chains.is_empty() && stores.is_empty() {
             return Ok(());
         }
         view.note_setbacks(&self.timers, now, &chains);
-        let update = UpdateChains { own: view.fence, chains: &chains, ended: &ended };
+        let update =
+            UpdateChains { own: view.fence, chains: &chains, ended: &ended, stores: &stores };
         let version = self.store.transact(deadline(), &update).await?;
+        view.stores.extend(stores);
         for reason in &reasons {
             tracing::info!(routing = version.0, "{reason}");
         }
@@ -353,6 +398,7 @@ impl Manager {
             tracing::info!(routing = version.0, "done: {this}");
             view.routing.moves.remove(&this.chain);
             view.routing.retired.insert(this.source);
+            view.stores.remove(&this.source);
         }
         self.apply(view, version, chains);
         Ok(())

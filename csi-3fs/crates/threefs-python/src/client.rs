@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
-use threefs_core::ids::NodeId;
+use threefs_core::ids::{NodeId, TargetId};
 use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 
 use crate::buffer::{Lending, View};
@@ -297,6 +297,12 @@ impl Client {
         let leaving = leaving.map(|nodes| nodes.into_iter().map(NodeId).collect());
         let plan = live.wait(py, live.client.rebalance(apply, leaving))?;
         serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    fn promote(&self, py: Python<'_>, target: u64, apply: bool) -> PyResult<String> {
+        let live = self.live()?;
+        let promotion = live.wait(py, live.client.promote(TargetId(target), apply))?;
+        serde_json::to_string(&promotion).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 }
 

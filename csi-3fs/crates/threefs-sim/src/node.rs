@@ -174,12 +174,14 @@ impl World {
             address: String::new(),
             incarnation: Incarnation(life),
             sequence: state.sequence,
+            capacity_bytes: 0,
             targets: vec![TargetReport {
                 target: state.target,
                 chain: CHAIN,
                 report,
                 used_bytes: 0,
-                capacity_bytes: 0,
+                store: None,
+                chunks: 0,
             }],
         };
         let packet = Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, life };
@@ -328,6 +330,10 @@ impl World {
                 Action::Forget { op, chunk } => {
                     self.nodes[node].store.forget(chunk);
                     self.disk(node, 0..300, Job::Forgotten { op });
+                }
+                Action::ForgetInodes { op, inodes } => {
+                    self.nodes[node].store.forget_inodes(inodes);
+                    self.disk(node, 100..2_500, Job::InodesForgotten { op });
                 }
                 Action::ReadContent { op, chunk, which } => {
                     self.disk(node, 50..1_000, Job::Content { op, chunk, which });
