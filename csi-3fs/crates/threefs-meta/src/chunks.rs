@@ -19,6 +19,17 @@ pub trait ChunkTrimmer: Send + Sync + 'static {
         length: u64,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Removes all chunks of a file that is dead; none was ever written at or beyond `end`.
+    /// Idempotent, and called for many files at once: a chain that does not answer must not make
+    /// each of them wait.
+    fn remove<'a>(
+        &'a self,
+        inode: InodeId,
+        layout: &'a Layout,
+        end: u64,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), String>>;
 }
 
 /// For tests and trees without data: there is nothing to take away.
@@ -31,6 +42,16 @@ impl ChunkTrimmer for NoChunks {
         _inode: InodeId,
         _layout: &'a Layout,
         _length: u64,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn remove<'a>(
+        &'a self,
+        _inode: InodeId,
+        _layout: &'a Layout,
+        _end: u64,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(std::future::ready(Ok(())))

@@ -3,6 +3,7 @@
 //! Every operation is a pure function over one transaction of `threefs_kv`, one operation a file;
 //! the service only decodes, runs them and answers once they are durable.
 
+mod ages;
 mod chunks;
 mod client;
 mod clients;
@@ -17,6 +18,7 @@ pub mod protocol;
 mod rows;
 mod service;
 mod tree;
+mod written;
 
 #[cfg(test)]
 mod concurrent_test;
@@ -25,6 +27,10 @@ mod model_test;
 #[cfg(test)]
 mod permission_test;
 #[cfg(test)]
+mod control_plane_test;
+#[cfg(test)]
+mod removal_test;
+#[cfg(test)]
 mod quota_test;
 #[cfg(test)]
 mod testing;
@@ -32,11 +38,11 @@ mod testing;
 pub use chunks::{ChunkTrimmer, NoChunks};
 pub use client::{MetaClient, MetaClientError};
 pub use config::{MetaConfig, TreeConfig};
-pub use identity::Identity;
+pub use identity::{Identity, Role};
 pub use protocol::{
     At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaError,
     MetaQuery, MetaReply, MetaRequest, MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId,
-    Reservation, SessionId, SetMode, SetTime,
+    Reservation, SessionId, SetMode, SetTime, SpecialKind, Written,
 };
 pub use service::{Meta, MetaRunError, run};
 pub use tree::Tree;
