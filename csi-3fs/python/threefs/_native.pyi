@@ -14,7 +14,12 @@ RawQuota: TypeAlias = tuple[int, int | None, int, int | None, int]
 # One routing cache and pool of connections. Thread-safe; every call releases the GIL.
 class Client:
     def __new__(
-        cls, mgmtd: Sequence[str], meta: str, key_file: str, timeout_seconds: float
+        cls,
+        mgmtd: Sequence[str],
+        meta: str,
+        key_file: str,
+        timeout_seconds: float,
+        control_plane: bool = False,
     ) -> Self: ...
     def mkdir(self, path: str, parents: bool) -> None: ...
     def listdir(self, path: str) -> list[str]: ...

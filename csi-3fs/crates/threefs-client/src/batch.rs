@@ -23,6 +23,7 @@ pub(crate) struct ChunkWrite {
 }
 
 /// One read from one chunk, for the caller's buffer `slot` at `at`.
+#[derive(Clone)]
 pub(crate) struct ChunkRead {
     pub what: What,
     pub place: Place,
@@ -30,6 +31,8 @@ pub(crate) struct ChunkRead {
     pub length: u32,
     pub slot: usize,
     pub at: usize,
+    /// Which file of the plan it is of.
+    pub file: usize,
 }
 
 /// Bounds what is in flight. Shared by all operations of a client.
@@ -99,20 +102,21 @@ impl Client {
         outcome
     }
 
-    /// Hands each read's bytes to `deliver` as they come, in any order; holes are not delivered.
+    /// Hands each read's bytes to `deliver` as they come, in any order; none where the chunk does not
+    /// exist.
     pub(crate) async fn read_chunks(
         &self,
         reads: Vec<ChunkRead>,
         deadline: Deadline,
-        mut deliver: impl FnMut(&ChunkRead, &[u8]),
+        mut deliver: impl FnMut(ChunkRead, Option<&[u8]>),
     ) -> Result<(), ClientError> {
-        let mut tasks: JoinSet<Result<(ChunkRead, Bytes), ClientError>> = JoinSet::new();
+        let mut tasks: JoinSet<Result<(ChunkRead, Option<Bytes>), ClientError>> = JoinSet::new();
         for read in reads {
             let entered = self.0.window.enter(read.length as usize);
             let room = tokio::time::timeout_at(deadline.instant().into(), entered).await;
             while let Some(ended) = tasks.try_join_next() {
                 let (read, bytes) = joined(ended)?;
-                deliver(&read, &bytes);
+                deliver(read, bytes.as_deref());
             }
             let room = room.ok().flatten();
             let client = self.clone();
@@ -120,12 +124,12 @@ impl Client {
                 let ChunkRead { ref what, place, offset, length, .. } = read;
                 let bytes = client.read(what, place, offset, length, deadline).await?;
                 drop(room);
-                Ok((read, bytes.unwrap_or_default()))
+                Ok((read, bytes))
             });
         }
         while let Some(ended) = tasks.join_next().await {
             let (read, bytes) = joined(ended)?;
-            deliver(&read, &bytes);
+            deliver(read, bytes.as_deref());
         }
         Ok(())
     }

@@ -20,6 +20,9 @@ pub struct ClientConfig {
     pub meta: String,
     /// The cluster's key.
     pub key: Key,
+    /// Whether it manages volumes: it sees and changes reserved attributes, and its paths lead
+    /// through no symbolic link.
+    pub control_plane: bool,
     /// How long an operation may take before it fails with `Unavailable`.
     pub timeout: Duration,
     /// Chunk operations in flight at most, over all operations.
@@ -40,6 +43,7 @@ impl ClientConfig {
             mgmtd,
             meta,
             key,
+            control_plane: false,
             timeout: Duration::from_secs(30),
             operations_in_flight_max: 64,
             bytes_in_flight_max: 32 << 20,

@@ -23,15 +23,15 @@ mod written;
 #[cfg(test)]
 mod concurrent_test;
 #[cfg(test)]
+mod control_plane_test;
+#[cfg(test)]
 mod model_test;
 #[cfg(test)]
 mod permission_test;
 #[cfg(test)]
-mod control_plane_test;
+mod quota_test;
 #[cfg(test)]
 mod removal_test;
-#[cfg(test)]
-mod quota_test;
 #[cfg(test)]
 mod testing;
 

@@ -217,19 +217,12 @@ async fn every_change_makes_a_new_version_and_content_is_counted_apart() {
 async fn only_chains_that_can_hold_chunks_need_be_asked() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/q").await;
-    let quota = MetaChange::SetQuota {
-        at: At::path("/q"),
-        bytes_max: Some(1 << 40),
-        inodes_max: None,
-    };
+    let quota =
+        MetaChange::SetQuota { at: At::path("/q"), bytes_max: Some(1 << 40), inodes_max: None };
     fixture.change(quota).await.unwrap();
     let (small, loose) = (fixture.create("/q/small").await, fixture.create("/loose").await);
-    let reservation = Reservation {
-        inode: small.id,
-        session: SessionId(3),
-        end: 5 * CHUNK,
-        truncate_version: 0,
-    };
+    let reservation =
+        Reservation { inode: small.id, session: SessionId(3), end: 5 * CHUNK, truncate_version: 0 };
     fixture.change(MetaChange::Reserve { reservations: vec![reservation] }).await.unwrap();
     let ends = vec![(small.id, SessionId(3))];
     fixture.change(MetaChange::ReportLengths { reports: Vec::new(), ends }).await.unwrap();

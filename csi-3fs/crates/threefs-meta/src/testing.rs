@@ -219,11 +219,7 @@ pub(crate) async fn check_tree(store: &Store) {
 }
 
 /// What is kept of names, attributes and targets is what they are.
-async fn check_metadata_bytes(
-    txn: &mut Transaction,
-    row: &InodeRow,
-    names: &[(InodeId, String)],
-) {
+async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(InodeId, String)]) {
     let named: usize = names.iter().map(|(_, name)| name.len() + 64).sum();
     let prefix = rows::attributes(row.inode.id);
     let attributes = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await.unwrap();
@@ -270,12 +266,11 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
             let bytes = txn.get(&key).await.unwrap().unwrap();
             i64::from_le_bytes(bytes.try_into().unwrap())
         };
-        let counted =
-            (
-                counted(rows::quota_bytes(*id)).await,
-                counted(rows::quota_inodes(*id)).await,
-                counted(rows::quota_metadata(*id)).await,
-            );
+        let counted = (
+            counted(rows::quota_bytes(*id)).await,
+            counted(rows::quota_inodes(*id)).await,
+            counted(rows::quota_metadata(*id)).await,
+        );
         assert_eq!(counted, expected.get(id).copied().unwrap_or_default(), "use of quota {id}");
     }
 }

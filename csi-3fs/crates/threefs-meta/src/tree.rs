@@ -24,8 +24,8 @@ use crate::identity::{GROUPS_MAX, Identity};
 use crate::layouts::RoundRobin;
 use crate::ops::{self, FirstStep, Given, OpError};
 use crate::protocol::{
-    BATCH_MAX, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus,
-    Nanoseconds, REPORT_RANGES_MAX, RequestId, SessionId,
+    BATCH_MAX, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
+    MetaStatus, Nanoseconds, REPORT_RANGES_MAX, RequestId, SessionId,
 };
 use crate::rows;
 
@@ -359,7 +359,7 @@ impl Tree {
     ) -> Result<MetaReply, OpError> {
         let first = ops::UnlessAnswered { id: ask.id, floor: &ask.client.floor, operation: begin };
         match self.store.transact(ask.deadline, &first).await? {
-            FirstStep::Answered(reply) => Ok(reply),
+            FirstStep::Answered(reply) => Ok(*reply),
             FirstStep::Done(inode) => {
                 self.finish_trim(inode, ask.deadline).await?;
                 self.once(ask, ops::FinishTrim(inode)).await

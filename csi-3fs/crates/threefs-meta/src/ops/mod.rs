@@ -187,13 +187,9 @@ pub(crate) async fn drop_link(
 }
 
 /// Puts a removal at the end of one of the collector's queues.
-pub(crate) fn queue(
-    txn: &mut Transaction,
-    queue: &[u8],
-    row: &RemovalRow,
-) -> Result<(), OpError> {
-    let value = postcard::to_allocvec(row)
-        .map_err(|error| KvError::bad_row(queue, error.to_string()))?;
+pub(crate) fn queue(txn: &mut Transaction, queue: &[u8], row: &RemovalRow) -> Result<(), OpError> {
+    let value =
+        postcard::to_allocvec(row).map_err(|error| KvError::bad_row(queue, error.to_string()))?;
     // The inode goes behind the stamp: one transaction may remove many things.
     txn.set_stamped(queue, &row.inode.0.to_be_bytes(), value);
     Ok(())

@@ -104,7 +104,8 @@ impl Rename<'_> {
             row.name.clone_from(&destination.slot.name);
         }
         row.inode.changed = self.given.now;
-        let longer = quota::name_bytes(&destination.slot.name) - quota::name_bytes(&source.slot.name);
+        let longer =
+            quota::name_bytes(&destination.slot.name) - quota::name_bytes(&source.slot.name);
         quota::charge_metadata(txn, &mut row, longer).await?;
         store(txn, &mut row)?;
         Ok(row)
