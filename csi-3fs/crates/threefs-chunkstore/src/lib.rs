@@ -12,6 +12,7 @@ pub use store::{FileChunkStore, StoreConfig};
 
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
+use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
 
 /// Room on a target.
@@ -52,7 +53,7 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     /// pending state.
     ///
     /// # Errors
-    /// `NoSpace`, `Corrupt` (a partial write met damaged old content), `Io`: nothing has changed.
+    /// `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write met damaged old content), `Io`: nothing has changed.
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError>;
 
     /// Flips the pending state `version` to committed, atomically. Durable with the next
@@ -73,6 +74,13 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     /// # Errors
     /// `Io`.
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError>;
+
+    /// Drops everything about the chunks of these inodes and refuses updates of them from then on.
+    /// Durable when it returns.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Io`.
+    fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError>;
 
     /// Makes everything so far durable.
     ///

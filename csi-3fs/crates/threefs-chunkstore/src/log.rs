@@ -9,6 +9,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState};
+use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
 
 use crate::blocks::Extent;
@@ -38,6 +39,8 @@ pub(crate) enum Record {
     Forget { chunk: ChunkId },
     /// A committed state, as a compacted log has it.
     Committed { chunk: ChunkId, state: ChunkState, content: Content },
+    /// Nothing is known of the chunks of these inodes, and no update may make one again.
+    Gone { inodes: Vec<InodeRange> },
 }
 
 /// Appends a record to the body of the next frame.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
+use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
 
 use crate::blocks::FreeBlocks;
@@ -111,6 +112,7 @@ impl<D: Disk> FileChunkStore<D> {
         let mut inner = Inner {
             index: BTreeMap::new(),
             with_pending: BTreeSet::new(),
+            forgotten: ForgottenInodes::default(),
             free: FreeBlocks::default(),
             data_blocks,
             leaving: Vec::new(),
@@ -308,6 +310,9 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
             let small = runs.is_empty();
             let record = Record::Pending { chunk: update.chunk, state: state.clone(), content };
             let mut inner = self.lock();
+            if inner.forgotten.contains(update.chunk.inode) {
+                return Err(StoreError::NotFound { chunk: update.chunk });
+            }
             self.append(&mut inner, record, small).map(|number| (state, number))
         });
         match done {
@@ -354,6 +359,13 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
             self.append(&mut inner, Record::Forget { chunk }, true)?;
         }
         Ok(())
+    }
+
+    fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError> {
+        let number =
+            self.append(&mut self.lock(), Record::Gone { inodes: inodes.to_vec() }, true)?;
+        self.wait_durable(number)?;
+        self.compact_if_due()
     }
 
     fn flush(&self) -> Result<(), StoreError> {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkMeta, ContentChange, TagWindow};
 use crate::error::StorageError;
+use crate::forgotten::InodeRange;
 use crate::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, RequestTag, TargetId,
 };
@@ -173,6 +174,21 @@ pub struct QueryLastChunk {
     pub inode: InodeId,
 }
 
+/// Drop everything that is known of these inodes' chunks, on every replica, and refuse updates of
+/// them from then on. Sent to the head by the metadata service once the inodes are gone and every
+/// update of them has expired; passed down the chain. May be repeated: `Busy`, `Timeout` and all
+/// answers that ask for newer routing mean "again, later".
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForgetInodes {
+    /// The head, or the successor.
+    pub to: Address,
+    /// The predecessor that passes it on; `None` from the metadata service.
+    pub from: Option<TargetId>,
+    /// Inode numbers, none of which is ever used again. At most
+    /// [`FORGET_INODES_MAX`](crate::forgotten::FORGET_INODES_MAX) ranges.
+    pub inodes: Vec<InodeRange>,
+}
+
 /// Anything that a storage service can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorageRequest {
@@ -196,6 +212,8 @@ pub enum StorageRequest {
     QueryChunks(QueryChunks),
     /// See [`QueryLastChunk`]. Answered by [`StorageReply::LastChunk`].
     QueryLastChunk(QueryLastChunk),
+    /// See [`ForgetInodes`]. Answered by [`StorageReply::InodesForgotten`].
+    ForgetInodes(ForgetInodes),
 }
 
 impl StorageRequest {
@@ -213,6 +231,7 @@ impl StorageRequest {
             Self::SyncDone(request) => request.to,
             Self::QueryChunks(request) => request.to,
             Self::QueryLastChunk(request) => request.to,
+            Self::ForgetInodes(request) => request.to,
         }
     }
 }
@@ -312,6 +331,8 @@ pub enum StorageReply {
     },
     /// To QueryLastChunk: `None` = the file has no chunk on this chain.
     LastChunk(Option<LastChunk>),
+    /// To ForgetInodes: durable on this replica and all after it.
+    InodesForgotten,
 }
 
 /// What goes over the wire as an answer.

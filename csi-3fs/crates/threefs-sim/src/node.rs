@@ -329,6 +329,10 @@ impl World {
                     self.nodes[node].store.forget(chunk);
                     self.disk(node, 0..300, Job::Forgotten { op });
                 }
+                Action::ForgetInodes { op, inodes } => {
+                    self.nodes[node].store.forget_inodes(inodes);
+                    self.disk(node, 100..2_500, Job::InodesForgotten { op });
+                }
                 Action::ReadContent { op, chunk, which } => {
                     self.disk(node, 50..1_000, Job::Content { op, chunk, which });
                 }

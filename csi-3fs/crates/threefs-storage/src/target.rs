@@ -161,6 +161,10 @@ impl Target {
                 let result = target.store.forget(chunk);
                 Event::Forgotten { op, result }
             }),
+            Action::ForgetInodes { op, inodes } => self.store(move |target| {
+                let result = target.store.forget_inodes(&inodes);
+                Event::InodesForgotten { op, result }
+            }),
             Action::ReadContent { op, chunk, which } => self.store(move |target| {
                 let read = target.store.read(chunk, which, 0, u32::MAX);
                 let result = read.map(|outcome| (outcome.state, Bytes::from(outcome.bytes)));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use threefs_core::error::StoreError;
+use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
 use threefs_core::ids::ChunkId;
 
 use super::FileChunkStore;
@@ -33,6 +34,10 @@ impl<D: Disk> FileChunkStore<D> {
         let draft = format!("{}.draft", log_file(name));
         let file = self.disk.open(&draft)?;
         let mut writer = LogWriter { file: &file, at: 0, number: 1, body: Vec::new() };
+        let gone: Vec<InodeRange> = inner.forgotten.by_age().collect();
+        for inodes in gone.chunks(FORGET_INODES_MAX) {
+            writer.record(&Record::Gone { inodes: inodes.to_vec() })?;
+        }
         for (chunk, entry) in &inner.index {
             writer.entry(*chunk, entry)?;
         }
@@ -71,11 +76,16 @@ impl<F: DiskFile> LogWriter<'_, F> {
     fn entry(&mut self, chunk: ChunkId, entry: &Entry) -> std::io::Result<()> {
         let Version { state, content } = &entry.committed;
         let (state, content) = (state.clone(), (**content).clone());
-        log::encode(&Record::Committed { chunk, state, content }, &mut self.body)?;
+        self.record(&Record::Committed { chunk, state, content })?;
         if let Some(Version { state, content }) = &entry.pending {
             let (state, content) = (state.clone(), (**content).clone());
-            log::encode(&Record::Pending { chunk, state, content }, &mut self.body)?;
+            self.record(&Record::Pending { chunk, state, content })?;
         }
+        Ok(())
+    }
+
+    fn record(&mut self, record: &Record) -> std::io::Result<()> {
+        log::encode(record, &mut self.body)?;
         if self.body.len() > FRAME_BYTES_MAX / 8 {
             self.finish_frame()?;
         }
