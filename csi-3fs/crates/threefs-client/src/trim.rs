@@ -1,5 +1,6 @@
 //! Taking chunks away beyond a length: what the metadata service needs of storage.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,20 +9,21 @@ use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use fabric::moment::Moment;
 use threefs_core::chunk::ContentChange;
+use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::Layout;
-use threefs_core::message::LastChunk;
-use threefs_meta::ChunkTrimmer;
+use threefs_core::message::{ForgetInodes, LastChunk, StorageReply, StorageRequest};
+use threefs_meta::{ChunkTrimmer, DeadFile};
 use tokio::task::JoinSet;
 
 use crate::Client;
 use crate::batch::joined;
 use crate::chunks::{Place, What};
-use crate::error::ClientError;
+use crate::error::{Attempts, ClientError};
 
 /// Chains of one file that are asked at once.
 const CHAINS_AT_ONCE: usize = 16;
-/// How long one chain may take to give up the chunks of a removed file.
+/// How long one chain may take to forget removed files.
 const CHAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Chunks of one chain that are cut or removed at once.
 const UPDATES_IN_FLIGHT_MAX: usize = 16;
@@ -43,23 +45,12 @@ impl ChunkTrimmer for Client {
         })
     }
 
-    fn remove<'a>(
+    fn forget<'a>(
         &'a self,
-        inode: InodeId,
-        layout: &'a Layout,
-        end: u64,
+        files: &'a [DeadFile],
         deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(), String>> {
-        Box::pin(async move {
-            let what: What = Arc::from(format!("remove {inode}"));
-            let chains = self.chains(&what, layout, deadline).await;
-            let mut chains = chains.map_err(|error| error.to_string())?;
-            // Chunk number i lies on chain i of the layout, so a short file has few chains.
-            let chunks = end.div_ceil(u64::from(layout.chunk_bytes));
-            chains.truncate(usize::try_from(chunks).unwrap_or(usize::MAX));
-            let cut = Cut { inode, chunk_bytes: layout.chunk_bytes, length: 0 };
-            self.remove_from_chains(&what, chains, cut, deadline).await
-        })
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        Box::pin(self.forget_files(files, deadline))
     }
 }
 
@@ -100,45 +91,90 @@ impl Client {
         outcome.map_err(|error| error.to_string())
     }
 
-    /// All chains side by side, but those that did not answer lately; of what fails the others are
-    /// rid nevertheless.
-    async fn remove_from_chains(
+    /// One request to each chain for all files that may have chunks there, side by side, but none to
+    /// chains that did not answer lately.
+    async fn forget_files(
         &self,
-        what: &What,
-        mut chains: Vec<ChainId>,
-        cut: Cut,
+        files: &[DeadFile],
         deadline: Deadline,
-    ) -> Result<(), String> {
-        chains.sort_unstable();
-        chains.dedup();
-        let mut tasks: JoinSet<Result<(), String>> = JoinSet::new();
-        let mut outcome = Ok(());
-        for chain in chains {
-            let admitted = self.breakers().admit(chain, Moment::now());
-            if let Err(pause) = admitted {
+    ) -> Vec<Result<(), String>> {
+        let what: What = Arc::from("forget removed files");
+        let mut results: Vec<Result<(), String>> = vec![Ok(()); files.len()];
+        let mut of_chain: BTreeMap<ChainId, Vec<usize>> = BTreeMap::new();
+        for (number, file) in files.iter().enumerate() {
+            match self.chains(&what, &file.layout, deadline).await {
+                Ok(chains) => {
+                    for chain in chains_of(chains, file) {
+                        of_chain.entry(chain).or_default().push(number);
+                    }
+                }
+                Err(error) => results[number] = Err(error.to_string()),
+            }
+        }
+        let mut tasks: JoinSet<(Vec<usize>, Result<(), String>)> = JoinSet::new();
+        let mut fail = |(numbers, result): (Vec<usize>, Result<(), String>)| {
+            if let Err(error) = result {
+                numbers.iter().for_each(|number| results[*number] = Err(error.clone()));
+            }
+        };
+        for (chain, numbers) in of_chain {
+            if let Err(pause) = self.breakers().admit(chain, Moment::now()) {
                 let detail = format!("{chain} did not answer; next attempt in {pause:.1?}");
-                outcome = outcome.and(Err(detail));
+                fail((numbers, Err(detail)));
                 continue;
             }
             if tasks.len() >= CHAINS_AT_ONCE
-                && let Some(ended) = tasks.join_next().await
+                && let Some(Ok(ended)) = tasks.join_next().await
             {
-                outcome = outcome.and(ended.map_err(|error| error.to_string()).flatten());
+                fail(ended);
             }
-            let (client, what) = (self.clone(), Arc::clone(what));
+            let inodes = numbers.iter().map(|number| files[*number].inode).collect();
+            let (client, what) = (self.clone(), Arc::clone(&what));
             let deadline = deadline.within(CHAIN_TIMEOUT);
             tasks.spawn(async move {
-                let removed = client.cut_chain(&what, chain, cut, deadline).await;
-                // A long file ends at its deadline, too; who has removed something has answered.
-                let answered = !matches!(removed, Err(ClientError::Unavailable { .. }));
+                let forgotten = client.forget_on(&what, chain, inodes, deadline).await;
+                let answered = !matches!(forgotten, Err(ClientError::Unavailable { .. }));
                 client.breakers().asked(chain, answered, Moment::now());
-                removed.map_err(|error| error.to_string())
+                (numbers, forgotten.map_err(|error| error.to_string()))
             });
         }
+        // A task that panicked says nothing of its files, so none counts as done.
+        let mut broken = false;
         while let Some(ended) = tasks.join_next().await {
-            outcome = outcome.and(ended.map_err(|error| error.to_string()).flatten());
+            match ended {
+                Ok(ended) => fail(ended),
+                Err(_) => broken = true,
+            }
         }
-        outcome
+        if broken {
+            results.fill(Err("a task of this client ended early".into()));
+        }
+        results
+    }
+
+    async fn forget_on(
+        &self,
+        what: &What,
+        chain: ChainId,
+        inodes: BTreeSet<InodeId>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        for inodes in ranges(&inodes).chunks(FORGET_INODES_MAX) {
+            let mut attempts = Attempts::of(&**what);
+            let ask = |to| {
+                StorageRequest::ForgetInodes(ForgetInodes {
+                    to,
+                    from: None,
+                    inodes: inodes.to_vec(),
+                })
+            };
+            match self.ask_head(chain, &mut attempts, Bytes::new(), deadline, ask).await? {
+                Some((_, StorageReply::InodesForgotten)) => {}
+                Some((who, other)) => return Err(ClientError::unexpected(&who, &other)),
+                None => return Err(attempts.unavailable(self.0.config.timeout)),
+            }
+        }
+        Ok(())
     }
 
     fn breakers(&self) -> std::sync::MutexGuard<'_, crate::breaker::Breakers> {
@@ -188,5 +224,57 @@ impl Client {
                 _ => return Ok(()),
             }
         }
+    }
+}
+
+/// Those of a layout's chains that a file can have chunks on: chunk number i lies on chain i, so a
+/// short file has few.
+fn chains_of(mut chains: Vec<ChainId>, file: &DeadFile) -> BTreeSet<ChainId> {
+    let chunks = file.end.div_ceil(u64::from(file.layout.chunk_bytes.max(1)));
+    chains.truncate(usize::try_from(chunks).unwrap_or(usize::MAX));
+    chains.into_iter().collect()
+}
+
+/// Neighbouring numbers as ranges.
+fn ranges(inodes: &BTreeSet<InodeId>) -> Vec<InodeRange> {
+    let mut ranges: Vec<InodeRange> = Vec::new();
+    for inode in inodes {
+        match ranges.last_mut() {
+            Some(range) if range.last.0.checked_add(1) == Some(inode.0) => range.last = *inode,
+            _ => ranges.push(InodeRange::one(*inode)),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::ids::{TableId, TableVersion};
+    use threefs_core::layout::ChainChoice;
+
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_range() {
+        let inodes = [5, 6, 7, 9, u64::MAX].map(InodeId).into_iter().collect();
+        let found: Vec<_> = ranges(&inodes).iter().map(|it| (it.first.0, it.last.0)).collect();
+        assert_eq!(found, [(5, 7), (9, 9), (u64::MAX, u64::MAX)]);
+    }
+
+    #[test]
+    fn a_short_file_lies_on_few_chains() {
+        let chains: Vec<ChainId> = (0..16).map(ChainId).collect();
+        let layout = Layout {
+            table: TableId(1),
+            table_version: TableVersion(1),
+            chunk_bytes: 1 << 20,
+            stripe: 16,
+            chains: ChainChoice::Explicit(chains.clone()),
+        };
+        let count = |end| {
+            let file = DeadFile { inode: InodeId(3), layout: layout.clone(), end };
+            chains_of(chains.clone(), &file).len()
+        };
+        assert_eq!([0, 1, 1 << 20, (1 << 20) + 1, u64::MAX].map(count), [0, 1, 1, 2, 16]);
     }
 }

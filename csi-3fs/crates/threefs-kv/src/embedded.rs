@@ -41,6 +41,9 @@ const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(5);
 
 type Rows = Database<'static, Bytes, Bytes>;
 
+/// The most that a store may hold unless it is configured.
+pub const MAP_BYTES_MAX: usize = 64 << 30;
+
 /// Where and how large.
 #[derive(Clone, Debug)]
 pub struct EmbeddedConfig {
@@ -53,7 +56,7 @@ pub struct EmbeddedConfig {
 impl EmbeddedConfig {
     /// A store of at most 64 GiB.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), map_bytes_max: 64 << 30 }
+        Self { path: path.into(), map_bytes_max: MAP_BYTES_MAX }
     }
 }
 

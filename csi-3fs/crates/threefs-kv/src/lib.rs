@@ -23,7 +23,7 @@ mod transaction;
 mod watch;
 
 pub use backend::{Backend, BoundedAdd, Commit, KeyRange, Mutation, Row, Snapshot, Versionstamp};
-pub use embedded::EmbeddedConfig;
+pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;
 pub use store::{Operation, Retry, Store};
 pub use transaction::Transaction;

@@ -20,16 +20,25 @@ pub trait ChunkTrimmer: Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>>;
 
-    /// Removes all chunks of a file that is dead; none was ever written at or beyond `end`.
-    /// Idempotent, and called for many files at once: a chain that does not answer must not make
-    /// each of them wait.
-    fn remove<'a>(
+    /// Has storage forget dead files: all their chunks go, and storage refuses to write them from
+    /// then on. Idempotent. One result for each file, in order: a chain that does not answer fails
+    /// its own files and delays the others no longer than it takes to notice.
+    fn forget<'a>(
         &'a self,
-        inode: InodeId,
-        layout: &'a Layout,
-        end: u64,
+        files: &'a [DeadFile],
         deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(), String>>;
+    ) -> BoxFuture<'a, Vec<Result<(), String>>>;
+}
+
+/// A removed file that nobody can read any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadFile {
+    /// Which.
+    pub inode: InodeId,
+    /// Where its chunks are.
+    pub layout: Layout,
+    /// No chunk was ever written at or beyond so many bytes, so chains that lie beyond have none.
+    pub end: u64,
 }
 
 /// For tests and trees without data: there is nothing to take away.
@@ -47,13 +56,11 @@ impl ChunkTrimmer for NoChunks {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn remove<'a>(
+    fn forget<'a>(
         &'a self,
-        _inode: InodeId,
-        _layout: &'a Layout,
-        _end: u64,
+        files: &'a [DeadFile],
         _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(), String>> {
-        Box::pin(std::future::ready(Ok(())))
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        Box::pin(std::future::ready(vec![Ok(()); files.len()]))
     }
 }

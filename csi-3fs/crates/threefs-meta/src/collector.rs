@@ -2,8 +2,9 @@
 //!
 //! A removed file goes through two queues. In the first it waits for `collect_delay_ms`, and while
 //! somebody has it open; then one transaction marks its inode dead. In the second it waits for
-//! `dead_grace_ms`; then its chunks go, many files side by side, and then its rows. A chunk is never
-//! taken from a file whose inode can still be read.
+//! `dead_grace_ms`, until updates of those who had it open have expired; then storage forgets it, a
+//! page of files in one request to each chain, and then its rows go. A chunk is never taken from a
+//! file whose inode can still be read.
 //!
 //! All of it can be done twice and in any order; what fails is tried again in the next round, and
 //! keeps nothing else from being done. No duration depends on the wall clock.
@@ -13,10 +14,10 @@ use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use fabric::moment::Moment;
-use threefs_core::layout::Layout;
 use tokio::task::JoinSet;
 
 use crate::ages::Ages;
+use crate::chunks::{ChunkTrimmer, DeadFile};
 use crate::ops::{self, ListedRemoval, OpError, RemovalState};
 use crate::protocol::EntryKind;
 use crate::rows::{self, SessionRow};
@@ -24,10 +25,12 @@ use crate::tree::{Tree, now};
 
 /// Rows that one look takes.
 const PAGE: usize = 256;
-/// Files whose chunks are removed side by side. An unavailable chain can hold each of them up once,
-/// before its circuit breaker opens.
-const REMOVALS_AT_ONCE: usize = 64;
-/// How long the chunks of one file may take; a file that takes longer is tried again.
+/// Pages whose files storage is asked to forget side by side, so that one that waits for a chain
+/// does not hold up the next ones.
+const PAGES_AT_ONCE: usize = 8;
+/// How long storage may take to forget the files of one page; what fails is tried again.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a truncation of a former life may take; one that takes longer is tried again.
 const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long one transaction may take.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -116,14 +119,15 @@ impl Tree {
         }
     }
 
-    /// The second queue: takes the chunks of dead files, then their rows.
+    /// The second queue: has storage forget dead files, many at a time, then takes their rows.
     async fn collect_dead(&self, until: u64) -> Result<u64, OpError> {
         let mut advanced = 0;
         let mut after = Vec::new();
-        let mut tasks: JoinSet<Option<ListedRemoval>> = JoinSet::new();
+        let mut tasks: JoinSet<Vec<ListedRemoval>> = JoinSet::new();
         loop {
             let page = self.removals(rows::DEAD, until, &after).await?;
             let last = page.last().filter(|_| page.len() == PAGE).map(|it| it.key.clone());
+            let (mut dead, mut files) = (Vec::new(), Vec::new());
             for removal in page {
                 match removal.state.clone() {
                     RemovalState::InUse => {
@@ -131,12 +135,16 @@ impl Tree {
                     }
                     RemovalState::Rows => advanced += self.finish(&[removal]).await?,
                     RemovalState::Chunks { layout, end } => {
-                        if tasks.len() >= REMOVALS_AT_ONCE {
-                            advanced += self.finish(&next_done(&mut tasks).await).await?;
-                        }
-                        tasks.spawn(remove_chunks(Arc::clone(&self.trimmer), removal, layout, end));
+                        files.push(DeadFile { inode: removal.row.inode, layout, end });
+                        dead.push(removal);
                     }
                 }
+            }
+            if tasks.len() >= PAGES_AT_ONCE {
+                advanced += self.finish(&next_done(&mut tasks).await).await?;
+            }
+            if !dead.is_empty() {
+                tasks.spawn(forget(Arc::clone(&self.trimmer), dead, files));
             }
             match last {
                 Some(key) => after = key,
@@ -242,32 +250,32 @@ impl Tree {
     }
 }
 
-/// The removals whose chunks are gone by now, at least waiting for one task.
-async fn next_done(tasks: &mut JoinSet<Option<ListedRemoval>>) -> Vec<ListedRemoval> {
-    let mut done = Vec::new();
-    if let Some(Ok(Some(removal))) = tasks.join_next().await {
-        done.push(removal);
-    }
-    while let Some(ended) = tasks.try_join_next() {
-        done.extend(ended.ok().flatten());
-    }
-    done
+/// The removals whose chunks are gone, of the page that is done next.
+async fn next_done(tasks: &mut JoinSet<Vec<ListedRemoval>>) -> Vec<ListedRemoval> {
+    tasks.join_next().await.and_then(Result::ok).unwrap_or_default()
 }
 
-async fn remove_chunks(
-    trimmer: Arc<dyn crate::ChunkTrimmer>,
-    removal: ListedRemoval,
-    layout: Layout,
-    end: u64,
-) -> Option<ListedRemoval> {
-    let inode = removal.row.inode;
-    match trimmer.remove(inode, &layout, end, Deadline::after(TRIM_TIMEOUT)).await {
-        Ok(()) => Some(removal),
-        Err(error) => {
-            tracing::info!(%inode, error, "its chunks stay for now");
-            None
+async fn forget(
+    trimmer: Arc<dyn ChunkTrimmer>,
+    dead: Vec<ListedRemoval>,
+    files: Vec<DeadFile>,
+) -> Vec<ListedRemoval> {
+    let results = trimmer.forget(&files, Deadline::after(FORGET_TIMEOUT)).await;
+    let mut done = Vec::with_capacity(dead.len());
+    let mut failed: Option<(String, usize)> = None;
+    for (removal, result) in dead.into_iter().zip(results) {
+        match result {
+            Ok(()) => done.push(removal),
+            Err(error) => {
+                let (_, count) = failed.get_or_insert((error, 0));
+                *count += 1;
+            }
         }
     }
+    if let Some((error, files)) = failed {
+        tracing::info!(files, error, "chunks of removed files stay for now");
+    }
+    done
 }
 
 fn transaction() -> Deadline {

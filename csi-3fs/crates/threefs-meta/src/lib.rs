@@ -35,9 +35,9 @@ mod removal_test;
 #[cfg(test)]
 mod testing;
 
-pub use chunks::{ChunkTrimmer, NoChunks};
+pub use chunks::{ChunkTrimmer, DeadFile, NoChunks};
 pub use client::{MetaClient, MetaClientError};
-pub use config::{MetaConfig, TreeConfig};
+pub use config::{DEAD_GRACE_MS, MetaConfig, TreeConfig};
 pub use identity::{Identity, Role};
 pub use protocol::{
     At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaError,
@@ -45,4 +45,5 @@ pub use protocol::{
     Reservation, SessionId, SetMode, SetTime, SpecialKind, Written,
 };
 pub use service::{Meta, MetaRunError, run};
+pub use threefs_kv::MAP_BYTES_MAX;
 pub use tree::Tree;

@@ -10,7 +10,7 @@ use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_kv::Store;
 
-use crate::chunks::ChunkTrimmer;
+use crate::chunks::{ChunkTrimmer, DeadFile};
 use crate::config::TreeConfig;
 use crate::protocol::{
     At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
@@ -68,28 +68,28 @@ struct Reader {
 impl ChunkTrimmer for Reader {
     fn trim<'a>(
         &'a self,
-        inode: InodeId,
+        _inode: InodeId,
         _layout: &'a Layout,
         _length: u64,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
-        Box::pin(async move {
-            let tree = self.tree.get().unwrap().upgrade().unwrap();
-            let request = MetaRequest::Query { who: Identity::ROOT, query: by_inode(inode) };
-            self.readable.fetch_or(tree.answer(request, soon()).await.is_ok(), SeqCst);
-            self.asked.store(true, SeqCst);
-            Ok(())
-        })
+        Box::pin(std::future::ready(Ok(())))
     }
 
-    fn remove<'a>(
+    fn forget<'a>(
         &'a self,
-        inode: InodeId,
-        layout: &'a Layout,
-        _end: u64,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(), String>> {
-        self.trim(inode, layout, 0, deadline)
+        files: &'a [DeadFile],
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        Box::pin(async move {
+            let tree = self.tree.get().unwrap().upgrade().unwrap();
+            for DeadFile { inode, .. } in files {
+                let request = MetaRequest::Query { who: Identity::ROOT, query: by_inode(*inode) };
+                self.readable.fetch_or(tree.answer(request, soon()).await.is_ok(), SeqCst);
+                self.asked.store(true, SeqCst);
+            }
+            vec![Ok(()); files.len()]
+        })
     }
 }
 
@@ -235,4 +235,24 @@ async fn only_chains_that_can_hold_chunks_need_be_asked() {
     // A writer that ended without a report may have written up to what it had reserved.
     assert!(ends.contains(&(small.id, 5 * CHUNK)), "{ends:?}");
     assert!(ends.contains(&(loose.id, u64::MAX)), "without a quota nobody reserves: {ends:?}");
+}
+
+#[tokio::test]
+async fn files_on_a_chain_that_is_away_hold_up_no_others() {
+    let fixture = Fixture::memory().await;
+    let mut files = Vec::new();
+    for number in 0..600 {
+        let path = format!("/{number}");
+        files.push(fixture.create(&path).await.id);
+        fixture.change(unlink(&path)).await.unwrap();
+    }
+    let away: Vec<InodeId> = files.iter().copied().step_by(2).collect();
+    fixture.recorder.unavailable.lock().unwrap().clone_from(&away);
+    fixture.collect_all().await;
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 300);
+    assert_eq!(count_inodes(&fixture.store).await, 301, "those that failed and the root");
+    check_tree(&fixture.store).await;
+    fixture.recorder.unavailable.lock().unwrap().clear();
+    fixture.collect_all().await;
+    assert_eq!(count_inodes(&fixture.store).await, 1);
 }

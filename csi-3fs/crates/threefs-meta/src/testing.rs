@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::Identity;
 use crate::RenameMode;
-use crate::chunks::ChunkTrimmer;
+use crate::chunks::{ChunkTrimmer, DeadFile};
 use crate::config::TreeConfig;
 use crate::protocol::{
     At, EntryKind, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest,
@@ -35,6 +35,8 @@ pub(crate) fn soon() -> Deadline {
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub trims: Mutex<Vec<(InodeId, u64)>>,
+    /// Files that cannot be forgotten now.
+    pub unavailable: Mutex<Vec<InodeId>>,
     /// Of removals: the bound of where chunks may be.
     pub ends: Mutex<Vec<(InodeId, u64)>>,
     pub refuse: AtomicBool,
@@ -57,15 +59,21 @@ impl ChunkTrimmer for Recorder {
         })
     }
 
-    fn remove<'a>(
+    fn forget<'a>(
         &'a self,
-        inode: InodeId,
-        layout: &'a Layout,
-        end: u64,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(), String>> {
-        self.ends.lock().unwrap().push((inode, end));
-        self.trim(inode, layout, 0, deadline)
+        files: &'a [DeadFile],
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        let forget = |file: &DeadFile| {
+            let unavailable = self.unavailable.lock().unwrap().contains(&file.inode);
+            if self.refuse.load(SeqCst) || unavailable {
+                return Err("storage is away".into());
+            }
+            self.trims.lock().unwrap().push((file.inode, 0));
+            self.ends.lock().unwrap().push((file.inode, file.end));
+            Ok(())
+        };
+        Box::pin(std::future::ready(files.iter().map(forget).collect()))
     }
 }
 

@@ -38,7 +38,7 @@ def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
         client.write_file("/dense", data)
         client.batch_write([("/sparse", 40 * MIB, b"end")])
         pods.stop("storage-0")
-        for target in (pods.folder / "storage-0").glob("target-*"):
+        for target in (pods.folder / "storage-0" / "storage").glob("target-*"):
             shutil.rmtree(target)
         pods.start("storage-0", "--accept-data-loss")
         with pytest.raises(threefs.Corrupt, match=r"/dense.*was written and .* does not have it"):
