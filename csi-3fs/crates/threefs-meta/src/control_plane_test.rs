@@ -1,6 +1,8 @@
 //! What tenants can write must not lead the control plane astray: links in its paths, attributes
 //! that look like its own.
 
+use threefs_kv::{EmbeddedConfig, Store};
+
 use crate::protocol::{
     At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, SetMode,
 };
@@ -185,4 +187,40 @@ async fn special_files_are_made_moved_linked_and_removed() {
     fixture.collect_all().await;
     assert_eq!(crate::testing::count_inodes(&fixture.store).await, 1);
     assert!(fixture.recorder.trims.lock().unwrap().is_empty(), "they have no chunks");
+}
+
+/// The store of all tenants: nearly full, it refuses what grows, and removing makes it usable again.
+#[tokio::test]
+async fn a_store_that_is_nearly_full_still_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = EmbeddedConfig { path: folder.path().into(), map_bytes_max: 4 << 20 };
+    let store = Store::embedded(config).unwrap();
+    let fixture = Fixture::open(store, crate::testing::config()).await;
+    let (mut files, value) = (0, vec![7; 60 << 10]);
+    let error = loop {
+        let made = async {
+            fixture.change(crate::testing::create(&format!("/{files}"))).await?;
+            fixture.change(attribute(&format!("/{files}"), "user.a", Some(&value))).await
+        };
+        match made.await {
+            Ok(_) => files += 1,
+            Err(error) => break error,
+        }
+        assert!(files < 200, "the store is never full");
+    };
+    assert!(matches!(error, MetaError::NoSpace { .. }), "{error}");
+    assert!(error.to_string().contains("kept for removals"), "{error}");
+    let link = MetaChange::Link { from: At::path("/0"), to: At::path("/link") };
+    for change in [crate::testing::make_directory("/d", false), symlink("/l", "x"), link] {
+        let refused = fixture.change(change).await;
+        assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "{refused:?}");
+    }
+    let who = Identity::CONTROL_PLANE;
+    change_as(&fixture, &who, attribute("/0", RECORD, Some(b"{}"))).await.unwrap();
+    for number in 0..files {
+        fixture.change(MetaChange::Unlink { at: At::path(format!("/{number}")) }).await.unwrap();
+    }
+    fixture.collect_all().await;
+    fixture.create("/again").await;
+    check_tree(&fixture.store).await;
 }

@@ -15,6 +15,7 @@ pub mod identity;
 mod layouts;
 mod ops;
 pub mod protocol;
+mod restore;
 mod rows;
 mod service;
 mod tree;
@@ -44,6 +45,7 @@ pub use protocol::{
     MetaQuery, MetaReply, MetaRequest, MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId,
     Reservation, SessionId, SetMode, SetTime, SpecialKind, Written,
 };
+pub use restore::{DUMP_KIND, restore};
 pub use service::{Meta, MetaRunError, run};
 pub use threefs_kv::MAP_BYTES_MAX;
 pub use tree::Tree;

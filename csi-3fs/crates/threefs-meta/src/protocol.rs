@@ -614,6 +614,10 @@ pub struct MetaStatus {
     pub removals_pending: u64,
     /// Write sessions.
     pub sessions: u64,
+    /// Bytes of metadata in the store, if it has a bound.
+    pub store_used_bytes: Option<u64>,
+    /// The most that it can hold.
+    pub store_max_bytes: Option<u64>,
 }
 
 /// What travels back.

@@ -8,7 +8,7 @@ use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
-use threefs_kv::Store;
+use threefs_kv::{EmbeddedConfig, Store};
 
 use crate::chunks::{ChunkTrimmer, DeadFile};
 use crate::config::TreeConfig;
@@ -255,4 +255,33 @@ async fn files_on_a_chain_that_is_away_hold_up_no_others() {
     fixture.recorder.unavailable.lock().unwrap().clear();
     fixture.collect_all().await;
     assert_eq!(count_inodes(&fixture.store).await, 1);
+}
+
+#[tokio::test]
+async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |name: &str| EmbeddedConfig::new(folder.path().join(name));
+    let file = folder.path().join("dump");
+    let kept = {
+        let fixture =
+            Fixture::open(Store::embedded(config("old")).unwrap(), crate::testing::config()).await;
+        fixture.create("/kept").await
+    };
+    threefs_kv::dump(&config("old"), crate::DUMP_KIND, &file).unwrap();
+    let lost = {
+        let fixture =
+            Fixture::open(Store::embedded(config("old")).unwrap(), crate::testing::config()).await;
+        let mut last = fixture.create("/lost").await;
+        for number in 0..5000 {
+            last = fixture.create(&format!("/lost-{number}")).await;
+        }
+        last
+    };
+    crate::restore(config("new"), &file).await.unwrap();
+    let store = Store::embedded(config("new")).unwrap();
+    let fixture = Fixture::open(store, crate::testing::config()).await;
+    assert_eq!(fixture.stat("/kept").await.unwrap(), kept);
+    assert!(fixture.stat("/lost").await.is_err());
+    assert!(fixture.create("/new").await.id > lost.id);
+    check_tree(&fixture.store).await;
 }

@@ -191,6 +191,8 @@ impl Tree {
                 store.transact(deadline, &ops::PathOf(*directory)).await
             }
             MetaQuery::Status => Ok(MetaReply::Status(MetaStatus {
+                store_used_bytes: self.store.room()?.map(|room| room.used_bytes),
+                store_max_bytes: self.store.room()?.map(|room| room.max_bytes),
                 removals_pending: self.count(rows::REMOVALS, deadline).await?
                     + self.count(rows::DEAD, deadline).await?,
                 sessions: self.count(rows::SESSIONS, deadline).await?,
@@ -210,6 +212,9 @@ impl Tree {
         deadline: Deadline,
     ) -> Result<MetaReply, OpError> {
         check_identity(who)?;
+        if grows(change) && !who.is_control_plane() {
+            self.check_room()?;
+        }
         let client = self.clients.hear(id, self.uptime_ms());
         let names = match change {
             MetaChange::MakeDirectory { at, parents: true, .. } => ops::names_of(&at.path),
@@ -230,6 +235,21 @@ impl Tree {
         }
         let detail = "the file is truncated again and again".into();
         Err(MetaError::Unavailable { detail }.into())
+    }
+
+    /// Keeps the rest of a store that is nearly full for removals.
+    fn check_room(&self) -> Result<(), OpError> {
+        match self.store.room()? {
+            Some(room) if room.is_low() => {
+                let detail = format!(
+                    "{} of {} bytes are in use and the rest is kept for removals; remove files, \
+                     or give the metadata service a larger volume and `map_bytes_max`",
+                    room.used_bytes, room.max_bytes
+                );
+                Err(MetaError::NoSpace { detail }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn apply(&self, ask: &Ask<'_>, change: &MetaChange) -> Result<MetaReply, OpError> {
@@ -421,6 +441,19 @@ fn check_identity(who: &Identity) -> Result<(), MetaError> {
         value: who.groups.len().to_string(),
         reason: format!("a caller has at most {GROUPS_MAX} groups"),
     })
+}
+
+/// Whether a change makes something that stays.
+fn grows(change: &MetaChange) -> bool {
+    matches!(
+        change,
+        MetaChange::Create { .. }
+            | MetaChange::MakeDirectory { .. }
+            | MetaChange::MakeSymlink { .. }
+            | MetaChange::MakeSpecial { .. }
+            | MetaChange::Link { .. }
+            | MetaChange::SetAttribute { value: Some(_), .. }
+    )
 }
 
 fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
