@@ -19,6 +19,16 @@ def content(seed: int) -> bytes:
     return block * FILE_MIB
 
 
+def read_for_ever(reader: threefs.file.RawFile, data: bytes) -> None:
+    buffer = bytearray(8 * MIB)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        reader.seek(0)
+        for offset in range(0, len(data), len(buffer)):
+            count = reader.readinto(buffer)
+            assert buffer[:count] == data[offset : offset + count], "zeros, or another file"
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_reader_gets_an_error_and_never_zeros(
     cluster: Any, client: threefs.Client, folder: str, how: str
@@ -30,14 +40,8 @@ def test_a_reader_gets_an_error_and_never_zeros(
             other.remove(path)
         else:
             other.write_file(path, content(2))
-        buffer = bytearray(8 * MIB)
-        deadline = time.monotonic() + 60
         with pytest.raises(threefs.Stale, match="open it again"):
-            while time.monotonic() < deadline:
-                reader.seek(0)
-                for offset in range(0, len(data), len(buffer)):
-                    count = reader.readinto(buffer)
-                    assert buffer[:count] == data[offset : offset + count], "zeros, or another file"
+            read_for_ever(reader, data)
         if how == "replaced":
             assert client.read_file(path) == content(2)
 

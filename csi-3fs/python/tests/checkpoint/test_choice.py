@@ -1,4 +1,4 @@
-"""All ranks continue from one checkpoint: rank 0 verifies and chooses, the others follow or fail."""
+"""All ranks continue from one checkpoint: rank 0 chooses, the others follow or fail."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def ranks_of(files: Any, attempt: str, world_size: int = 3, **more: Any) -> list
 def save(ranks: list[CheckpointManager], step: int, value: bytes) -> None:
     own = [{"mine": value * (rank + 1) * 5000} for rank in range(len(ranks))]
     state = {"x": value * 10_000}
-    handles = [
-        rank.save(step, state, sharded=mine) for rank, mine in zip(ranks, own, strict=True)
-    ]
+    handles = [rank.save(step, state, sharded=mine) for rank, mine in zip(ranks, own, strict=True)]
     for handle in handles:
         handle.wait(20)
 
@@ -97,7 +95,7 @@ def test_ranks_wait_for_the_choice_and_no_longer_than_they_may(tmp_path: Path) -
 def test_that_there_is_none_is_a_choice_too(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     assert ranks[0].load_latest() is None
-    save(ranks, 1, b"1")
+    save(ranks_of(LocalFiles(tmp_path), "other"), 1, b"1")
     assert [rank.load_latest() for rank in ranks[1:]] == [None, None]
 
 
@@ -136,4 +134,17 @@ def test_what_a_load_left_is_swept_by_the_next_attempt(tmp_path: Path) -> None:
     assert [one.step for one in load_at_once(ranks)] == [1, 1, 1]
     assert list((tmp_path / "c").glob("load.tmp-a-*"))
     save(ranks_of(LocalFiles(tmp_path), "b"), 2, b"2")
+    assert not list((tmp_path / "c").glob("load.tmp-a-*"))
+
+
+def test_choices_go_with_the_next_commit(tmp_path: Path) -> None:
+    ranks = ranks_of(LocalFiles(tmp_path), "a")
+    save(ranks, 1, b"1")
+    assert [one.step for one in load_at_once(ranks)] == [1, 1, 1]
+    assert list((tmp_path / "c").glob("load.tmp-a-*"))
+    save(ranks, 2, b"2")
+    ranks[0]._finish()
+    for thread in threading.enumerate():
+        if thread.name.startswith("checkpoint-"):
+            thread.join(20)
     assert not list((tmp_path / "c").glob("load.tmp-a-*"))

@@ -46,8 +46,10 @@ def test_special_files_are_what_they_are_on_both(mount: Callable[..., HeldMount]
     os.mknod(one / "disk", 0o600 | stat.S_IFBLK, os.makedev(259, 70_000))
     os.mknod(one / "socket", 0o600 | stat.S_IFSOCK)
     seen = {name: (other / name).stat() for name in ("pipe", "null", "disk", "socket")}
-    assert stat.S_ISFIFO(seen["pipe"].st_mode) and stat.S_ISSOCK(seen["socket"].st_mode)
-    assert stat.S_ISCHR(seen["null"].st_mode) and seen["null"].st_rdev == os.makedev(1, 3)
+    assert stat.S_ISFIFO(seen["pipe"].st_mode)
+    assert stat.S_ISSOCK(seen["socket"].st_mode)
+    assert stat.S_ISCHR(seen["null"].st_mode)
+    assert seen["null"].st_rdev == os.makedev(1, 3)
     assert stat.S_ISBLK(seen["disk"].st_mode)
     assert seen["disk"].st_rdev == os.makedev(259, 70_000)
     kinds = {entry.name: entry.is_file() for entry in os.scandir(other)}

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from threefs.checkpoint.choosing import Choice, await_choice, publish_choice
@@ -29,6 +30,7 @@ from threefs.checkpoint.manifest import Piece, split
 from threefs.checkpoint.names import (
     MANIFEST_NAME,
     Name,
+    choice_folder,
     final_name,
     is_leftover,
     parse_commit,
@@ -192,7 +194,7 @@ class CheckpointManager:
             commit_seconds_max=self._commit_seconds_max,
             on_durable=on_durable,
             next_commit=self._next_commit,
-            after_commit=self._prune if self._rank == 0 else None,
+            after_commit=partial(self._clean, self._loads) if self._rank == 0 else None,
         )
 
     def _run(self, job: SaveJob, handle: SaveHandle) -> None:
@@ -213,6 +215,13 @@ class CheckpointManager:
         for name in self._names():
             if is_leftover(name) and f".tmp-{self._attempt}-" not in name:
                 throw_away(self._files, self.path, f"{self.path}/{name}")
+
+    def _clean(self, loads: int) -> None:
+        """After a commit: every rank has saved, so every rank has read the choices before."""
+        self._prune()
+        folders = {choice_folder(f"{self._attempt}-{number}") for number in range(1, loads + 1)}
+        for name in folders.intersection(self._names()):
+            throw_away(self._files, self.path, f"{self.path}/{name}")
 
     def _prune(self) -> None:
         """Keep those committed last; of one step only the last one."""
@@ -296,9 +305,7 @@ class CheckpointManager:
         return self._read(choice.path, manifest, choice.skipped), choice.skipped
 
     def _read(self, path: str, manifest: Manifest, skipped: list[Skipped]) -> Loaded:
-        state, sharded = read_checkpoint(
-            self._files, path, manifest, self._rank, self._world_size
-        )
+        state, sharded = read_checkpoint(self._files, path, manifest, self._rank, self._world_size)
         return Loaded(manifest.step, path, state, sharded, LoadReport(list(skipped)))
 
     def load_latest(self, **parts: Any) -> Loaded | None:
