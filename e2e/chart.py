@@ -65,7 +65,11 @@ VALUES: dict[str, Any] = {
         "resources": {"requests": {"cpu": "300m", "memory": "192Mi"}},
     },
     "nodeAgent": AGENT_VALUES,
-    "csi": {"node": {"maxUnavailable": "100%"}, "holder": {"maxSurge": "100%"}},
+    "csi": {
+        "node": {"maxUnavailable": "100%"},
+        "holder": {"maxSurge": "100%"},
+        "inline": {"enabled": True},
+    },
     "threefs": {
         "nodeFailureMs": 3000,
         "mgmtd": {"volume": {"hostPath": FOLDER}},

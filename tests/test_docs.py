@@ -20,7 +20,7 @@ from flyer.local.cluster import load_cluster
 from ruamel.yaml import YAML
 
 from charts import helm
-from charts.tests.conftest import BUILD_SECONDS, CHART, KUBERNETES
+from charts.tests.conftest import BUILD_SECONDS, CHART, KUBERNETES, REGISTRY
 from e2e.cluster.handle import Cluster, wait_for
 from tests.doc_blocks import PAGES, ROOT, Block, blocks
 
@@ -256,7 +256,10 @@ def test_names_in_commands_are_those_of_the_chart(block: Block) -> None:
 
 def _everything() -> str:
     done = subprocess.run(
-        [helm.find(), "template", "x", str(CHART), "--kube-version", KUBERNETES],
+        [
+            *(helm.find(), "template", "x", str(CHART), "--kube-version", KUBERNETES),
+            *("--set", f"images.registry={REGISTRY}"),
+        ],
         capture_output=True,
         text=True,
         timeout=120,

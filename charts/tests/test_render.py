@@ -12,6 +12,7 @@ from charts.tests.conftest import (
     ALL,
     CHART,
     KUBERNETES,
+    REGISTRY,
     SUPPORTED,
     Render,
     Rendered,
@@ -121,6 +122,10 @@ def test_the_key_is_as_long_as_the_services_want_it(render: Render) -> None:
             ["there is no 3FS", "threefs.enabled", "csi.existingClusterSecret"],
         ),
         (
+            {"images.registry": ""},
+            ["images.registry is empty", "push them to a registry of yours"],
+        ),
+        (
             {"monitoring.podMonitors": True, "monitoring.serviceMonitors": True},
             ["monitoring.serviceMonitors are both true", "read twice", "Set one of them"],
         ),
@@ -132,6 +137,19 @@ def test_what_cannot_work_together_is_refused(values: dict[str, Any], words: lis
     assert done.returncode != 0
     for word in words:
         assert word in done.stderr
+
+
+def test_inline_volumes_are_off_unless_they_are_switched_on(render: Render) -> None:
+    def modes_and_limit(**values: Any) -> tuple[list[str], str | None]:
+        objects = render(**values)
+        driver = objects.named("CSIDriver", "3fs.csi.fireflyer.dev")
+        node = objects.named("DaemonSet", "threefs-csi-node")["spec"]["template"]["spec"]
+        variables = {one["name"]: one.get("value") for one in node["containers"][0]["env"]}
+        return driver["spec"]["volumeLifecycleModes"], variables.get("THREEFS_INLINE_SIZE_MAX")
+
+    assert modes_and_limit() == (["Persistent"], None)
+    both = ["Persistent", "Ephemeral"]
+    assert modes_and_limit(**{"csi.inline.enabled": True}) == (both, "10Gi")
 
 
 def test_an_old_kubernetes_is_refused() -> None:
@@ -150,7 +168,8 @@ def test_notes_tell_three_commands_that_fit_the_values(tmp_path: Path) -> None:
     )
     done = run_helm(
         "template", "fire-flyer", str(chart), "-n", "elsewhere", "--kube-version", KUBERNETES,
-        "--set", "csi.enabled=false", "--show-only", "templates/notes.yaml",
+        "--set", f"csi.enabled=false,images.registry={REGISTRY}",
+        "--show-only", "templates/notes.yaml",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     notes = YAML(typ="safe").load(done.stdout)["text"]
@@ -168,7 +187,8 @@ def test_policies_speak_of_the_accounts_of_the_release() -> None:
 
 def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> None:
     def kinds(version: str) -> set[str]:
-        done = run_helm("template", "x", str(CHART), "--kube-version", version)
+        chosen = ("--set", f"images.registry={REGISTRY}")
+        done = run_helm("template", "x", str(CHART), "--kube-version", version, *chosen)
         assert done.returncode == 0, done.stderr
         return {one["kind"] for one in YAML(typ="safe").load_all(done.stdout) if one}
 

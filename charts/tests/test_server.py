@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from charts import helm
-from charts.tests.conftest import CHART, Rendered
+from charts.tests.conftest import CHART, REGISTRY, Rendered
 from e2e.cluster.handle import Cluster, KubectlError, wait_for
 from e2e.cluster.up import Options
 from e2e.fixtures import _started
@@ -47,7 +47,7 @@ class Installation:
     def upgrade(self, **values: Any) -> None:
         sets = [
             word
-            for key, value in values.items()
+            for key, value in {"images.registry": REGISTRY, **values}.items()
             for word in ("--set-json", f"{key}={json.dumps(value)}")
         ]
         self.helm("upgrade", "--install", RELEASE, str(CHART), *sets)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
 import urllib.request
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from flyer_node.errors import SettingError
+from flyer_node.hardware.driver import EventKind
 from flyer_node.health.ledger import Subject
 from flyer_node.health.machine import State
 from flyer_node.inventory import FindingKind
@@ -28,6 +31,13 @@ def state(node: Node, kind: str, name: str) -> State:
     return node.agent.ledger.health[Subject(kind, name)].state  # type: ignore[arg-type]
 
 
+async def gone(node: Node, gpu: int) -> None:
+    """A reset that follows an Xid before the agent has looked would leave no trace."""
+    assert node.agent is not None
+    pages, page = node.agent.ledger.health, Subject("gpu", node.uuid(gpu))
+    await node.until(lambda: pages[page].gone, f"GPU {gpu} seen as gone")
+
+
 async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(node: Node) -> None:
     await node.gpus(8)
     node.driver.fall_off_the_bus(3)
@@ -36,6 +46,7 @@ async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(n
     assert len(node.kubelet.plugins[GPU].devices) == 8, "the id stays on the list"
     xid = {"gpu": node.uuid(3), "xid": "79", "class": "uncorrectable"}
     await node.until(lambda: node.value("flyer_node_gpu_xid_total", **xid) == 1)
+    await gone(node, 3)
     registrations = len(node.kubelet.registrations)
     node.driver.reset(3)
     await node.gpus(8)
@@ -48,6 +59,7 @@ async def test_a_gpu_that_came_back_with_half_its_lanes_stays_out(node: Node) ->
     await node.gpus(8)
     node.driver.fall_off_the_bus(3)
     await node.gpus(7)
+    await gone(node, 3)
     node.driver.reset(3)
     node.driver.width[3] = 8
     node.driver.write()
@@ -75,11 +87,19 @@ async def test_a_gpu_stays_out_until_its_reset_was_seen(node: Node) -> None:
     assert state(node, "gpu", node.uuid(2)) is State.UNHEALTHY
     node.driver.lost.add(2)
     node.driver.write()
-    assert node.agent is not None
-    page = Subject("gpu", node.uuid(2))
-    await node.until(lambda: node.agent.ledger.health[page].gone)
+    await gone(node, 2)
     node.driver.reset(2)
     await node.gpus(8)
+
+
+async def test_a_gpu_that_the_driver_calls_unavailable_leaves(node: Node) -> None:
+    """By the event alone: the GPU still answers, and the driver asks for nothing."""
+    await node.gpus(8)
+    node.driver.event(3, EventKind.UNAVAILABLE)
+    await node.gpus(7)
+    page = Subject("gpu", node.uuid(3))
+    assert node.agent is not None
+    assert node.agent.ledger.health[page].reason == "GpuUnavailable"
 
 
 async def test_nothing_returns_while_the_driver_asks_for_a_recovery_action(node: Node) -> None:
@@ -171,6 +191,21 @@ async def test_a_driver_that_hangs_makes_unknown_gpus_and_nothing_else_waits(mac
     finally:
         await machine.stop()
         await machine.kubelet.stop()
+
+
+async def test_silent_connections_keep_neither_probes_nor_scrapes_out(node: Node) -> None:
+    """160 of them, from many addresses, each of which says nothing."""
+    assert node.agent is not None
+    port = node.agent.web.port
+
+    def flooded() -> str:
+        with contextlib.ExitStack() as stack:
+            for number in range(160):
+                source = (f"127.0.1.{number // 3 + 1}", 0)
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 20, source))
+            return _get(f"http://127.0.0.1:{port}/metrics")
+
+    assert "flyer_node_device_state" in await asyncio.to_thread(flooded)
 
 
 async def test_a_driver_that_hangs_at_the_start_offers_the_old_gpus_as_unhealthy(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flyer_node.errors import DataError
-from flyer_node.hardware.driver import GpuProbe, GpuStatus
+from flyer_node.hardware.driver import EventKind, GpuProbe, GpuStatus
 from flyer_node.health.ledger import Ledger, Subject
 from flyer_node.health.machine import (
     Fault,
@@ -82,9 +82,12 @@ def test_a_probe_moves_only_what_is_on_probation() -> None:
         assert probed(health, "refused", 5, TIMES) == health
 
 
-def test_a_driver_that_can_tell_and_tells_nothing_vouches_for_the_reset() -> None:
+def test_a_driver_that_asks_for_nothing_does_not_prove_a_reset() -> None:
     health = take(Health(), RESET, 0, TIMES)
-    assert look(health, Look(vouched=True), 11, TIMES).state is State.RECOVERING
+    for now in range(1, 10_000, 100):
+        health = look(health, Look(), now, TIMES)
+        assert health.state is State.UNHEALTHY
+    assert look(health, Look(was_reset=True), 10_050, TIMES).state is State.RECOVERING
 
 
 def test_nothing_recovers_while_an_action_is_wanted() -> None:
@@ -152,7 +155,7 @@ EVENTS: dict[str, Callable[[Health, float], Health]] = {
     "reset fault": lambda health, now: take(health, RESET, now, TIMES),
     "soft fault": lambda health, now: take(health, SOFT, now, TIMES),
     "ok": lambda health, now: look(health, Look(), now, TIMES),
-    "vouched": lambda health, now: look(health, Look(vouched=True), now, TIMES),
+    "was reset": lambda health, now: look(health, Look(was_reset=True), now, TIMES),
     "lost": lambda health, now: look(health, LOST, now, TIMES),
     "action": lambda health, now: look(health, asks("GPU_RESET"), now, TIMES),
     "probe": lambda health, now: probed(health, "", now, TIMES),
@@ -176,7 +179,7 @@ def test_the_rules_hold_after_every_step_and_there_is_always_a_way_back(
             assert health.remedy
         if before.known is State.UNHEALTHY and health.known is not State.UNHEALTHY:
             assert health.known is State.RECOVERING
-            assert event in ("ok", "vouched")
+            assert event in ("ok", "was reset")
             assert now >= before.until
             assert not health.action
             assert not before.needs_reset or health.reset_seen
@@ -188,7 +191,7 @@ def test_the_rules_hold_after_every_step_and_there_is_always_a_way_back(
     # The way back: it is reset, answers, and time passes.
     for _ in range(8):
         now += TIMES.hold_max + TIMES.suspect
-        health = look(health, Look(vouched=True), now, TIMES)
+        health = look(health, Look(was_reset=True), now, TIMES)
         health = probed(health, "", now + TIMES.probation, TIMES)
     assert health.state is State.HEALTHY
 
@@ -321,11 +324,46 @@ def test_a_year_of_the_papers_xids_quarantines_for_hardware_only() -> None:
         now += 90_000
         book.xid(NODE, "G2", code, now, source="driver")
         assert book.out_of_service("gpu") == {"G2"}
-        good = [GpuStatus("G2", answers=True, recovery_action=0)]
+        good = GpuStatus("G2", answers=True, recovery_action=0)
         for later in (0, 4000, 8000):
-            book.gpu_statuses(NODE, good, now + later)
+            book.gpu_statuses(NODE, [good], now + later)
+            book.gpus_probed(NODE, [GpuProbe("G2")], now + later)
+            assert book.out_of_service("gpu") == {"G2"}, f"Xid {code} returned without a reset"
+        book.gpu_statuses(NODE, [replace(good, answers=False)], now + 8001)
+        for later in (12_000, 16_000, 20_000):
+            book.gpu_statuses(NODE, [good], now + later)
             book.gpus_probed(NODE, [GpuProbe("G2")], now + later)
         assert not book.out_of_service("gpu"), f"Xid {code} has no way back"
+
+
+def test_volatile_errors_that_grow_are_seen_and_cleared_ones_prove_a_reset() -> None:
+    book, page = ledger(), Subject("gpu", "G0")
+
+    def counted(errors: int, now: float) -> State:
+        status = GpuStatus("G0", answers=True, recovery_action=0, uncorrectable_errors=errors)
+        book.gpu_statuses(NODE, [status], now)
+        return book.health[page].state
+
+    assert counted(3, 0) is State.HEALTHY, "errors of before"
+    assert counted(4, 1) is State.SUSPECT
+    assert book.health[page].reason == "UncorrectableEcc"
+    book.xid(NODE, "G0", 48, 2, source="driver")
+    assert counted(4, 4000) is State.UNHEALTHY
+    assert counted(0, 4001) is State.RECOVERING
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (EventKind.ECC, State.SUSPECT),
+        (EventKind.UNAVAILABLE, State.UNHEALTHY),
+        (EventKind.RECOVERY_ACTION, State.HEALTHY),
+    ],
+)
+def test_events_of_the_driver_count(kind: EventKind, state: State) -> None:
+    book = ledger()
+    book.event("G0", kind, 5)
+    assert book.health[Subject("gpu", "G0")].state is state
 
 
 def test_flash_cuts_count_however_short_and_a_reset_counter_is_no_cut() -> None:
@@ -368,6 +406,7 @@ def test_a_reboot_proves_every_reset_but_forgets_no_cause() -> None:
 def recovering(book: Ledger, uuid: str = "G0") -> float:
     """A GPU that was reset and is on probation; when that is so."""
     book.xid(NODE, uuid, 79, 0, source="driver")
+    book.gpu_statuses(NODE, [GpuStatus(uuid, answers=False)], 3000)
     book.gpu_statuses(NODE, [GpuStatus(uuid, answers=True, recovery_action=0)], 4000)
     assert book.health[Subject("gpu", uuid)].state is State.RECOVERING
     return 4000

@@ -31,8 +31,11 @@ labels:
 {{/* An image's reference: dict root image */}}
 {{- define "fire-flyer.image" -}}
 {{- $image := index .root.Values.images .image -}}
-{{- $registry := .root.Values.global.imageRegistry | default $image.registry -}}
-{{- with $registry }}{{ . }}/{{ end }}{{ $image.repository }}
+{{- $registry := .root.Values.global.imageRegistry | default $image.registry | default .root.Values.images.registry -}}
+{{- if not $registry }}
+{{- fail (printf "images.registry is empty: no registry serves %s; build the images (images/*.Containerfile), push them to a registry of yours and set images.registry to it" $image.repository) }}
+{{- end }}
+{{- $registry }}/{{ $image.repository }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 

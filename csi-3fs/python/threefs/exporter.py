@@ -1,7 +1,8 @@
 """`python -m threefs.exporter`: what mgmtd knows of a 3FS, for Prometheus.
 
-It runs beside mgmtd and asks it once for each scrape; it keeps nothing. One that does not answer
-is a scrape with `threefs_up` 0, never one that fails: the alert is about the cluster.
+It runs next to mgmtd and asks it when it is scraped, at most once a second; it keeps nothing. An
+mgmtd that does not answer is a scrape with `threefs_up` 0, never a scrape that fails: the alert is
+about the cluster.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from threefs.client import connect
 from threefs.errors import ThreeFSError
+from threefs.metrics_server import MetricsServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,9 +128,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     registry = CollectorRegistry()
     registry.register(StatusCollector(client.status))
-    server, _ = start_http_server(options.port, registry=registry)
+    server = MetricsServer(registry, options.port)
+    server.start()
     ended.wait()
-    server.shutdown()
+    server.stop()
     client.close()
     return 0
 

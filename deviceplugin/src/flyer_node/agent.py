@@ -74,6 +74,7 @@ class Agent:
             on_event=self._on_event,
             on_kill=self._on_kill,
         )
+        self._look_now = asyncio.Event()
         self._misses = {"driver": 0, "sysfs": 0}
         self._topology = ""
         self._last_error: dict[str, str] = {}
@@ -98,7 +99,7 @@ class Agent:
             poll = self.settings.poll_seconds
             loops: list[Awaitable[None]] = [
                 registrar.run(),
-                self._every(poll, self._look_at_gpus),
+                self._every(poll, self._look_at_gpus, at_once=self._look_now),
                 self._every(poll, self._look_at_ports),
                 self._every(INVENTORY_SECONDS, self._take_inventory, wait_first=True),
                 self._beat(registrar),
@@ -137,14 +138,27 @@ class Agent:
         self._publish()
 
     async def _every(
-        self, seconds: float, act: Callable[[], Awaitable[None]], *, wait_first: bool = False
+        self,
+        seconds: float,
+        act: Callable[[], Awaitable[None]],
+        *,
+        wait_first: bool = False,
+        at_once: asyncio.Event | None = None,
     ) -> None:
         if wait_first:
             await asyncio.sleep(seconds)
         while True:
             started = time.monotonic()
+            if at_once is not None:
+                at_once.clear()
             await act()
-            await asyncio.sleep(max(0.05, seconds - (time.monotonic() - started)))
+            pause = max(0.05, seconds - (time.monotonic() - started))
+            if at_once is None:
+                await asyncio.sleep(pause)
+            else:
+                await asyncio.sleep(0.05)  # events in a storm are looked at together
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(at_once.wait(), pause)
 
     async def _beat(self, registrar: Registrar) -> None:
         while True:
@@ -259,6 +273,12 @@ class Agent:
     def _on_event(self, event: DriverEvent) -> None:
         if event.kind is EventKind.XID:
             self._xid(event.uuid, event.data, source="driver")
+        else:
+            log.warning("driver event", gpu=event.uuid, kind=event.kind.value, data=event.data)
+            self.ledger.event(event.uuid, event.kind, time.time())
+            self._publish_changes()
+        # What it did to the GPU is in its status: lost, or an action that the driver asks for.
+        self._look_now.set()
 
     def _on_kernel_line(self, line: str) -> None:
         self.metrics.observed.labels("kernel-log").set_to_current_time()

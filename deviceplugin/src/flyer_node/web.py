@@ -6,10 +6,12 @@ never a reason to be restarted.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flyer_node.errors import SettingError
 
@@ -21,6 +23,10 @@ __all__ = ["Pulse", "Web"]
 STUCK_SECONDS = 30.0
 """An event loop that has not turned for so long is not coming back."""
 REQUEST_SECONDS = 5.0
+"""From accept to the last byte."""
+CONNECTIONS_MAX = 32
+PER_SOURCE_MAX = 4
+"""The kubelet's probes and a pair of Prometheus servers, with room."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -39,6 +45,53 @@ class Pulse:
     def age_seconds(self) -> float:
         """Since it last turned."""
         return time.monotonic() - self._last
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """At most so many connections in all and from one address; each has its time and no more."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[socket.socket, tuple[float, str]] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Refuse a source that has all its places; otherwise the oldest connection gives way."""
+        source = str(client_address[0])
+        with self._lock:
+            if sum(one == source for _, one in self._open.values()) >= PER_SOURCE_MAX:
+                return False
+            if len(self._open) >= CONNECTIONS_MAX:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                _cut(oldest)
+            self._open[request] = (time.monotonic(), source)
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection and close it."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut what is over its time; called twice a second."""
+        with self._lock:
+            for connection, (opened, _) in self._open.items():
+                if time.monotonic() - opened >= REQUEST_SECONDS:
+                    _cut(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that was cut is not worth a traceback."""
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Web:
@@ -73,11 +126,10 @@ class Web:
                 """Probes are not news."""
 
         try:
-            self._server = ThreadingHTTPServer((address, port), Handler)
+            self._server = _BoundedServer((address, port), Handler)
         except OSError as error:
             expected = f"an address and port that are free ({error.strerror})"
             raise SettingError("--metrics-port", f"{address}:{port}", expected) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 

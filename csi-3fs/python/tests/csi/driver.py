@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CALL_SECONDS = 60.0
 TIMEOUT_SECONDS = 10.0
 GIBIBYTE = 1 << 30
+INLINE_MAX = 4 * GIBIBYTE
 Mode = csi.VolumeCapability.AccessMode
 
 
@@ -59,7 +60,9 @@ class Driver:
             return self.files
 
         clusters = Clusters(self.folder / "clusters", TIMEOUT_SECONDS, connect)
-        self.inline = InlineVolumes("node-a", clusters, self.holder, self.metrics, GIBIBYTE)
+        self.inline = InlineVolumes(
+            "node-a", clusters, self.holder, self.metrics, GIBIBYTE, INLINE_MAX
+        )
         endpoint = f"unix://{self.folder}/csi.sock"
         self.clusters = clusters
         self.server = make_server(endpoint, 8, self.metrics)
@@ -71,9 +74,8 @@ class Driver:
             Controller(clusters, GIBIBYTE, self.metrics), self.server
         )
         claims = Claims("node-a", lambda: self.now)
-        stubs.add_NodeServicer_to_server(
-            Node("node-a", clusters, self.holder, self.inline, self.metrics, claims), self.server
-        )
+        self.node = Node("node-a", clusters, self.holder, self.inline, self.metrics, claims)
+        stubs.add_NodeServicer_to_server(self.node, self.server)
         self.server.start()
         self.channel = grpc.insecure_channel(endpoint)
         self._stubs = [

@@ -10,7 +10,7 @@ import pytest
 import threefs
 from threefs.csi.proto import csi_pb2 as csi
 
-from .driver import GIBIBYTE, Driver, Mode, capability, stage_request
+from .driver import GIBIBYTE, Driver, Mode, capability
 
 BLOCK = csi.VolumeCapability(
     block=csi.VolumeCapability.BlockVolume(),
@@ -70,18 +70,6 @@ def test_a_name_that_is_taken_by_another_classs_owner_is_refused(
     (key,) = changed
     assert f"`pvc-1` exists with {key} {owner[key]} and {changed[key]} was asked for" in words
     assert driver.create("pvc-1", parameters=owner) == first
-
-
-def test_a_pods_inline_volume_is_no_claims_volume(driver: Driver) -> None:
-    driver.publish("csi-1", volume_context={"csi.storage.k8s.io/ephemeral": "true"})
-    volume_id = "v1:default:/volumes/csi-1"
-    code, words = driver.refused(create_request("csi-1"))
-    assert code == "ALREADY_EXISTS"
-    assert "inline volume" in words
-    assert driver.refused(csi.ControllerGetVolumeRequest(volume_id=volume_id))[0] == "NOT_FOUND"
-    assert driver.refused(stage_request(volume_id))[0] == "NOT_FOUND"
-    assert driver.refused(csi.DeleteVolumeRequest(volume_id=volume_id))[0] == "FAILED_PRECONDITION"
-    assert "/volumes/csi-1/data" in driver.files.paths()
 
 
 def test_without_a_size_it_is_the_default_within_the_limit(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""Staging, publishing and undoing; stats and condition; inline volumes; hostile order and paths."""
+"""Staging, publishing and undoing; stats and condition; hostile order and paths."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from threefs.csi.errors import Unreachable, Unwritten
 from threefs.csi.proto import csi_pb2 as csi
 
 from .driver import GIBIBYTE, Driver, Mode, capability, publish_request, stage_request
-
-EPHEMERAL = {
-    "csi.storage.k8s.io/ephemeral": "true",
-    "csi.storage.k8s.io/pod.name": "pod-1",
-    "csi.storage.k8s.io/pod.namespace": "default",
-}
 
 
 def targets(driver: Driver) -> list[str]:
@@ -219,132 +213,6 @@ def test_expansion_is_seen_on_the_node(driver: Driver, volume: str) -> None:
     )
     ask = csi.NodeExpandVolumeRequest(volume_id=volume, volume_path="/k/stage")
     assert driver.call(ask).capacity_bytes == 5 * GIBIBYTE
-
-
-def test_an_inline_volume_lives_and_dies_with_its_pod(driver: Driver) -> None:
-    context = {**EPHEMERAL, "size": "2Gi", "mode": "0700", "uid": "7"}
-    for _ in range(2):
-        driver.publish("csi-0123abcd", volume_context=context)
-    quota = driver.files.quota("/volumes/csi-0123abcd")
-    assert quota is not None
-    assert quota.bytes_max == 2 * GIBIBYTE
-    assert driver.files.mode_and_owner("/volumes/csi-0123abcd/data") == (0o700, 7, 0)
-    assert driver.call(stats("csi-0123abcd")).usage[0].total == 2 * GIBIBYTE
-    assert not driver.call(csi.ListVolumesRequest()).entries
-    for _ in range(2):
-        driver.call(unpublish("csi-0123abcd"))
-    assert "/volumes/csi-0123abcd" not in driver.files.paths()
-    assert targets(driver) == []
-
-
-@pytest.mark.parametrize(
-    ("context", "words"),
-    [
-        ({"size": "much"}, "attribute `size` is `much`"),
-        ({"size": "0"}, "attribute `size`"),
-        ({"colour": "red"}, "parameter `colour` is not known"),
-        ({"path": "/a/../.."}, "parameter `path`"),
-        ({"inline": "node-b"}, "parameter `inline` is not known"),
-    ],
-)
-def test_a_wrong_inline_volume_is_refused(
-    driver: Driver, context: dict[str, str], words: str
-) -> None:
-    request = publish_request("csi-1", stage="", volume_context={**EPHEMERAL, **context})
-    code, told = driver.refused(request)
-    assert code == "INVALID_ARGUMENT"
-    assert words in told
-    assert targets(driver) == []
-
-
-def test_an_inline_volume_cannot_be_somebody_elses(driver: Driver, volume: str) -> None:
-    assert volume.endswith("/a")
-    request = publish_request("a", stage="", volume_context=EPHEMERAL)
-    assert driver.refused(request)[0] == "ALREADY_EXISTS"
-    driver.call(unpublish("a"))
-    assert "/volumes/a/data" in driver.files.paths()
-
-
-def test_an_inline_volume_that_3fs_could_not_remove_is_swept(driver: Driver) -> None:
-    driver.publish("csi-1", volume_context=EPHEMERAL)
-    driver.publish("csi-2", "/k/pod2", volume_context=EPHEMERAL)
-    driver.files.fail = threefs.Unavailable("no answer")
-    driver.call(unpublish("csi-1"))
-    driver.files.fail = None
-    assert "/volumes/csi-1" in driver.files.paths()
-    assert driver.inline.sweep() == 1
-    assert "/volumes/csi-1" not in driver.files.paths()
-    assert "/volumes/csi-2/data" in driver.files.paths()
-
-
-def test_one_bad_record_does_not_stop_the_sweep_and_other_nodes_volumes_are_not_read(
-    driver: Driver,
-) -> None:
-    for number in (1, 2, 3):
-        driver.publish(f"csi-{number}", f"/k/{number}", volume_context=EPHEMERAL)
-        driver.create(f"pvc-{number}")
-    driver.inline.sweep()
-    driver.files.setxattr("/volumes/csi-1", "user.threefs.volume", b"no record")
-    driver.files.setxattr("/volumes/pvc-1", "user.threefs.volume", b"no record")
-    for number in (1, 2):
-        driver.holder.unmount(f"/k/{number}")
-    driver.files.calls.clear()
-    assert driver.inline.sweep() == 1
-    assert "/volumes/csi-2" not in driver.files.paths()
-    assert "/volumes/csi-3/data" in driver.files.paths()
-    # One list, the records of the two that are not mounted (the removal looks again).
-    assert driver.files.calls.count("listdir") == 1
-    assert driver.files.calls.count("getxattr") == 4
-    assert driver.metrics.registry.get_sample_value("threefs_csi_unreadable_records_total") == 1
-    driver.files.calls.clear()
-    driver.call(unpublish("csi-3", "/k/3"))
-    assert driver.files.calls == ["getxattr", "getxattr", "remove_tree", "rmdir"]
-
-
-def test_inline_volumes_of_a_version_before_are_found_once_and_removed(driver: Driver) -> None:
-    for number in (1, 2):
-        driver.publish(f"csi-{number}", f"/k/{number}", volume_context=EPHEMERAL)
-    driver.files.remove_tree("/.csi/inline")
-    driver.holder.unmount("/k/1")
-    assert driver.inline.sweep() == 1
-    assert "/volumes/csi-1" not in driver.files.paths()
-    driver.holder.unmount("/k/2")
-    driver.call(unpublish("csi-2", "/k/2"))
-    assert "/volumes/csi-2" not in driver.files.paths()
-    assert driver.files.listdir("/.csi/inline/node-a") == []
-
-
-def test_a_sweep_leaves_a_volume_alone_that_is_about_to_be_mounted(driver: Driver) -> None:
-    real, swept = driver.holder.mount, []
-
-    def mount(*arguments: Any, **more: Any) -> None:
-        swept.append(driver.inline.sweep())
-        real(*arguments, **more)
-
-    driver.holder.mount = mount  # type: ignore[method-assign]
-    driver.publish("csi-1", volume_context=EPHEMERAL)
-    assert swept == [0]
-    assert "/volumes/csi-1/data" in driver.files.paths()
-
-
-@pytest.mark.parametrize("broken_at", range(1, 18))
-def test_an_inline_volume_whose_making_broke_off_leaves_nothing(
-    driver: Driver, broken_at: int
-) -> None:
-    inner, calls = driver.files._enter, [0]
-
-    def enter(call: str) -> Any:
-        calls[0] += 1
-        if calls[0] == broken_at:
-            raise threefs.Unavailable("the line was cut")
-        return inner(call)
-
-    driver.files._enter = enter  # type: ignore[method-assign]
-    driver.code(publish_request("csi-1", stage="", volume_context=EPHEMERAL))
-    driver.files._enter = inner  # type: ignore[method-assign]
-    driver.call(unpublish("csi-1"))
-    driver.inline.sweep()
-    assert not [path for path in driver.files.paths() if "csi-1" in path]
 
 
 def test_what_was_not_written_is_counted_and_told(

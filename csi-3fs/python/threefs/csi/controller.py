@@ -11,7 +11,7 @@ from google.protobuf.wrappers_pb2 import Int64Value
 
 from threefs.csi.errors import FailedPrecondition, InvalidArgument, Missing, OutOfRange
 from threefs.csi.locks import VolumeLocks
-from threefs.csi.parameters import INLINE, Parameters
+from threefs.csi.parameters import Parameters
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc
 from threefs.csi.requests import check_fits, first_unsupported, page_of, size_of
@@ -94,8 +94,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         volume_id = VolumeId.parse(request.volume_id)
         with self._locks.hold(request.volume_id, "DeleteVolume"):
             volumes = self._volumes(volume_id.cluster)
-            volume = volumes.find(volume_id)
-            if volume is not None and INLINE in volume.parameters:
+            if volume_id.is_inline:
                 raise FailedPrecondition(
                     f"`{volume_id}` is a pod's inline volume and goes with its pod; end the pod"
                 )
@@ -138,7 +137,7 @@ class Controller(csi_pb2_grpc.ControllerServicer):
         down: dict[str, int] = {}
         for volume_id in page:
             volume = self._volumes(volume_id.cluster).find_readable(volume_id, self._metrics)
-            if volume is not None and INLINE not in volume.parameters:
+            if volume is not None:
                 if volume_id.cluster not in down:
                     down[volume_id.cluster] = self._chains_down(volume_id.cluster)
                 condition = self._condition(volume, down[volume_id.cluster])

@@ -74,6 +74,7 @@ def _run(options: argparse.Namespace) -> None:
             workers=options.workers,
             timeout_seconds=options.timeout,
             default_size_bytes=quantity_bytes("--default-size", options.default_size),
+            inline_size_max_bytes=_inline_size_max(options.inline_size_max),
             log_level=options.log_level,
             driver_name=options.driver_name,
         )
@@ -93,7 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         _common(command, port)
     node.add_argument("--holder", type=Path, default=_env("THREEFS_HOLDER", HOLDER_SOCKET))
     node.add_argument("--node-id", default=_env("NODE_NAME", os.uname().nodename))
+    node.add_argument("--inline-size-max", default=_env("THREEFS_INLINE_SIZE_MAX", "0"))
     return parser
+
+
+def _inline_size_max(text: str) -> int:
+    return 0 if text == "0" else quantity_bytes("--inline-size-max", text)
 
 
 HOLDER_SOCKET = "/run/threefs-holder/holder.sock"

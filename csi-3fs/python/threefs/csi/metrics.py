@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from threefs.csi.errors import CsiError
+from threefs.metrics_server import MetricsServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,4 +100,4 @@ class NodeCollector(Collector):
 def serve(metrics: Metrics, port: int) -> None:
     """Answer scrapes; port 0 is no."""
     if port:
-        start_http_server(port, registry=metrics.registry)
+        MetricsServer(metrics.registry, port).start()

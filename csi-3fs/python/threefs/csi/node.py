@@ -156,9 +156,9 @@ class Node(csi_pb2_grpc.NodeServicer):
         target = check_path("target_path", request.target_path)
         with self._locks.hold(request.volume_id, "NodeUnpublishVolume"):
             self._not_of_others(request.volume_id, target)
-            was = self._holder.unmount(target).volume
+            self._holder.unmount(target)
             if not VolumeId.looks_like(request.volume_id):
-                self._inline.remove(request.volume_id, was)
+                self._inline.remove(request.volume_id)
         return csi.NodeUnpublishVolumeResponse()
 
     def NodeGetVolumeStats(

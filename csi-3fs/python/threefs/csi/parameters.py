@@ -1,4 +1,4 @@
-"""Parameters of a StorageClass, and of an inline volume: read, checked, refused by name. Pure."""
+"""Parameters of a StorageClass: read, checked, refused by name. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from threefs.csi.errors import InvalidArgument
-from threefs.csi.volume_id import check_cluster, check_parent
+from threefs.csi.volume_id import check_claims_parent, check_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_CLUSTER",
     "DEFAULT_PARENT",
-    "INLINE",
+    "KUBERNETES",
     "Parameters",
     "inodes_max",
     "quantity_bytes",
@@ -24,8 +24,6 @@ __all__ = [
 DEFAULT_CLUSTER = "default"
 DEFAULT_PARENT = "/volumes"
 KNOWN = ("cluster", "path", "uid", "gid", "mode", "inodes")
-INLINE = "inline"
-"""Key in the record of a volume that lives and dies with one pod; its value is the node."""
 KUBERNETES = "csi.storage.k8s.io/"
 """What the provisioner and the kubelet add; it is theirs to name and ours to leave alone."""
 
@@ -75,7 +73,7 @@ class Parameters:
             )
         return cls(
             cluster=check_cluster("parameter `cluster`", given.get("cluster", DEFAULT_CLUSTER)),
-            path=check_parent("parameter `path`", given.get("path", DEFAULT_PARENT)),
+            path=check_claims_parent("parameter `path`", given.get("path", DEFAULT_PARENT)),
             uid=_number("uid", given.get("uid", "0"), 10, ID_MAX),
             gid=_number("gid", given.get("gid", "0"), 10, ID_MAX),
             mode=_number("mode", given.get("mode", "0777"), 8, 0o7777),

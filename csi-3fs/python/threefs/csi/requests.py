@@ -9,7 +9,6 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from threefs.csi.errors import AlreadyExists, InvalidArgument, OutOfRange, StaleToken
-from threefs.csi.parameters import INLINE
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.volume_id import VolumeId
 
@@ -121,10 +120,6 @@ def size_of(wanted: csi.CapacityRange, default_bytes: int) -> int:
 def check_fits(volume: Volume, wanted: csi.CapacityRange, parameters: Parameters) -> None:
     """A volume of that name that exists must be what is asked for."""
     name, existing_bytes = volume.name, volume.capacity_bytes
-    if INLINE in volume.parameters:
-        raise AlreadyExists(
-            f"`{volume.id}` is a pod's inline volume, which goes with its pod; use another name"
-        )
     for key, text in parameters.as_record().items():
         if volume.parameters.get(key) != text:
             raise AlreadyExists(

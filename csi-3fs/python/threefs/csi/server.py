@@ -84,7 +84,14 @@ def run_node(settings: NodeSettings) -> None:
     clusters = Clusters(settings.clusters, settings.timeout_seconds)
     holder = HolderClient(settings.holder)
     metrics.registry.register(NodeCollector(holder))
-    inline = InlineVolumes(settings.node_id, clusters, holder, metrics, settings.default_size_bytes)
+    inline = InlineVolumes(
+        settings.node_id,
+        clusters,
+        holder,
+        metrics,
+        settings.default_size_bytes,
+        settings.inline_size_max_bytes,
+    )
 
     def is_ready() -> bool:
         try:

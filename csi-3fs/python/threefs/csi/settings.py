@@ -13,6 +13,7 @@
 | `--workers` | `THREEFS_WORKERS` | yes | yes | | 16 calls at a time |
 | `--timeout` | `THREEFS_TIMEOUT` | yes | yes | | 10 seconds for one call to 3FS |
 | `--default-size` | `THREEFS_DEFAULT_SIZE` | yes | yes | | 1Gi, for a claim that asks for none |
+| `--inline-size-max` | `THREEFS_INLINE_SIZE_MAX` | | yes | | 0: no inline volumes |
 | `--driver-name` | `THREEFS_CSI_DRIVER` | yes | yes | | `3fs.csi.fireflyer.dev` |
 | `--log-level` | `THREEFS_LOG_LEVEL` | yes | yes | | info |
 
@@ -59,5 +60,6 @@ class NodeSettings:
     workers: int = 16
     timeout_seconds: float = 10.0
     default_size_bytes: int = GIBIBYTE
+    inline_size_max_bytes: int = 0
     log_level: str = "info"
     driver_name: str = DRIVER

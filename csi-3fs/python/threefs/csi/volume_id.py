@@ -15,8 +15,10 @@ from threefs.csi.errors import InvalidArgument
 
 __all__ = [
     "ID_BYTES_MAX",
+    "INLINE_PARENT",
     "NAME_BYTES_MAX",
     "VolumeId",
+    "check_claims_parent",
     "check_cluster",
     "check_name",
     "check_parent",
@@ -28,6 +30,9 @@ ID_BYTES_MAX = 128
 
 NAME_BYTES_MAX = 128
 """The specification's bound for the name of a volume that is to be created."""
+
+INLINE_PARENT = "/inline"
+"""Where pods' inline volumes are: a directory a node, which no class and no claim may name."""
 
 CLUSTER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LEAF = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,62}")
@@ -47,6 +52,11 @@ class VolumeId:
     def path(self) -> str:
         """The volume's directory in 3FS."""
         return f"{self.parent.rstrip('/')}/{self.name}"
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether it is a pod's inline volume, which only that pod may use."""
+        return _is_inline(self.parent)
 
     def __str__(self) -> str:
         return f"v1:{self.cluster}:{self.path}"
@@ -95,6 +105,10 @@ class VolumeId:
         return cls(cluster, parent or "/", name)
 
 
+def _is_inline(path: str) -> bool:
+    return path == INLINE_PARENT or path.startswith(f"{INLINE_PARENT}/")
+
+
 def directory_name(volume_name: str) -> str:
     """The directory of a volume of that name: the name where it is plain, else its digest."""
     if LEAF.fullmatch(volume_name) and not volume_name.startswith("sha256-"):
@@ -119,6 +133,15 @@ def check_cluster(name: str, value: str) -> str:
     if not CLUSTER.fullmatch(value):
         raise InvalidArgument(
             f"{name} is `{value[:80]}`; a cluster's name is lower-case letters, digits and dashes"
+        )
+    return value
+
+
+def check_claims_parent(name: str, value: str) -> str:
+    """A directory that volumes of claims are in."""
+    if _is_inline(check_parent(name, value)):
+        raise InvalidArgument(
+            f"{name} is `{value[:80]}`; `{INLINE_PARENT}` is for pods' inline volumes: give another"
         )
     return value
 

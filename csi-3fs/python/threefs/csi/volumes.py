@@ -20,8 +20,8 @@ from urllib.parse import quote, unquote
 
 from threefs.csi.errors import AlreadyExists, InvalidArgument, Missing, Unreadable
 from threefs.csi.logs import logger
-from threefs.csi.parameters import INLINE, inodes_max
-from threefs.csi.volume_id import VolumeId, check_parent
+from threefs.csi.parameters import inodes_max
+from threefs.csi.volume_id import VolumeId, check_claims_parent
 from threefs.errors import DirectoryNotEmpty, NoAttribute, NotADirectory, NotFound
 
 if TYPE_CHECKING:
@@ -74,11 +74,10 @@ class Volumes:
         name: str,
         size_bytes: int,
         wanted: Parameters,
-        extra: dict[str, Any] | None = None,
     ) -> Volume:
         """Make it, or end a creation that did not; the caller has looked that it is not there."""
         files, path = self.files, volume.path
-        self._make_parent(volume.parent)
+        self._make_parent(volume)
         try:
             files.make_directory(path, 0o711, exist_ok=True)
             left = [entry for entry in files.listdir(path) if entry != DATA]
@@ -97,7 +96,7 @@ class Volumes:
         files.chmod(f"{path}/{DATA}", wanted.mode)
         if wanted.uid or wanted.gid:
             files.chown(f"{path}/{DATA}", wanted.uid, wanted.gid)
-        made = Volume(volume, name, size_bytes, {**wanted.as_record(), **(extra or {})})
+        made = Volume(volume, name, size_bytes, dict(wanted.as_record()))
         files.setxattr(path, RECORD, made.record())
         return made
 
@@ -114,7 +113,7 @@ class Volumes:
         found = self.find(volume)
         if found is None:
             raise Missing(f"volume `{volume}` does not exist: it was deleted, or never made")
-        if INLINE in found.parameters:
+        if volume.is_inline:
             raise Missing(f"`{volume}` is a pod's inline volume, which only that pod may use")
         return found
 
@@ -156,18 +155,19 @@ class Volumes:
         return None
 
     def ids(self) -> Iterator[VolumeId]:
-        """All volumes of the cluster, in the order of their ids."""
+        """All volumes of claims, in the order of their ids."""
         found: list[VolumeId] = []
         for parent in self._parents():
-            with suppress(NotFound, NotADirectory):
-                found += self._ids_in(parent)
+            found += self.ids_in(parent)
         yield from sorted(found, key=str)
 
-    def _ids_in(self, parent: str) -> list[VolumeId]:
+    def ids_in(self, parent: str) -> list[VolumeId]:
+        """The volumes in one directory."""
         ids = []
-        for name in self.files.listdir(parent):
-            with suppress(InvalidArgument):
-                ids.append(VolumeId.parse(str(VolumeId(self.cluster, parent, name))))
+        with suppress(NotFound, NotADirectory):
+            for name in self.files.listdir(parent):
+                with suppress(InvalidArgument):
+                    ids.append(VolumeId.parse(str(VolumeId(self.cluster, parent, name))))
         return ids
 
     def _parents(self) -> list[str]:
@@ -175,18 +175,22 @@ class Volumes:
         with suppress(NotFound):
             for name in self.files.listdir(PARENTS):
                 with suppress(InvalidArgument):
-                    parents.append(check_parent("parent", unquote(name)))
+                    parents.append(check_claims_parent("parent", unquote(name)))
         return parents
 
-    def _make_parent(self, parent: str) -> None:
-        self._make_all(PARENTS)
-        self.files.make_directory(f"{PARENTS}/{quote(parent, safe='')}", 0o700, exist_ok=True)
+    def _make_parent(self, volume: VolumeId) -> None:
+        parent = volume.parent
         try:
             self._make_all(parent)
         except NotADirectory as error:
             raise InvalidArgument(
                 f"parameter `path` is `{parent}`, of which a part is a file in 3FS; give another"
             ) from error
+        if not volume.is_inline:
+            # Before the volume, so that none is in a directory that is not known, and after its
+            # parent, so that a path that was refused is not looked at for ever.
+            self._make_all(PARENTS)
+            self.files.make_directory(f"{PARENTS}/{quote(parent, safe='')}", 0o700, exist_ok=True)
 
     def _make_all(self, path: str) -> None:
         made = ""

@@ -29,7 +29,7 @@ from flyer_node.health.policy import Action
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from flyer_node.hardware.driver import GpuProbe, GpuStatus
+    from flyer_node.hardware.driver import EventKind, GpuProbe, GpuStatus
     from flyer_node.health.policy import Policy, XidRule
     from flyer_node.inventory import Inventory
     from flyer_node.inventory.hca import PortStatus
@@ -89,6 +89,7 @@ class Ledger:
         self.health: dict[Subject, Health] = {}
         self.happened: deque[Happened] = deque(maxlen=HAPPENED_MAX)
         self._changes: list[Change] = []
+        self._gpu_statuses: dict[str, GpuStatus] = {}
         self._xids: dict[tuple[str, int], _LastXid] = {}
         self._software: dict[tuple[str, int], dict[str, float]] = {}
         self._port_counters: dict[str, Mapping[str, int]] = {}
@@ -122,6 +123,7 @@ class Ledger:
         }
         for gone in self.health.keys() - subjects:
             del self.health[gone]
+            self._gpu_statuses.pop(gone.id, None)
         for subject in sorted(subjects - self.health.keys()):
             self.health[subject] = Health(since=now)
 
@@ -171,11 +173,20 @@ class Ledger:
             self._recurrence(rule, gpu, process or burst, evidence, now)
         return True
 
+    def event(self, uuid: str, kind: EventKind, now: float) -> None:
+        """An event of the driver other than an Xid."""
+        fault = signs.event_fault(kind)
+        if fault is not None:
+            self._note(Happened(now, uuid, fault.reason, fault.message))
+            self._take(Subject("gpu", uuid), fault, now)
+
     def gpu_statuses(self, inventory: Inventory, statuses: Iterable[GpuStatus], now: float) -> None:
         """A look at all GPUs and, through them, at the bridges."""
         by_uuid = {status.uuid: status for status in statuses}
         for uuid, status in by_uuid.items():
-            found = signs.gpu_look(status)
+            found = signs.gpu_look(status, self._gpu_statuses.get(uuid))
+            if status.answers:
+                self._gpu_statuses[uuid] = status
             subject = Subject("gpu", uuid)
             self._note_look(subject, found, now)
             self._look(subject, found, now)

@@ -7,8 +7,9 @@ and Unknown while it cannot be seen, which hides the state behind it and forgets
 Rules that hold after every step:
 - Unhealthy always has a reason and a remedy, and ends by itself once the remedy was seen.
 - Nothing recovers while the driver asks for a recovery action, or before its hold-down is over.
-- Where the fault needs a reset, it recovers only after one was seen; a driver that has a recovery
-  action to tell and tells none vouches for it.
+- Where the fault needs a reset, it recovers only after one was seen: the device was gone and
+  answers again, the driver asked for an action and asks no longer, or its volatile counters began
+  anew. That the driver asks for nothing proves nothing: it may not have noticed yet.
 - A fault during probation sends it back, and each return in 24 h doubles the hold-down.
 - Probation ends with a probe that passed; one that failed is a fault.
 - Suspect devices stay in service.
@@ -80,8 +81,8 @@ class Look:
     """It does not answer. That it answers again later is proof of a reset."""
     action: str = ""
     """What the driver wants done before it can be used again; empty for nothing."""
-    vouched: bool = False
-    """The driver can tell an action, and tells none: it was reset if it had to be."""
+    was_reset: bool = False
+    """Counters that only a reset clears were cleared since the last observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def look(health: Health, found: Look, now: float, times: Times) -> Health:
         blind_reason="",
         gone=found.gone,
         action=found.action if not found.gone else health.action,
-        reset_seen=health.reset_seen or came_back or settled or found.vouched,
+        reset_seen=health.reset_seen or came_back or settled or found.was_reset,
     )
     if found.fault is not None:
         if health.known is State.UNHEALTHY and found.fault.severity is Severity.UNHEALTHY:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flyer_node.hardware.driver import RecoveryAction
+from flyer_node.hardware.driver import EventKind, RecoveryAction
 from flyer_node.health.machine import Fault, Look, Severity
 
 if TYPE_CHECKING:
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from flyer_node.health.policy import Timers, XidRule
     from flyer_node.inventory.hca import PortStatus
 
-__all__ = ["KernelXid", "bridge_look", "gpu_look", "kernel_xid", "port_look", "xid_fault"]
+__all__ = [
+    "KernelXid",
+    "bridge_look",
+    "event_fault",
+    "gpu_look",
+    "kernel_xid",
+    "port_look",
+    "xid_fault",
+]
 
 _XID_LINE = re.compile(
     r"NVRM: Xid \(PCI:(?P<address>[0-9a-fA-F:.]{7,16})\): (?P<code>\d{1,4})"
@@ -60,8 +68,8 @@ def xid_fault(rule: XidRule, severity: Severity, evidence: str) -> Fault:
     )
 
 
-def gpu_look(status: GpuStatus) -> Look:
-    """What one look at a GPU says."""
+def gpu_look(status: GpuStatus, before: GpuStatus | None = None) -> Look:
+    """What one look at a GPU says, compared with the one before."""
     if not status.answers:
         lost = Fault(
             "GpuLost",
@@ -101,7 +109,37 @@ def gpu_look(status: GpuStatus) -> Look:
                 evidence="remapped rows: pending",
             )
         )
-    return Look(vouched=status.recovery_action == 0)
+    grown = _grown(before, status)
+    if grown > 0:
+        text = f"{grown} uncorrectable memory errors came"
+        remedy = "GPU reset at the next idle moment"
+        return Look(fault=Fault("UncorrectableEcc", text, Severity.SUSPECT, remedy, evidence=text))
+    return Look(was_reset=grown < 0)
+
+
+def _grown(before: GpuStatus | None, after: GpuStatus) -> int:
+    """New uncorrectable errors; below 0, the volatile counter began anew."""
+    if before is None or before.uncorrectable_errors is None or after.uncorrectable_errors is None:
+        return 0
+    return after.uncorrectable_errors - before.uncorrectable_errors
+
+
+def event_fault(kind: EventKind) -> Fault | None:
+    """The fault that an event of the driver is, other than an Xid; None where a look decides."""
+    if kind is EventKind.UNAVAILABLE:
+        return Fault(
+            "GpuUnavailable",
+            "the driver reports the GPU as unavailable",
+            Severity.UNHEALTHY,
+            "GPU reset or node reboot",
+            evidence="event: GPU unavailable",
+            needs_reset=True,
+        )
+    if kind is EventKind.ECC:
+        text = "a double-bit memory error was reported"
+        remedy = "GPU reset at the next idle moment"
+        return Fault("UncorrectableEcc", text, Severity.SUSPECT, remedy, evidence="event: ECC")
+    return None
 
 
 def bridge_look(links: int, first: GpuStatus, second: GpuStatus) -> Look | None:

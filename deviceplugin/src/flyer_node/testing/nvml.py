@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flyer_node.hardware.driver import EventKind
+
 if TYPE_CHECKING:
     from flyer_node.testing.sysfs import FakeNode
 
@@ -27,6 +29,15 @@ def build_stub(folder: Path) -> Path:
     command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
     subprocess.run([*command, "-o", str(library), str(SOURCE)], check=True, timeout=120)
     return library
+
+
+EVENT_TYPES = {
+    EventKind.ECC: 0x2,
+    EventKind.XID: 0x8,
+    EventKind.UNAVAILABLE: 0x4000,
+    EventKind.RECOVERY_ACTION: 0x8000,
+}
+"""NVML's numbers."""
 
 
 @dataclass
@@ -48,7 +59,7 @@ class StubDriver:
     """NVML's error with which the utilisation of a GPU is refused."""
     hang: str = ""
     """Calls whose name contains this never return: `nvml` is all of them."""
-    _xids: list[tuple[int, int, int]] = field(default_factory=list)
+    _events: list[tuple[int, EventKind, int]] = field(default_factory=list)
 
     def write(self) -> None:
         """Makes the present values the driver's answers."""
@@ -63,7 +74,11 @@ class StubDriver:
         lines += [f"ecc {index} {count}" for index, count in self.ecc.items()]
         lines += [f"width {index} {lanes}" for index, lanes in self.width.items()]
         lines += [f"idle {index} {code}" for index, code in self.idle.items()]
-        lines += [f"xid {number} {gpu} {code}" for number, gpu, code in self._xids[-200:]]
+        numbered = list(enumerate(self._events, 1))[-200:]
+        lines += [
+            f"event {number} {gpu} {EVENT_TYPES[kind]} {data}"
+            for number, (gpu, kind, data) in numbered
+        ]
         if self.hang:
             lines.append(f"hang {self.hang}")
         fresh = self.control.with_name(f".{self.control.name}.new")
@@ -71,8 +86,12 @@ class StubDriver:
         fresh.replace(self.control)
 
     def xid(self, gpu: int, code: int) -> None:
-        """An Xid, told to everybody who waits for events."""
-        self._xids.append((len(self._xids) + 1, gpu, code))
+        """An Xid, delivered to every process that waits for events."""
+        self.event(gpu, EventKind.XID, code)
+
+    def event(self, gpu: int, kind: EventKind, data: int = 0) -> None:
+        """An event of the driver, delivered to every process that waits for events."""
+        self._events.append((gpu, kind, data))
         self.write()
 
     def fall_off_the_bus(self, gpu: int) -> None:

@@ -12,7 +12,7 @@
  *   width INDEX LANES     PCIe lanes in use (16 unless said, of 16)
  *   idle INDEX CODE       its utilisation is refused with this error
  *   links INDEX COUNT     NVLink links that are up (12 unless said)
- *   xid SEQUENCE INDEX CODE   an event, delivered once to every process that waits
+ *   event SEQUENCE INDEX TYPE DATA   an event (NVML's type), delivered once to every process that waits
  *   hang CALL             calls whose name contains CALL never return
  */
 #include <pthread.h>
@@ -26,7 +26,7 @@ enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
 enum { GPUS_MAX = 16, EVENTS_MAX = 256, LINKS = 12, FIELD_RECOVERY_ACTION = 230 };
 
 struct gpu { char uuid[80]; char bus[32]; int minor, peer, lost, recovery, pending, failed, ecc, links, width, idle; };
-struct event { long sequence; int gpu, code; };
+struct event { long sequence; int gpu, type, data; };
 struct state { char driver[80]; char hang[80]; int gpus, events; struct gpu gpu[GPUS_MAX]; struct event event[EVENTS_MAX]; };
 
 typedef struct { char busIdLegacy[16]; unsigned domain, bus, device, pciDeviceId, pciSubSystemId; char busId[32]; } pci_t;
@@ -56,8 +56,8 @@ static int parse(struct state *s) {
             if (index >= s->gpus) s->gpus = index + 1;
             continue;
         }
-        if (sscanf(line, "xid %ld %d %d", &sequence, &index, &a) == 3 && s->events < EVENTS_MAX) {
-            s->event[s->events++] = (struct event){sequence, index, a};
+        if (sscanf(line, "event %ld %d %d %d", &sequence, &index, &a, &b) == 4 && s->events < EVENTS_MAX) {
+            s->event[s->events++] = (struct event){sequence, index, a, b};
             continue;
         }
         char word[32];
@@ -182,7 +182,7 @@ int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned lo
     *count = g->ecc;
     return OK;
 }
-int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types) { OF; (void)g; *types = 0x800F; return OK; }
+int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types) { OF; (void)g; *types = 0xC00F; return OK; }
 int nvmlDeviceRegisterEvents(void *device, unsigned long long types, void *set) { OF; (void)g; (void)types; (void)set; return OK; }
 int nvmlEventSetCreate(void **set) { ENTER; *set = (void *)1; return OK; }
 int nvmlEventSetFree(void *set) { (void)set; return OK; }
@@ -196,7 +196,7 @@ int nvmlEventSetWait_v2(void *set, event_t *data, unsigned timeout_ms) {
             if (fresh) first_unseen = s.event[i].sequence + 1;
             pthread_mutex_unlock(&lock);
             if (fresh) {
-                *data = (event_t){(void *)(long)(s.event[i].gpu + 1), 8, (unsigned long long)s.event[i].code, 0xFFFFFFFF, 0xFFFFFFFF};
+                *data = (event_t){(void *)(long)(s.event[i].gpu + 1), (unsigned long long)s.event[i].type, (unsigned long long)s.event[i].data, 0xFFFFFFFF, 0xFFFFFFFF};
                 return OK;
             }
         }
