@@ -54,7 +54,14 @@ async fn main() {
     MgmtdClient::new(&addresses, &key).heartbeat(heartbeat, deadline()).await.unwrap();
     let store_path = format!("{folder}/meta").into();
     let tree = TreeConfig::default();
-    let meta = MetaConfig { listen, key: key.clone(), store_path, mgmtd: addresses, tree };
+    let meta = MetaConfig {
+        listen,
+        key: key.clone(),
+        store_path,
+        map_bytes_max: threefs_meta::MAP_BYTES_MAX,
+        mgmtd: addresses,
+        tree,
+    };
     let meta = Meta::open(meta, Arc::new(NoChunks)).await.unwrap();
     let client = MetaClient::new(meta.address().to_string(), &key, ClientId(rand::random()));
     tokio::spawn(meta.serve(shutdown));

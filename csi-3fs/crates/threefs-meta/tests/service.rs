@@ -58,6 +58,7 @@ fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
         listen: listen.into(),
         key: key(),
         store_path: folder.join("meta"),
+        map_bytes_max: threefs_meta::MAP_BYTES_MAX,
         mgmtd: vec![mgmtd.into()],
         tree: TreeConfig::default(),
     }

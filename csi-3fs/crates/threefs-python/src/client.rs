@@ -40,12 +40,14 @@ impl Client {
 #[pymethods]
 impl Client {
     #[new]
+    #[pyo3(signature = (mgmtd, meta, key_file, timeout_seconds, control_plane=false))]
     fn new(
         py: Python<'_>,
         mgmtd: Vec<String>,
         meta: String,
         key_file: &str,
         timeout_seconds: f64,
+        control_plane: bool,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds)
             .map_err(|error| errors::invalid(py, &format!("timeout_seconds: {error}")))?;
@@ -53,6 +55,7 @@ impl Client {
             .map_err(|error| errors::invalid(py, &error.to_string()))?;
         let mut config = ClientConfig::new(mgmtd, meta, key);
         config.timeout = timeout;
+        config.control_plane = control_plane;
         Ok(Self { live: Mutex::new(Some(Arc::new(Live::start(config)?))) })
     }
 
@@ -330,7 +333,7 @@ fn uninitialised<'py>(
 }
 
 fn raw_quota(quota: &QuotaUse) -> RawQuota {
-    let QuotaUse { directory, bytes_max, bytes_used, inodes_max, inodes_used } = *quota;
+    let QuotaUse { directory, bytes_max, bytes_used, inodes_max, inodes_used, .. } = *quota;
     (directory.0, bytes_max, bytes_used, inodes_max, inodes_used)
 }
 
@@ -339,6 +342,7 @@ pub(crate) fn raw(inode: &Inode) -> RawStat {
         InodeKind::File { layout, .. } => ("file", layout.chunk_bytes),
         InodeKind::Directory { .. } => ("directory", 0),
         InodeKind::Symlink { .. } => ("symlink", 0),
+        InodeKind::Special { .. } => ("special", 0),
     };
     (kind, inode.id.0, inode.length(), inode.mode, inode.modified.0, chunk_bytes)
 }

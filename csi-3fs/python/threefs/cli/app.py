@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from threefs.cli.backup import backup_commands
 from threefs.cli.output import EXIT_INTERRUPTED, Output, bytes_of, report
 from threefs.errors import ThreeFSError
 
@@ -23,6 +24,9 @@ app = typer.Typer(
     help="3FS: a CRAQ file system. Start one with `threefs serve`, then point THREEFS_CLUSTER at "
     "its cluster.json.",
 )
+
+app.add_typer(backup_commands("meta"))
+app.add_typer(backup_commands("mgmtd"))
 
 Cluster = Annotated[
     Path | None,
