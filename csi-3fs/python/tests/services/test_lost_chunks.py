@@ -31,16 +31,20 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
-    """One replica each, and the disk of one node is emptied."""
+    """One replica each, and the disk of one node is set back to an earlier state of it."""
     pods.start_all()
+    storage, earlier = pods.folder / "storage-0" / "storage", pods.folder / "earlier"
     with threefs.connect(pods.folder / "cluster.json", timeout_seconds=60) as client:
+        pods.stop("storage-0")
+        shutil.copytree(storage, earlier)
+        pods.start("storage-0")
         data = random.Random(3).randbytes(MIB) * 48
         client.write_file("/dense", data)
         client.batch_write([("/sparse", 40 * MIB, b"end")])
         pods.stop("storage-0")
-        for target in (pods.folder / "storage-0" / "storage").glob("target-*"):
-            shutil.rmtree(target)
-        pods.start("storage-0", "--accept-data-loss")
+        shutil.rmtree(storage)
+        shutil.copytree(earlier, storage)
+        pods.start("storage-0")
         with pytest.raises(threefs.Corrupt, match=r"/dense.*was written and .* does not have it"):
             client.read_file("/dense")
         # A hole is no loss, whichever chain it would be on.
