@@ -16,12 +16,13 @@ use threefs_kv::{KvError, Store};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::config::{Bootstrap, Timers};
+use crate::course::{Course, Step};
 use crate::ops::{
     AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
     UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MgmtdError, Promotion, RebalancePlan};
-use crate::view::{Admission, Changes, View};
+use crate::view::{Changes, View};
 
 /// How long one transaction may take, retries included. Far below every lease.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -307,34 +308,18 @@ impl Manager {
         heartbeat: Heartbeat,
         now: Millis,
     ) -> Result<HeartbeatReply, Refusal> {
-        let node = heartbeat.node;
-        match view.admit(&heartbeat)? {
-            Admission::Known => {}
-            Admission::Repeated => return Ok(self.answer(view)),
-            Admission::Register => self.register(view, &heartbeat).await?,
-            Admission::Restarted => {
-                if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now)
-                    && view.routing.targets_of_node(node).next().is_some()
-                {
-                    return Err(MgmtdError::Starting { remaining_ms }.into());
+        let mut course = Course::default();
+        loop {
+            match view.next_step(&self.timers, &heartbeat, &mut course, now)? {
+                Step::Demote => self.scan(view, now).await?,
+                Step::Register => self.register(view, &heartbeat).await?,
+                Step::Decide => {
+                    self.make_chains(view, now).await?;
+                    self.scan(view, now).await?;
                 }
-                // Demote before remembering the new life: a crash in between repeats the demotion,
-                // the other order would lose it.
-                view.restarts(node, now);
-                self.scan(view, now).await?;
-                if view.takes_part(node) {
-                    let remaining_ms = self.timers.node_failure_ms;
-                    return Err(MgmtdError::Starting { remaining_ms }.into());
-                }
-                self.register(view, &heartbeat).await?;
-                view.forget(node);
+                Step::Answer => return Ok(self.answer(view)),
             }
         }
-        if view.hear(heartbeat, now) && view.settles_in_ms(&self.timers, now).is_none() {
-            self.make_chains(view, now).await?;
-            self.scan(view, now).await?;
-        }
-        Ok(self.answer(view))
     }
 
     fn answer(&self, view: &View) -> HeartbeatReply {
@@ -356,9 +341,7 @@ impl Manager {
         };
         let (version, row) = self.store.transact(deadline(), &register).await?;
         tracing::info!(node = %info.id, address = info.address, "node registered");
-        view.routing.version = version;
-        view.routing.nodes.insert(info.id, info);
-        view.nodes.insert(heartbeat.node, row);
+        view.registered(version, row);
         self.publish(view);
         Ok(())
     }
@@ -382,25 +365,22 @@ impl Manager {
     }
 
     async fn scan(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
-        let Changes { chains, reasons, ended, stores } = view.scan(&self.timers, now);
-        if chains.is_empty() && stores.is_empty() {
+        let changes = view.scan(&self.timers, now);
+        if changes.is_empty() {
             return Ok(());
         }
-        view.note_setbacks(&self.timers, now, &chains);
-        let update =
-            UpdateChains { own: view.fence, chains: &chains, ended: &ended, stores: &stores };
+        let Changes { chains, reasons, ended, stores } = &changes;
+        view.note_setbacks(&self.timers, now, chains);
+        let update = UpdateChains { own: view.fence, chains, ended, stores };
         let version = self.store.transact(deadline(), &update).await?;
-        view.stores.extend(stores);
-        for reason in &reasons {
+        for reason in reasons {
             tracing::info!(routing = version.0, "{reason}");
         }
         for this in ended {
             tracing::info!(routing = version.0, "done: {this}");
-            view.routing.moves.remove(&this.chain);
-            view.routing.retired.insert(this.source);
-            view.stores.remove(&this.source);
         }
-        self.apply(view, version, chains);
+        view.decided(version, changes);
+        self.publish(view);
         Ok(())
     }
 

@@ -59,6 +59,22 @@ pub(crate) struct NodeRow {
     pub former_lives: Vec<Incarnation>,
 }
 
+impl NodeRow {
+    /// The row of a node in the life `incarnation`; the life before joins the former ones.
+    pub(crate) fn next(before: Option<Self>, info: NodeInfo, incarnation: Incarnation) -> Self {
+        let mut former_lives = Vec::new();
+        if let Some(before) = before {
+            former_lives = before.former_lives;
+            if before.incarnation != incarnation {
+                former_lives.push(before.incarnation);
+            }
+            let surplus = former_lives.len().saturating_sub(FORMER_LIVES_MAX);
+            former_lives.drain(..surplus);
+        }
+        Self { info, incarnation, former_lives }
+    }
+}
+
 pub(crate) fn node(id: NodeId) -> Vec<u8> {
     [NODES, &id.0.to_be_bytes()].concat()
 }

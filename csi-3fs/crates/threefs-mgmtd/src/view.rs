@@ -83,6 +83,13 @@ pub(crate) struct Changes {
     pub stores: Vec<(TargetId, StoreId)>,
 }
 
+impl Changes {
+    /// Nothing is to be written.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.chains.is_empty() && self.stores.is_empty()
+    }
+}
+
 /// What has to happen before a heartbeat can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {

@@ -10,7 +10,7 @@ use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId, StoreId};
 
 /// One state and its bytes.
 #[derive(Clone, Debug, Default)]
@@ -49,12 +49,20 @@ struct Contents {
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
+    /// Which store it is.
+    pub id: StoreId,
     live: Contents,
     durable: Contents,
     unflushed: Vec<Record>,
 }
 
 impl Store {
+    /// An empty one.
+    #[must_use]
+    pub fn new(id: StoreId) -> Self {
+        Self { id, ..Self::default() }
+    }
+
     /// The content after an update.
     #[must_use]
     pub fn changed(before: &[u8], change: ContentChange, payload: &Bytes) -> Bytes {
