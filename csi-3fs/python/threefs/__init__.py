@@ -20,6 +20,7 @@ from threefs.errors import (
     NotFound,
     PermissionDenied,
     QuotaExceeded,
+    Stale,
     ThreeFSError,
     Unavailable,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "PermissionDenied",
     "Quota",
     "QuotaExceeded",
+    "Stale",
     "Stat",
     "ThreeFSError",
     "Unavailable",

@@ -46,7 +46,7 @@ TIMEOUT_SECONDS = 30.0
 class Stat:
     """What is known of one path."""
 
-    kind: Literal["file", "directory", "symlink"]
+    kind: Literal["file", "directory", "symlink", "special"]
     inode: int
     size: int
     mode: int
@@ -114,12 +114,24 @@ def connect(
 class Client:
     """A thread-safe client; paths are absolute strings such as ``/data/corpus.bin``."""
 
-    def __init__(self, cluster: ClusterFile, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        cluster: ClusterFile,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        control_plane: bool = False,
+    ) -> None:
+        """Connect to a cluster.
+
+        With `control_plane` it manages volumes: it reads and sets the attributes that begin with
+        ``user.threefs.``, which no other client sees, and refuses paths that lead through symbolic
+        links or upwards, because tenants can make those.
+        """
         if timeout_seconds <= 0:
             raise InvalidArgument(f"timeout_seconds is {timeout_seconds}; it must be above 0")
         self.cluster = cluster
         self._native = _native.Client(
-            cluster.mgmtd, cluster.meta, cluster.key_file, timeout_seconds
+            cluster.mgmtd, cluster.meta, cluster.key_file, timeout_seconds, control_plane
         )
 
     def __enter__(self) -> Self:
@@ -240,7 +252,10 @@ class Client:
         return FileSystemSpace(*self._native.statfs(path))
 
     def setxattr(self, path: str, attribute: str, value: bytes) -> None:
-        """Set an extended attribute; names begin with ``user.``; bounded as on ext4."""
+        """Set an extended attribute; names begin with ``user.``; bounded as on ext4.
+
+        Names that begin with ``user.threefs.`` are the control plane's.
+        """
         self._native.setxattr(path, attribute, value)
 
     def getxattr(self, path: str, attribute: str) -> bytes:
@@ -356,6 +371,14 @@ class Client:
         hold nothing (None: those that were named last), so that they can be taken away.
         """
         return self._native.rebalance(apply, leaving)
+
+    def promote(self, target: int, *, apply: bool = False) -> str:
+        """What it means for `target` to lead its chain, as JSON; with `apply` it does.
+
+        For a chain whose replicas that served last are all lost. Every write that the chain
+        acknowledged after `target` had stopped serving is lost with it.
+        """
+        return self._native.promote(target, apply)
 
 
 def _quota(raw: RawQuota) -> Quota:

@@ -22,6 +22,7 @@ __all__ = [
     "NotFound",
     "PermissionDenied",
     "QuotaExceeded",
+    "Stale",
     "ThreeFSError",
     "Unavailable",
 ]
@@ -101,8 +102,14 @@ class NoAttribute(ThreeFSError, OSError):
     code = errno.ENODATA
 
 
+class Stale(ThreeFSError, OSError):
+    """An open file was removed or replaced, and what it held is gone. Open it again."""
+
+    code = errno.ESTALE
+
+
 class Corrupt(ThreeFSError, OSError):
-    """No replica holds the bytes that were written: every copy fails its checksum."""
+    """No replica holds the bytes that were written: every copy fails its checksum, or is lost."""
 
     code = errno.EIO
 

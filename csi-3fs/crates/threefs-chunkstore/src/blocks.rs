@@ -133,6 +133,18 @@ impl FreeBlocks {
         Some(taken)
     }
 
+    /// Takes away free blocks at the end of a file of `total` blocks, all but `keep` of them, if
+    /// there are at least twice as many. How many the file has then.
+    pub(crate) fn cut_tail(&mut self, total: u64, keep: u64) -> Option<u64> {
+        let (&start, &size) = self.by_start.last_key_value()?;
+        if start + size != total || size < keep.saturating_mul(2).max(1) {
+            return None;
+        }
+        self.cut(start, size, size);
+        self.release(start, keep);
+        Some(start + keep)
+    }
+
     /// Marks a run as used that the log says is used; false if it is not all free.
     pub(crate) fn claim(&mut self, extent: Extent) -> bool {
         let Some((&start, &size)) = self.by_start.range(..=extent.start).next_back() else {
@@ -195,6 +207,17 @@ mod tests {
         assert_eq!(free.take(12, 2), None);
         assert_eq!(free.take(10, 3).map(|runs| runs.len()), Some(3));
         assert_eq!(free.free(), 2);
+    }
+
+    #[test]
+    fn a_long_free_tail_is_given_back() {
+        let mut free = FreeBlocks::default();
+        free.release(10, 90);
+        assert_eq!(free.cut_tail(101, 8), None, "block 100 is in use");
+        assert_eq!(free.cut_tail(100, 50), None, "it would come back at once");
+        assert_eq!(free.cut_tail(100, 8), Some(18));
+        assert_eq!(free.free(), 8);
+        assert_eq!(free.take(8, 1), Some(vec![run(10, 8)]));
     }
 
     #[test]

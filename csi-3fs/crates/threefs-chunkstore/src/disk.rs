@@ -36,6 +36,18 @@ pub trait DiskFile: Send + Sync + 'static {
     /// `StorageFull`, or as the system says.
     fn allocate(&self, length: u64) -> io::Result<()>;
 
+    /// All bytes become zeros; the file keeps its length and its room.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn zero(&self) -> io::Result<()>;
+
+    /// Cuts the file at `length` bytes and gives the room behind it back.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn cut(&self, length: u64) -> io::Result<()>;
+
     /// Length of the file.
     ///
     /// # Errors
@@ -187,6 +199,26 @@ impl DiskFile for File {
             Err(rustix::io::Errno::OPNOTSUPP) => self.set_len(length),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn zero(&self) -> io::Result<()> {
+        let length = self.metadata()?.len();
+        if length == 0 {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(self.as_fd(), FallocateFlags::ZERO_RANGE, 0, length) {
+            Ok(()) => Ok(()),
+            // Without support the room is given back and taken anew.
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                self.set_len(0)?;
+                self.allocate(length)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn cut(&self, length: u64) -> io::Result<()> {
+        self.set_len(length)
     }
 
     fn length(&self) -> io::Result<u64> {

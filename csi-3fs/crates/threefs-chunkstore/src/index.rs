@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use threefs_core::chunk::ChunkState;
 use threefs_core::error::StoreError;
-use threefs_core::ids::ChunkId;
+use threefs_core::forgotten::ForgottenInodes;
+use threefs_core::ids::{ChunkId, StoreId};
 
 use crate::blocks::{Extent, FreeBlocks, difference};
 use crate::log::{Content, Record};
@@ -26,6 +27,8 @@ pub(crate) struct Entry {
 pub(crate) struct Inner<F> {
     pub(crate) index: BTreeMap<ChunkId, Entry>,
     pub(crate) with_pending: BTreeSet<ChunkId>,
+    pub(crate) forgotten: ForgottenInodes,
+    pub(crate) id: Option<StoreId>,
     pub(crate) free: FreeBlocks,
     pub(crate) data_blocks: u64,
     // Runs that become free when the record with this number is durable.
@@ -92,18 +95,17 @@ impl<F> Inner<F> {
                     self.with_pending.remove(&chunk);
                 }
             }
-            Record::Forget { chunk } => {
-                self.with_pending.remove(&chunk);
-                if let Some(entry) = self.index.remove(&chunk) {
-                    left.clone_from(&entry.committed.content.extents);
-                    if let Some(pending) = entry.pending {
-                        left.extend(difference(
-                            &pending.content.extents,
-                            &entry.committed.content.extents,
-                        ));
-                    }
+            Record::Forget { chunk } => self.drop_chunk(chunk, &mut left),
+            Record::Gone { inodes } => {
+                for range in inodes {
+                    let chunks = ChunkId::first_of(range.first)..=ChunkId::last_of(range.last);
+                    let known: Vec<ChunkId> =
+                        self.index.range(chunks).map(|(chunk, _)| *chunk).collect();
+                    known.into_iter().for_each(|chunk| self.drop_chunk(chunk, &mut left));
+                    self.forgotten.insert(range);
                 }
             }
+            Record::Store { id } => self.id = Some(id),
             Record::Committed { chunk, state, content } => {
                 let committed = Version { state, content: Arc::new(content) };
                 self.index.insert(chunk, Entry { committed, pending: None });
@@ -111,6 +113,15 @@ impl<F> Inner<F> {
         }
         if !left.is_empty() {
             self.leaving.push((number, left));
+        }
+    }
+
+    fn drop_chunk(&mut self, chunk: ChunkId, left: &mut Vec<Extent>) {
+        self.with_pending.remove(&chunk);
+        let Some(entry) = self.index.remove(&chunk) else { return };
+        left.extend_from_slice(&entry.committed.content.extents);
+        if let Some(pending) = entry.pending {
+            left.extend(difference(&pending.content.extents, &entry.committed.content.extents));
         }
     }
 

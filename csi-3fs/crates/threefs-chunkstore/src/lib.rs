@@ -1,6 +1,7 @@
 //! Chunk files that survive a kill at any moment: [`ChunkStore`] and [`FileChunkStore`].
 
 mod blocks;
+mod budget;
 mod checksums;
 pub mod disk;
 mod index;
@@ -8,18 +9,20 @@ mod log;
 mod plan;
 mod store;
 
+pub use budget::DiskBudget;
 pub use store::{FileChunkStore, StoreConfig};
 
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+use threefs_core::forgotten::InodeRange;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 /// Room on a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
     /// Bytes that hold content, pending or committed.
     pub used_bytes: u64,
-    /// Bytes that the store may hold.
+    /// Bytes that all stores of the disk may hold together.
     pub capacity_bytes: u64,
 }
 
@@ -52,7 +55,7 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     /// pending state.
     ///
     /// # Errors
-    /// `NoSpace`, `Corrupt` (a partial write met damaged old content), `Io`: nothing has changed.
+    /// `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write met damaged old content), `Io`: nothing has changed.
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError>;
 
     /// Flips the pending state `version` to committed, atomically. Durable with the next
@@ -74,11 +77,27 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     /// `Io`.
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError>;
 
+    /// Drops everything about the chunks of these inodes and refuses updates of them from then on.
+    /// Durable when it returns.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Io`.
+    fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError>;
+
     /// Makes everything so far durable.
     ///
     /// # Errors
     /// `Io`.
     fn flush(&self) -> Result<(), StoreError>;
+
+    /// Which store this is: the same for as long as its log lives.
+    fn id(&self) -> StoreId;
+
+    /// Chunks that are known, removed ones too.
+    fn chunks(&self) -> u64;
+
+    /// Bytes that hold content, pending or committed.
+    fn used_bytes(&self) -> u64;
 
     /// Room used and left.
     fn space(&self) -> Space;

@@ -9,7 +9,8 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState};
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+use threefs_core::forgotten::InodeRange;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::blocks::Extent;
 use crate::disk::DiskFile;
@@ -38,6 +39,10 @@ pub(crate) enum Record {
     Forget { chunk: ChunkId },
     /// A committed state, as a compacted log has it.
     Committed { chunk: ChunkId, state: ChunkState, content: Content },
+    /// Nothing is known of the chunks of these inodes, and no update may make one again.
+    Gone { inodes: Vec<InodeRange> },
+    /// Which store this is.
+    Store { id: StoreId },
 }
 
 /// Appends a record to the body of the next frame.
@@ -71,19 +76,18 @@ pub(crate) fn padded(body: usize) -> usize {
 /// What was found in a log.
 #[derive(Debug)]
 pub(crate) struct Replay {
-    pub(crate) records: Vec<Record>,
     /// Where the next frame goes.
     pub(crate) end: u64,
     /// Its number.
     pub(crate) next_number: u64,
 }
 
-/// Reads all whole frames.
-pub(crate) fn replay(file: &impl DiskFile) -> io::Result<Replay> {
+/// Reads all whole frames, one at a time, and hands over their records in order.
+pub(crate) fn replay(file: &impl DiskFile, mut take: impl FnMut(Record)) -> io::Result<Replay> {
     let length = file.length()?;
-    let mut replay = Replay { records: Vec::new(), end: 0, next_number: 1 };
+    let mut replay = Replay { end: 0, next_number: 1 };
     while let Some(body) = read_frame(file, replay.end, length, replay.next_number)? {
-        decode(&body, &mut replay.records)?;
+        decode(&body, &mut take)?;
         replay.end += padded(body.len()) as u64;
         replay.next_number += 1;
     }
@@ -143,7 +147,7 @@ fn frame_number(file: &impl DiskFile, at: u64, length: u64) -> io::Result<Option
     Ok(read_frame(file, at, length, number)?.map(|_| number))
 }
 
-fn decode(mut body: &[u8], records: &mut Vec<Record>) -> io::Result<()> {
+fn decode(mut body: &[u8], take: &mut impl FnMut(Record)) -> io::Result<()> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a log record does not parse");
     while !body.is_empty() {
         let (length, rest) = body.split_first_chunk::<4>().ok_or_else(damaged)?;
@@ -152,7 +156,7 @@ fn decode(mut body: &[u8], records: &mut Vec<Record>) -> io::Result<()> {
             return Err(damaged());
         }
         let (record, rest) = rest.split_at(length);
-        records.push(postcard::from_bytes(record).map_err(|_| damaged())?);
+        take(postcard::from_bytes(record).map_err(|_| damaged())?);
         body = rest;
     }
     Ok(())

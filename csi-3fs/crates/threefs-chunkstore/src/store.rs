@@ -14,14 +14,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion};
+use threefs_core::forgotten::{ForgottenInodes, InodeRange};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
 use crate::index::{Inner, Version};
 use crate::log::{self, Record};
 use crate::plan;
-use crate::{ChunkStore, ReadOutcome, Space};
+use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
 use compaction::{find_log, log_file};
 
 mod compaction;
@@ -34,18 +35,25 @@ pub(crate) const RUNS_MAX: usize = 32;
 /// Settings of a store.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// The data file grows no further than this. 0 = as far as the file system lets it.
-    pub capacity_bytes: u64,
+    /// What this store shares with the others of its disk.
+    pub budget: Arc<DiskBudget>,
     /// The data file grows in steps of this many bytes.
     pub grow_bytes: u64,
     /// The log is compacted when it has this many bytes, and twice what it had afterwards the
     /// last time.
     pub log_bytes: u64,
+    /// Id of the store if it is made now. To be drawn at random by the caller.
+    pub new_id: StoreId,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { capacity_bytes: 0, grow_bytes: 64 << 20, log_bytes: 64 << 20 }
+        Self {
+            budget: Arc::default(),
+            grow_bytes: 64 << 20,
+            log_bytes: 16 << 20,
+            new_id: StoreId(0),
+        }
     }
 }
 
@@ -58,6 +66,11 @@ impl StoreConfig {
     /// The log takes room from the file system in such steps.
     fn log_step_bytes(&self) -> u64 {
         self.log_bytes / 8
+    }
+
+    /// Room of a log that is compacted at `compact_at` bytes.
+    fn log_room_bytes(&self, compact_at: u64) -> u64 {
+        compact_at + self.small_records_bytes() + self.log_step_bytes()
     }
 }
 
@@ -104,34 +117,57 @@ impl<D: Disk> FileChunkStore<D> {
         let name = found.unwrap_or(1);
         let log = disk.open(&log_file(name)).map_err(|error| failed("open log", &error))?;
         disk.sync_names().map_err(|error| failed("sync folder", &error))?;
-        let replay = log::replay(&log).map_err(|error| failed("replay log", &error))?;
+        // Whoever opens a store may find what a killed process wrote and never flushed. Whatever is
+        // answered from must be durable first: both files are flushed before they are read.
+        data.sync_data().map_err(|error| failed("flush data", &error))?;
+        log.sync_data().map_err(|error| failed("flush log", &error))?;
         let data_blocks =
             data.length().map_err(|error| failed("length of data", &error))? / BLOCK_BYTES as u64;
-        let log_room = log.length().map_err(|error| failed("length of log", &error))?;
+        config.budget.opened(data_blocks * BLOCK_BYTES as u64);
+        let log = Arc::new(log);
         let mut inner = Inner {
             index: BTreeMap::new(),
             with_pending: BTreeSet::new(),
+            forgotten: ForgottenInodes::default(),
+            id: None,
             free: FreeBlocks::default(),
             data_blocks,
             leaving: Vec::new(),
-            log: Arc::new(log),
+            log: Arc::clone(&log),
             log_name: name,
-            log_end: replay.end,
-            log_room,
+            log_end: 0,
+            log_room: 0,
             compact_at: config.log_bytes,
-            next_frame: replay.next_number,
+            next_frame: 1,
             body: Vec::new(),
             appended: 0,
             durable: 0,
             flushing: false,
             failed: None,
         };
-        for record in replay.records {
+        let replay = log::replay(&*log, |record| {
             inner.install(record);
-        }
-        inner.leaving.clear();
+            // Which blocks are free follows from what is held at the end.
+            inner.leaving.clear();
+        });
+        let replay = replay.map_err(|error| failed("replay log", &error))?;
+        (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
         inner.claim_blocks()?;
-        Ok(Self { disk, config, data, inner: Mutex::new(inner), flushed: Condvar::new() })
+        let store = Self { disk, config, data, inner: Mutex::new(inner), flushed: Condvar::new() };
+        store.take_log_room()?;
+        store.take_id()?;
+        Ok(store)
+    }
+
+    /// A new store, or one of a version without ids, gets its id before anything else happens.
+    fn take_id(&self) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        if inner.id.is_some() {
+            return Ok(());
+        }
+        let number = self.append(&mut inner, Record::Store { id: self.config.new_id }, true)?;
+        drop(inner);
+        self.wait_durable(number)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<D::File>> {
@@ -167,7 +203,10 @@ impl<D: Disk> FileChunkStore<D> {
             inner = self.lock();
             inner.flushing = false;
             match written {
-                Ok(()) => inner.became_durable(upto),
+                Ok(()) => {
+                    inner.became_durable(upto);
+                    self.give_tail_back(&mut inner);
+                }
                 Err(error) => inner.failed = Some(format!("flush: {error}")),
             }
             self.flushed.notify_all();
@@ -192,6 +231,22 @@ impl<D: Disk> FileChunkStore<D> {
             }
         }
         Ok(())
+    }
+
+    /// Appends what `step` makes of the state under the lock. Where the log has no room for it, the
+    /// log is compacted first: its room is set aside, so that removing works on a full disk.
+    fn append_with<T>(
+        &self,
+        mut step: impl FnMut(&mut Inner<D::File>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let done = step(&mut self.lock());
+        match done {
+            Err(StoreError::NoSpace { .. }) => {
+                self.compact_now()?;
+                step(&mut self.lock())
+            }
+            done => done,
+        }
     }
 
     fn append(
@@ -307,8 +362,13 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
             let (state, content) = plan.finish(update, &base, &runs);
             let small = runs.is_empty();
             let record = Record::Pending { chunk: update.chunk, state: state.clone(), content };
-            let mut inner = self.lock();
-            self.append(&mut inner, record, small).map(|number| (state, number))
+            let number = self.append_with(|inner| {
+                if inner.forgotten.contains(update.chunk.inode) {
+                    return Err(StoreError::NotFound { chunk: update.chunk });
+                }
+                self.append(inner, record.clone(), small)
+            })?;
+            Ok((state, number))
         });
         match done {
             Ok((state, number)) => {
@@ -329,19 +389,19 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         version: ChunkVersion,
         chain_version: ChainVersion,
     ) -> Result<ChunkState, StoreError> {
-        let mut inner = self.lock();
-        let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
-        match &entry.pending {
-            Some(pending) if pending.state.version == version => {}
-            None if entry.committed.state.version == version => {
-                return Ok(entry.committed.state.clone());
+        let (committed, many_wait) = self.append_with(|inner| {
+            let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+            match &entry.pending {
+                Some(pending) if pending.state.version == version => {}
+                None if entry.committed.state.version == version => {
+                    return Ok((Some(entry.committed.state.clone()), false));
+                }
+                _ => return Err(StoreError::NotFound { chunk }),
             }
-            _ => return Err(StoreError::NotFound { chunk }),
-        }
-        self.append(&mut inner, Record::Commit { chunk, version, chain_version }, true)?;
-        let committed = inner.index.get(&chunk).map(|entry| entry.committed.state.clone());
-        let many_wait = inner.body.len() > UNFLUSHED_BYTES_MAX;
-        drop(inner);
+            self.append(inner, Record::Commit { chunk, version, chain_version }, true)?;
+            let committed = inner.index.get(&chunk).map(|entry| entry.committed.state.clone());
+            Ok((committed, inner.body.len() > UNFLUSHED_BYTES_MAX))
+        })?;
         if many_wait {
             self.flush()?;
         }
@@ -349,11 +409,19 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
     }
 
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        if inner.index.contains_key(&chunk) {
-            self.append(&mut inner, Record::Forget { chunk }, true)?;
-        }
-        Ok(())
+        self.append_with(|inner| {
+            if inner.index.contains_key(&chunk) {
+                self.append(inner, Record::Forget { chunk }, true)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError> {
+        let record = Record::Gone { inodes: inodes.to_vec() };
+        let number = self.append_with(|inner| self.append(inner, record.clone(), true))?;
+        self.wait_durable(number)?;
+        self.compact_if_due()
     }
 
     fn flush(&self) -> Result<(), StoreError> {
@@ -361,15 +429,22 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         self.wait_durable(number)
     }
 
-    fn space(&self) -> Space {
+    fn id(&self) -> StoreId {
+        self.lock().id.unwrap_or(self.config.new_id)
+    }
+
+    fn chunks(&self) -> u64 {
+        self.lock().index.len() as u64
+    }
+
+    fn used_bytes(&self) -> u64 {
         let inner = self.lock();
-        let block_bytes = BLOCK_BYTES as u64;
-        let used_bytes = (inner.data_blocks - inner.free.free()) * block_bytes;
-        let capacity_bytes = if self.config.capacity_bytes > 0 {
-            self.config.capacity_bytes
-        } else {
-            self.disk.free_bytes().unwrap_or(0) + inner.data_blocks * block_bytes
-        };
+        (inner.data_blocks - inner.free.free()) * BLOCK_BYTES as u64
+    }
+
+    fn space(&self) -> Space {
+        let used_bytes = self.used_bytes();
+        let capacity_bytes = self.config.budget.capacity(self.disk.free_bytes().unwrap_or(0));
         Space { used_bytes, capacity_bytes }
     }
 }
@@ -380,6 +455,8 @@ impl<D: Disk> Drop for FileChunkStore<D> {
         if let Err(error) = self.flush() {
             tracing::warn!(%error, "the last commits were not flushed");
         }
+        let data_blocks = self.lock().data_blocks;
+        self.config.budget.give(data_blocks * BLOCK_BYTES as u64);
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
 
@@ -24,7 +24,12 @@ const CHUNKS_PER_WRITER: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config() -> StoreConfig {
-    StoreConfig { capacity_bytes: 64 << 20, grow_bytes: 1 << 20, log_bytes: 256 << 10 }
+    StoreConfig {
+        budget: DiskBudget::new(64 << 20, 0),
+        grow_bytes: 1 << 20,
+        log_bytes: 256 << 10,
+        ..StoreConfig::default()
+    }
 }
 
 fn content(chunk: ChunkId, version: u64) -> Vec<u8> {

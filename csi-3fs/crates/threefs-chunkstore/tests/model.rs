@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
@@ -71,7 +71,12 @@ struct World {
 }
 
 fn config() -> StoreConfig {
-    StoreConfig { capacity_bytes: 8 << 20, grow_bytes: 64 << 10, log_bytes: 96 << 10 }
+    StoreConfig {
+        budget: DiskBudget::new(8 << 20, 0),
+        grow_bytes: 64 << 10,
+        log_bytes: 96 << 10,
+        ..StoreConfig::default()
+    }
 }
 
 impl World {

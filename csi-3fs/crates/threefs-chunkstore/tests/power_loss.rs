@@ -9,15 +9,20 @@ use std::collections::BTreeMap;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use support::{Luck, MemoryDisk, after_power_loss};
-use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use support::{Luck, MemoryDisk, after_kill, after_power_loss};
+use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ChunkState, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
 
 /// Small steps, so that the files grow and the log is compacted within one run.
 fn config() -> StoreConfig {
-    StoreConfig { capacity_bytes: 1 << 20, grow_bytes: 32 << 10, log_bytes: 24 << 10 }
+    StoreConfig {
+        budget: DiskBudget::new(1 << 20, 0),
+        grow_bytes: 32 << 10,
+        log_bytes: 24 << 10,
+        ..StoreConfig::default()
+    }
 }
 
 type Picture = BTreeMap<ChunkId, (ChunkState, Vec<u8>, Option<(ChunkState, Vec<u8>)>)>;
@@ -144,6 +149,42 @@ fn check(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
     drop(store);
     let again = FileChunkStore::open_on(disk, config()).unwrap();
     assert_eq!(picture(&again), went_on, "seed {seed}, before operation {at}, second opening");
+}
+
+/// The process is killed before operation `at`; a new one opens the store and begins to answer from
+/// it; then the power fails. What it answered from must not be lost.
+fn check_kill(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
+    let operations = run.disk.0.lock().unwrap().operations.clone();
+    let disk = after_kill(&operations, at);
+    let store = FileChunkStore::open_on(disk.clone(), config())
+        .unwrap_or_else(|error| panic!("seed {seed}, killed before operation {at}: {error}"));
+    let answered = picture(&store);
+    let operations = disk.0.lock().unwrap().operations.clone();
+    let disk = after_power_loss(&operations, operations.len(), luck);
+    drop(store);
+    let store = FileChunkStore::open_on(disk, config())
+        .unwrap_or_else(|error| panic!("seed {seed}, killed before operation {at}: {error}"));
+    assert!(
+        picture(&store) == answered,
+        "seed {seed}: killed before operation {at}, opened, then the power failed: what the \
+         opened store showed is lost"
+    );
+}
+
+#[test]
+fn what_an_opened_store_shows_is_durable() {
+    for seed in 0..6 {
+        let mut run = Run::new(seed);
+        for _ in 0..45 {
+            run.step();
+        }
+        let operations = run.disk.0.lock().unwrap().operations.len();
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0xd1e);
+        for at in 0..=operations {
+            check_kill(&run, at, Luck::Nothing, seed);
+            check_kill(&run, at, Luck::Random(&mut rng), seed);
+        }
+    }
 }
 
 #[test]

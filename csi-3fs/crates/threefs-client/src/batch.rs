@@ -23,6 +23,7 @@ pub(crate) struct ChunkWrite {
 }
 
 /// One read from one chunk, for the caller's buffer `slot` at `at`.
+#[derive(Clone)]
 pub(crate) struct ChunkRead {
     pub what: What,
     pub place: Place,
@@ -30,6 +31,8 @@ pub(crate) struct ChunkRead {
     pub length: u32,
     pub slot: usize,
     pub at: usize,
+    /// Which file of the plan it is of.
+    pub file: usize,
 }
 
 /// Bounds what is in flight. Shared by all operations of a client.
@@ -122,19 +125,20 @@ impl Client {
         outcome
     }
 
-    /// Hands each read's bytes to `deliver` as they come, in any order; holes are not delivered.
+    /// Hands each read's bytes to `deliver` as they come, in any order; none where the chunk does not
+    /// exist.
     pub(crate) async fn read_chunks(
         &self,
         reads: Vec<ChunkRead>,
         patience: Patience,
-        mut deliver: impl FnMut(&ChunkRead, &[u8]),
+        mut deliver: impl FnMut(ChunkRead, Option<&[u8]>),
     ) -> Result<(), ClientError> {
-        let mut tasks: JoinSet<Result<(ChunkRead, Bytes), ClientError>> = JoinSet::new();
+        let mut tasks: JoinSet<Result<(ChunkRead, Option<Bytes>), ClientError>> = JoinSet::new();
         for read in reads {
             let room = self.0.window.enter(read.length as usize, &patience).await;
             while let Some(ended) = tasks.try_join_next() {
                 let (read, bytes) = joined(ended)?;
-                deliver(&read, &bytes);
+                deliver(read, bytes.as_deref());
             }
             let (client, patience) = (self.clone(), patience.clone());
             tasks.spawn(async move {
@@ -142,12 +146,12 @@ impl Client {
                 let ChunkRead { ref what, place, offset, length, .. } = read;
                 let bytes = client.read(what, place, offset, length, patience.clone()).await?;
                 client.moved(&patience);
-                Ok((read, bytes.unwrap_or_default()))
+                Ok((read, bytes))
             });
         }
         while let Some(ended) = tasks.join_next().await {
             let (read, bytes) = joined(ended)?;
-            deliver(&read, &bytes);
+            deliver(read, bytes.as_deref());
         }
         Ok(())
     }

@@ -233,6 +233,8 @@ impl Client {
             let payload = Payload::empty();
             let call = self.call(&routing, replica.node, &request, payload, attempt, options);
             match call.await {
+                // Chunks have bytes: what has none was removed, or never was.
+                Ok((Ok(StorageReply::Read(done)), _)) if done.chunk_length == 0 => return Ok(None),
                 Ok((Ok(StorageReply::Read(done)), payload)) => match checked(done, payload) {
                     Ok(payload) => return Ok(Some(payload)),
                     Err(detail) => attempts.failed(&who, detail),

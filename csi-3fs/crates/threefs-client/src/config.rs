@@ -24,6 +24,9 @@ pub struct ClientConfig {
     pub meta: String,
     /// The cluster's key.
     pub key: Key,
+    /// Whether it manages volumes: it sees and changes reserved attributes, and its paths lead
+    /// through no symbolic link.
+    pub control_plane: bool,
     /// How long an operation may make no progress before it fails with `Unavailable`. A batch of
     /// chunks makes progress whenever one of them ends.
     pub timeout: Duration,
@@ -46,6 +49,7 @@ impl ClientConfig {
             mgmtd,
             meta,
             key,
+            control_plane: false,
             timeout: Duration::from_secs(30),
             operations_in_flight_max: 64,
             bytes_in_flight_max: 32 << 20,

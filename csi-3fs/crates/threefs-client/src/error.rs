@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric::rpc::RpcError;
 use threefs_core::error::StorageError;
-use threefs_core::ids::{ChunkId, TargetId};
+use threefs_core::ids::{ChainId, ChunkId, TargetId};
 use threefs_core::layout::LayoutError;
 use threefs_meta::MetaError;
 
@@ -37,6 +37,25 @@ pub enum ClientError {
         chunk: ChunkId,
         /// What the last replica said.
         detail: String,
+    },
+    /// A chunk that was written and never removed does not exist: data was lost.
+    #[error(
+        "`{path}`: {chunk} was written and {chain} does not have it: data of this file is lost; \
+         restore the file from its source"
+    )]
+    Lost {
+        /// The file.
+        path: String,
+        /// The chunk.
+        chunk: ChunkId,
+        /// The chain that should have it.
+        chain: ChainId,
+    },
+    /// The file was removed or replaced while it was open; what it held is gone.
+    #[error("`{path}` was removed or replaced while it was open; open it again")]
+    Stale {
+        /// As it was opened.
+        path: String,
     },
     /// The deadline passed.
     #[error(

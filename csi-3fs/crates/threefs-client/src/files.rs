@@ -6,7 +6,7 @@ use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 use threefs_meta::{
     At, Entry, Inode, InodeKind, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaReply,
-    RenameMode,
+    RenameMode, Written,
 };
 
 use crate::Client;
@@ -29,6 +29,8 @@ pub struct FileHandle {
     pub layout: Layout,
     /// The truncation that was the newest when the handle was made.
     pub truncate_version: u64,
+    /// The chunks that must exist, as far as this was known then.
+    pub written: Written,
     /// Whether it counts for a quota, so that what makes it longer must be reserved.
     pub(crate) quota: bool,
 }
@@ -40,11 +42,12 @@ impl FileHandle {
     /// It is a directory or a symbolic link.
     pub fn of(path: &str, inode: &Inode) -> Result<Self, ClientError> {
         match &inode.kind {
-            InodeKind::File { layout, truncate_version, .. } => Ok(Self {
+            InodeKind::File { layout, truncate_version, written, .. } => Ok(Self {
                 path: Arc::from(path),
                 inode: inode.id,
                 layout: layout.clone(),
                 truncate_version: *truncate_version,
+                written: written.clone(),
                 quota: inode.quota.is_some(),
             }),
             InodeKind::Directory { .. } => {
@@ -54,6 +57,10 @@ impl FileHandle {
                 field: "path".into(),
                 value: path.into(),
                 reason: "it is a symbolic link, not a file".into(),
+            })),
+            InodeKind::Special { .. } => Err(ClientError::Meta(MetaError::NotSupported {
+                path: path.into(),
+                reason: "it is a special file; open it through a mount".into(),
             })),
         }
     }
@@ -146,8 +153,22 @@ impl Client {
     /// # Errors
     /// Any [`ClientError`].
     pub async fn length(&self, file: &FileHandle) -> Result<u64, ClientError> {
+        Ok(self.newest(file).await?.0)
+    }
+
+    /// Length of an open file, and the file as it is now.
+    pub(crate) async fn newest(&self, file: &FileHandle) -> Result<(u64, FileHandle), ClientError> {
         let query = MetaQuery::Stat { at: At::inode(file.inode), follow: false };
-        Ok(inode(self.query("stat", &file.path, query).await?)?.length())
+        match self.query("stat", &file.path, query).await {
+            Ok(reply) => {
+                let inode = inode(reply)?;
+                Ok((inode.length(), FileHandle::of(&file.path, &inode)?))
+            }
+            Err(ClientError::Meta(MetaError::NotFound { .. })) => {
+                Err(ClientError::Stale { path: file.path.to_string() })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Cuts an open file or extends it with zeros.

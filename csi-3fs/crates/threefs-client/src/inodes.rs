@@ -128,8 +128,21 @@ impl Client {
         after: Option<u32>,
         deadline: Deadline,
     ) -> Result<(Vec<LastChunk>, bool), ClientError> {
+        self.first_chunks_after(what, chain, inode, after, PAGE, deadline).await
+    }
+
+    /// At most `limit` of them.
+    pub(crate) async fn first_chunks_after(
+        &self,
+        what: &What,
+        chain: threefs_core::ids::ChainId,
+        inode: threefs_core::ids::InodeId,
+        after: Option<u32>,
+        limit: u32,
+        deadline: Deadline,
+    ) -> Result<(Vec<LastChunk>, bool), ClientError> {
         let mut attempts = Attempts::of(&**what);
-        let ask = |to| StorageRequest::QueryChunks(QueryChunks { to, inode, after, limit: PAGE });
+        let ask = |to| StorageRequest::QueryChunks(QueryChunks { to, inode, after, limit });
         let asked =
             self.ask_head(chain, &mut attempts, Bytes::new(), &deadline.into(), ask).await?;
         match asked {

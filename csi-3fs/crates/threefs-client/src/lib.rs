@@ -14,19 +14,25 @@
 //! | `volumes` | quotas, attributes, owners |
 //! | `claims` | which node may use a directory |
 //! | `inodes` | files by their inodes, for a mount |
+//! | `absent` | chunks that do not exist: holes, removed files, lost data |
+//! | `holes` | punching holes |
+//! | `breaker` | chains that background work leaves alone |
 //! | `trim` | cutting and removing chunks, for the metadata service |
 //! | [`status`] | the cluster as one value, for people and for JSON |
 //!
 //! Every operation ends when it has made no progress for the client's timeout. A retry is always the same request under the
 //! same tag or id, so nothing is ever executed twice.
 
+mod absent;
 mod batch;
+mod breaker;
 mod channels;
 mod chunks;
 mod claims;
 pub mod config;
 pub mod error;
 mod files;
+mod holes;
 mod inodes;
 mod metadata;
 mod patience;
@@ -37,13 +43,14 @@ pub mod status;
 mod trim;
 mod volumes;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 
 use fabric::deadline::Deadline;
 pub use fabric::moment::Moment;
 pub use fabric::rpc::Fence;
 use threefs_core::ids::ClientId;
+use threefs_meta::Identity;
 
 pub use claims::{Claim, Renewal};
 pub use config::ClientConfig;
@@ -52,6 +59,7 @@ pub use files::{FileHandle, ReadPlan, ReadRange, WriteRange};
 pub use volumes::Space;
 
 use batch::Window;
+use breaker::Breakers;
 use channels::Channels;
 use metadata::Metadata;
 use peers::Peers;
@@ -73,6 +81,8 @@ struct Inner {
     channels: Channels,
     peers: Peers,
     window: Window,
+    /// For removals in the background.
+    breakers: Mutex<Breakers>,
     /// Spreads reads over replicas.
     read_turn: AtomicUsize,
 }
@@ -82,16 +92,23 @@ impl Client {
     pub fn start(config: ClientConfig) -> Self {
         let id = config::draw_client_id();
         let fence = Fence::default();
+        let identity = if config.control_plane { Identity::CONTROL_PLANE } else { Identity::ROOT };
         Self(Arc::new(Inner {
             id,
             routing: Routing::follow(&config),
-            metadata: Metadata::new(&config, id, fence.clone()),
+            metadata: Metadata::new(&config, id, fence.clone(), identity),
             // Under an id of its own: each counts its changes by itself.
-            claims: Metadata::new(&config, config::draw_client_id(), Fence::default()),
+            claims: Metadata::new(
+                &config,
+                config::draw_client_id(),
+                Fence::default(),
+                Identity::CONTROL_PLANE,
+            ),
             fence,
             channels: Channels::new(id),
             peers: Peers::new(&config),
             window: Window::new(config.operations_in_flight_max, config.bytes_in_flight_max),
+            breakers: Mutex::default(),
             read_turn: AtomicUsize::new(0),
             config,
         }))

@@ -14,13 +14,21 @@ use crate::error::{Attempts, ClientError};
 
 pub(crate) struct Metadata {
     client: MetaClient,
+    /// For whom, unless a call says otherwise.
+    identity: Identity,
     who: String,
     timeout: Duration,
 }
 
 impl Metadata {
-    pub(crate) fn new(config: &ClientConfig, id: ClientId, fence: Fence) -> Self {
+    pub(crate) fn new(
+        config: &ClientConfig,
+        id: ClientId,
+        fence: Fence,
+        identity: Identity,
+    ) -> Self {
         Self {
+            identity,
             client: MetaClient::fenced(&config.meta, &config.key, id, fence),
             who: format!("meta at {}", config.meta),
             timeout: config.timeout,
@@ -33,7 +41,7 @@ impl Metadata {
         query: MetaQuery,
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
-        self.query_as(&Identity::ROOT, what, query, deadline).await
+        self.query_as(&self.identity, what, query, deadline).await
     }
 
     pub(crate) async fn query_as(
@@ -65,7 +73,7 @@ impl Metadata {
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
-        let result = self.client.change(change, deadline).await;
+        let result = self.client.change_as(&self.identity, change, deadline).await;
         result.map_err(|error| self.failed(what, error))
     }
 

@@ -12,7 +12,7 @@ use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::{Layout, LayoutError};
 use threefs_meta::protocol::BATCH_MAX;
 use threefs_meta::{
-    At, InodeKind, LengthReport, MetaChange, MetaError, MetaReply, Reservation, SessionId,
+    At, InodeKind, LengthReport, MetaChange, MetaError, MetaReply, Reservation, SessionId, Written,
 };
 use tokio::task::JoinSet;
 
@@ -23,6 +23,8 @@ use crate::error::{Attempts, ClientError};
 use crate::files::FileHandle;
 use crate::patience::Patience;
 
+/// Times that a read follows truncations by others before it gives up.
+const ABSENT_ROUNDS_MAX: usize = 16;
 /// Files that are created side by side: enough to share the metadata store's flushes.
 const CREATES_IN_FLIGHT_MAX: usize = 64;
 
@@ -53,6 +55,7 @@ pub struct ReadRange {
 pub struct ReadPlan {
     lengths: Vec<usize>,
     reads: Vec<ChunkRead>,
+    files: Vec<FileHandle>,
 }
 
 impl ReadPlan {
@@ -109,7 +112,8 @@ impl Client {
         let deadline = self.deadline();
         let paths: Vec<&str> = ranges.iter().map(|range| range.path.as_str()).collect();
         let known = self.look_up(&paths, "read").await?;
-        let mut plan = ReadPlan { lengths: Vec::with_capacity(ranges.len()), reads: Vec::new() };
+        let mut plan =
+            ReadPlan { lengths: Vec::with_capacity(ranges.len()), ..ReadPlan::default() };
         for range in ranges {
             let (file, length) = known
                 .get(range.path.as_str())
@@ -130,10 +134,10 @@ impl Client {
         offset: u64,
         length: u64,
     ) -> Result<ReadPlan, ClientError> {
-        let mut plan = ReadPlan { lengths: Vec::new(), reads: Vec::new() };
-        let file_length = self.length(file).await?;
+        let mut plan = ReadPlan::default();
+        let (file_length, file) = self.newest(file).await?;
         let deadline = self.deadline();
-        self.plan_range(&mut plan, file, file_length, offset, Some(length), deadline).await?;
+        self.plan_range(&mut plan, &file, file_length, offset, Some(length), deadline).await?;
         Ok(plan)
     }
 
@@ -156,17 +160,34 @@ impl Client {
         buffers: &mut [&mut [u8]],
         patience: Patience,
     ) -> Result<(), ClientError> {
-        self.read_chunks(plan.reads, patience, |read, bytes| {
-            let end = read.at + read.length as usize;
-            let Some(out) = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end))
-            else {
-                return;
-            };
-            let (filled, hole) = out.split_at_mut(bytes.len().min(read.length as usize));
-            filled.copy_from_slice(&bytes[..filled.len()]);
-            hole.fill(0);
-        })
-        .await
+        let ReadPlan { mut reads, mut files, .. } = plan;
+        for _ in 0..ABSENT_ROUNDS_MAX {
+            let mut absent = Vec::new();
+            self.read_chunks(reads, patience.clone(), |read, bytes| {
+                let end = read.at + read.length as usize;
+                let out = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end));
+                let Some(out) = out else { return };
+                let found = bytes.unwrap_or_default();
+                let (filled, rest) = out.split_at_mut(found.len().min(read.length as usize));
+                filled.copy_from_slice(&found[..filled.len()]);
+                rest.fill(0);
+                if bytes.is_none() {
+                    absent.push(read);
+                }
+            })
+            .await?;
+            if absent.is_empty() {
+                return Ok(());
+            }
+            reads = self.sort_absent(&mut files, absent, patience.deadline()).await?;
+            if reads.is_empty() {
+                return Ok(());
+            }
+        }
+        let path = files.first().map_or_else(String::new, |file| file.path.to_string());
+        let mut attempts = Attempts::of(format!("read `{path}`"));
+        attempts.failed("the file", "it is truncated and written again and again");
+        Err(attempts.unavailable(self.0.config.timeout))
     }
 
     pub(crate) async fn plan_range(
@@ -189,6 +210,8 @@ impl Client {
         }
         let what: What = Arc::from(format!("read `{}`", file.path));
         let chains = self.chains(&what, &file.layout, deadline).await?;
+        let number = plan.files.len();
+        plan.files.push(file.clone());
         for span in file.layout.spans(offset, length)? {
             let at = u64::from(span.index) * u64::from(file.layout.chunk_bytes)
                 + u64::from(span.offset)
@@ -201,6 +224,7 @@ impl Client {
                 slot,
                 // Below `length`, which fits.
                 at: at as usize,
+                file: number,
             });
         }
         Ok(())
@@ -333,14 +357,16 @@ impl Client {
         for FileWrite { file, offset, payload } in writes {
             let (inode, truncate_version) = (file.inode, file.truncate_version);
             let length = offset + payload.len() as u64;
-            let report = LengthReport { inode, length, truncate_version };
+            let written = Written::default();
+            let report = LengthReport { inode, length, truncate_version, written };
             let known = ends.entry(inode).or_insert((report, &file.path));
             known.0.length = known.0.length.max(length);
+            known.0.written.add_bytes(*offset, length, file.layout.chunk_bytes);
         }
         let ends: Vec<(LengthReport, &What)> = ends.into_values().collect();
         let mut truncated = HashMap::new();
         for page in ends.chunks(BATCH_MAX) {
-            let reports = page.iter().map(|(report, _)| *report).collect();
+            let reports = page.iter().map(|(report, _)| report.clone()).collect();
             let what = page.first().map_or_else(String::new, |(_, path)| format!("write `{path}`"));
             let ended = |(report, _): &(LengthReport, _)| {
                 Some((report.inode, *sessions.get(&report.inode)?))
@@ -460,7 +486,7 @@ fn insert(
     Ok(())
 }
 
-fn place(file: &FileHandle, chains: &[ChainId], index: u32) -> Place {
+pub(crate) fn place(file: &FileHandle, chains: &[ChainId], index: u32) -> Place {
     Place {
         // A resolved layout has at least one chain.
         chain: chains.get(index as usize % chains.len().max(1)).copied().unwrap_or_default(),

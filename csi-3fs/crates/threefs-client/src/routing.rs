@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
-use threefs_mgmtd::{ClusterStatus, MgmtdClient, MgmtdClientError, RebalancePlan, RoutingFollower};
+use threefs_mgmtd::{
+    ClusterStatus, MgmtdClient, MgmtdClientError, Promotion, RebalancePlan, RoutingFollower,
+};
 
 use crate::config::ClientConfig;
 use crate::error::{Attempts, ClientError};
@@ -94,6 +96,26 @@ impl Routing {
     ) -> Result<Option<RebalancePlan>, ClientError> {
         match self.mgmtd.rebalance(apply, leaving, deadline).await {
             Ok(plan) => Ok(Some(plan)),
+            Err(MgmtdClientError::Refused(error)) if !error.retryable() => {
+                Err(ClientError::InvalidArgument { detail: error.to_string() })
+            }
+            Err(error) => {
+                self.failed(attempts, error)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// See [`MgmtdClient::promote`]; `None` at the deadline.
+    pub(crate) async fn promote(
+        &self,
+        attempts: &mut Attempts,
+        target: TargetId,
+        apply: bool,
+        deadline: Deadline,
+    ) -> Result<Option<Promotion>, ClientError> {
+        match self.mgmtd.promote(target, apply, deadline).await {
+            Ok(promotion) => Ok(Some(promotion)),
             Err(MgmtdClientError::Refused(error)) if !error.retryable() => {
                 Err(ClientError::InvalidArgument { detail: error.to_string() })
             }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
 use threefs_meta::{MetaQuery, MetaReply};
-use threefs_mgmtd::{ClusterStatus, RebalancePlan};
+use threefs_mgmtd::{ClusterStatus, Promotion, RebalancePlan};
 
 use crate::Client;
 use crate::error::{Attempts, ClientError};
@@ -69,5 +69,17 @@ impl Client {
         let mut attempts = Attempts::of("rebalance");
         let plan = self.0.routing.rebalance(&mut attempts, apply, leaving, self.deadline()).await?;
         plan.ok_or_else(|| attempts.unavailable(self.0.config.timeout))
+    }
+
+    /// What it would mean for `target` to lead its chain, whose last targets to serve are lost; with
+    /// `apply`, it is done.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn promote(&self, target: TargetId, apply: bool) -> Result<Promotion, ClientError> {
+        let mut attempts = Attempts::of("promote");
+        let promotion =
+            self.0.routing.promote(&mut attempts, target, apply, self.deadline()).await?;
+        promotion.ok_or_else(|| attempts.unavailable(self.0.config.timeout))
     }
 }

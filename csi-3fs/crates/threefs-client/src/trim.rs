@@ -1,23 +1,31 @@
 //! Taking chunks away beyond a length: what the metadata service needs of storage.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
+use fabric::moment::Moment;
 use threefs_core::chunk::ContentChange;
+use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::Layout;
-use threefs_core::message::LastChunk;
-use threefs_meta::ChunkTrimmer;
+use threefs_core::message::{ForgetInodes, LastChunk, StorageReply, StorageRequest};
+use threefs_meta::{ChunkTrimmer, DeadFile};
 use tokio::task::JoinSet;
 
 use crate::Client;
 use crate::batch::joined;
 use crate::chunks::{Place, What};
-use crate::error::ClientError;
+use crate::error::{Attempts, ClientError};
 
-/// Chunks cut or removed at once.
+/// Chains of one file that are asked at once.
+const CHAINS_AT_ONCE: usize = 16;
+/// How long one chain may take to forget removed files.
+const CHAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Chunks of one chain that are cut or removed at once.
 const UPDATES_IN_FLIGHT_MAX: usize = 16;
 
 impl ChunkTrimmer for Client {
@@ -29,40 +37,159 @@ impl ChunkTrimmer for Client {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            let trimmed = self.trim_file(inode, layout, length, deadline).await;
-            trimmed.map_err(|error| error.to_string())
+            let what: What = Arc::from(format!("cut {inode} at {length}"));
+            let chains = self.chains(&what, layout, deadline).await;
+            let chains = chains.map_err(|error| error.to_string())?;
+            let cut = Cut { inode, chunk_bytes: layout.chunk_bytes, length };
+            self.cut_chains(&what, chains, cut, deadline).await
         })
+    }
+
+    fn forget<'a>(
+        &'a self,
+        files: &'a [DeadFile],
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        Box::pin(self.forget_files(files, deadline))
     }
 }
 
+/// What is to be cut of a file.
+#[derive(Clone, Copy)]
+struct Cut {
+    inode: InodeId,
+    chunk_bytes: u32,
+    length: u64,
+}
+
 impl Client {
-    async fn trim_file(
+    /// All chains side by side, each for as long as the deadline allows: the caller waits for it.
+    async fn cut_chains(
         &self,
-        inode: InodeId,
-        layout: &Layout,
-        length: u64,
+        what: &What,
+        mut chains: Vec<ChainId>,
+        cut: Cut,
         deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        let what: What = Arc::from(format!("cut {inode} at {length}"));
-        let mut chains = self.chains(&what, layout, deadline).await?;
+    ) -> Result<(), String> {
         // An explicit layout may name a chain twice.
         chains.sort_unstable();
         chains.dedup();
+        let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
+        let mut outcome = Ok(());
         for chain in chains {
-            self.trim_chain(&what, chain, inode, layout.chunk_bytes, length, deadline).await?;
+            if tasks.len() >= CHAINS_AT_ONCE
+                && let Some(ended) = tasks.join_next().await
+            {
+                outcome = outcome.and(joined(ended));
+            }
+            let (client, what) = (self.clone(), Arc::clone(what));
+            tasks.spawn(async move { client.cut_chain(&what, chain, cut, deadline).await });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            outcome = outcome.and(joined(ended));
+        }
+        outcome.map_err(|error| error.to_string())
+    }
+
+    /// One request to each chain for all files that may have chunks there, side by side, but none to
+    /// chains that did not answer lately.
+    async fn forget_files(
+        &self,
+        files: &[DeadFile],
+        deadline: Deadline,
+    ) -> Vec<Result<(), String>> {
+        let what: What = Arc::from("forget removed files");
+        let mut results: Vec<Result<(), String>> = vec![Ok(()); files.len()];
+        let mut of_chain: BTreeMap<ChainId, Vec<usize>> = BTreeMap::new();
+        for (number, file) in files.iter().enumerate() {
+            match self.chains(&what, &file.layout, deadline).await {
+                Ok(chains) => {
+                    for chain in chains_of(chains, file) {
+                        of_chain.entry(chain).or_default().push(number);
+                    }
+                }
+                Err(error) => results[number] = Err(error.to_string()),
+            }
+        }
+        let mut tasks: JoinSet<(Vec<usize>, Result<(), String>)> = JoinSet::new();
+        let mut fail = |(numbers, result): (Vec<usize>, Result<(), String>)| {
+            if let Err(error) = result {
+                numbers.iter().for_each(|number| results[*number] = Err(error.clone()));
+            }
+        };
+        for (chain, numbers) in of_chain {
+            if let Err(pause) = self.breakers().admit(chain, Moment::now()) {
+                let detail = format!("{chain} did not answer; next attempt in {pause:.1?}");
+                fail((numbers, Err(detail)));
+                continue;
+            }
+            if tasks.len() >= CHAINS_AT_ONCE
+                && let Some(Ok(ended)) = tasks.join_next().await
+            {
+                fail(ended);
+            }
+            let inodes = numbers.iter().map(|number| files[*number].inode).collect();
+            let (client, what) = (self.clone(), Arc::clone(&what));
+            let deadline = deadline.within(CHAIN_TIMEOUT);
+            tasks.spawn(async move {
+                let forgotten = client.forget_on(&what, chain, inodes, deadline).await;
+                let answered = !matches!(forgotten, Err(ClientError::Unavailable { .. }));
+                client.breakers().asked(chain, answered, Moment::now());
+                (numbers, forgotten.map_err(|error| error.to_string()))
+            });
+        }
+        // A task that panicked says nothing of its files, so none counts as done.
+        let mut broken = false;
+        while let Some(ended) = tasks.join_next().await {
+            match ended {
+                Ok(ended) => fail(ended),
+                Err(_) => broken = true,
+            }
+        }
+        if broken {
+            results.fill(Err("a task of this client ended early".into()));
+        }
+        results
+    }
+
+    async fn forget_on(
+        &self,
+        what: &What,
+        chain: ChainId,
+        inodes: BTreeSet<InodeId>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        for inodes in ranges(&inodes).chunks(FORGET_INODES_MAX) {
+            let mut attempts = Attempts::of(&**what);
+            let ask = |to| {
+                StorageRequest::ForgetInodes(ForgetInodes {
+                    to,
+                    from: None,
+                    inodes: inodes.to_vec(),
+                    hop: 0,
+                })
+            };
+            match self.ask_head(chain, &mut attempts, Bytes::new(), &deadline.into(), ask).await? {
+                Some((_, StorageReply::InodesForgotten)) => {}
+                Some((who, other)) => return Err(ClientError::unexpected(&who, &other)),
+                None => return Err(attempts.unavailable(self.0.config.timeout)),
+            }
         }
         Ok(())
     }
 
-    async fn trim_chain(
+    fn breakers(&self) -> std::sync::MutexGuard<'_, crate::breaker::Breakers> {
+        self.0.breakers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    async fn cut_chain(
         &self,
         what: &What,
         chain: ChainId,
-        inode: InodeId,
-        chunk_bytes: u32,
-        length: u64,
+        cut: Cut,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
+        let Cut { inode, chunk_bytes, length } = cut;
         let size = u64::from(chunk_bytes);
         // Chunks that lie wholly before the length are none of our business.
         let mut after = u32::try_from(length / size).unwrap_or(u32::MAX).checked_sub(1);
@@ -98,5 +225,57 @@ impl Client {
                 _ => return Ok(()),
             }
         }
+    }
+}
+
+/// Those of a layout's chains that a file can have chunks on: chunk number i lies on chain i, so a
+/// short file has few.
+fn chains_of(mut chains: Vec<ChainId>, file: &DeadFile) -> BTreeSet<ChainId> {
+    let chunks = file.end.div_ceil(u64::from(file.layout.chunk_bytes.max(1)));
+    chains.truncate(usize::try_from(chunks).unwrap_or(usize::MAX));
+    chains.into_iter().collect()
+}
+
+/// Neighbouring numbers as ranges.
+fn ranges(inodes: &BTreeSet<InodeId>) -> Vec<InodeRange> {
+    let mut ranges: Vec<InodeRange> = Vec::new();
+    for inode in inodes {
+        match ranges.last_mut() {
+            Some(range) if range.last.0.checked_add(1) == Some(inode.0) => range.last = *inode,
+            _ => ranges.push(InodeRange::one(*inode)),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::ids::{TableId, TableVersion};
+    use threefs_core::layout::ChainChoice;
+
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_range() {
+        let inodes = [5, 6, 7, 9, u64::MAX].map(InodeId).into_iter().collect();
+        let found: Vec<_> = ranges(&inodes).iter().map(|it| (it.first.0, it.last.0)).collect();
+        assert_eq!(found, [(5, 7), (9, 9), (u64::MAX, u64::MAX)]);
+    }
+
+    #[test]
+    fn a_short_file_lies_on_few_chains() {
+        let chains: Vec<ChainId> = (0..16).map(ChainId).collect();
+        let layout = Layout {
+            table: TableId(1),
+            table_version: TableVersion(1),
+            chunk_bytes: 1 << 20,
+            stripe: 16,
+            chains: ChainChoice::Explicit(chains.clone()),
+        };
+        let count = |end| {
+            let file = DeadFile { inode: InodeId(3), layout: layout.clone(), end };
+            chains_of(chains.clone(), &file).len()
+        };
+        assert_eq!([0, 1, 1 << 20, (1 << 20) + 1, u64::MAX].map(count), [0, 1, 1, 2, 16]);
     }
 }

@@ -10,8 +10,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, ContentChange, StoreUpdate};
+use crate::forgotten::InodeRange;
 use crate::ids::{ChannelId, ChunkVersion, ClientId, InodeId, NodeId, RequestTag};
-use crate::message::UpdateRequest;
+use crate::message::{ForgetInodes, UpdateRequest};
 
 const NODES: u32 = 3;
 /// All orders of three nodes: each node is head, middle and tail, before and after each other one.
@@ -29,6 +30,12 @@ impl ChunkMetas for Store {
         Vec::new()
     }
     fn pending(&self, _: Option<ChunkId>, _: usize) -> Vec<ChunkId> {
+        Vec::new()
+    }
+    fn is_forgotten(&self, _: InodeId) -> bool {
+        false
+    }
+    fn forgotten(&self, _: Option<InodeId>, _: usize) -> Vec<InodeRange> {
         Vec::new()
     }
     fn last_existing(&self, _: InodeId) -> Option<ChunkMeta> {
@@ -128,7 +135,7 @@ impl Cluster {
         }
     }
 
-    /// A client asks, or asks again under the same tag.
+    /// A client asks, or asks again under the same tag; some forget inodes.
     fn update(&mut self, client: u64) {
         let number = client as usize % CHAINS.len();
         let node = CHAINS[number][0];
@@ -138,6 +145,18 @@ impl Cluster {
             chain_version: ChainVersion(2),
             target: target(number, node),
         };
+        if client % 7 == 6 {
+            let inodes = vec![InodeRange::one(InodeId(2 + client))];
+            let request =
+                StorageRequest::ForgetInodes(ForgetInodes { to, from: None, inodes, hop: 0 });
+            let payload = Bytes::new();
+            return self.steps.push_back(Step::Send {
+                asker: Asker::Client(client),
+                node,
+                request,
+                payload,
+            });
+        }
         let request = StorageRequest::Update(UpdateRequest {
             to,
             chunk: ChunkId::new(InodeId(1), client as u32 % 24),
@@ -201,6 +220,10 @@ impl Cluster {
                     let (asker, slot) = self.tokens.remove(&token).unwrap();
                     self.admitted.remove(&slot);
                     self.answer(asker, result.map_err(PeerFailure::Refused));
+                }
+                Action::ForgetInodes { op, .. } => {
+                    let event = Event::InodesForgotten { op, result: Ok(()) };
+                    self.steps.push_back(Step::Give(target, event));
                 }
                 Action::RefreshRouting | Action::Alert(_) => {}
                 other => panic!("{other:?}"),

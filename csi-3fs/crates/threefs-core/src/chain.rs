@@ -1,10 +1,11 @@
 //! The chain state machine: what mgmtd makes of a chain at each scan, as one pure function.
 //!
 //! The rules, in this order (each target keeps at most one of them):
-//! 1. SERVING stays while it is alive. The first one found dead becomes LASTSRV for the moment,
-//!    later ones OFFLINE: if the whole chain dies at once, it waits for its old head, which has
-//!    everything that any other had.
-//! 2. LASTSRV returns to SERVING when alive and nobody serves; it is OFFLINE if somebody does.
+//! 1. SERVING stays while it is alive. If every SERVING target is found dead in one scan, all of
+//!    them become LASTSRV: no update was acknowledged under the version of the chain that died
+//!    which one of them has not got, and their leases have ended, so any of them may lead.
+//! 2. The first LASTSRV that is alive returns to SERVING when nobody serves; the others become
+//!    OFFLINE and are synced from it, since what was not acknowledged may differ.
 //! 3. SYNCING becomes SERVING when up to date; waits if nobody is left to sync it.
 //! 4. WAITING and OFFLINE begin to sync, one target of a chain at a time, when alive and somebody
 //!    serves.
@@ -33,10 +34,12 @@ pub enum Cause {
     Dead,
     /// It restarted or found a disagreement: its data must be compared.
     NotSure,
-    /// Dead, and nobody else serves: the chain waits for this target.
+    /// Dead, and nobody else serves: the chain waits for this target, or one that died with it.
     LastToServe,
-    /// The last one to serve is back.
+    /// One of the last to serve is back.
     LastIsBack,
+    /// An operator has chosen it to lead.
+    Promoted,
     /// Somebody else serves again: being the last one has no meaning any more.
     SomebodyServes,
     /// The sync is complete.
@@ -65,8 +68,9 @@ impl fmt::Display for Reason {
         let why = match self.cause {
             Cause::Dead => "no heartbeat in time, or its service gave it up",
             Cause::NotSure => "restarted or found a disagreement",
-            Cause::LastToServe => "dead as the last one that served",
-            Cause::LastIsBack => "the last one that served is back",
+            Cause::LastToServe => "dead with all that served",
+            Cause::LastIsBack => "one that served last is back",
+            Cause::Promoted => "promoted by an operator",
             Cause::SomebodyServes => "somebody else serves",
             Cause::Synced => "synced",
             Cause::SyncBegins => "sync begins",
@@ -105,6 +109,7 @@ pub fn advance(chain: &Chain, reports: &BTreeMap<TargetId, LocalReport>) -> Tran
 
     serving_targets(&before, &local, &mut after, &mut causes);
     let somebody_serves = |after: &[PublicState]| after.contains(&PublicState::Serving);
+    // At most one: after it, somebody serves.
     for place in 0..before.len() {
         if before[place] == PublicState::LastSrv
             && local[place] != Health::Dead
@@ -165,7 +170,9 @@ fn serving_targets(
         if before[place] != PublicState::Serving || !dead {
             continue;
         }
-        if first_dead {
+        // One that distrusts its data may have missed what its predecessor has, so it leads only
+        // where it has no predecessor.
+        if first_dead || local[place] == Health::Dead {
             (after[place], causes[place]) = (PublicState::LastSrv, Some(Cause::LastToServe));
         } else {
             (after[place], causes[place]) = (PublicState::Offline, Some(dead_cause(local[place])));
@@ -216,6 +223,41 @@ fn waiting_targets(
             (after[place], causes[place]) = (state, Some(cause));
         }
     }
+}
+
+/// Why a target cannot be promoted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotPromotable {
+    /// The chain has no such target.
+    Absent,
+    /// Another target serves: the chain needs no help.
+    Served,
+    /// It may lead already, and does as soon as it is alive.
+    MayLead,
+}
+
+/// The chain with `target` as the one that leads it from now on. Those that served last no longer
+/// may: if one of them comes back, it is synced from `target`, and what only it had is lost.
+///
+/// # Errors
+/// [`NotPromotable`].
+pub fn promote(chain: &Chain, target: TargetId) -> Result<Transition, NotPromotable> {
+    match chain.state_of(target) {
+        None => return Err(NotPromotable::Absent),
+        Some(PublicState::LastSrv) => return Err(NotPromotable::MayLead),
+        Some(_) if chain.head().is_some() => return Err(NotPromotable::Served),
+        Some(_) => {}
+    }
+    let mut after: Vec<PublicState> = chain.targets.iter().map(|place| place.state).collect();
+    let mut causes = vec![None; after.len()];
+    for (place, (state, cause)) in chain.targets.iter().zip(after.iter_mut().zip(&mut causes)) {
+        if place.target == target {
+            (*state, *cause) = (PublicState::LastSrv, Some(Cause::Promoted));
+        } else if *state == PublicState::LastSrv {
+            (*state, *cause) = (PublicState::Offline, Some(Cause::Promoted));
+        }
+    }
+    Ok(transition(chain, &after, &causes))
 }
 
 fn transition(chain: &Chain, after: &[PublicState], causes: &[Option<Cause>]) -> Transition {

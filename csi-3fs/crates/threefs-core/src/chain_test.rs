@@ -61,11 +61,49 @@ fn a_dead_target_goes_to_the_end_and_the_rest_serve() {
 }
 
 #[test]
-fn when_all_die_the_old_head_is_the_last_one() {
+fn when_all_that_serve_die_at_once_any_of_them_may_lead() {
+    let dead = scan(&[Serving, Serving, Syncing], &[None, None, None]);
+    assert_eq!(dead, [(1, LastSrv), (2, LastSrv), (3, Offline)]);
+    // The old head does not come back: the other one has every acknowledged update.
     assert_eq!(
-        scan(&[Serving, Serving, Syncing], &[None, None, None]),
-        [(1, LastSrv), (2, Offline), (3, Offline)]
+        scan(&[LastSrv, LastSrv, Offline], &[None, Some(Online), Some(Online)]),
+        [(2, Serving), (3, Syncing), (1, Offline)]
     );
+    // Both are back: one leads, the other is synced from it.
+    assert_eq!(
+        scan(&[LastSrv, LastSrv, Offline], &[Some(Online), Some(Online), None]),
+        [(1, Serving), (2, Offline), (3, Offline)]
+    );
+    // One that is too late does not lead, and nobody waits for it.
+    assert_eq!(
+        scan(&[Serving, Serving, Serving], &[None, Some(UpToDate), None]),
+        [(2, Serving), (1, Offline), (3, Offline)]
+    );
+}
+
+#[test]
+fn one_that_distrusts_its_data_leads_only_where_it_was_the_head() {
+    assert_eq!(scan(&[Serving, Serving], &[None, Some(Online)]), [(1, LastSrv), (2, Offline)]);
+    assert_eq!(scan(&[Serving, Serving], &[Some(Online), None]), [(1, LastSrv), (2, LastSrv)]);
+    assert_eq!(
+        scan(&[Serving, Serving], &[Some(Online), Some(Online)]),
+        [(1, LastSrv), (2, Offline)]
+    );
+}
+
+#[test]
+fn a_promoted_target_takes_the_place_of_those_that_served_last() {
+    let before = chain(&[LastSrv, LastSrv, Waiting]);
+    let after = promote(&before, TargetId(3)).unwrap();
+    let states: Vec<_> = after.chain.targets.iter().map(|place| place.state).collect();
+    assert_eq!(states, [LastSrv, Offline, Offline]);
+    assert_eq!(after.chain.targets[0].target, TargetId(3));
+    assert_eq!(after.chain.version, ChainVersion(NOW + 1));
+    assert_eq!(after.reasons.len(), 3);
+    assert_eq!(promote(&before, TargetId(1)), Err(NotPromotable::MayLead));
+    assert_eq!(promote(&before, TargetId(9)), Err(NotPromotable::Absent));
+    let served = chain(&[Serving, Offline]);
+    assert_eq!(promote(&served, TargetId(2)), Err(NotPromotable::Served));
 }
 
 #[test]
@@ -175,7 +213,7 @@ proptest! {
         states.sort();
         // Legal chains only: the last one exists alone and only while nobody serves.
         for place in 1..states.len() {
-            if states[place] == LastSrv && matches!(states[place - 1], Serving | LastSrv | Offline) {
+            if states[place] == LastSrv && matches!(states[place - 1], Serving | Offline) {
                 states[place] = Offline;
             }
         }
@@ -207,8 +245,11 @@ proptest! {
         let serves = after.head().is_some();
         let last = after.targets.iter().filter(|place| place.state == LastSrv).count();
         prop_assert!(!serves || last == 0);
+        // At most one target begins to serve without a sync: the rest is compared with it.
+        let led = after.serving().filter(|it| before.state_of(it.target) == Some(LastSrv)).count();
+        prop_assert!(led <= 1);
         if before.head().is_some() {
-            prop_assert!(serves || last == 1);
+            prop_assert!(serves || last >= 1);
         }
         // Every change has its reason.
         let changed = after

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::checksum::Checksum;
+use crate::forgotten::InodeRange;
 use crate::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId, RequestTag};
 
 /// Bytes that share one checksum on disk: the unit of verification of a partial read.
@@ -184,6 +185,12 @@ pub trait ChunkMetas {
 
     /// Chunks with a pending update, in order, greater than `after`, at most `limit`.
     fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId>;
+
+    /// Was this inode forgotten? Its chunks are not known and no update may make one.
+    fn is_forgotten(&self, inode: InodeId) -> bool;
+
+    /// Forgotten inodes as ranges that begin after `after`, in order, at most `limit`.
+    fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange>;
 
     /// The greatest chunk of a file whose committed state exists.
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta>;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::checksum::Checksum;
-use crate::ids::{ChainId, ChainVersion, ChunkId, ChunkVersion, RequestTag, TargetId};
+use crate::ids::{ChainId, ChainVersion, ChunkId, ChunkVersion, InodeId, RequestTag, TargetId};
 use crate::routing::PublicState;
 
 /// What a caller does next. Follows from the error's kind alone.
@@ -184,11 +184,18 @@ pub enum StorageError {
         reason: String,
     },
     /// The update came after the moment until which its sender might have it begun. This request
-    /// had no effect. (Last: older versions know the others by their places.)
+    /// had no effect.
     #[error("{target}: the update came too late to be begun")]
     Expired {
         /// Which target.
         target: TargetId,
+    },
+    /// The file was removed for good and its inode number is never used again. (New variants go
+    /// last: older versions know the others by their places.)
+    #[error("{inode} was removed for good: it takes no updates")]
+    InodeForgotten {
+        /// Which file.
+        inode: InodeId,
     },
 }
 
@@ -218,7 +225,8 @@ impl StorageError {
             | Self::DuplicateUpdate { .. }
             | Self::ChunkSizeMismatch { .. }
             | Self::NoSpace { .. }
-            | Self::InvalidRequest { .. } => Remedy::GiveUp,
+            | Self::InvalidRequest { .. }
+            | Self::InodeForgotten { .. } => Remedy::GiveUp,
         }
     }
 

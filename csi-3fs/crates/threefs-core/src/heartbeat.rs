@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ChainId, ChainVersion, Incarnation, NodeId, RoutingVersion, TargetId};
+use crate::ids::{ChainId, ChainVersion, Incarnation, NodeId, RoutingVersion, StoreId, TargetId};
 use crate::time::Millis;
 
 /// State of a target as its own service knows it; lives in heartbeats only.
@@ -43,8 +43,18 @@ pub struct TargetReport {
     pub report: LocalReport,
     /// Bytes in use on the target.
     pub used_bytes: u64,
-    /// Bytes that the target may hold; 0 = unknown.
-    pub capacity_bytes: u64,
+    /// Which store it has; `None` where it cannot be opened.
+    pub store: Option<StoreId>,
+    /// Chunks that the store knows, removed ones too.
+    pub chunks: u64,
+}
+
+impl TargetReport {
+    /// Whether this is the store that `known` names for the target. Where none is known yet, any is.
+    #[must_use]
+    pub fn is_of(&self, known: Option<StoreId>) -> bool {
+        known.is_none_or(|known| self.store == Some(known))
+    }
 }
 
 /// "I am alive, and so are these targets." mgmtd ignores one whose (incarnation, sequence) is not
@@ -62,6 +72,8 @@ pub struct Heartbeat {
     pub sequence: u64,
     /// All targets that this service hosts. One that is missing here counts as offline.
     pub targets: Vec<TargetReport>,
+    /// Bytes that all its targets may hold together: they share a disk. 0 = unknown.
+    pub capacity_bytes: u64,
 }
 
 /// mgmtd's answer.

@@ -92,6 +92,20 @@ impl fmt::Display for ClientId {
     }
 }
 
+/// One target's store: 128 random bits, drawn when it is made and kept in its log. An emptied or
+/// replaced disk has another one, whatever target it is used for.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct StoreId(pub u128);
+
+impl fmt::Display for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "store-{:032x}", self.0)
+    }
+}
+
 /// Makes an update exactly-once. A client gives each update the next sequence number of a channel,
 /// sends retries under the same tag, and reuses a channel only when its update has an answer.
 #[derive(

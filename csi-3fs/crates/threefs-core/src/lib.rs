@@ -16,12 +16,14 @@
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
 //! | [`error`] | its errors, and what a caller has to do about each |
 //! | [`chunk`] | what a replica knows about one chunk |
+//! | [`forgotten`] | inodes whose chunks were dropped for good |
 //! | [`checksum`] | CRC32C and how two of them combine |
 
 pub mod chain;
 pub mod checksum;
 pub mod chunk;
 pub mod error;
+pub mod forgotten;
 pub mod heartbeat;
 pub mod ids;
 pub mod layout;

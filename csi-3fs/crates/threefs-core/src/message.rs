@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkMeta, ContentChange, TagWindow};
 use crate::error::StorageError;
+use crate::forgotten::InodeRange;
 use crate::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, RequestTag, TargetId,
 };
@@ -176,6 +177,24 @@ pub struct QueryLastChunk {
     pub inode: InodeId,
 }
 
+/// Drop everything that is known of these inodes' chunks, on every replica, and refuse updates of
+/// them from then on. Sent to the head by the metadata service once the inodes are gone and every
+/// update of them has expired; passed down the chain. May be repeated: `Busy`, `Timeout` and all
+/// answers that ask for newer routing mean "again, later".
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForgetInodes {
+    /// The head, or the successor.
+    pub to: Address,
+    /// The predecessor that passes it on; `None` from the metadata service.
+    pub from: Option<TargetId>,
+    /// Inode numbers, none of which is ever used again. At most
+    /// [`FORGET_INODES_MAX`](crate::forgotten::FORGET_INODES_MAX) ranges.
+    pub inodes: Vec<InodeRange>,
+    /// 0 from the metadata service, one more at each replica: a replica answers when its successor
+    /// has, so the request that it waits for must be of a higher class.
+    pub hop: u8,
+}
+
 /// Anything that a storage service can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorageRequest {
@@ -199,17 +218,19 @@ pub enum StorageRequest {
     QueryChunks(QueryChunks),
     /// See [`QueryLastChunk`]. Answered by [`StorageReply::LastChunk`].
     QueryLastChunk(QueryLastChunk),
+    /// See [`ForgetInodes`]. Answered by [`StorageReply::InodesForgotten`].
+    ForgetInodes(ForgetInodes),
 }
 
 /// Classes of requests, each with separate budgets at the service that is asked.
 ///
 /// A request may wait, in its chunk's lane or for an answer, only for requests of higher classes:
 /// an update for forwards, a forward for forwards at a higher hop and for replaces, all of them for
-/// repairs; queries, repairs and reads wait for the local disk alone. So whatever is full, the
+/// repairs; a request to forget inodes for the same at a higher hop; queries, repairs and reads wait for the local disk alone. So whatever is full, the
 /// requests of the highest class in flight anywhere can end, then those of the class below, and so
 /// on: no cycle of full budgets can form between nodes.
 pub mod class {
-    /// Clients' updates.
+    /// Clients' updates, and inodes that the metadata service wants forgotten.
     pub const UPDATE: u8 = 0;
     /// The highest hop with a class of its own. A hop above the length of the chain needs a change
     /// of the chain's head during one update; further ones share this class.
@@ -231,6 +252,8 @@ impl StorageRequest {
         match self {
             Self::Update(_) => class::UPDATE,
             Self::Forward(request) => request.hop.clamp(1, class::HOP_MAX),
+            // Waits for none but the same at the next hop: no lane and no update waits for it.
+            Self::ForgetInodes(request) => request.hop.min(class::HOP_MAX),
             Self::Replace(_) => class::REPLACE,
             Self::Read(_) => class::READ,
             Self::Repair(_)
@@ -256,6 +279,7 @@ impl StorageRequest {
             Self::SyncDone(request) => request.to,
             Self::QueryChunks(request) => request.to,
             Self::QueryLastChunk(request) => request.to,
+            Self::ForgetInodes(request) => request.to,
         }
     }
 }
@@ -355,6 +379,8 @@ pub enum StorageReply {
     },
     /// To QueryLastChunk: `None` = the file has no chunk on this chain.
     LastChunk(Option<LastChunk>),
+    /// To ForgetInodes: durable on this replica and all after it.
+    InodesForgotten,
 }
 
 /// What goes over the wire as an answer.

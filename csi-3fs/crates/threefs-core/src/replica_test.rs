@@ -6,10 +6,11 @@ use super::*;
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, ContentChange, StoreUpdate, TagWindow, Which};
 use crate::error::StoreError;
+use crate::forgotten::{ForgottenInodes, InodeRange};
 use crate::ids::{ChannelId, ChunkVersion, ClientId, InodeId, NodeId, RequestTag};
 use crate::message::{
-    Content, ForwardRequest, ReadRequest, ReplaceRequest, SyncDone, SyncSession, SyncStart,
-    UpdateRequest, Updated,
+    Content, ForgetInodes, ForwardRequest, ReadRequest, ReplaceRequest, SyncDone, SyncSession,
+    SyncStart, UpdateRequest, Updated,
 };
 use PublicState::{LastSrv, Offline, Serving, Syncing};
 
@@ -19,7 +20,7 @@ const TAG: RequestTag = RequestTag { client: ClientId(9), channel: ChannelId(0),
 
 /// The store's side: only what the test puts in.
 #[derive(Default)]
-struct Metas(BTreeMap<ChunkId, ChunkMeta>);
+struct Metas(BTreeMap<ChunkId, ChunkMeta>, ForgottenInodes);
 
 impl ChunkMetas for Metas {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
@@ -46,6 +47,14 @@ impl ChunkMetas for Metas {
 
     fn last_existing(&self, _: InodeId) -> Option<ChunkMeta> {
         None
+    }
+
+    fn is_forgotten(&self, inode: InodeId) -> bool {
+        self.1.contains(inode)
+    }
+
+    fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
+        self.1.ranges(after, limit)
     }
 }
 
@@ -484,6 +493,74 @@ fn a_restarted_replica_serves_only_what_the_manager_says_and_rolls_pending_updat
         &actions[..],
         [Action::Call { .. }, Action::ReadContent { chunk: CHUNK, which: Which::Newest, .. }]
     ));
+}
+
+fn forget(to: Address, from: Option<u64>) -> StorageRequest {
+    let inodes = vec![InodeRange::one(CHUNK.inode)];
+    StorageRequest::ForgetInodes(ForgetInodes {
+        to,
+        from: from.map(TargetId),
+        inodes,
+        hop: u8::from(from.is_some()),
+    })
+}
+
+#[test]
+fn inodes_are_forgotten_here_then_down_the_chain_and_take_no_updates() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    bench.set(state(1, tags(1)), None);
+    let actions = bench.ask(forget(bench.to(1), None), b"");
+    let [Action::ForgetInodes { op, .. }] = actions[..] else { panic!("{actions:?}") };
+    // From here on, not from the moment when the store is done.
+    let other = RequestTag { sequence: 5, ..TAG };
+    let refused = error_of(&bench.update(1, other));
+    assert_eq!(refused, StorageError::InodeForgotten { inode: CHUNK.inode });
+    bench.metas.0.clear();
+    bench.metas.1.insert(InodeRange::one(CHUNK.inode));
+    let (call, node, request) = call_of(&bench.give(Event::InodesForgotten { op, result: Ok(()) }));
+    assert_eq!(node, NodeId(2));
+    let StorageRequest::ForgetInodes(passed) = request else { panic!("{request:?}") };
+    assert_eq!((passed.from, passed.inodes.len()), (Some(TargetId(1)), 1));
+    let actions = bench.answer(call, Ok(StorageReply::InodesForgotten));
+    assert!(
+        matches!(actions[..], [Action::Reply { result: Ok(StorageReply::InodesForgotten), .. }]),
+        "{actions:?}"
+    );
+    assert!(bench.replica.is_idle());
+    let refused = error_of(&bench.update(1, other));
+    assert_eq!(refused, StorageError::InodeForgotten { inode: CHUNK.inode });
+}
+
+#[test]
+fn a_late_forward_of_a_forgotten_inode_is_refused_without_a_demotion() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    bench.metas.1.insert(InodeRange::one(CHUNK.inode));
+    let refused = error_of(&bench.forward(2, 1, 7));
+    assert_eq!(refused, StorageError::InodeForgotten { inode: CHUNK.inode });
+    assert_eq!(bench.replica.report(Millis(1)).state, LocalState::UpToDate);
+}
+
+#[test]
+fn what_is_under_way_ends_before_its_inode_is_forgotten() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
+    bench.update(1, TAG);
+    let busy = error_of(&bench.ask(forget(bench.to(1), None), b""));
+    assert_eq!(busy, StorageError::Busy { target: TargetId(1) });
+}
+
+#[test]
+fn a_replica_learns_from_its_successor_that_an_inode_is_forgotten() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    let (call, ..) = call_of(&bench.applied(op, 1));
+    let refused = StorageError::InodeForgotten { inode: CHUNK.inode };
+    let actions = bench.answer(call, Err(PeerFailure::Refused(refused.clone())));
+    let [Action::ForgetInodes { op, .. }, Action::Reply { ref result, .. }] = actions[..] else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(*result, Err(refused));
+    assert!(bench.give(Event::InodesForgotten { op, result: Ok(()) }).is_empty());
+    assert!(bench.replica.is_idle());
 }
 
 #[test]

@@ -14,7 +14,8 @@ use crate::moves::Move;
 pub enum PublicState {
     /// Holds everything; takes reads and writes.
     Serving,
-    /// The last one that served when the chain lost all its targets: only it may bring it back.
+    /// One of those that served when the chain lost all its targets at once: only they may bring it
+    /// back, each of them alone.
     LastSrv,
     /// Receives writes and is being brought up to date by its predecessor; takes no reads.
     Syncing,

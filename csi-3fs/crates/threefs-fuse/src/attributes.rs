@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use threefs_meta::{
     At, EntryKind, Identity, Inode, InodeKind, MetaChange, MetaQuery, MetaReply, Nanoseconds,
-    SetMode, SetTime,
+    SetMode, SetTime, SpecialKind,
 };
 
 use crate::calls::{inode_of, unexpected};
@@ -21,15 +21,20 @@ pub(crate) fn kind_bits(kind: EntryKind) -> u32 {
         EntryKind::File => 0o100_000,
         EntryKind::Directory => 0o040_000,
         EntryKind::Symlink => 0o120_000,
+        EntryKind::Special(SpecialKind::Fifo) => 0o010_000,
+        EntryKind::Special(SpecialKind::CharacterDevice) => 0o020_000,
+        EntryKind::Special(SpecialKind::BlockDevice) => 0o060_000,
+        EntryKind::Special(SpecialKind::Socket) => 0o140_000,
     }
 }
 
 /// An inode as the kernel sees it; of an open file, this mount may know more.
 pub(crate) fn kernel_attributes(inode: &Inode, open: Option<&OpenFile>) -> Attributes {
-    let kind = match inode.kind {
-        InodeKind::File { .. } => EntryKind::File,
-        InodeKind::Directory { .. } => EntryKind::Directory,
-        InodeKind::Symlink { .. } => EntryKind::Symlink,
+    let (kind, device) = match inode.kind {
+        InodeKind::File { .. } => (EntryKind::File, 0),
+        InodeKind::Directory { .. } => (EntryKind::Directory, 0),
+        InodeKind::Symlink { .. } => (EntryKind::Symlink, 0),
+        InodeKind::Special { kind, device } => (EntryKind::Special(kind), device),
     };
     let mut attributes = Attributes {
         inode: inode.id.0,
@@ -41,6 +46,7 @@ pub(crate) fn kernel_attributes(inode: &Inode, open: Option<&OpenFile>) -> Attri
         links: inode.links,
         uid: inode.uid,
         gid: inode.gid,
+        device,
     };
     if let Some(file) = open {
         let mut state = file.state();
@@ -113,7 +119,7 @@ impl Daemon {
             answer = Some(inode_of(self.change_as(call, caller, &what, change).await?)?);
         }
         let inode = answer.ok_or(Errno::INVAL)?;
-        self.files.remember(&inode);
+        self.files.advance(&inode, u64::from(is(set::SIZE)));
         Ok(self.told(&inode))
     }
 

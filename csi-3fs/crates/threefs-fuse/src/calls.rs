@@ -31,11 +31,7 @@ impl Daemon {
         query: MetaQuery,
     ) -> Result<MetaReply, Errno> {
         let by_inode = query_is_by_inode(&query);
-        let mut who = call.identity();
-        let mut result = self.client.query_for(&who, what, query.clone(), call.deadline).await;
-        if refused(&result) && call.add_groups(&mut who) {
-            result = self.client.query_for(&who, what, query, call.deadline).await;
-        }
+        let result = self.client.query_for(&call.identity(), what, query, call.deadline).await;
         result.map_err(|error| self.failed(what, &error, by_inode))
     }
 
@@ -67,7 +63,7 @@ impl Daemon {
     pub(crate) async fn change_as<'a>(
         &'a self,
         call: &mut Call<'a>,
-        mut who: Identity,
+        who: Identity,
         what: &str,
         change: MetaChange,
     ) -> Result<MetaReply, Errno> {
@@ -83,10 +79,7 @@ impl Daemon {
         let id = ticket.id();
         call.ticket = Some(ticket);
         let deadline = call.deadline;
-        let mut result = self.client.change_for(id, &who, what, change.clone(), deadline).await;
-        if refused(&result) && call.add_groups(&mut who) {
-            result = self.client.change_for(id, &who, what, change, deadline).await;
-        }
+        let result = self.client.change_for(id, &who, what, change, deadline).await;
         result.map_err(|error| self.failed(what, &error, by_inode))
     }
 
@@ -114,11 +107,6 @@ impl Daemon {
         }
         number
     }
-}
-
-fn refused(result: &Result<MetaReply, ClientError>) -> bool {
-    use threefs_meta::MetaError::{NotPermitted, PermissionDenied};
-    matches!(result, Err(ClientError::Meta(PermissionDenied { .. } | NotPermitted { .. })))
 }
 
 fn query_is_by_inode(query: &MetaQuery) -> bool {

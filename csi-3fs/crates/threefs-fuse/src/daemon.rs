@@ -11,8 +11,8 @@ use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use threefs_client::Client;
 use threefs_core::ids::InodeId;
-use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery};
-use tokio::sync::{Notify, Semaphore};
+use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery, MetaReply};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::claim::Gate;
 use crate::config::{FuseConfig, FuseError, LeftOpen, Ready};
@@ -27,8 +27,11 @@ mod telling;
 
 /// Threads that wait for requests; what they read is worked on by the runtime's threads.
 const READERS: usize = 2;
-/// Requests in work at once. Each may hold a payload of a mebibyte.
+/// Requests in work at once. Each may hold a payload of a mebibyte. Further ones wait in the kernel.
 const REQUESTS_MAX: usize = 256;
+/// While so many are in work, each reader takes one request more only after this pause: the kernel
+/// hands out interrupts first, and they must reach the requests that hold the places.
+const OVERFLOW_PAUSE: Duration = Duration::from_secs(1);
 /// A signal ends a wait for a cluster that has not answered for so long. Before, the operation ends
 /// by itself: programs do not expect EINTR of file operations.
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
@@ -71,24 +74,12 @@ impl Call<'_> {
         (self.request.unique & !RESENT, self.request.unique & RESENT != 0)
     }
 
-    /// The process that made the system call, as far as the request says.
+    /// Who made the system call. A request names one group only, and from another PID namespace not
+    /// even the process, so the kernel decides where a group does: mounts of 3FS have
+    /// `default_permissions`, under which it checks every operation with all groups of the caller.
     pub(crate) fn identity(&self) -> Identity {
-        Identity { uid: self.request.uid, gid: self.request.gid, groups: Vec::new() }
-    }
-
-    /// Its further groups, which only /proc knows; false if there is nothing to add. Asked only
-    /// after a refusal, because it costs more than most operations.
-    pub(crate) fn add_groups(&self, who: &mut Identity) -> bool {
-        if who.is_root() || !who.groups.is_empty() || self.request.pid == 0 {
-            return false;
-        }
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.request.pid));
-        let status = status.unwrap_or_default();
-        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
-        who.groups.extend(
-            groups.unwrap_or_default().split_whitespace().filter_map(|it| it.parse::<u32>().ok()),
-        );
-        !who.groups.is_empty()
+        let user = Identity::user(self.request.uid, self.request.gid);
+        Identity { kernel_checked: true, ..user }
     }
 }
 
@@ -176,7 +167,7 @@ async fn serve_now(
         threads.push(thread);
     }
     if let Some(request) = first {
-        Arc::clone(&daemon).start(request);
+        Arc::clone(&daemon).start(request, None);
     }
     let resent = daemon.resumed && daemon.device.resend();
     on_ready(&Ready { ready: true, root: root.0, life, resumed: daemon.resumed, resent });
@@ -188,9 +179,13 @@ async fn serve_now(
 }
 
 async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, FuseError> {
-    let inode: Inode = client.stat(&config.root, true).await?;
-    match inode.kind {
-        InodeKind::Directory { .. } => Ok(inode.id),
+    // Tenants can make links in volumes: none may lead a mount out of its own.
+    let query = MetaQuery::Stat { at: At::path(&config.root), follow: true };
+    let what = format!("root of the mount `{}`", config.root);
+    let deadline = Deadline::after(config.timeout);
+    let found = client.query_for(&Identity::CONTROL_PLANE, &what, query, deadline).await?;
+    match found {
+        MetaReply::Inode(Inode { id, kind: InodeKind::Directory { .. }, .. }) => Ok(id),
         _ => Err(FuseError::NotADirectory(config.root.clone())),
     }
 }
@@ -200,16 +195,20 @@ impl Daemon {
         let _entered = runtime.enter();
         let mut buffer = Buffer::new();
         loop {
+            let room = Arc::clone(&self.room).acquire_owned();
+            let place = runtime.block_on(async {
+                tokio::time::timeout(OVERFLOW_PAUSE, room).await.ok().and_then(Result::ok)
+            });
             match self.device.receive(&mut buffer)? {
-                Received::Request(request) => Arc::clone(self).start(request),
+                Received::Request(request) => Arc::clone(self).start(request, place),
                 Received::Nothing => {}
                 Received::End => return Ok(()),
             }
         }
     }
 
-    /// Begins to work on a request; waits while too many are in work.
-    fn start(self: Arc<Self>, request: Request) {
+    /// Begins to work on a request; `place` is one of those of `REQUESTS_MAX`, if one was free.
+    fn start(self: Arc<Self>, request: Request, place: Option<OwnedSemaphorePermit>) {
         match request.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => return,
             opcode::INTERRUPT => return self.interrupt(&request),
@@ -225,13 +224,9 @@ impl Daemon {
         let interrupted = Arc::new(Notify::new());
         let number = request.unique & !RESENT;
         self.running().insert(number, Arc::clone(&interrupted));
-        let room = Arc::clone(&self.room);
-        let permit = tokio::runtime::Handle::current();
+        let (begun, deadline) = (Instant::now(), Deadline::after(self.timeout));
         let work = async move {
-            // Closed never.
-            let _permit = room.acquire_owned().await;
-            let begun = Instant::now();
-            let deadline = Deadline::after(self.timeout);
+            let _place = place;
             let mut call = Call { request: &request, deadline, ticket: None };
             let answered = tokio::select! {
                 answered = self.answer(&mut call) => answered,
@@ -249,7 +244,7 @@ impl Daemon {
             drop(call);
             self.running().remove(&number);
         };
-        drop(permit.spawn(work));
+        drop(tokio::spawn(work));
     }
 
     fn interrupt(&self, request: &Request) {

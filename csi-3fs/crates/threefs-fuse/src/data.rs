@@ -10,6 +10,7 @@ use threefs_core::ids::InodeId;
 use threefs_meta::identity::{READ, WRITE};
 use threefs_meta::{
     At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Reservation,
+    Written,
 };
 
 use crate::calls::{inode_of, unexpected};
@@ -77,7 +78,11 @@ impl Daemon {
     }
 
     /// The file of a handle. One that a former daemon opened is taken over.
-    async fn file_of(&self, call: &Call<'_>, handle: u64) -> Result<Arc<OpenFile>, Errno> {
+    pub(crate) async fn file_of(
+        &self,
+        call: &Call<'_>,
+        handle: u64,
+    ) -> Result<Arc<OpenFile>, Errno> {
         let id = self.inode(call.request.node);
         if let Some(file) = self.files.get(id) {
             return Ok(file);
@@ -144,6 +149,9 @@ impl Daemon {
         {
             let mut state = open.state();
             state.length = state.length.max(end);
+            if state.file.truncate_version == file.truncate_version {
+                state.unreported.add_bytes(offset, end, file.layout.chunk_bytes);
+            }
             state.dirty = true;
             state.written = now();
         }
@@ -154,7 +162,12 @@ impl Daemon {
     }
 
     /// Has a quota charged before anything is written: ahead if that fits, else exactly.
-    async fn reserve(&self, open: &OpenFile, end: u64, deadline: Deadline) -> Result<(), Errno> {
+    pub(crate) async fn reserve(
+        &self,
+        open: &OpenFile,
+        end: u64,
+        deadline: Deadline,
+    ) -> Result<(), Errno> {
         let enough = |open: &OpenFile| {
             let state = open.state();
             !state.in_quota || (state.has_session && end <= state.reserved) || end <= state.length
@@ -218,7 +231,8 @@ impl Daemon {
             if !dirty && !ends {
                 return Ok(());
             }
-            let report = LengthReport { inode: id, length, truncate_version };
+            let written = telling.written.clone();
+            let report = LengthReport { inode: id, length, truncate_version, written };
             let change = MetaChange::ReportLengths {
                 reports: if dirty { vec![report] } else { Vec::new() },
                 ends: if ends {
@@ -263,7 +277,7 @@ impl Daemon {
             telling.told();
             if !cut {
                 if let Some(inode) = &inode {
-                    self.files.remember(inode);
+                    self.files.advance(inode, u64::from(dirty));
                 }
                 return Ok(());
             }
@@ -315,37 +329,6 @@ impl Daemon {
         Ok(Body::default())
     }
 
-    /// Makes a file as long as wanted, so that writing there cannot fail for its quota. Holes cost
-    /// nothing, so nothing else needs doing; nothing else is offered either.
-    pub(crate) async fn allocate<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
-        let mut fields = Fields(&call.request.body);
-        let (handle, offset, length) = (
-            fields.u64().ok_or(Errno::INVAL)?,
-            fields.u64().ok_or(Errno::INVAL)?,
-            fields.u64().ok_or(Errno::INVAL)?,
-        );
-        if fields.u32() != Some(0) {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
-        let id = self.inode(call.request.node);
-        let open = self.file_of(call, handle).await?;
-        if end > u64::from(open.state().file.layout.chunk_bytes) << 32 {
-            return Err(Errno::FBIG);
-        }
-        self.reserve(&open, end, call.deadline).await?;
-        {
-            let mut state = open.state();
-            if end > state.length {
-                state.length = end;
-                state.dirty = true;
-                state.written = now();
-            }
-        }
-        self.tell_length(id, &open, false, call.deadline).await?;
-        Ok(Body::default())
-    }
-
     /// Everything before the end counts as data, as POSIX allows.
     pub(crate) async fn seek(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
         let mut fields = Fields(&call.request.body);
@@ -390,7 +373,8 @@ impl Daemon {
         let file = FileHandle::of(&id.to_string(), &inode)?;
         let end = self.client.stored_end(&file, inode.length(), deadline).await?;
         let truncate_version = file.truncate_version;
-        let report = LengthReport { inode: id, length: end, truncate_version };
+        let written = Written::default();
+        let report = LengthReport { inode: id, length: end, truncate_version, written };
         let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
         self.tell(&what, change, deadline).await.map(drop)
     }
@@ -413,6 +397,8 @@ impl Daemon {
 struct Telling<'a> {
     open: &'a OpenFile,
     dirty: bool,
+    written: Written,
+    truncate_version: u64,
 }
 
 impl<'a> Telling<'a> {
@@ -420,8 +406,10 @@ impl<'a> Telling<'a> {
         let mut state = open.state();
         let dirty = std::mem::take(&mut state.dirty);
         state.telling = dirty;
+        let written = std::mem::take(&mut state.unreported);
+        let truncate_version = state.file.truncate_version;
         drop(state);
-        Self { open, dirty }
+        Self { open, dirty, written, truncate_version }
     }
 
     fn told(mut self) {
@@ -434,6 +422,9 @@ impl Drop for Telling<'_> {
         let mut state = self.open.state();
         state.telling = false;
         state.dirty |= self.dirty;
+        if self.dirty && state.file.truncate_version == self.truncate_version {
+            state.unreported.merge(&self.written);
+        }
     }
 }
 
@@ -444,7 +435,7 @@ fn truncate_version_of(inode: &Inode) -> Option<u64> {
     }
 }
 
-fn now() -> i64 {
+pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }

@@ -10,9 +10,11 @@ pub(crate) fn errno(error: &ClientError, by_inode: bool) -> Errno {
     match error {
         ClientError::Meta(error) => of_meta(error, by_inode),
         ClientError::NoSpace { .. } => Errno::NOSPC,
-        ClientError::Corrupt { .. } | ClientError::Protocol { .. } | ClientError::Fenced { .. } => {
-            Errno::IO
-        }
+        ClientError::Stale { .. } => Errno::STALE,
+        ClientError::Lost { .. }
+        | ClientError::Corrupt { .. }
+        | ClientError::Protocol { .. }
+        | ClientError::Fenced { .. } => Errno::IO,
         ClientError::Unavailable { .. } => Errno::TIMEDOUT,
         ClientError::Refused { .. } => Errno::ACCESS,
         ClientError::InvalidArgument { .. } => Errno::INVAL,
@@ -36,7 +38,7 @@ fn of_meta(error: &MetaError, by_inode: bool) -> Errno {
         MetaError::NotSupported { .. } => Errno::OPNOTSUPP,
         MetaError::Invalid { .. } => Errno::INVAL,
         MetaError::NameTooLong { .. } => Errno::NAMETOOLONG,
-        MetaError::TooManySymlinks { .. } => Errno::LOOP,
+        MetaError::TooManySymlinks { .. } | MetaError::SymlinkOnPath { .. } => Errno::LOOP,
         MetaError::IsRoot { .. } => Errno::BUSY,
         MetaError::Unavailable { .. } => Errno::TIMEDOUT,
         MetaError::NoSpace { .. } => Errno::NOSPC,

@@ -11,14 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use threefs_client::FileHandle;
 use threefs_core::ids::{ClientId, InodeId};
-use threefs_meta::{Inode, InodeKind, SessionId};
+use threefs_meta::{Inode, InodeKind, SessionId, Written};
 
-/// Files whose last seen version is remembered after they are closed, so that the kernel may keep
+/// Files whose last seen content is remembered after they are closed, so that the kernel may keep
 /// their pages.
-const VERSIONS_MAX: usize = 65_536;
-
-/// What tells that a file's content has changed: time, length, truncations.
-type Version = (i64, u64, u64);
+const CONTENTS_MAX: usize = 65_536;
 
 /// One file, however often it is open.
 pub(crate) struct OpenFile {
@@ -36,9 +33,11 @@ pub(crate) struct FileState {
     pub dirty: bool,
     /// The length is on its way to the metadata service.
     pub telling: bool,
-    /// When the newest inode that was taken over had changed, by the metadata service's clock: an
-    /// answer that was overtaken by a newer one must not undo it.
-    pub seen: i64,
+    /// The version of the newest inode that was taken over: an answer that was overtaken by a newer
+    /// one must not undo it.
+    pub seen: u64,
+    /// Chunks that were written since the last report.
+    pub unreported: Written,
     /// Writes may go up to here without asking.
     pub reserved: u64,
     pub in_quota: bool,
@@ -58,19 +57,26 @@ impl OpenFile {
 impl FileState {
     /// Takes over what a question was answered, where this mount does not know better.
     pub(crate) fn learn(&mut self, inode: &Inode) {
-        if inode.changed.0 >= self.seen {
+        if inode.version >= self.seen {
             self.follow(inode);
         }
     }
 
     /// Takes over what a change of ours was answered.
     pub(crate) fn follow(&mut self, inode: &Inode) {
-        self.seen = inode.changed.0;
-        let InodeKind::File { length, reserved, truncate_version, .. } = inode.kind else { return };
+        self.seen = inode.version;
+        let InodeKind::File { length, reserved, truncate_version, written, .. } = &inode.kind
+        else {
+            return;
+        };
+        let (length, reserved, truncate_version) = (*length, *reserved, *truncate_version);
+        self.file.written.clone_from(written);
         self.in_quota = inode.quota.is_some();
         if truncate_version != self.file.truncate_version {
             self.file.truncate_version = truncate_version;
             self.has_session = false;
+            // Some of them may be gone.
+            self.unreported = Written::default();
         }
         self.length = if self.dirty || self.telling { self.length.max(length) } else { length };
         self.reserved = if self.has_session { reserved.max(length) } else { length };
@@ -80,7 +86,8 @@ impl FileState {
 #[derive(Default)]
 pub(crate) struct Files {
     open: Mutex<HashMap<InodeId, Arc<OpenFile>>>,
-    versions: Mutex<HashMap<InodeId, Version>>,
+    /// The content that the kernel has pages of, as the metadata service counts its changes.
+    contents: Mutex<HashMap<InodeId, u64>>,
 }
 
 impl Files {
@@ -110,20 +117,36 @@ impl Files {
         (file, same || dirty)
     }
 
-    /// The metadata service's inode after a change of ours: the kernel has these pages.
-    pub(crate) fn remember(&self, inode: &Inode) {
-        let Some(version) = version(inode) else { return };
-        let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
-        if versions.len() >= VERSIONS_MAX {
-            versions.clear();
+    /// An inode that was just opened: the kernel's pages will be of this content.
+    fn remember(&self, inode: &Inode) {
+        let Some(content) = content(inode) else { return };
+        let mut contents = self.contents();
+        if contents.len() >= CONTENTS_MAX {
+            contents.clear();
         }
-        versions.insert(inode.id, version);
+        contents.insert(inode.id, content);
     }
 
-    /// Whether the kernel's pages are of this version of the file.
+    /// The inode after so many changes of this mount to its content: the kernel has those pages,
+    /// unless somebody else has changed it as well.
+    pub(crate) fn advance(&self, inode: &Inode, changes: u64) {
+        let Some(content) = content(inode) else { return };
+        let mut contents = self.contents();
+        let Some(known) = contents.get_mut(&inode.id) else { return };
+        if known.checked_add(changes) == Some(content) {
+            *known = content;
+        } else {
+            contents.remove(&inode.id);
+        }
+    }
+
+    /// Whether the kernel's pages are of this content of the file.
     pub(crate) fn is_same(&self, inode: &Inode) -> bool {
-        let versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
-        version(inode).is_some_and(|version| versions.get(&inode.id) == Some(&version))
+        content(inode).is_some_and(|content| self.contents().get(&inode.id) == Some(&content))
+    }
+
+    fn contents(&self) -> MutexGuard<'_, HashMap<InodeId, u64>> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A handle of a former daemon less; true if no other is known, and the file is forgotten then.
@@ -175,7 +198,8 @@ impl OpenFile {
             length: 0,
             dirty: false,
             telling: false,
-            seen: i64::MIN,
+            seen: 0,
+            unreported: Written::default(),
             reserved: 0,
             in_quota: false,
             has_session: false,
@@ -192,11 +216,9 @@ pub(crate) fn session_of(client: ClientId, inode: InodeId) -> SessionId {
     SessionId(client.0 ^ (u128::from(inode.0) << 64))
 }
 
-fn version(inode: &Inode) -> Option<Version> {
+fn content(inode: &Inode) -> Option<u64> {
     match inode.kind {
-        InodeKind::File { length, truncate_version, .. } => {
-            Some((inode.modified.0, length, truncate_version))
-        }
+        InodeKind::File { content, .. } => Some(content),
         _ => None,
     }
 }

@@ -14,12 +14,13 @@
 //! | `calls` | how an operation asks the cluster, for whom |
 //! | `claim` | the right to serve what only one node may use |
 //! | `files` | open files: lengths and reservations |
-//! | `names`, `data`, `attributes`, `listing` | the operations |
+//! | `names`, `data`, `allocate`, `attributes`, `listing` | the operations |
 //! | `errors` | the cluster's errors as errno |
 //!
 //! It holds no truth of its own: inodes are numbers of the metadata service, handles are inodes, and
 //! a write is durable before it is answered.
 
+mod allocate;
 mod attributes;
 mod calls;
 mod claim;

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use threefs_client::FileHandle;
 use threefs_meta::{
-    At, Inode, InodeKind, LayoutDefaults, MetaChange, MetaQuery, MetaReply, RenameMode,
+    At, Inode, InodeKind, LayoutDefaults, MetaChange, MetaQuery, MetaReply, RenameMode, SpecialKind,
 };
 
 use crate::attributes::{kernel_attributes, kind_bits};
@@ -16,6 +16,10 @@ const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
+const S_IFIFO: u32 = 0o010_000;
+const S_IFCHR: u32 = 0o020_000;
+const S_IFBLK: u32 = 0o060_000;
+const S_IFSOCK: u32 = 0o140_000;
 
 impl Daemon {
     pub(crate) async fn lookup(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
@@ -42,15 +46,25 @@ impl Daemon {
         Ok(self.named(&inode_of(self.change(call, &what, change).await?)?))
     }
 
-    /// Only regular files: 3FS knows no devices, pipes or sockets.
     pub(crate) async fn make_node<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
         let mut fields = Fields(&call.request.body);
         let mode = fields.u32().ok_or(Errno::INVAL)?;
-        let (_device, _umask, _padding) = (fields.u32(), fields.u32(), fields.u32());
-        if mode & S_IFMT != S_IFREG && mode & S_IFMT != 0 {
-            return Err(Errno::PERM);
-        }
+        let device = fields.u32().ok_or(Errno::INVAL)?;
+        let (_umask, _padding) = (fields.u32(), fields.u32());
         let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
+        let special = match mode & S_IFMT {
+            0 | S_IFREG => None,
+            S_IFIFO => Some(SpecialKind::Fifo),
+            S_IFCHR => Some(SpecialKind::CharacterDevice),
+            S_IFBLK => Some(SpecialKind::BlockDevice),
+            S_IFSOCK => Some(SpecialKind::Socket),
+            _ => return Err(Errno::INVAL),
+        };
+        if let Some(kind) = special {
+            let what = format!("make special file `{}` in {}", at.path, at.directory);
+            let change = MetaChange::MakeSpecial { at, mode: mode & 0o7777, kind, device };
+            return Ok(self.named(&inode_of(self.change(call, &what, change).await?)?));
+        }
         let change = MetaChange::Create {
             at,
             mode: mode & 0o7777,

@@ -114,7 +114,6 @@ pub(crate) struct Request {
     pub node: u64,
     pub uid: u32,
     pub gid: u32,
-    pub pid: u32,
     pub body: Bytes,
 }
 
@@ -124,11 +123,11 @@ impl Request {
         let mut fields = Fields(&bytes);
         let length = fields.u32()? as usize;
         let (opcode, unique, node) = (fields.u32()?, fields.u64()?, fields.u64()?);
-        let (uid, gid, pid) = (fields.u32()?, fields.u32()?, fields.u32()?);
+        let (uid, gid, _pid) = (fields.u32()?, fields.u32()?, fields.u32()?);
         if length != bytes.len() || length < HEADER_BYTES {
             return None;
         }
-        Some(Self { opcode, unique, node, uid, gid, pid, body: bytes.slice(HEADER_BYTES..) })
+        Some(Self { opcode, unique, node, uid, gid, body: bytes.slice(HEADER_BYTES..) })
     }
 }
 
@@ -199,6 +198,8 @@ pub(crate) struct Attributes {
     pub links: u32,
     pub uid: u32,
     pub gid: u32,
+    /// Number of a device.
+    pub device: u32,
 }
 
 /// What programs should write at once: buffered writers go by it, and every write is durable when
@@ -222,7 +223,7 @@ impl Attributes {
             .u32(self.links)
             .u32(self.uid)
             .u32(self.gid)
-            .u32(0)
+            .u32(self.device)
             .u32(BLOCK_BYTES)
             .u32(0)
     }

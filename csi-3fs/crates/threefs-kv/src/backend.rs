@@ -157,6 +157,23 @@ pub trait Snapshot: Send + Sync {
     ) -> BoxFuture<'a, Result<Vec<Row>, KvError>>;
 }
 
+/// How full a store is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that rows take.
+    pub used_bytes: u64,
+    /// The most that they can: by the store's configuration and by the disk that it is on.
+    pub max_bytes: u64,
+}
+
+impl Room {
+    /// Whether what is left must be kept for removals, which take room before they give any: a
+    /// store that is full to the last page cannot even remove.
+    pub fn is_low(&self) -> bool {
+        self.used_bytes >= self.max_bytes - self.max_bytes / 10
+    }
+}
+
 /// A store.
 pub trait Backend: Send + Sync + 'static {
     /// The newest committed state.
@@ -165,6 +182,13 @@ pub trait Backend: Send + Sync + 'static {
     fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>>;
     /// Begins to watch a key.
     fn watch(&self, key: &[u8]) -> Watch;
+    /// How full the store is, if it has a bound of its own.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    fn room(&self) -> Result<Option<Room>, KvError> {
+        Ok(None)
+    }
     /// A number of this opening of the store, if no other process can have it open meanwhile.
     fn exclusive_opening(&self) -> Option<u128>;
 }

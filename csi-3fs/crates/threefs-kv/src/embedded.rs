@@ -21,11 +21,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
-use crate::{Backend, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch};
+use crate::{
+    Backend, Commit, KeyRange, KvError, Mutation, Room, Row, Snapshot, Versionstamp, Watch,
+};
 use fabric::BoxFuture;
 
 /// Keys below are the store's own.
-const OWN_KEYS_END: &[u8] = &[1];
+pub(crate) const OWN_KEYS_END: &[u8] = &[1];
 /// Written by every batch, because LMDB does not number a transaction that changes nothing.
 const VERSION_KEY: &[u8] = b"\0version";
 /// Transactions of one disk write.
@@ -39,7 +41,10 @@ const WRITES_MAX: usize = 200_000;
 /// A snapshot keeps LMDB from reusing pages, so none may live long.
 const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(5);
 
-type Rows = Database<'static, Bytes, Bytes>;
+pub(crate) type Rows = Database<'static, Bytes, Bytes>;
+
+/// The most that a store may hold unless it is configured.
+pub const MAP_BYTES_MAX: usize = 64 << 30;
 
 /// Where and how large.
 #[derive(Clone, Debug)]
@@ -53,7 +58,7 @@ pub struct EmbeddedConfig {
 impl EmbeddedConfig {
     /// A store of at most 64 GiB.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), map_bytes_max: 64 << 30 }
+        Self { path: path.into(), map_bytes_max: MAP_BYTES_MAX }
     }
 }
 
@@ -116,7 +121,7 @@ impl Embedded {
     }
 }
 
-fn open_rows(env: &Env<WithoutTls>) -> Result<Rows, heed::Error> {
+pub(crate) fn open_rows(env: &Env<WithoutTls>) -> Result<Rows, heed::Error> {
     let txn = env.write_txn()?;
     let opened = env.create_databases_and_commit(txn, |opener, txn| {
         let rows = opener.create_database::<Bytes, Bytes>(txn, None)?;
@@ -137,7 +142,7 @@ impl Drop for Embedded {
     }
 }
 
-fn take_ownership(path: &Path) -> Result<File, KvError> {
+pub(crate) fn take_ownership(path: &Path) -> Result<File, KvError> {
     let broken = |detail: String| KvError::Broken { path: path.into(), detail };
     let file = File::options()
         .create(true)
@@ -157,7 +162,7 @@ fn take_ownership(path: &Path) -> Result<File, KvError> {
 }
 
 /// The names of the files must survive a power cut too.
-fn sync_folder(path: &Path) -> std::io::Result<()> {
+pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
     File::open(path)?.sync_all()?;
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
@@ -208,6 +213,19 @@ impl Backend for Embedded {
 
     fn watch(&self, key: &[u8]) -> Watch {
         self.watches.watch(key)
+    }
+
+    fn room(&self) -> Result<Option<Room>, KvError> {
+        let broken = |detail: String| KvError::Broken { path: self.path.clone(), detail };
+        let txn = self.env.read_txn().map_err(|error| broken(error.to_string()))?;
+        let stat = self.rows.stat(&txn).map_err(|error| broken(error.to_string()))?;
+        let pages = stat.branch_pages + stat.leaf_pages + stat.overflow_pages;
+        let file = self.env.real_disk_size().map_err(|error| broken(error.to_string()))?;
+        let disk = rustix::fs::statvfs(&self.path).map_err(|error| broken(error.to_string()))?;
+        let growable = file.saturating_add(disk.f_bavail.saturating_mul(disk.f_frsize));
+        let used_bytes = pages as u64 * u64::from(stat.page_size);
+        let max_bytes = growable.min(self.env.info().map_size as u64);
+        Ok(Some(Room { used_bytes, max_bytes }))
     }
 
     fn exclusive_opening(&self) -> Option<u128> {

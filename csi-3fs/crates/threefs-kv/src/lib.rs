@@ -13,6 +13,7 @@
 //! older than a few seconds is refused as [`KvError::TooOld`].
 
 mod backend;
+mod dump;
 mod embedded;
 mod error;
 mod memory;
@@ -22,8 +23,11 @@ mod store;
 mod transaction;
 mod watch;
 
-pub use backend::{Backend, BoundedAdd, Commit, KeyRange, Mutation, Row, Snapshot, Versionstamp};
-pub use embedded::EmbeddedConfig;
+pub use backend::{
+    Backend, BoundedAdd, Commit, KeyRange, Mutation, Room, Row, Snapshot, Versionstamp,
+};
+pub use dump::{DumpError, Dumped, dump, load, verify};
+pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;
 pub use store::{Operation, Retry, Store};
 pub use transaction::Transaction;

@@ -7,7 +7,7 @@ use fabric::deadline::Deadline;
 
 use crate::embedded::{Embedded, EmbeddedConfig};
 use crate::memory::Memory;
-use crate::{Backend, Commit, KvError, Snapshot, Transaction, Versionstamp, Watch};
+use crate::{Backend, Commit, KvError, Room, Snapshot, Transaction, Versionstamp, Watch};
 use fabric::BoxFuture;
 
 /// The longest pause between two attempts.
@@ -53,6 +53,14 @@ impl Store {
     /// whoever wrote under another number is dead. `None` for stores that many processes share.
     pub fn exclusive_opening(&self) -> Option<u128> {
         self.0.exclusive_opening()
+    }
+
+    /// How full the store is, if it has a bound of its own.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub fn room(&self) -> Result<Option<Room>, KvError> {
+        self.0.room()
     }
 
     /// Runs an operation in a transaction and commits; runs it again when it conflicts, until the
@@ -117,6 +125,10 @@ impl Backend for Store {
 
     fn watch(&self, key: &[u8]) -> Watch {
         self.0.watch(key)
+    }
+
+    fn room(&self) -> Result<Option<Room>, KvError> {
+        self.0.room()
     }
 
     fn exclusive_opening(&self) -> Option<u128> {

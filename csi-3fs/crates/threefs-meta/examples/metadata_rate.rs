@@ -43,11 +43,25 @@ async fn main() {
     let (_handle, shutdown) = Shutdown::new();
     tokio::spawn(mgmtd.serve(shutdown.clone()));
     let (node, address, incarnation) = (NodeId(1), "127.0.0.1:1".into(), Incarnation(1));
-    let heartbeat = Heartbeat { node, address, incarnation, sequence: 1, targets: Vec::new() };
+    let heartbeat = Heartbeat {
+        node,
+        address,
+        incarnation,
+        sequence: 1,
+        targets: Vec::new(),
+        capacity_bytes: 0,
+    };
     MgmtdClient::new(&addresses, &key).heartbeat(heartbeat, deadline()).await.unwrap();
     let store_path = format!("{folder}/meta").into();
     let tree = TreeConfig::default();
-    let meta = MetaConfig { listen, key: key.clone(), store_path, mgmtd: addresses, tree };
+    let meta = MetaConfig {
+        listen,
+        key: key.clone(),
+        store_path,
+        map_bytes_max: threefs_meta::MAP_BYTES_MAX,
+        mgmtd: addresses,
+        tree,
+    };
     let meta = Meta::open(meta, Arc::new(NoChunks)).await.unwrap();
     let client = MetaClient::new(meta.address().to_string(), &key, ClientId(rand::random()));
     tokio::spawn(meta.serve(shutdown));

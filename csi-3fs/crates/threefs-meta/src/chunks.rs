@@ -19,6 +19,26 @@ pub trait ChunkTrimmer: Send + Sync + 'static {
         length: u64,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Has storage forget dead files: all their chunks go, and storage refuses to write them from
+    /// then on. Idempotent. One result for each file, in order: a chain that does not answer fails
+    /// its own files and delays the others no longer than it takes to notice.
+    fn forget<'a>(
+        &'a self,
+        files: &'a [DeadFile],
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>>;
+}
+
+/// A removed file that nobody can read any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadFile {
+    /// Which.
+    pub inode: InodeId,
+    /// Where its chunks are.
+    pub layout: Layout,
+    /// No chunk was ever written at or beyond so many bytes, so chains that lie beyond have none.
+    pub end: u64,
 }
 
 /// For tests and trees without data: there is nothing to take away.
@@ -34,5 +54,13 @@ impl ChunkTrimmer for NoChunks {
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn forget<'a>(
+        &'a self,
+        files: &'a [DeadFile],
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        Box::pin(std::future::ready(vec![Ok(()); files.len()]))
     }
 }

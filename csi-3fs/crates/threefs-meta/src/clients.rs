@@ -1,4 +1,5 @@
-//! What is known in memory of each client: when it was heard, and which of its changes can never
+//! What is known in memory of each client: when it was heard, in milliseconds since the service
+//! began by the clock that counts suspended time, and which of its changes can never
 //! be sent again.
 
 use std::collections::HashMap;
@@ -7,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use threefs_core::ids::ClientId;
 
-use crate::protocol::{Nanoseconds, RequestId};
+use crate::protocol::RequestId;
 
 /// Answers that one change forgets on the way at most; the sweep takes the rest.
 const FORGET_MAX: u64 = 64;
@@ -39,23 +40,29 @@ pub(crate) struct Clients(Mutex<HashMap<ClientId, Arc<Client>>>);
 
 impl Clients {
     /// A change of this client has arrived.
-    pub(crate) fn hear(&self, id: RequestId, now: Nanoseconds) -> Arc<Client> {
+    pub(crate) fn hear(&self, id: RequestId, now_ms: u64) -> Arc<Client> {
         let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let client = Arc::clone(clients.entry(id.client).or_default());
         client.floor.fetch_max(id.finished_below, SeqCst);
-        client.heard_ms.fetch_max(milliseconds(now), SeqCst);
+        client.heard_ms.fetch_max(now_ms, SeqCst);
         client
     }
 
     /// Something else of this client has arrived.
-    pub(crate) fn hear_of(&self, client: ClientId, now: Nanoseconds) {
-        self.hear(RequestId { client, ..RequestId::default() }, now);
+    pub(crate) fn hear_of(&self, client: ClientId, now_ms: u64) {
+        self.hear(RequestId { client, ..RequestId::default() }, now_ms);
     }
 
     /// Whether it was heard since `since_ms`.
     pub(crate) fn heard_since(&self, client: ClientId, since_ms: u64) -> bool {
         let clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         clients.get(&client).is_some_and(|client| client.heard_ms.load(SeqCst) >= since_ms)
+    }
+
+    /// Whether it has declared that it will never send this change again.
+    pub(crate) fn has_finished(&self, client: ClientId, sequence: u64) -> bool {
+        let clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.get(&client).is_some_and(|client| sequence < client.floor.load(SeqCst))
     }
 
     /// Forgets clients that were not heard since `since_ms`. A client counts as used while a call
@@ -66,8 +73,4 @@ impl Clients {
             Arc::strong_count(client) > 1 || client.heard_ms.load(SeqCst) >= since_ms
         });
     }
-}
-
-pub(crate) fn milliseconds(time: Nanoseconds) -> u64 {
-    u64::try_from(time.0 / 1_000_000).unwrap_or(0)
 }

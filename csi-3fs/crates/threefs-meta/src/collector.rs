@@ -1,113 +1,194 @@
 //! Gives back what was removed, ends sessions of clients that are gone, forgets old answers.
 //!
+//! A removed file goes through two queues. In the first it waits for `collect_delay_ms`, and while
+//! somebody has it open; then one transaction marks its inode dead. In the second it waits for
+//! `dead_grace_ms`, until updates of those who had it open have expired; then storage forgets it, a
+//! page of files in one request to each chain, and then its rows go. A chunk is never taken from a
+//! file whose inode can still be read.
+//!
 //! All of it can be done twice and in any order; what fails is tried again in the next round, and
-//! keeps nothing else from being done.
+//! keeps nothing else from being done. No duration depends on the wall clock.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
+use fabric::moment::Moment;
+use tokio::task::JoinSet;
 
-use crate::clients::milliseconds;
+use crate::ages::Ages;
+use crate::chunks::{ChunkTrimmer, DeadFile};
 use crate::ops::{self, ListedRemoval, OpError, RemovalState};
 use crate::protocol::EntryKind;
-use crate::rows::{self, AnswerRow, SessionRow};
+use crate::rows::{self, SessionRow};
 use crate::tree::{Tree, now};
 
 /// Rows that one look takes.
 const PAGE: usize = 256;
-/// How long the chunks of one file may take; a file that takes longer is tried again.
+/// Pages whose files storage is asked to forget side by side, so that one that waits for a chain
+/// does not hold up the next ones.
+const PAGES_AT_ONCE: usize = 8;
+/// How long storage may take to forget the files of one page; what fails is tried again.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a truncation of a former life may take; one that takes longer is tried again.
 const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long one transaction may take.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How old the entries of the two queues are.
+#[derive(Debug, Default)]
+pub(crate) struct QueueAges {
+    removed: Ages,
+    dead: Ages,
+}
+
 impl Tree {
     /// Works for ever; the caller drops it to end it.
     pub(crate) async fn collect_for_ever(&self) {
-        let started_ms = milliseconds(now());
         let every = Duration::from_millis(self.config.collect_interval_ms.max(1));
         let sweep_every_ms = (self.config.session_timeout_ms / 4).clamp(100, 60_000);
-        let mut swept_ms = started_ms;
-        // A former life may have known more holders: they have this long to tell.
+        let mut swept_ms = self.uptime_ms();
+        // A former life may have known more holders: they have this long to announce themselves.
         tokio::time::sleep(Duration::from_millis(self.config.collect_delay_ms)).await;
         loop {
             tokio::time::sleep(every).await;
             if let Err(error) = self.collect().await {
                 tracing::warn!(%error, "collecting what was removed");
             }
-            let now_ms = milliseconds(now());
-            if now_ms.saturating_sub(swept_ms) >= sweep_every_ms {
-                swept_ms = now_ms;
-                if let Err(error) = self.sweep(started_ms).await {
+            if self.uptime_ms().saturating_sub(swept_ms) >= sweep_every_ms {
+                swept_ms = self.uptime_ms();
+                if let Err(error) = self.sweep(self.uptime_ms()).await {
                     tracing::warn!(%error, "sweeping sessions and answers");
                 }
             }
         }
     }
 
-    /// Goes once through everything that is due. Returns how many removals it finished.
+    /// Goes once through everything that is due. Returns how many removals it finished or brought
+    /// further.
     pub(crate) async fn collect(&self) -> Result<u64, OpError> {
-        let mut finished = 0;
+        let mut advanced = 0;
+        if let Some(until) = self.due(rows::REMOVALS).await? {
+            advanced += self.collect_removed(until).await?;
+        }
+        if let Some(until) = self.due(rows::DEAD).await? {
+            advanced += self.collect_dead(until).await?;
+        }
+        Ok(advanced)
+    }
+
+    /// The version up to which the entries of a queue have waited for long enough.
+    async fn due(&self, queue: &'static [u8]) -> Result<Option<u64>, OpError> {
+        let version = self.store.transact(transaction(), &ops::NewestVersion).await?;
+        let mut ages = self.ages.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (ages, wait_ms) = match queue {
+            rows::DEAD => (&mut ages.dead, self.config.dead_grace_ms),
+            _ => (&mut ages.removed, self.config.collect_delay_ms),
+        };
+        Ok(ages.due(Moment::now(), version, Duration::from_millis(wait_ms)))
+    }
+
+    /// The first queue: marks files dead, empties directories, takes what has no chunks.
+    async fn collect_removed(&self, until: u64) -> Result<u64, OpError> {
+        let mut advanced = 0;
         let mut after = Vec::new();
         loop {
-            let list = ops::ListRemovals { holds: &self.holds, after: &after, limit: PAGE };
-            let page = self.store.transact(transaction(), &list).await?;
-            for removal in &page {
-                let waited = milliseconds(now()).saturating_sub(milliseconds(removal.row.removed));
-                if waited < self.config.collect_delay_ms {
-                    continue;
-                }
-                match self.collect_one(removal).await {
-                    Ok(true) => finished += 1,
-                    Ok(false) => {}
-                    Err(error) => {
-                        tracing::warn!(inode = %removal.row.inode, %error, "not collected yet");
-                    }
-                }
+            let page = self.removals(rows::REMOVALS, until, &after).await?;
+            let of_state = |wanted: fn(&RemovalState) -> bool| {
+                let files = page.iter().filter(|it| it.row.kind != EntryKind::Directory);
+                files.filter(move |it| wanted(&it.state))
+            };
+            let files: Vec<&ListedRemoval> =
+                of_state(|state| matches!(state, RemovalState::Chunks { .. })).collect();
+            if !files.is_empty() {
+                let mark = ops::MarkDead { removals: &files, holds: &self.holds };
+                advanced += self.store.transact(transaction(), &mark).await? as u64;
+            }
+            let rows: Vec<ListedRemoval> =
+                of_state(|state| *state == RemovalState::Rows).cloned().collect();
+            advanced += self.finish(&rows).await?;
+            for removal in page.iter().filter(|it| it.row.kind == EntryKind::Directory) {
+                let collect = ops::CollectDirectory { removal, holds: &self.holds, now: now() };
+                while !self.store.transact(transaction(), &collect).await? {}
+                advanced += 1;
             }
             match page.last() {
                 Some(last) if page.len() == PAGE => after.clone_from(&last.key),
-                _ => return Ok(finished),
+                _ => return Ok(advanced),
             }
         }
     }
 
-    async fn collect_one(&self, removal: &ListedRemoval) -> Result<bool, OpError> {
-        if removal.row.kind == EntryKind::Directory {
-            let (holds, now) = (&self.holds, removal.row.removed);
-            let collect = ops::CollectDirectory { removal, holds, now };
-            while !self.store.transact(transaction(), &collect).await? {}
-            return Ok(true);
-        }
-        match &removal.state {
-            RemovalState::InUse => return Ok(false),
-            RemovalState::Rows => {}
-            RemovalState::Chunks(layout) => {
-                let inode = removal.row.inode;
-                let trim = self.trimmer.trim(inode, layout, 0, Deadline::after(TRIM_TIMEOUT));
-                if let Err(error) = trim.await {
-                    tracing::info!(%inode, error, "its chunks stay for now");
-                    return Ok(false);
+    /// The second queue: has storage forget dead files, many at a time, then takes their rows.
+    async fn collect_dead(&self, until: u64) -> Result<u64, OpError> {
+        let mut advanced = 0;
+        let mut after = Vec::new();
+        let mut tasks: JoinSet<Vec<ListedRemoval>> = JoinSet::new();
+        loop {
+            let page = self.removals(rows::DEAD, until, &after).await?;
+            let last = page.last().filter(|_| page.len() == PAGE).map(|it| it.key.clone());
+            let (mut dead, mut files) = (Vec::new(), Vec::new());
+            for removal in page {
+                match removal.state.clone() {
+                    RemovalState::InUse => {
+                        self.store.transact(transaction(), &ops::Revive(&removal)).await?;
+                    }
+                    RemovalState::Rows => advanced += self.finish(&[removal]).await?,
+                    RemovalState::Chunks { layout, end } => {
+                        files.push(DeadFile { inode: removal.row.inode, layout, end });
+                        dead.push(removal);
+                    }
                 }
             }
+            if tasks.len() >= PAGES_AT_ONCE {
+                advanced += self.finish(&next_done(&mut tasks).await).await?;
+            }
+            if !dead.is_empty() {
+                tasks.spawn(forget(Arc::clone(&self.trimmer), dead, files));
+            }
+            match last {
+                Some(key) => after = key,
+                None => break,
+            }
         }
-        self.store.transact(transaction(), &ops::FinishRemoval(removal)).await?;
-        Ok(true)
+        while !tasks.is_empty() {
+            advanced += self.finish(&next_done(&mut tasks).await).await?;
+        }
+        Ok(advanced)
+    }
+
+    async fn removals(
+        &self,
+        queue: &'static [u8],
+        until: u64,
+        after: &[u8],
+    ) -> Result<Vec<ListedRemoval>, OpError> {
+        let list = ops::ListRemovals { queue, until, holds: &self.holds, after, limit: PAGE };
+        self.store.transact(transaction(), &list).await
+    }
+
+    async fn finish(&self, removals: &[ListedRemoval]) -> Result<u64, OpError> {
+        if !removals.is_empty() {
+            self.store.transact(transaction(), &ops::FinishRemovals(removals)).await?;
+        }
+        Ok(removals.len() as u64)
     }
 
     /// Ends sessions of silent clients and forgets answers that nobody will ask for. Clients have
     /// had their whole time since this service began.
-    pub(crate) async fn sweep(&self, started_ms: u64) -> Result<(), OpError> {
-        let now_ms = milliseconds(now());
-        let silent_since = now_ms.saturating_sub(self.config.session_timeout_ms);
-        if started_ms <= silent_since {
+    pub(crate) async fn sweep(&self, uptime_ms: u64) -> Result<(), OpError> {
+        if let Some(silent_since) = uptime_ms.checked_sub(self.config.session_timeout_ms) {
             self.end_sessions(silent_since).await?;
             self.clients.forget_silent(silent_since);
             self.holds.forget_silent(silent_since);
         }
-        let kept_since = now_ms.saturating_sub(self.config.answer_keep_ms);
-        self.forget_rows(rows::ANSWERS, |key, value| {
-            let row: AnswerRow = rows::decode(key, value)?;
-            Ok(milliseconds(row.answered) < kept_since)
+        let Some(kept_since) = uptime_ms.checked_sub(self.config.answer_keep_ms) else {
+            return Ok(());
+        };
+        self.forget_rows(rows::ANSWERS, |key, _value| {
+            let (client, sequence) = rows::answer_of_key(key)?;
+            let finished = self.clients.has_finished(client, sequence);
+            Ok(finished || !self.clients.heard_since(client, kept_since))
         })
         .await
     }
@@ -167,6 +248,34 @@ impl Tree {
         }
         Ok(())
     }
+}
+
+/// The removals whose chunks are gone, of the page that is done next.
+async fn next_done(tasks: &mut JoinSet<Vec<ListedRemoval>>) -> Vec<ListedRemoval> {
+    tasks.join_next().await.and_then(Result::ok).unwrap_or_default()
+}
+
+async fn forget(
+    trimmer: Arc<dyn ChunkTrimmer>,
+    dead: Vec<ListedRemoval>,
+    files: Vec<DeadFile>,
+) -> Vec<ListedRemoval> {
+    let results = trimmer.forget(&files, Deadline::after(FORGET_TIMEOUT)).await;
+    let mut done = Vec::with_capacity(dead.len());
+    let mut failed: Option<(String, usize)> = None;
+    for (removal, result) in dead.into_iter().zip(results) {
+        match result {
+            Ok(()) => done.push(removal),
+            Err(error) => {
+                let (_, count) = failed.get_or_insert((error, 0));
+                *count += 1;
+            }
+        }
+    }
+    if let Some((error, files)) = failed {
+        tracing::info!(files, error, "chunks of removed files stay for now");
+    }
+    done
 }
 
 fn transaction() -> Deadline {

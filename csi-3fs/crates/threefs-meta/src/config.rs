@@ -15,19 +15,27 @@ pub struct MetaConfig {
     pub key: Key,
     /// Folder of the embedded store.
     pub store_path: PathBuf,
+    /// The most that the store may ever hold; only address space until it is used.
+    pub map_bytes_max: usize,
     /// Addresses of the mgmtds (`host:port`).
     pub mgmtd: Vec<String>,
     /// The tree's settings.
     pub tree: TreeConfig,
 }
 
+/// More than the time-out of a client's operation.
+pub const DEAD_GRACE_MS: u64 = 31_000;
+
 /// Settings of the tree itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeConfig {
     /// Layout of files whose directory says nothing; no field may be 0.
     pub layout: LayoutDefaults,
-    /// How long the chunks of a removed file stay for those who still read it.
+    /// How long a removed file can still be read by those who found it before.
     pub collect_delay_ms: u64,
+    /// From when nobody can read it any more until its chunks go: longer than a client tries to
+    /// write.
+    pub dead_grace_ms: u64,
     /// Between two looks at what has been removed.
     pub collect_interval_ms: u64,
     /// Write sessions of a client that has not been heard for so long end.
@@ -41,6 +49,7 @@ impl Default for TreeConfig {
         Self {
             layout: LayoutDefaults { chunk_bytes: 1 << 20, stripe: 16 },
             collect_delay_ms: 10_000,
+            dead_grace_ms: DEAD_GRACE_MS,
             collect_interval_ms: 500,
             session_timeout_ms: 20 * 60 * 1000,
             answer_keep_ms: 60 * 60 * 1000,

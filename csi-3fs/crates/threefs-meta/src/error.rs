@@ -126,6 +126,14 @@ pub enum MetaError {
         /// As asked.
         path: String,
     },
+    /// ELOOP: a path of the control plane leads through no symbolic link.
+    #[error("`{path}`: `{name}` on it is a symbolic link, which the control plane does not follow")]
+    SymlinkOnPath {
+        /// As asked.
+        path: String,
+        /// The link.
+        name: String,
+    },
     /// EBUSY: the root cannot be moved or removed.
     #[error("`{path}` is the root directory")]
     IsRoot {

@@ -29,20 +29,60 @@ pub struct Identity {
     pub gid: u32,
     /// Further groups.
     pub groups: Vec<u32>,
+    /// The kernel of the mount has checked modes and owners for all groups of the caller, of which
+    /// the request names one only. Where the group of an inode decides, its word stands; the
+    /// classes of the owner and of others are checked here nevertheless.
+    pub kernel_checked: bool,
+    /// What it may do besides.
+    pub role: Role,
+}
+
+/// What a caller may do besides what modes and owners allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Role {
+    /// Nothing.
+    #[default]
+    User,
+    /// Manages volumes: sees and changes reserved attributes. Its paths lead through no symbolic
+    /// link and never upwards, because tenants make both.
+    ControlPlane,
 }
 
 impl Identity {
     /// Who may do everything.
-    pub const ROOT: Self = Self { uid: 0, gid: 0, groups: Vec::new() };
+    pub const ROOT: Self = Self::user(0, 0);
+    /// Who manages volumes.
+    pub const CONTROL_PLANE: Self = Self {
+        uid: 0,
+        gid: 0,
+        groups: Vec::new(),
+        kernel_checked: false,
+        role: Role::ControlPlane,
+    };
+
+    /// A user with one group.
+    pub const fn user(uid: u32, gid: u32) -> Self {
+        Self { uid, gid, groups: Vec::new(), kernel_checked: false, role: Role::User }
+    }
+
+    /// True for who manages volumes.
+    pub fn is_control_plane(&self) -> bool {
+        self.role == Role::ControlPlane
+    }
 
     /// True for who may do everything.
     pub fn is_root(&self) -> bool {
         self.uid == 0
     }
 
-    /// Whether one of his groups is this one.
+    /// Whether one of his groups is this one, as far as the request names them.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
+    }
+
+    /// Whether one of his groups may be this one: the kernel knows, and has checked.
+    pub fn may_be_in_group(&self, gid: u32) -> bool {
+        self.kernel_checked || self.in_group(gid)
     }
 
     /// Whether the inode is his, or he may do everything.
@@ -61,6 +101,8 @@ impl Identity {
             inode.mode >> 6
         } else if self.in_group(inode.gid) {
             inode.mode >> 3
+        } else if self.kernel_checked {
+            inode.mode | inode.mode >> 3
         } else {
             inode.mode
         };
@@ -117,6 +159,7 @@ mod tests {
         let time = Nanoseconds(0);
         Inode {
             id: InodeId(9),
+            version: 1,
             kind: InodeKind::Symlink { target: "x".into() },
             mode,
             uid: 10,
@@ -130,7 +173,7 @@ mod tests {
     }
 
     fn who(uid: u32, gid: u32, groups: &[u32]) -> Identity {
-        Identity { uid, gid, groups: groups.to_vec() }
+        Identity { groups: groups.to_vec(), ..Identity::user(uid, gid) }
     }
 
     #[test]
@@ -150,5 +193,16 @@ mod tests {
         for (mode, who, access, expected) in cases {
             assert_eq!(who.allowed(&inode(mode), access), expected, "{mode:o} {who:?} {access}");
         }
+    }
+
+    #[test]
+    fn where_the_kernel_has_checked_only_the_group_class_is_left_to_it() {
+        let checked = |uid| Identity { kernel_checked: true, ..who(uid, 1, &[]) };
+        assert!(checked(11).allowed(&inode(0o770), READ | WRITE), "one of its groups may be 20");
+        assert!(checked(11).allowed(&inode(0o704), READ));
+        assert!(!checked(11).allowed(&inode(0o700), READ), "no group could give it that");
+        assert!(!checked(11).allowed(&inode(0o754), WRITE));
+        assert!(!checked(10).allowed(&inode(0o077), READ), "the owner's class decides for him");
+        assert!(!who(11, 1, &[]).allowed(&inode(0o770), READ));
     }
 }

@@ -266,7 +266,9 @@ async fn change_of(fixture: &Fixture, action: &Action) -> Result<MetaChange, Met
             let crate::InodeKind::File { truncate_version, .. } = inode.kind else {
                 return Err(MetaError::IsADirectory { path: text(path) });
             };
-            let report = LengthReport { inode: inode.id, length: *length, truncate_version };
+            let written = crate::Written::default();
+            let report =
+                LengthReport { inode: inode.id, length: *length, truncate_version, written };
             MetaChange::ReportLengths { reports: vec![report], ends: vec![] }
         }
     })

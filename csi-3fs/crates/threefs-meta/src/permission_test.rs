@@ -7,8 +7,8 @@ use crate::protocol::{
 };
 use crate::testing::{Fixture, create, rename, soon};
 
-const ALICE: Identity = Identity { uid: 1000, gid: 100, groups: Vec::new() };
-const BOB: Identity = Identity { uid: 1001, gid: 101, groups: Vec::new() };
+const ALICE: Identity = Identity::user(1000, 100);
+const BOB: Identity = Identity::user(1001, 101);
 
 async fn ask(fixture: &Fixture, who: &Identity, change: MetaChange) -> MetaResult {
     let (id, who) = (fixture.next_id(), who.clone());

@@ -13,6 +13,7 @@ use threefs_core::layout::Layout;
 
 pub use crate::error::MetaError;
 use crate::identity::Identity;
+pub use crate::written::{REPORT_RANGES_MAX, Written};
 
 /// Name of the service; both sides of a connection sign it.
 pub const CONTEXT: &str = "threefs/meta";
@@ -30,6 +31,15 @@ pub const LIST_LIMIT_MAX: u32 = 4096;
 pub const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// All extended attributes of an inode, names and values.
 pub const ATTRIBUTES_BYTES_MAX: usize = 128 << 10;
+/// Extended attributes that only the control plane sees, sets and removes.
+pub const RESERVED_ATTRIBUTES: &str = "user.threefs.";
+/// What one name costs beside its bytes: the row of a directory entry.
+pub const NAME_ROW_BYTES: u64 = 64;
+/// Bytes of names, attributes and link targets that a directory with a limit of inodes may have
+/// for each of them.
+pub const METADATA_BYTES_PER_INODE: u64 = 1024;
+/// And those that it may have anyway.
+pub const METADATA_BYTES_MIN: u64 = 1 << 20;
 /// Files of one batch at most.
 pub const BATCH_MAX: usize = 1024;
 
@@ -66,11 +76,14 @@ impl At {
 )]
 pub struct Nanoseconds(pub i64);
 
-/// A file, directory or symbolic link.
+/// A file, directory, symbolic link or special file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
     /// Its id; never used again.
     pub id: InodeId,
+    /// Counts the changes of this inode: of two answers the one with the higher version is newer,
+    /// whatever the clocks said.
+    pub version: u64,
     /// What it is, with what only such a thing has.
     pub kind: InodeKind,
     /// Permission bits (07777).
@@ -106,6 +119,11 @@ pub enum InodeKind {
         reserved: u64,
         /// Grows with every truncation; a length report counts only with the current one.
         truncate_version: u64,
+        /// Counts the changes of the content: length reports, truncations. Equal numbers mean
+        /// equal bytes, even if somebody has set the times back.
+        content: u64,
+        /// Chunks that must exist. An absent chunk elsewhere is a hole.
+        written: Written,
     },
     /// Names.
     Directory {
@@ -119,6 +137,26 @@ pub enum InodeKind {
         /// The path.
         target: String,
     },
+    /// A FIFO, socket or device. 3FS keeps its inode; the kernel of the node does the rest.
+    Special {
+        /// Which.
+        kind: SpecialKind,
+        /// Number of a device as the kernel encodes it; 0 for others.
+        device: u32,
+    },
+}
+
+/// Kind of a special file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SpecialKind {
+    /// A named pipe.
+    Fifo,
+    /// A UNIX socket.
+    Socket,
+    /// A character device.
+    CharacterDevice,
+    /// A block device.
+    BlockDevice,
 }
 
 impl Inode {
@@ -127,7 +165,7 @@ impl Inode {
         match &self.kind {
             InodeKind::File { length, .. } => *length,
             InodeKind::Symlink { target } => target.len() as u64,
-            InodeKind::Directory { .. } => 0,
+            InodeKind::Directory { .. } | InodeKind::Special { .. } => 0,
         }
     }
 
@@ -155,6 +193,8 @@ pub enum EntryKind {
     Directory,
     /// A symbolic link.
     Symlink,
+    /// A FIFO, socket or device.
+    Special(SpecialKind),
 }
 
 /// One name in a directory.
@@ -359,6 +399,17 @@ pub enum MetaChange {
         /// What it says; need not exist.
         target: String,
     },
+    /// Makes a FIFO, socket or device. Answered with [`MetaReply::Inode`].
+    MakeSpecial {
+        /// Where.
+        at: At,
+        /// Permission bits.
+        mode: u32,
+        /// Which.
+        kind: SpecialKind,
+        /// Number of a device; only root makes devices.
+        device: u32,
+    },
     /// Gives a file one more name. Answered with [`MetaReply::Inode`].
     Link {
         /// The file.
@@ -414,7 +465,8 @@ pub enum MetaChange {
     SetAttribute {
         /// Where; symbolic links are not followed.
         at: At,
-        /// Which; it begins with `user.`.
+        /// Which; it begins with `user.`. Names that begin with [`RESERVED_ATTRIBUTES`] are the
+        /// control plane's.
         name: String,
         /// At most [`ATTRIBUTE_BYTES_MAX`]; `None` removes it.
         value: Option<Vec<u8>>,
@@ -491,12 +543,16 @@ pub struct QuotaUse {
     pub bytes_used: u64,
     /// Limit of `inodes_used`; `None` is no limit.
     pub inodes_max: Option<u64>,
-    /// Files, directories and symbolic links below it.
+    /// Files, directories, symbolic links and special files below it.
     pub inodes_used: u64,
+    /// Limit of `metadata_used`, derived from `inodes_max`.
+    pub metadata_max: Option<u64>,
+    /// Bytes of names, extended attributes and symbolic links' targets below it.
+    pub metadata_used: u64,
 }
 
 /// "Bytes up to `length` are durable in the chunks."
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LengthReport {
     /// The file.
     pub inode: InodeId,
@@ -505,6 +561,8 @@ pub struct LengthReport {
     /// The file's `truncate_version` when it was written: a report from before a truncation must
     /// not undo it, and is passed over.
     pub truncate_version: u64,
+    /// The chunks that were written since the last report, at most [`REPORT_RANGES_MAX`] ranges.
+    pub written: Written,
 }
 
 /// The answer to a call that went well.
@@ -556,6 +614,10 @@ pub struct MetaStatus {
     pub removals_pending: u64,
     /// Write sessions.
     pub sessions: u64,
+    /// Bytes of metadata in the store, if it has a bound.
+    pub store_used_bytes: Option<u64>,
+    /// The most that it can hold.
+    pub store_max_bytes: Option<u64>,
 }
 
 /// What travels back.

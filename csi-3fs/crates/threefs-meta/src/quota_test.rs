@@ -43,7 +43,12 @@ fn reserve(inode: &Inode, session: u128, end: u64) -> MetaChange {
 fn report(inode: &Inode, length: u64, ends: &[u128]) -> MetaChange {
     let truncate_version = version(inode);
     MetaChange::ReportLengths {
-        reports: vec![LengthReport { inode: inode.id, length, truncate_version }],
+        reports: vec![LengthReport {
+            inode: inode.id,
+            length,
+            truncate_version,
+            written: crate::Written::default(),
+        }],
         ends: ends.iter().map(|session| (inode.id, SessionId(*session))).collect(),
     }
 }

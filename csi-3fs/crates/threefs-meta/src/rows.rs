@@ -7,10 +7,11 @@
 //! | `DTIM` inode | i64 | when the entries of a directory changed last; written blindly, so that creations in one directory do not conflict |
 //! | `INOS` inode session | `SessionRow` | a write session |
 //! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
-//! | `GCQU` versionstamp | `RemovalRow` | something removed whose space has not come back yet |
+//! | `GCQU` versionstamp inode | `RemovalRow` | something removed that may still be open |
+//! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: nobody can read it, its chunks go next |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
-//! | `QBYT`, `QINO` directory | i64 | what counts for them; only bounded additions write it |
+//! | `QBYT`, `QINO`, `QMET` directory | i64 | what counts for them; only bounded additions write it |
 //! | `XATT` inode name | bytes | an extended attribute |
 //! | `META` name | u64 | the next free inode, the version of this schema |
 //!
@@ -24,14 +25,16 @@ pub(crate) use threefs_kv::rows::{decode, read, write};
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds, SessionId};
 
 pub(crate) const REMOVALS: &[u8] = b"GCQU";
+pub(crate) const DEAD: &[u8] = b"GCDE";
 pub(crate) const ANSWERS: &[u8] = b"IDEM";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
+pub(crate) const QUOTA_METADATA: &[u8] = b"QMET";
 /// The schema that this code reads and writes.
-pub(crate) const SCHEMA_VERSION: u64 = 2;
+pub(crate) const SCHEMA_VERSION: u64 = 3;
 
 /// Parent of a directory that was removed and is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
@@ -45,6 +48,14 @@ pub(crate) struct InodeRow {
     /// Whether it counts for its quota. An inode without a name that nobody had open when it lost
     /// the last one does not.
     pub charged: bool,
+    /// Set before the chunks of a removed file go: from then on nobody can read it, so nobody can
+    /// mistake a chunk that is gone for a hole.
+    pub dead: bool,
+    /// Bytes of its names, extended attributes and link target, as they count for a quota.
+    pub metadata_bytes: u64,
+    /// No chunk of a file exists at or beyond this many bytes; `u64::MAX` where writers need not
+    /// reserve before they write.
+    pub end_max: u64,
 }
 
 /// Limits of a directory.
@@ -75,11 +86,15 @@ pub(crate) struct TrimRow {
     pub truncate_version: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RemovalRow {
     pub inode: InodeId,
     pub kind: EntryKind,
-    pub removed: Nanoseconds,
+    /// The life of the service in which it was removed.
+    pub life: u64,
+    /// Clients that had it open then. In a later life of the service it waits until each of them
+    /// has announced what it holds, or is gone.
+    pub holders: Vec<ClientId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,11 +105,22 @@ pub(crate) struct AnswerRow {
 }
 
 impl InodeRow {
+    /// A new inode that counts for its quota.
+    pub(crate) fn new(inode: Inode) -> Self {
+        let metadata_bytes = match &inode.kind {
+            InodeKind::Symlink { target } => target.len() as u64,
+            _ => 0,
+        };
+        let (name, charged, dead, end_max) = (String::new(), true, false, 0);
+        Self { inode, name, charged, dead, metadata_bytes, end_max }
+    }
+
     pub(crate) fn kind(&self) -> EntryKind {
         match self.inode.kind {
             InodeKind::File { .. } => EntryKind::File,
             InodeKind::Directory { .. } => EntryKind::Directory,
             InodeKind::Symlink { .. } => EntryKind::Symlink,
+            InodeKind::Special { kind, .. } => EntryKind::Special(kind),
         }
     }
 
@@ -153,6 +179,10 @@ pub(crate) fn quota_inodes(id: InodeId) -> Vec<u8> {
     numbered(b"QINO", id, &[])
 }
 
+pub(crate) fn quota_metadata(id: InodeId) -> Vec<u8> {
+    numbered(b"QMET", id, &[])
+}
+
 pub(crate) fn attribute(id: InodeId, name: &str) -> Vec<u8> {
     numbered(b"XATT", id, name.as_bytes())
 }
@@ -168,6 +198,18 @@ pub(crate) fn trim(id: InodeId) -> Vec<u8> {
 
 pub(crate) fn answer(client: ClientId, sequence: u64) -> Vec<u8> {
     [ANSWERS, &client.0.to_be_bytes(), &sequence.to_be_bytes()].concat()
+}
+
+/// Client and sequence in the key of an answer.
+pub(crate) fn answer_of_key(key: &[u8]) -> Result<(ClientId, u64), KvError> {
+    let client = key.get(4..20).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
+    let sequence = key.get(20..28).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    match (client, sequence) {
+        (Some(client), Some(sequence)) => {
+            Ok((ClientId(u128::from_be_bytes(client)), u64::from_be_bytes(sequence)))
+        }
+        _ => Err(KvError::bad_row(key, "the key is not of an answer")),
+    }
 }
 
 /// The inode in a key of the form prefix, inode, rest.

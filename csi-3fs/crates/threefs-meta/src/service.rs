@@ -60,7 +60,10 @@ impl Meta {
     ) -> Result<Self, MetaRunError> {
         let server =
             Server::bind(&config.listen, ServerConfig::new(CONTEXT, config.key.clone())).await?;
-        let store = Store::embedded(EmbeddedConfig::new(config.store_path))?;
+        let store = Store::embedded(EmbeddedConfig {
+            path: config.store_path,
+            map_bytes_max: config.map_bytes_max,
+        })?;
         let routing = MgmtdClient::new(&config.mgmtd, &config.key).follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
         Ok(Self { server, tree: Arc::new(tree), _routing: routing })

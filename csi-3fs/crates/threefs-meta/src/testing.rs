@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::Identity;
 use crate::RenameMode;
-use crate::chunks::ChunkTrimmer;
+use crate::chunks::{ChunkTrimmer, DeadFile};
 use crate::config::TreeConfig;
 use crate::protocol::{
     At, EntryKind, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest,
@@ -35,6 +35,10 @@ pub(crate) fn soon() -> Deadline {
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub trims: Mutex<Vec<(InodeId, u64)>>,
+    /// Files that cannot be forgotten now.
+    pub unavailable: Mutex<Vec<InodeId>>,
+    /// Of removals: the bound of where chunks may be.
+    pub ends: Mutex<Vec<(InodeId, u64)>>,
     pub refuse: AtomicBool,
 }
 
@@ -53,6 +57,23 @@ impl ChunkTrimmer for Recorder {
             self.trims.lock().unwrap().push((inode, length));
             Ok(())
         })
+    }
+
+    fn forget<'a>(
+        &'a self,
+        files: &'a [DeadFile],
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        let forget = |file: &DeadFile| {
+            let unavailable = self.unavailable.lock().unwrap().contains(&file.inode);
+            if self.refuse.load(SeqCst) || unavailable {
+                return Err("storage is away".into());
+            }
+            self.trims.lock().unwrap().push((file.inode, 0));
+            self.ends.lock().unwrap().push((file.inode, file.end));
+            Ok(())
+        };
+        Box::pin(std::future::ready(files.iter().map(forget).collect()))
     }
 }
 
@@ -126,7 +147,7 @@ impl Fixture {
 }
 
 pub(crate) fn config() -> TreeConfig {
-    TreeConfig { collect_delay_ms: 0, ..TreeConfig::default() }
+    TreeConfig { collect_delay_ms: 0, dead_grace_ms: 0, ..TreeConfig::default() }
 }
 
 pub(crate) fn routing() -> watch::Receiver<Arc<RoutingInfo>> {
@@ -180,10 +201,12 @@ pub(crate) async fn check_tree(store: &Store) {
         .await
         .unwrap()
         .iter()
+        .chain(txn.range(&all(b"GCDE"), usize::MAX).await.unwrap().iter())
         .map(|(key, value)| rows::decode::<RemovalRow>(key, value).unwrap().inode)
         .collect();
     for (id, row) in &inodes {
         let names = names.get(id).cloned().unwrap_or_default();
+        check_metadata_bytes(&mut txn, row, &names).await;
         let is_queued = queued.contains(id);
         match row.kind() {
             EntryKind::Directory if *id == crate::protocol::ROOT => assert!(names.is_empty()),
@@ -195,11 +218,28 @@ pub(crate) async fn check_tree(store: &Store) {
                 assert_eq!(names, expected, "{id} has other names than it says");
                 climb(&inodes, *id);
             }
-            EntryKind::File | EntryKind::Symlink => {
+            _ => {
                 assert_eq!(row.inode.links as usize, names.len(), "{id}: links, {names:?}");
                 assert_eq!(is_queued, names.is_empty(), "{id}: queued");
             }
         }
+    }
+}
+
+/// What is kept of names, attributes and targets is what they are.
+async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(InodeId, String)]) {
+    let named: usize = names.iter().map(|(_, name)| name.len() + 64).sum();
+    let prefix = rows::attributes(row.inode.id);
+    let attributes = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await.unwrap();
+    let attributes: usize =
+        attributes.iter().map(|(key, value)| key.len() - prefix.len() + value.len()).sum();
+    let target = match &row.inode.kind {
+        crate::InodeKind::Symlink { target } => target.len(),
+        _ => 0,
+    };
+    let expected = (named + attributes + target) as u64;
+    if row.parent() != Some(REMOVED) {
+        assert_eq!(row.metadata_bytes, expected, "{}: names, attributes, target", row.inode.id);
     }
 }
 
@@ -213,7 +253,7 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
         .iter()
         .map(|(key, value)| (rows::inode_of_key(key).unwrap(), rows::decode(key, value).unwrap()))
         .collect();
-    let mut expected: BTreeMap<InodeId, (i64, i64)> = BTreeMap::new();
+    let mut expected: BTreeMap<InodeId, (i64, i64, i64)> = BTreeMap::new();
     for (id, row) in inodes.iter().filter(|(_, row)| row.charged) {
         let mut next = match row.inode.quota {
             Some(quota) if quota == *id => quotas[id].above,
@@ -225,6 +265,7 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
                 counted.0 += length.max(reserved) as i64;
             }
             counted.1 += 1;
+            counted.2 += row.metadata_bytes as i64;
             next = quota.above;
         }
     }
@@ -233,8 +274,11 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
             let bytes = txn.get(&key).await.unwrap().unwrap();
             i64::from_le_bytes(bytes.try_into().unwrap())
         };
-        let counted =
-            (counted(rows::quota_bytes(*id)).await, counted(rows::quota_inodes(*id)).await);
+        let counted = (
+            counted(rows::quota_bytes(*id)).await,
+            counted(rows::quota_inodes(*id)).await,
+            counted(rows::quota_metadata(*id)).await,
+        );
         assert_eq!(counted, expected.get(id).copied().unwrap_or_default(), "use of quota {id}");
     }
 }

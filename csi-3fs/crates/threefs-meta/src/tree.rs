@@ -9,21 +9,23 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
+use fabric::moment::Moment;
 use threefs_core::ids::InodeId;
 use threefs_core::routing::RoutingInfo;
 use threefs_kv::{KvError, Operation, Store};
 use tokio::sync::watch;
 
 use crate::chunks::ChunkTrimmer;
-use crate::clients::{Client, Clients, milliseconds};
+use crate::clients::{Client, Clients};
+use crate::collector::QueueAges;
 use crate::config::TreeConfig;
 use crate::holds::Holds;
 use crate::identity::{GROUPS_MAX, Identity};
 use crate::layouts::RoundRobin;
 use crate::ops::{self, FirstStep, Given, OpError};
 use crate::protocol::{
-    BATCH_MAX, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus,
-    Nanoseconds, RequestId, SessionId,
+    BATCH_MAX, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
+    MetaStatus, Nanoseconds, REPORT_RANGES_MAX, RequestId, SessionId,
 };
 use crate::rows;
 
@@ -43,6 +45,9 @@ pub struct Tree {
     pub(crate) trimmer: Arc<dyn ChunkTrimmer>,
     pub(crate) clients: Clients,
     pub(crate) holds: Holds,
+    /// How long the collector's queues have waited.
+    pub(crate) ages: Mutex<QueueAges>,
+    started: Moment,
     layouts: RoundRobin,
     inodes: tokio::sync::Mutex<std::ops::Range<u64>>,
     /// Set when the store fails in a way from which only a restart recovers.
@@ -78,12 +83,20 @@ impl Tree {
             config,
             trimmer,
             clients: Clients::default(),
-            holds: Holds::default(),
+            holds: Holds::new(rand::random()),
+            ages: Mutex::default(),
+            started: Moment::now(),
             layouts: RoundRobin::new(routing, config.layout, rand::random()),
             inodes: tokio::sync::Mutex::new(0..0),
             failed: watch::channel(None).0,
             trimming: Mutex::default(),
         })
+    }
+
+    /// Milliseconds since the service began, suspended time included.
+    pub(crate) fn uptime_ms(&self) -> u64 {
+        let uptime = Moment::now().since(self.started);
+        u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Answers one request.
@@ -147,12 +160,12 @@ impl Tree {
                 // Noted twice where the path leads on: before the read for what is named by its
                 // inode, and after it for everything.
                 if at.path.is_empty() {
-                    self.holds.hold(*client, at.directory, milliseconds(now()));
+                    self.holds.hold(*client, at.directory, self.uptime_ms());
                 }
                 let opened = self.store.transact(deadline, &open).await;
                 match &opened {
                     Ok(MetaReply::Inode(inode)) => {
-                        self.holds.hold(*client, inode.id, milliseconds(now()));
+                        self.holds.hold(*client, inode.id, self.uptime_ms());
                     }
                     _ if at.path.is_empty() => {
                         self.holds.update(*client, &[], &[at.directory], false, 0);
@@ -162,8 +175,8 @@ impl Tree {
                 opened
             }
             MetaQuery::Hold { client, add, release, all } => {
-                self.clients.hear_of(*client, now());
-                let now = milliseconds(now());
+                self.clients.hear_of(*client, self.uptime_ms());
+                let now = self.uptime_ms();
                 let complete = self.holds.update(*client, add, release, *all, now);
                 Ok(MetaReply::Held { complete })
             }
@@ -178,7 +191,10 @@ impl Tree {
                 store.transact(deadline, &ops::PathOf(*directory)).await
             }
             MetaQuery::Status => Ok(MetaReply::Status(MetaStatus {
-                removals_pending: self.count(rows::REMOVALS, deadline).await?,
+                store_used_bytes: self.store.room()?.map(|room| room.used_bytes),
+                store_max_bytes: self.store.room()?.map(|room| room.max_bytes),
+                removals_pending: self.count(rows::REMOVALS, deadline).await?
+                    + self.count(rows::DEAD, deadline).await?,
                 sessions: self.count(rows::SESSIONS, deadline).await?,
             })),
         }
@@ -196,12 +212,16 @@ impl Tree {
         deadline: Deadline,
     ) -> Result<MetaReply, OpError> {
         check_identity(who)?;
-        let client = self.clients.hear(id, now());
+        if grows(change) && !who.is_control_plane() {
+            self.check_room()?;
+        }
+        let client = self.clients.hear(id, self.uptime_ms());
         let names = match change {
             MetaChange::MakeDirectory { at, parents: true, .. } => ops::names_of(&at.path),
             MetaChange::Create { .. }
             | MetaChange::MakeDirectory { .. }
-            | MetaChange::MakeSymlink { .. } => 1,
+            | MetaChange::MakeSymlink { .. }
+            | MetaChange::MakeSpecial { .. } => 1,
             _ => 0,
         };
         let given = Given { now: now(), first_inode: self.fresh_inodes(names, deadline).await? };
@@ -215,6 +235,21 @@ impl Tree {
         }
         let detail = "the file is truncated again and again".into();
         Err(MetaError::Unavailable { detail }.into())
+    }
+
+    /// Keeps the rest of a store that is nearly full for removals.
+    fn check_room(&self) -> Result<(), OpError> {
+        match self.store.room()? {
+            Some(room) if room.is_low() => {
+                let detail = format!(
+                    "{} of {} bytes are in use and the rest is kept for removals; remove files, \
+                     or give the metadata service a larger volume and `map_bytes_max`",
+                    room.used_bytes, room.max_bytes
+                );
+                Err(MetaError::NoSpace { detail }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn apply(&self, ask: &Ask<'_>, change: &MetaChange) -> Result<MetaReply, OpError> {
@@ -231,7 +266,7 @@ impl Tree {
                     ops::Create { who, at, mode, exclusive, layout, layouts, write, given };
                 let created = self.once(ask, create).await?;
                 if let (true, MetaReply::Opened { inode, .. }) = (*hold, &created) {
-                    self.holds.hold(ask.id.client, inode.id, milliseconds(now()));
+                    self.holds.hold(ask.id.client, inode.id, self.uptime_ms());
                 }
                 Ok(created)
             }
@@ -239,11 +274,13 @@ impl Tree {
                 self.once(ask, ops::Open { who, at, write: wanted(write) }).await
             }
             MetaChange::Close { inode, session, report } => {
+                check_ranges(report.iter())?;
                 let (inode, session, report) = (*inode, *session, report.as_ref());
                 self.once(ask, ops::Close { inode, session, report, given }).await
             }
             MetaChange::ReportLengths { reports, ends } => {
                 check_batch("reports", reports.len().max(ends.len()))?;
+                check_ranges(reports.iter())?;
                 self.once(ask, ops::ReportLengths { reports, ends, given }).await
             }
             MetaChange::Reserve { reservations } => {
@@ -260,6 +297,10 @@ impl Tree {
             }
             MetaChange::MakeSymlink { at, target } => {
                 self.once(ask, ops::Symlink { who, at, target, given }).await
+            }
+            MetaChange::MakeSpecial { at, mode, kind, device } => {
+                let (mode, kind, device) = (*mode, *kind, *device);
+                self.once(ask, ops::MakeSpecial { who, at, mode, kind, device, given }).await
             }
             MetaChange::Link { from, to } => {
                 self.once(ask, ops::Link { who, from, to, given }).await
@@ -338,7 +379,7 @@ impl Tree {
     ) -> Result<MetaReply, OpError> {
         let first = ops::UnlessAnswered { id: ask.id, floor: &ask.client.floor, operation: begin };
         match self.store.transact(ask.deadline, &first).await? {
-            FirstStep::Answered(reply) => Ok(reply),
+            FirstStep::Answered(reply) => Ok(*reply),
             FirstStep::Done(inode) => {
                 self.finish_trim(inode, ask.deadline).await?;
                 self.once(ask, ops::FinishTrim(inode)).await
@@ -402,6 +443,19 @@ fn check_identity(who: &Identity) -> Result<(), MetaError> {
     })
 }
 
+/// Whether a change makes something that stays.
+fn grows(change: &MetaChange) -> bool {
+    matches!(
+        change,
+        MetaChange::Create { .. }
+            | MetaChange::MakeDirectory { .. }
+            | MetaChange::MakeSymlink { .. }
+            | MetaChange::MakeSpecial { .. }
+            | MetaChange::Link { .. }
+            | MetaChange::SetAttribute { value: Some(_), .. }
+    )
+}
+
 fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
     if length <= BATCH_MAX {
         return Ok(());
@@ -411,6 +465,19 @@ fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
         value: length.to_string(),
         reason: format!("a batch holds at most {BATCH_MAX}; send several"),
     })
+}
+
+fn check_ranges<'a>(reports: impl Iterator<Item = &'a LengthReport>) -> Result<(), MetaError> {
+    for report in reports {
+        if report.written.ranges() > REPORT_RANGES_MAX {
+            return Err(MetaError::Invalid {
+                field: "written".into(),
+                value: report.written.ranges().to_string(),
+                reason: format!("a report has at most {REPORT_RANGES_MAX} ranges"),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Wall-clock time, for people: nothing depends on its steadiness.

@@ -29,7 +29,8 @@ fn unlink(path: &str) -> MetaChange {
 
 fn report(inode: &Inode, length: u64) -> LengthReport {
     let InodeKind::File { truncate_version, .. } = inode.kind else { panic!("{inode:?}") };
-    LengthReport { inode: inode.id, length, truncate_version }
+    let written = crate::Written::of_bytes(0, length, 1 << 20);
+    LengthReport { inode: inode.id, length, truncate_version, written }
 }
 
 async fn opened(fixture: &Fixture, path: &str) -> (Inode, SessionId) {
@@ -110,7 +111,9 @@ async fn bad_names_and_places_are_refused_with_what_is_wrong() {
         hold: false,
     };
     assert!(refused(&fixture, change).await.contains("100000"));
-    let reports = vec![LengthReport { inode: ROOT, length: 1, truncate_version: 0 }; BATCH_MAX + 1];
+    let written = crate::Written::default();
+    let report = LengthReport { inode: ROOT, length: 1, truncate_version: 0, written };
+    let reports = vec![report; BATCH_MAX + 1];
     let error = refused(&fixture, MetaChange::ReportLengths { reports, ends: vec![] }).await;
     assert!(error.contains("at most 1024"), "{error}");
     check_tree(&fixture.store).await;
@@ -274,10 +277,10 @@ async fn sessions_of_clients_that_are_gone_end() {
     fixture.collect_all().await;
     assert!(fixture.recorder.trims.lock().unwrap().is_empty());
     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    fixture.tree.sweep(u64::MAX).await.unwrap();
+    fixture.tree.sweep(0).await.unwrap();
     fixture.collect_all().await;
     assert!(fixture.recorder.trims.lock().unwrap().is_empty(), "just begun: all may still come");
-    fixture.tree.sweep(0).await.unwrap();
+    fixture.tree.sweep(u64::MAX).await.unwrap();
     fixture.collect_all().await;
     assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1);
 }

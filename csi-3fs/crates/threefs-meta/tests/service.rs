@@ -58,6 +58,7 @@ fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
         listen: listen.into(),
         key: key(),
         store_path: folder.join("meta"),
+        map_bytes_max: threefs_meta::MAP_BYTES_MAX,
         mgmtd: vec![mgmtd.into()],
         tree: TreeConfig::default(),
     }
@@ -129,6 +130,7 @@ async fn work_while_services_are_killed() {
         incarnation: Incarnation(1),
         sequence: 1,
         targets: Vec::new(),
+        capacity_bytes: 0,
     };
     mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
     let client = MetaClient::new(&meta_address, &key(), ClientId(7));

@@ -8,14 +8,14 @@ use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::protocol::{
-    CONTEXT, ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, RebalancePlan,
-    WAIT_MS_MAX,
+    CONTEXT, ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, Promotion,
+    RebalancePlan, WAIT_MS_MAX,
 };
 
 /// One attempt at a call that does not wait for anything.
@@ -125,6 +125,23 @@ impl MgmtdClient {
         match self.ask(&request, Duration::ZERO, deadline).await? {
             MgmtdReply::Plan(plan) => Ok(plan),
             other => Err(unexpected("a plan", &other)),
+        }
+    }
+
+    /// See [`MgmtdRequest::Promote`].
+    ///
+    /// # Errors
+    /// Any [`MgmtdClientError`].
+    pub async fn promote(
+        &self,
+        target: TargetId,
+        apply: bool,
+        deadline: Deadline,
+    ) -> Result<Promotion, MgmtdClientError> {
+        let request = MgmtdRequest::Promote { target, apply };
+        match self.ask(&request, Duration::ZERO, deadline).await? {
+            MgmtdReply::Promotion(promotion) => Ok(promotion),
+            other => Err(unexpected("a promotion", &other)),
         }
     }
 

@@ -7,8 +7,10 @@
 
 mod client;
 mod config;
+mod course;
 mod growth;
 mod manager;
+mod model;
 mod ops;
 mod placement;
 pub mod protocol;
@@ -20,8 +22,10 @@ mod view;
 pub use client::{MgmtdClient, MgmtdClientError, RoutingFollower};
 pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
 pub use manager::Manager;
+pub use model::Model;
 pub use protocol::{
-    ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, NodeStatus, RebalancePlan,
+    ClusterStatus, ForeignStore, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, NodeStatus,
+    Promotion, RebalancePlan,
 };
 pub use rebalance::PlannedMove;
 pub use service::{Mgmtd, MgmtdRunError, run};

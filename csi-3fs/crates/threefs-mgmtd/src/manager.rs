@@ -7,20 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
+use threefs_core::chain::Transition;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::ids::{NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_kv::{KvError, Store};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::config::{Bootstrap, Timers};
+use crate::course::{Course, Step};
 use crate::ops::{
     AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
     UpdateChains,
 };
-use crate::protocol::{ClusterStatus, MgmtdError, RebalancePlan};
-use crate::view::{Admission, Changes, View};
+use crate::protocol::{ClusterStatus, MgmtdError, Promotion, RebalancePlan};
+use crate::view::{Changes, View};
 
 /// How long one transaction may take, retries included. Far below every lease.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -189,6 +191,48 @@ impl Manager {
         self.answered(&mut role, result)
     }
 
+    /// Makes `target` the one that leads its chain, or says what that would mean.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`], [`MgmtdError::CannotPromote`].
+    pub async fn promote(
+        &self,
+        target: TargetId,
+        apply: bool,
+        now: Millis,
+    ) -> Result<Promotion, MgmtdError> {
+        let mut role = self.role.lock().await;
+        let view = self.view(&mut role, now)?;
+        if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now) {
+            return Err(MgmtdError::Starting { remaining_ms });
+        }
+        let (promotion, transition, store) = view.promotion(&self.timers, now, target)?;
+        if apply {
+            let promoted = self.write_promotion(view, target, transition, store).await;
+            self.answered(&mut role, promoted.map_err(Refusal::Op))?;
+        }
+        Ok(promotion)
+    }
+
+    async fn write_promotion(
+        &self,
+        view: &mut View,
+        target: TargetId,
+        transition: Transition,
+        store: StoreId,
+    ) -> Result<(), OpError> {
+        let chains = vec![transition.chain];
+        let stores = [(target, store)];
+        let update = UpdateChains { own: view.fence, chains: &chains, ended: &[], stores: &stores };
+        let version = self.store.transact(deadline(), &update).await?;
+        for reason in &transition.reasons {
+            tracing::warn!(routing = version.0, "{reason}");
+        }
+        view.stores.extend(stores);
+        self.apply(view, version, chains);
+        Ok(())
+    }
+
     fn view<'a>(
         &self,
         role: &'a mut MutexGuard<'_, Role>,
@@ -252,7 +296,7 @@ impl Manager {
         view.tick(&self.timers, now);
         if view.settles_in_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
-            self.scan(view, now, None).await?;
+            self.scan(view, now).await?;
             self.grow(view, now).await?;
         }
         Ok(())
@@ -264,29 +308,18 @@ impl Manager {
         heartbeat: Heartbeat,
         now: Millis,
     ) -> Result<HeartbeatReply, Refusal> {
-        let node = heartbeat.node;
-        match view.admit(&heartbeat)? {
-            Admission::Known => {}
-            Admission::Repeated => return Ok(self.answer(view)),
-            Admission::Register => self.register(view, &heartbeat).await?,
-            Admission::Restarted => {
-                if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now)
-                    && view.routing.targets_of_node(node).next().is_some()
-                {
-                    return Err(MgmtdError::Starting { remaining_ms }.into());
+        let mut course = Course::default();
+        loop {
+            match view.next_step(&self.timers, &heartbeat, &mut course, now)? {
+                Step::Demote => self.scan(view, now).await?,
+                Step::Register => self.register(view, &heartbeat).await?,
+                Step::Decide => {
+                    self.make_chains(view, now).await?;
+                    self.scan(view, now).await?;
                 }
-                // Demote before remembering the new life: a crash in between repeats the demotion,
-                // the other order would lose it.
-                self.scan(view, now, Some(node)).await?;
-                self.register(view, &heartbeat).await?;
-                view.forget(node);
+                Step::Answer => return Ok(self.answer(view)),
             }
         }
-        if view.hear(heartbeat, now) && view.settles_in_ms(&self.timers, now).is_none() {
-            self.make_chains(view, now).await?;
-            self.scan(view, now, None).await?;
-        }
-        Ok(self.answer(view))
     }
 
     fn answer(&self, view: &View) -> HeartbeatReply {
@@ -308,9 +341,7 @@ impl Manager {
         };
         let (version, row) = self.store.transact(deadline(), &register).await?;
         tracing::info!(node = %info.id, address = info.address, "node registered");
-        view.routing.version = version;
-        view.routing.nodes.insert(info.id, info);
-        view.nodes.insert(heartbeat.node, row);
+        view.registered(version, row);
         self.publish(view);
         Ok(())
     }
@@ -333,28 +364,23 @@ impl Manager {
         Ok(())
     }
 
-    async fn scan(
-        &self,
-        view: &mut View,
-        now: Millis,
-        dead: Option<NodeId>,
-    ) -> Result<(), OpError> {
-        let Changes { chains, reasons, ended } = view.scan(&self.timers, now, dead);
-        if chains.is_empty() {
+    async fn scan(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+        let changes = view.scan(&self.timers, now);
+        if changes.is_empty() {
             return Ok(());
         }
-        view.note_setbacks(&self.timers, now, &chains);
-        let update = UpdateChains { own: view.fence, chains: &chains, ended: &ended };
+        let Changes { chains, reasons, ended, stores } = &changes;
+        view.note_setbacks(&self.timers, now, chains);
+        let update = UpdateChains { own: view.fence, chains, ended, stores };
         let version = self.store.transact(deadline(), &update).await?;
-        for reason in &reasons {
+        for reason in reasons {
             tracing::info!(routing = version.0, "{reason}");
         }
         for this in ended {
             tracing::info!(routing = version.0, "done: {this}");
-            view.routing.moves.remove(&this.chain);
-            view.routing.retired.insert(this.source);
         }
-        self.apply(view, version, chains);
+        view.decided(version, changes);
+        self.publish(view);
         Ok(())
     }
 

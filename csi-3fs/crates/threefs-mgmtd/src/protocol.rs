@@ -19,7 +19,7 @@
 
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::Move;
 use threefs_core::routing::RoutingInfo;
 
@@ -53,6 +53,14 @@ pub enum MgmtdRequest {
         /// Nodes that shall hold nothing; `None` = those that were named last.
         leaving: Option<Vec<NodeId>>,
     },
+    /// For operators: a chain whose last targets to serve are lost shall be led by another one.
+    /// Answered with [`MgmtdReply::Promotion`].
+    Promote {
+        /// Which one.
+        target: TargetId,
+        /// Whether it is to be done; otherwise only what it would mean is answered.
+        apply: bool,
+    },
 }
 
 /// The longest wait for a routing change that is granted.
@@ -69,6 +77,43 @@ pub enum MgmtdReply {
     Status(ClusterStatus),
     /// What has to move.
     Plan(RebalancePlan),
+    /// What the promotion means.
+    Promotion(Promotion),
+}
+
+/// A target that is to lead its chain although others served after it. Every update that the
+/// chain acknowledged after this target had stopped serving is lost with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promotion {
+    /// The target.
+    pub target: TargetId,
+    /// Its node.
+    pub node: NodeId,
+    /// Its chain.
+    pub chain: ChainId,
+    /// Chunks that it holds.
+    pub chunks: u64,
+    /// Those that served after it: each has every acknowledged update. They are synced from the
+    /// promoted target if they come back.
+    pub served_last: Vec<(TargetId, NodeId)>,
+    /// Whether this store has ever served. One that has not may lack any chunk: its first sync was
+    /// not finished.
+    pub was_complete: bool,
+}
+
+/// A target of the last to serve that reports another store than the one it served with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForeignStore {
+    /// The target.
+    pub target: TargetId,
+    /// Its node.
+    pub node: NodeId,
+    /// Its chain, which waits for a store that has its data.
+    pub chain: ChainId,
+    /// The store with which it served.
+    pub served_with: StoreId,
+    /// The store that it reports.
+    pub reported: StoreId,
 }
 
 /// What has to move, a few replicas at a time.
@@ -105,6 +150,8 @@ pub struct ClusterStatus {
     pub chains: u32,
     /// See `chains`.
     pub chains_whole: u32,
+    /// Targets of the last to serve whose disk is not the one they served with.
+    pub foreign_stores: Vec<ForeignStore>,
     /// Chains without a SERVING target: their data cannot be read now.
     pub chains_down: u32,
 }
@@ -122,7 +169,7 @@ pub struct NodeStatus {
     pub heartbeat_age_ms: Option<u64>,
     /// Bytes in use over its targets.
     pub used_bytes: u64,
-    /// Bytes that its targets may hold; 0 = unknown.
+    /// Bytes that its targets may hold together: they share a disk. 0 = unknown.
     pub capacity_bytes: u64,
 }
 
@@ -181,6 +228,14 @@ pub enum MgmtdError {
     Store {
         /// What it said.
         detail: String,
+    },
+    /// A target cannot lead its chain.
+    #[error("{target} cannot be promoted: {reason}")]
+    CannotPromote {
+        /// As named.
+        target: TargetId,
+        /// Why not, and what helps.
+        reason: String,
     },
 }
 

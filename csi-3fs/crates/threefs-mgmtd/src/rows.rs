@@ -10,6 +10,7 @@
 //! | `MTBL` table (u32) version (u32) | `ChainTable` |
 //! | `MMOV` chain (u32) | `Move`: a replica of it is moving |
 //! | `MRET` target (u64) | its former chain; the target was moved away |
+//! | `MSTO` target (u64) | `StoreId`: the store with which the target has served |
 //! | `MSNG` rebalance | `Wanted`: what an operator asked for |
 //!
 //! Numbers in keys are big endian. Values are postcard; a field is only ever added by a new prefix.
@@ -30,6 +31,7 @@ pub(crate) const TABLES: &[u8] = b"MTBL";
 
 pub(crate) const MOVES: &[u8] = b"MMOV";
 pub(crate) const RETIRED: &[u8] = b"MRET";
+pub(crate) const STORES: &[u8] = b"MSTO";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 
 /// Former lives of a node that are remembered, so that a straggler is told apart from a restart.
@@ -57,6 +59,22 @@ pub(crate) struct NodeRow {
     pub former_lives: Vec<Incarnation>,
 }
 
+impl NodeRow {
+    /// The row of a node in the life `incarnation`; the life before joins the former ones.
+    pub(crate) fn next(before: Option<Self>, info: NodeInfo, incarnation: Incarnation) -> Self {
+        let mut former_lives = Vec::new();
+        if let Some(before) = before {
+            former_lives = before.former_lives;
+            if before.incarnation != incarnation {
+                former_lives.push(before.incarnation);
+            }
+            let surplus = former_lives.len().saturating_sub(FORMER_LIVES_MAX);
+            former_lives.drain(..surplus);
+        }
+        Self { info, incarnation, former_lives }
+    }
+}
+
 pub(crate) fn node(id: NodeId) -> Vec<u8> {
     [NODES, &id.0.to_be_bytes()].concat()
 }
@@ -80,6 +98,10 @@ pub(crate) struct Wanted {
 
 pub(crate) fn moving(id: ChainId) -> Vec<u8> {
     [MOVES, &id.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn store(id: TargetId) -> Vec<u8> {
+    [STORES, &id.0.to_be_bytes()].concat()
 }
 
 pub(crate) fn retired(id: TargetId) -> Vec<u8> {

@@ -143,6 +143,10 @@ impl Handler {
                 let plan = self.manager.rebalance(apply, leaving, self.clock.now()).await?;
                 Ok(MgmtdReply::Plan(plan))
             }
+            MgmtdRequest::Promote { target, apply } => {
+                let promotion = self.manager.promote(target, apply, self.clock.now()).await?;
+                Ok(MgmtdReply::Promotion(promotion))
+            }
             MgmtdRequest::Status => {
                 Ok(MgmtdReply::Status(self.manager.status(self.clock.now()).await?))
             }

@@ -40,7 +40,14 @@ async fn start(listen: &str, folder: &Path) -> (String, ShutdownHandle, JoinHand
 
 fn heartbeat(sequence: u64) -> Heartbeat {
     let (node, incarnation) = (NodeId(7), Incarnation(1));
-    Heartbeat { node, address: "127.0.0.1:1".into(), incarnation, sequence, targets: Vec::new() }
+    Heartbeat {
+        node,
+        address: "127.0.0.1:1".into(),
+        incarnation,
+        sequence,
+        targets: Vec::new(),
+        capacity_bytes: 0,
+    }
 }
 
 #[tokio::test]

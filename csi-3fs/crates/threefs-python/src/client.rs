@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
-use threefs_core::ids::NodeId;
+use threefs_core::ids::{NodeId, TargetId};
 use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 
 use crate::buffer::{Lending, View};
@@ -40,12 +40,14 @@ impl Client {
 #[pymethods]
 impl Client {
     #[new]
+    #[pyo3(signature = (mgmtd, meta, key_file, timeout_seconds, control_plane=false))]
     fn new(
         py: Python<'_>,
         mgmtd: Vec<String>,
         meta: String,
         key_file: &str,
         timeout_seconds: f64,
+        control_plane: bool,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds)
             .map_err(|error| errors::invalid(py, &format!("timeout_seconds: {error}")))?;
@@ -53,6 +55,7 @@ impl Client {
             .map_err(|error| errors::invalid(py, &error.to_string()))?;
         let mut config = ClientConfig::new(mgmtd, meta, key);
         config.timeout = timeout;
+        config.control_plane = control_plane;
         Ok(Self { live: Mutex::new(Some(Arc::new(Live::start(config)?))) })
     }
 
@@ -298,6 +301,12 @@ impl Client {
         let plan = live.wait(py, live.client.rebalance(apply, leaving))?;
         serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
     }
+
+    fn promote(&self, py: Python<'_>, target: u64, apply: bool) -> PyResult<String> {
+        let live = self.live()?;
+        let promotion = live.wait(py, live.client.promote(TargetId(target), apply))?;
+        serde_json::to_string(&promotion).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
 }
 
 /// A bytes object that is filled before anybody sees it, and its memory.
@@ -324,7 +333,7 @@ fn uninitialised<'py>(
 }
 
 fn raw_quota(quota: &QuotaUse) -> RawQuota {
-    let QuotaUse { directory, bytes_max, bytes_used, inodes_max, inodes_used } = *quota;
+    let QuotaUse { directory, bytes_max, bytes_used, inodes_max, inodes_used, .. } = *quota;
     (directory.0, bytes_max, bytes_used, inodes_max, inodes_used)
 }
 
@@ -333,6 +342,7 @@ pub(crate) fn raw(inode: &Inode) -> RawStat {
         InodeKind::File { layout, .. } => ("file", layout.chunk_bytes),
         InodeKind::Directory { .. } => ("directory", 0),
         InodeKind::Symlink { .. } => ("symlink", 0),
+        InodeKind::Special { .. } => ("special", 0),
     };
     (kind, inode.id.0, inode.length(), inode.mode, inode.modified.0, chunk_bytes)
 }

@@ -13,6 +13,8 @@ pub(crate) fn from_client(py: Python<'_>, error: &ClientError) -> PyErr {
         ClientError::Meta(meta) => from_meta(py, meta, &message),
         ClientError::NoSpace { .. } => make(py, "NoSpace", &message, &[]),
         ClientError::Corrupt { .. } => make(py, "Corrupt", &message, &[]),
+        ClientError::Lost { path, .. } => make(py, "Corrupt", &message, &[("path", path)]),
+        ClientError::Stale { path } => make(py, "Stale", &message, &[("path", path)]),
         ClientError::Unavailable { who, deadline, .. } => {
             let details = PyDict::new(py);
             let set = details
@@ -43,9 +45,9 @@ fn from_meta(py: Python<'_>, error: &MetaError, message: &str) -> PyErr {
         MetaError::NotADirectory { path } => ("NotADirectory", Some(path)),
         MetaError::IsADirectory { path } => ("IsADirectory", Some(path)),
         MetaError::NotEmpty { path } => ("DirectoryNotEmpty", Some(path)),
-        MetaError::TooManySymlinks { path } | MetaError::IsRoot { path } => {
-            ("InvalidArgument", Some(path))
-        }
+        MetaError::TooManySymlinks { path }
+        | MetaError::SymlinkOnPath { path, .. }
+        | MetaError::IsRoot { path } => ("InvalidArgument", Some(path)),
         MetaError::PermissionDenied { path, .. } | MetaError::NotPermitted { path, .. } => {
             ("PermissionDenied", Some(path))
         }

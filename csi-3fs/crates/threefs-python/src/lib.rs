@@ -2,6 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `backup` | dumps of the services' stores |
 //! | `buffer` | memory of Python objects without a copy |
 //! | `client` | the client's methods, blocking, with the interpreter's lock released |
 //! | `file` | an open file |
@@ -10,6 +11,7 @@
 //! | `fuse` | the FUSE daemon as a process |
 //! | `service` | mgmtd, meta and storage as processes |
 
+mod backup;
 mod buffer;
 mod client;
 mod errors;
@@ -35,6 +37,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checksum, module)?)?;
     module.add_function(wrap_pyfunction!(service::run_service, module)?)?;
     module.add_function(wrap_pyfunction!(fuse::run_fuse, module)?)?;
+    module.add_function(wrap_pyfunction!(backup::store_dump, module)?)?;
+    module.add_function(wrap_pyfunction!(backup::store_load, module)?)?;
+    module.add_function(wrap_pyfunction!(backup::store_verify, module)?)?;
     module.add_class::<client::Client>()?;
     module.add_class::<file::File>()
 }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use threefs_client::{Client, ClientConfig};
-use threefs_meta::{LayoutDefaults, MetaConfig, TreeConfig};
+use threefs_meta::{DEAD_GRACE_MS, LayoutDefaults, MetaConfig, TreeConfig};
 use threefs_mgmtd::{Bootstrap, MgmtdConfig, Timers};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -76,6 +76,18 @@ struct MetaJson {
     chunk_bytes: u32,
     stripe: u32,
     collect_delay_ms: u64,
+    #[serde(default = "dead_grace_ms")]
+    dead_grace_ms: u64,
+    #[serde(default = "map_bytes_max")]
+    map_bytes_max: usize,
+}
+
+fn dead_grace_ms() -> u64 {
+    DEAD_GRACE_MS
+}
+
+fn map_bytes_max() -> usize {
+    threefs_meta::MAP_BYTES_MAX
 }
 
 impl Service {
@@ -144,15 +156,17 @@ impl MgmtdJson {
 
 impl MetaJson {
     fn config(self) -> Result<MetaConfig, fabric::auth::AuthError> {
-        let Self { chunk_bytes, stripe, collect_delay_ms, .. } = self;
+        let Self { chunk_bytes, stripe, collect_delay_ms, dead_grace_ms, .. } = self;
         Ok(MetaConfig {
             listen: self.listen,
             key: Key::read(&self.key_file)?,
             store_path: self.data,
+            map_bytes_max: self.map_bytes_max,
             mgmtd: self.mgmtd,
             tree: TreeConfig {
                 layout: LayoutDefaults { chunk_bytes, stripe },
                 collect_delay_ms,
+                dead_grace_ms,
                 ..TreeConfig::default()
             },
         })

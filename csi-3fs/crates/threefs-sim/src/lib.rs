@@ -1,7 +1,7 @@
 //! A seeded, deterministic simulator of chains under faults.
 //!
-//! One seed makes one schedule: a chain of two to four replicas with their stores, a manager that
-//! applies the real chain rules, clients with retries, a network that loses, repeats, delays and
+//! One seed makes one schedule: a chain of two to four replicas with their stores, mgmtd's own rules
+//! for heartbeats and chains ([`threefs_mgmtd::Model`]), clients with retries, a network that loses, repeats, delays and
 //! reorders, and faults: crashes that lose what was not flushed, stopped processes, partitions,
 //! hung and full disks, damaged chunks, a manager that is away, clocks that run apart. The
 //! replicas are the product's own [`threefs_core::replica::Replica`]; only the driver is of the

@@ -1,34 +1,26 @@
-//! The manager as the simulator has it: heartbeats with a timeout, the real chain rules, routing
-//! in versions. It may be away for a while; what it decided is durable, what it heard is not.
+//! The manager as the simulator has it: mgmtd's own rules and its own course of heartbeats
+//! ([`Model`]). It may be away for a while; what it decided is durable, what it heard is not.
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use threefs_core::chain::advance;
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, LocalReport};
-use threefs_core::ids::{ChainId, Incarnation, NodeId, RoutingVersion, TargetId};
-use threefs_core::moves::{Move, abandon, begin, follow};
-use threefs_core::routing::PublicState::{self, Offline};
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TargetId};
+use threefs_core::moves::{Move, abandon, begin};
+use threefs_core::routing::PublicState::{Offline, Serving};
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
+use threefs_mgmtd::{Model, Timers};
 
 /// After so long without a heartbeat a node is dead.
 pub const DEAD_AFTER_MS: u64 = 100;
-
-#[derive(Debug)]
-struct Heard {
-    at: Millis,
-    incarnation: Incarnation,
-    sequence: u64,
-    reports: BTreeMap<TargetId, LocalReport>,
-}
+/// It looks at all chains so often.
+pub const SCAN_MS: u64 = 10;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Manager {
-    routing: Rc<RoutingInfo>,
-    heard: BTreeMap<NodeId, Heard>,
-    started_at: Millis,
+    model: Model,
+    published: Rc<RoutingInfo>,
     /// See [`crate::Mutant::LeaveOutAtOnce`].
     pub hasty: bool,
     /// See [`crate::Mutant::AbandonServing`].
@@ -41,105 +33,78 @@ impl Manager {
     pub fn new(chain: Chain) -> Self {
         let mut routing = RoutingInfo { version: RoutingVersion(1), ..RoutingInfo::default() };
         routing.chains.insert(chain.id, chain);
-        Self {
-            routing: Rc::new(routing),
-            heard: BTreeMap::new(),
-            started_at: Millis(0),
-            hasty: false,
-            careless: false,
-        }
+        let timers =
+            Timers { node_failure_ms: DEAD_AFTER_MS, primary_lease_ms: u64::MAX, scan_ms: SCAN_MS };
+        let published = Rc::new(routing.clone());
+        let model = Model::new(routing, timers, Millis(0));
+        Self { model, published, hasty: false, careless: false }
     }
 
-    /// It comes back: what it heard is forgotten, and it decides nothing before every node that
-    /// lives has had the time to be heard.
+    /// It comes back: what it heard is forgotten.
     pub fn restart(&mut self, now: Millis) {
-        self.heard.clear();
-        self.started_at = now;
+        self.model.restart(now);
     }
 
     /// What it publishes now.
     #[must_use]
     pub fn routing(&self) -> Rc<RoutingInfo> {
-        Rc::clone(&self.routing)
+        Rc::clone(&self.published)
     }
 
     /// The chain as it is decided now.
     #[must_use]
     pub fn chain(&self, id: ChainId) -> Option<&Chain> {
-        self.routing.chains.get(&id)
+        self.published.chains.get(&id)
     }
 
-    /// Takes a heartbeat; `None` for one that came late.
+    /// Takes a heartbeat; `None` for one that it refuses.
     pub fn heartbeat(&mut self, now: Millis, heartbeat: &Heartbeat) -> Option<HeartbeatReply> {
-        if let Some(heard) = self.heard.get(&heartbeat.node) {
-            let newer =
-                (heartbeat.incarnation, heartbeat.sequence) > (heard.incarnation, heard.sequence);
-            if !newer {
-                return None;
-            }
-        }
-        let reports = heartbeat.targets.iter().map(|line| (line.target, line.report)).collect();
-        self.heard.insert(
-            heartbeat.node,
-            Heard {
-                at: now,
-                incarnation: heartbeat.incarnation,
-                sequence: heartbeat.sequence,
-                reports,
-            },
-        );
-        let routing_version = self.routing.version;
-        Some(HeartbeatReply { routing_version, lease_ms: DEAD_AFTER_MS / 2 })
+        let reply = self.model.heartbeat(heartbeat, now).ok();
+        self.publish();
+        reply
     }
 
-    /// Looks at all chains. True if something changed.
-    pub fn scan(&mut self, now: Millis) -> bool {
-        if now.since(self.started_at) <= DEAD_AFTER_MS {
-            return false;
+    /// Looks at all chains.
+    pub fn scan(&mut self, now: Millis) {
+        if self.hasty {
+            self.leave_out_at_once();
         }
-        let reports: BTreeMap<TargetId, LocalReport> = self
-            .heard
-            .values()
-            .filter(|heard| now.since(heard.at) <= DEAD_AFTER_MS)
-            .flat_map(|heard| heard.reports.iter().map(|(target, report)| (*target, *report)))
-            .collect();
-        let mut changed = false;
-        let mut next = (*self.routing).clone();
-        for chain in next.chains.values_mut() {
-            let mut transition = advance(chain, &reports);
-            let this = next.moves.get(&chain.id).copied();
-            if let Some(this) = this.filter(|_| self.hasty)
-                && this.retires(&transition.chain, this.source)
-            {
-                let leaving = transition.chain.targets.iter_mut();
-                leaving.filter(|it| it.target == this.source).for_each(|it| it.state = Offline);
-            }
-            if let Some(this) = this {
-                let (followed, ended) = follow(chain, transition.chain, &this);
-                transition.chain = followed;
-                if ended {
-                    next.moves.remove(&chain.id);
-                    next.retired.insert(this.source);
-                }
-            }
-            changed |= transition.changed(chain);
-            *chain = transition.chain;
+        self.model.tick(now);
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        if self.model.routing().version != self.published.version {
+            self.published = Rc::new(self.model.routing().clone());
         }
-        if changed {
-            next.version = self.routing.version.next();
-            self.routing = Rc::new(next);
-        }
-        changed
+    }
+
+    fn leave_out_at_once(&mut self) {
+        let routing = self.model.routing();
+        let leaves = |this: &&Move| {
+            let chain = routing.chains.get(&this.chain);
+            chain.is_some_and(|chain| {
+                this.retires(chain, this.source) && chain.state_of(this.source) == Some(Serving)
+            })
+        };
+        let Some(this) = routing.moves.values().find(leaves).copied() else { return };
+        self.model.write(|routing| {
+            let Some(chain) = routing.chains.get_mut(&this.chain) else { return };
+            let leaving = chain.targets.iter_mut();
+            leaving.filter(|it| it.target == this.source).for_each(|it| it.state = Offline);
+            chain.targets.sort_by_key(|place| place.state);
+            chain.version = chain.version.next();
+        });
     }
 
     /// Gives the chain's move up, if that can be now; the target that was to be its destination.
     pub fn abandon_move(&mut self, id: ChainId) -> Option<TargetId> {
-        let mut next = (*self.routing).clone();
-        let this = next.moves.get(&id).copied()?;
-        let chain = next.chains.get_mut(&id)?;
-        *chain = if self.careless {
+        let routing = self.model.routing();
+        let this = routing.moves.get(&id).copied()?;
+        let chain = routing.chains.get(&id)?;
+        let next = if self.careless {
             // At the worst moment, which chance would find more seldom.
-            if chain.state_of(this.destination) != Some(PublicState::Serving) {
+            if chain.state_of(this.destination) != Some(Serving) {
                 return None;
             }
             let mut without = chain.clone();
@@ -148,26 +113,30 @@ impl Manager {
         } else {
             abandon(chain, &this)?
         };
-        next.moves.remove(&id);
-        next.retired.insert(this.destination);
-        next.version = self.routing.version.next();
-        self.routing = Rc::new(next);
+        self.model.write(|routing| {
+            routing.chains.insert(id, next);
+            routing.moves.remove(&id);
+            routing.retired.insert(this.destination);
+        });
+        self.publish();
         Some(this.destination)
     }
 
     /// The first target of the chain shall move to a node that has none; false while a move is
     /// under way or another target does not serve.
     pub fn begin_move(&mut self, id: ChainId, destination: TargetId, node: NodeId) -> bool {
-        let mut next = (*self.routing).clone();
-        let Some(chain) = next.chains.get_mut(&id) else { return false };
+        let routing = self.model.routing();
+        let Some(chain) = routing.chains.get(&id) else { return false };
         let Some(source) = chain.targets.first().map(|place| place.target) else { return false };
-        if !chain.is_whole() || next.moves.contains_key(&id) {
+        if !chain.is_whole() || routing.moves.contains_key(&id) {
             return false;
         }
-        *chain = begin(chain, destination, node);
-        next.moves.insert(id, Move { chain: id, source, destination });
-        next.version = self.routing.version.next();
-        self.routing = Rc::new(next);
+        let next = begin(chain, destination, node);
+        self.model.write(|routing| {
+            routing.chains.insert(id, next);
+            routing.moves.insert(id, Move { chain: id, source, destination });
+        });
+        self.publish();
         true
     }
 }

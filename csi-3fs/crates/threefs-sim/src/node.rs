@@ -8,7 +8,7 @@ use rand::Rng;
 use threefs_core::chunk::Which;
 use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{Heartbeat, LocalState, ServingLease, TargetReport};
-use threefs_core::ids::{ChunkId, Incarnation, NodeId, RequestTag, TargetId};
+use threefs_core::ids::{ChunkId, Incarnation, NodeId, RequestTag, StoreId, TargetId};
 use threefs_core::message::{StorageReply, StorageRequest, Updated, verify_payload};
 use threefs_core::replica::{Action, CallId, Config, Event, PeerFailure, Replica, Token};
 use threefs_core::routing::{PublicState, RoutingInfo};
@@ -66,7 +66,7 @@ impl Node {
             alive: true,
             paused: false,
             backlog: Vec::new(),
-            store: Store::default(),
+            store: Store::new(StoreId(target.0.into())),
             replica: replica(target, 1),
             lease: ServingLease::default(),
             routing_version: threefs_core::ids::RoutingVersion(0),
@@ -174,12 +174,14 @@ impl World {
             address: String::new(),
             incarnation: Incarnation(life),
             sequence: state.sequence,
+            capacity_bytes: 0,
             targets: vec![TargetReport {
                 target: state.target,
                 chain: CHAIN,
                 report,
                 used_bytes: 0,
-                capacity_bytes: 0,
+                store: Some(state.store.id),
+                chunks: state.store.slots().len() as u64,
             }],
         };
         let packet = Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, life };
@@ -328,6 +330,10 @@ impl World {
                 Action::Forget { op, chunk } => {
                     self.nodes[node].store.forget(chunk);
                     self.disk(node, 0..300, Job::Forgotten { op });
+                }
+                Action::ForgetInodes { op, inodes } => {
+                    self.nodes[node].store.forget_inodes(inodes);
+                    self.disk(node, 100..2_500, Job::InodesForgotten { op });
                 }
                 Action::ReadContent { op, chunk, which } => {
                     self.disk(node, 50..1_000, Job::Content { op, chunk, which });

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate, Which};
 use threefs_core::error::StoreError;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+use threefs_core::forgotten::{ForgottenInodes, InodeRange};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId, StoreId};
 
 /// One state and its bytes.
 #[derive(Clone, Debug, Default)]
@@ -36,17 +37,32 @@ enum Record {
     Pending(ChunkId, Version),
     Commit(ChunkId, ChunkVersion, ChainVersion),
     Forget(ChunkId),
+    Gone(Vec<InodeRange>),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Contents {
+    slots: BTreeMap<ChunkId, Slot>,
+    forgotten: ForgottenInodes,
 }
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    live: BTreeMap<ChunkId, Slot>,
-    durable: BTreeMap<ChunkId, Slot>,
+    /// Which store it is.
+    pub id: StoreId,
+    live: Contents,
+    durable: Contents,
     unflushed: Vec<Record>,
 }
 
 impl Store {
+    /// An empty one.
+    #[must_use]
+    pub fn new(id: StoreId) -> Self {
+        Self { id, ..Self::default() }
+    }
+
     /// The content after an update.
     #[must_use]
     pub fn changed(before: &[u8], change: ContentChange, payload: &Bytes) -> Bytes {
@@ -77,7 +93,10 @@ impl Store {
         update: &StoreUpdate,
         payload: &Bytes,
     ) -> Result<ChunkState, StoreError> {
-        let slot = self.live.get(&update.chunk);
+        if self.live.forgotten.contains(update.chunk.inode) {
+            return Err(StoreError::NotFound { chunk: update.chunk });
+        }
+        let slot = self.live.slots.get(&update.chunk);
         let needs_old =
             matches!(update.change, ContentChange::Write { .. } | ContentChange::Truncate { .. });
         if needs_old && slot.is_some_and(|slot| slot.damaged) {
@@ -114,7 +133,7 @@ impl Store {
         version: ChunkVersion,
         chain_version: ChainVersion,
     ) -> Result<ChunkState, StoreError> {
-        let slot = self.live.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        let slot = self.live.slots.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
         match &slot.pending {
             Some(pending) if pending.state.version == version => {}
             None if slot.committed.state.version == version => {
@@ -123,7 +142,7 @@ impl Store {
             _ => return Err(StoreError::NotFound { chunk }),
         }
         self.append(Record::Commit(chunk, version, chain_version));
-        Ok(self.live.get(&chunk).map(|slot| slot.committed.state.clone()).unwrap_or_default())
+        Ok(self.live.slots.get(&chunk).map(|slot| slot.committed.state.clone()).unwrap_or_default())
     }
 
     /// Drops all that is known of a chunk, not durably.
@@ -131,12 +150,17 @@ impl Store {
         self.append(Record::Forget(chunk));
     }
 
+    /// Drops all that is known of these inodes and fences them, not durably.
+    pub fn forget_inodes(&mut self, inodes: Vec<InodeRange>) {
+        self.append(Record::Gone(inodes));
+    }
+
     /// Reads a whole state.
     ///
     /// # Errors
     /// `NotFound`, `Corrupt`.
     pub fn read(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
-        let slot = self.live.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        let slot = self.live.slots.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
         match (&slot.pending, which) {
             (Some(pending), Which::Newest) => Ok(pending.clone()),
             _ if slot.damaged => Err(StoreError::Corrupt { chunk, block: 0 }),
@@ -155,7 +179,7 @@ impl Store {
 
     /// A bit flips in the committed content of a chunk. False if there is nothing to damage.
     pub fn damage(&mut self, chunk: ChunkId) -> bool {
-        let Some(slot) = self.live.get_mut(&chunk) else { return false };
+        let Some(slot) = self.live.slots.get_mut(&chunk) else { return false };
         slot.damaged = slot.committed.state.exists() && slot.pending.is_none();
         slot.damaged
     }
@@ -163,7 +187,7 @@ impl Store {
     /// All chunks.
     #[must_use]
     pub fn slots(&self) -> &BTreeMap<ChunkId, Slot> {
-        &self.live
+        &self.live.slots
     }
 
     fn append(&mut self, record: Record) {
@@ -172,7 +196,8 @@ impl Store {
     }
 }
 
-fn install(slots: &mut BTreeMap<ChunkId, Slot>, record: Record) {
+fn install(contents: &mut Contents, record: Record) {
+    let slots = &mut contents.slots;
     match record {
         Record::Pending(chunk, version) => {
             slots.entry(chunk).or_default().pending = Some(version);
@@ -190,12 +215,18 @@ fn install(slots: &mut BTreeMap<ChunkId, Slot>, record: Record) {
         Record::Forget(chunk) => {
             slots.remove(&chunk);
         }
+        Record::Gone(inodes) => {
+            for range in inodes {
+                slots.retain(|chunk, _| !range.contains(chunk.inode));
+                contents.forgotten.insert(range);
+            }
+        }
     }
 }
 
 impl ChunkMetas for Store {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
-        self.live.get(&chunk).map(|slot| meta(chunk, slot))
+        self.live.slots.get(&chunk).map(|slot| meta(chunk, slot))
     }
 
     fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
@@ -203,13 +234,14 @@ impl ChunkMetas for Store {
         if after.is_some_and(|after| after >= last) {
             return Vec::new();
         }
-        let range = self.live.range((lower, Bound::Included(last)));
+        let range = self.live.slots.range((lower, Bound::Included(last)));
         range.take(limit).map(|(chunk, slot)| meta(*chunk, slot)).collect()
     }
 
     fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
         let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.live
+            .slots
             .range((lower, Bound::Unbounded))
             .filter(|(_, slot)| slot.pending.is_some())
             .take(limit)
@@ -217,8 +249,17 @@ impl ChunkMetas for Store {
             .collect()
     }
 
+    fn is_forgotten(&self, inode: InodeId) -> bool {
+        self.live.forgotten.contains(inode)
+    }
+
+    fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
+        self.live.forgotten.ranges(after, limit)
+    }
+
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
         self.live
+            .slots
             .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))
             .rev()
             .find(|(_, slot)| slot.committed.state.exists())

@@ -7,13 +7,13 @@ use std::fmt;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::ids::{ChainId, InodeId, NodeId, TargetId};
-use threefs_core::routing::Chain;
+use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::client::Task;
 use crate::faults::{self, CALM_AT_US};
 use crate::history::History;
-use crate::manager::Manager;
+use crate::manager::{Manager, SCAN_MS};
 use crate::mutant::Mutant;
 use crate::node::Node;
 
@@ -34,7 +34,6 @@ pub const CHAIN: ChainId = ChainId(1);
 pub const INODE: InodeId = InodeId(7);
 /// Bytes of a chunk: few, so that partial updates meet.
 pub const CHUNK_BYTES: u32 = 12;
-const SCAN_US: u64 = 10_000;
 /// Tells the generator of moves from that of everything else.
 const MOVES: u64 = 0x6d6f_7665;
 /// Clients begin nothing new so long after the faults have ended.
@@ -359,8 +358,10 @@ impl World {
         }
         match packet {
             Packet::Heartbeat { heartbeat, sent_at, life } => {
-                let now = Millis(self.now / 1_000);
-                if let Some(reply) = self.manager.heartbeat(now, &heartbeat) {
+                let (now, before) = (Millis(self.now / 1_000), self.manager.routing());
+                let reply = self.manager.heartbeat(now, &heartbeat);
+                self.decided(&before);
+                if let Some(reply) = reply {
                     self.send(to, from, Packet::HeartbeatReply { reply, sent_at, life });
                 }
             }
@@ -374,13 +375,22 @@ impl World {
     }
 
     fn scan(&mut self) {
-        let this = self.manager.routing().moves.get(&CHAIN).copied();
-        if !self.manager_away && self.manager.scan(Millis(self.now / 1_000)) {
-            self.note(|| format!("CHAIN {:?}", self.manager.chain(CHAIN)));
-            if let Some(this) = this {
-                self.delay_news(&this);
-            }
+        if !self.manager_away {
+            let before = self.manager.routing();
+            self.manager.scan(Millis(self.now / 1_000));
+            self.decided(&before);
         }
-        self.push(SCAN_US, Happening::Scan);
+        self.push(SCAN_MS * 1_000, Happening::Scan);
+    }
+
+    /// The manager may have changed the chain.
+    fn decided(&mut self, before: &RoutingInfo) {
+        if self.manager.chain(CHAIN) == before.chain(CHAIN) {
+            return;
+        }
+        self.note(|| format!("CHAIN {:?}", self.manager.chain(CHAIN)));
+        if let Some(this) = before.moves.get(&CHAIN) {
+            self.delay_news(this);
+        }
     }
 }

@@ -22,7 +22,7 @@ pub struct StorageConfig {
     pub key_file: PathBuf,
     /// Folder of the targets; each has a folder of its own in it.
     pub data: PathBuf,
-    /// Bytes that one target may hold; 0 = what its disk has.
+    /// Bytes that all targets may hold together; 0 = what their disk has.
     #[serde(default)]
     pub capacity_bytes: u64,
     /// Memory for requests and replies in flight, over all classes (`admission`). The service's

@@ -28,6 +28,7 @@ pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -
             incarnation: node.incarnation,
             sequence,
             targets: node.reports(),
+            capacity_bytes: node.capacity_bytes(),
         };
         let said = heartbeat.targets.clone();
         let sent_at = node.shared.clock.now();

@@ -3,10 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use threefs_chunkstore::DiskBudget;
 use threefs_core::error::StoreError;
 use threefs_core::heartbeat::{
     HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
@@ -20,7 +24,7 @@ use tokio::sync::Notify;
 
 use crate::config::StorageConfig;
 use crate::peers::{CALL_PATIENCE, Peers};
-use crate::target::{Clock, Target};
+use crate::target::{Clock, Holds, Target};
 
 /// What the targets of a node have in common.
 pub(crate) struct Shared {
@@ -60,6 +64,9 @@ pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) shared: Arc<Shared>,
+    /// What all its targets may take of their disk.
+    budget: Arc<DiskBudget>,
+    capacity: Arc<Capacity>,
     config: StorageConfig,
     targets: RwLock<BTreeMap<TargetId, Hosted>>,
     lease: Mutex<ServingLease>,
@@ -69,6 +76,14 @@ pub(crate) struct Node {
     leaving: AtomicBool,
     /// mgmtd has taken a heartbeat that said so.
     left: Notify,
+}
+
+/// What the disk has room for, as last seen.
+#[derive(Default)]
+struct Capacity {
+    bytes: AtomicU64,
+    /// A thread asks the disk.
+    looking: AtomicBool,
 }
 
 /// A target that routing says is here.
@@ -83,11 +98,19 @@ enum Hosted {
 }
 
 impl Node {
-    pub(crate) fn new(config: StorageConfig, incarnation: Incarnation, shared: Shared) -> Self {
+    /// `budget` is that of the disk with the data folder.
+    pub(crate) fn new(
+        config: StorageConfig,
+        incarnation: Incarnation,
+        shared: Shared,
+        budget: Arc<DiskBudget>,
+    ) -> Self {
         Self {
             id: NodeId(config.node_id),
             incarnation,
             shared: Arc::new(shared),
+            budget,
+            capacity: Arc::default(),
             config,
             targets: RwLock::default(),
             lease: Mutex::default(),
@@ -132,6 +155,20 @@ impl Node {
         }
     }
 
+    /// Bytes that all targets may hold together, as it was a heartbeat ago; 0 until the disk has
+    /// answered. Starts the next look at the disk. Never waits for it.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        if !self.capacity.looking.swap(true, SeqCst) {
+            let (budget, capacity) = (Arc::clone(&self.budget), Arc::clone(&self.capacity));
+            let folder = self.config.data.clone();
+            self.shared.runtime.spawn_blocking(move || {
+                capacity.bytes.store(budget.capacity_of(&folder).unwrap_or(0), SeqCst);
+                capacity.looking.store(false, SeqCst);
+            });
+        }
+        self.capacity.bytes.load(SeqCst)
+    }
+
     /// Every target's line of the next heartbeat. Never waits for a disk.
     pub(crate) fn reports(&self) -> Vec<TargetReport> {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +180,8 @@ impl Node {
                 chain: *chain,
                 report: LocalReport { state: LocalState::Offline, chain_version: ChainVersion(0) },
                 used_bytes: 0,
-                capacity_bytes: 0,
+                store: None,
+                chunks: 0,
             }),
         };
         targets.iter().filter_map(line).collect()
@@ -253,13 +291,13 @@ impl Node {
 
     async fn open(&self, id: TargetId, chain: ChainId) -> Hosted {
         let folder = self.folder(id);
-        let capacity_bytes = self.config.capacity_bytes;
+        let budget = Arc::clone(&self.budget);
         let opened = tokio::task::spawn_blocking(move || {
-            let store = crate::store::open(&folder, capacity_bytes)?;
-            let space = store.space();
-            Ok::<_, StoreError>((store, space))
+            let store = crate::store::open(&folder, budget)?;
+            let holds = Holds::of(&*store);
+            Ok::<_, StoreError>((store, holds))
         });
-        let (store, space) = match opened.await {
+        let (store, holds) = match opened.await {
             Ok(Ok(opened)) => opened,
             Ok(Err(error)) => {
                 tracing::error!("{id} of {chain} cannot be used until a restart: {error}");
@@ -274,7 +312,7 @@ impl Node {
         config.call_timeout_ms = self.config.call_timeout_ms * u64::from(CALL_PATIENCE);
         config.store_stall_ms = self.config.store_stall_ms;
         config.full_wait_ms = self.config.full_wait_ms;
-        let target = Target::new(config, store, space, Arc::clone(&self.shared));
+        let target = Target::new(config, store, holds, Arc::clone(&self.shared));
         let rearmed = Arc::clone(&target.rearmed);
         tokio::spawn(Target::keep_time(Arc::downgrade(&target), rearmed));
         Hosted::Open(target)

@@ -12,6 +12,7 @@ use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
 use rand::TryRngCore;
+use threefs_chunkstore::DiskBudget;
 use threefs_core::error::StorageError;
 use threefs_core::ids::Incarnation;
 use threefs_core::message::{StorageRequest, verify_payload};
@@ -67,6 +68,12 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
         path: config.data.display().to_string(),
         reason: error.to_string(),
     })?;
+    let budget = DiskBudget::of_folder(&config.data, config.capacity_bytes).map_err(|error| {
+        StorageServiceError::Data {
+            path: config.data.display().to_string(),
+            reason: error.to_string(),
+        }
+    })?;
     let key = Key::read(&config.key_file)?;
     let mut server_config = ServerConfig::new(crate::CONTEXT, key.clone());
     server_config.class = TrafficClass::Storage;
@@ -78,7 +85,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let patience = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
     let shared = Shared::new(Peers::new(&key, call_timeout));
-    let node = Arc::new(Node::new(config, draw_incarnation(), shared));
+    let node = Arc::new(Node::new(config, draw_incarnation(), shared, budget));
     tracing::info!(node = %node.id, address, "storage service listens");
 
     // Ends with this function, however it ends.

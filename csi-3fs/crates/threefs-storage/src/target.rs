@@ -2,8 +2,8 @@
 //!
 //! Events may come from any thread. They are queued, and one thread of the target at a time takes
 //! them in their order and starts the actions that follow, also in their order. Nothing else ever
-//! waits for the replica or its store: what others want to know (the report, the next wakeup, the
-//! space) is copied out after each event.
+//! waits for the replica or its store: what others want to know (the report, the next wakeup, what
+//! the store holds) is copied out after each event.
 //!
 //! A single request costs one change of threads: the thread that takes it also does its last store
 //! operation, if nothing else waits to be taken.
@@ -16,12 +16,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::deadline::Deadline;
 use fabric::moment::Moment;
-use threefs_chunkstore::{ChunkStore, Space};
+use threefs_chunkstore::ChunkStore;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::Which;
 use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
-use threefs_core::ids::{ChainVersion, ChunkId, NodeId};
+use threefs_core::ids::{ChainVersion, ChunkId, NodeId, StoreId};
 use threefs_core::message::{
     Content, ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest, StorageResult,
 };
@@ -91,22 +91,37 @@ struct State {
 struct Seen {
     report: LocalReport,
     next_wakeup: Option<Millis>,
-    space: Space,
-    /// A thread looks at the space.
+    holds: Holds,
+    /// A thread asks the store.
     looking: bool,
 }
 
+/// Which store it is and what it holds.
+#[derive(Clone, Copy)]
+pub(crate) struct Holds {
+    id: StoreId,
+    used_bytes: u64,
+    chunks: u64,
+}
+
+impl Holds {
+    /// Blocks: the store may be at work on its disk.
+    pub(crate) fn of(store: &dyn ChunkStore) -> Self {
+        Self { id: store.id(), used_bytes: store.used_bytes(), chunks: store.chunks() }
+    }
+}
+
 impl Target {
-    /// `space`: of the store, which has just been opened.
+    /// `holds`: of the store, which has just been opened.
     pub(crate) fn new(
         config: Config,
         store: Arc<dyn ChunkStore>,
-        space: Space,
+        holds: Holds,
         shared: Arc<Shared>,
     ) -> Arc<Self> {
         let replica = Replica::new(config.clone());
         let report = replica.report(shared.clock.now());
-        let seen = Seen { report, next_wakeup: None, space, looking: false };
+        let seen = Seen { report, next_wakeup: None, holds, looking: false };
         let state = State { replica, waiting: HashMap::new(), next_token: 0 };
         Arc::new(Self {
             workers: Workers::new(config.target.to_string()),
@@ -170,13 +185,14 @@ impl Target {
             Ok(state) => state.replica.report(now),
             Err(_) => self.report_of_busy(now),
         };
-        let space = self.look_at_space();
+        let holds = self.look_at_store();
         TargetReport {
             target: self.config.target,
             chain: self.config.chain,
             report,
-            used_bytes: space.used_bytes,
-            capacity_bytes: space.capacity_bytes,
+            used_bytes: holds.used_bytes,
+            store: Some(holds.id),
+            chunks: holds.chunks,
         }
     }
 
@@ -192,20 +208,20 @@ impl Target {
         LocalReport { state: LocalState::Offline, ..report }
     }
 
-    /// The space as it was a heartbeat ago; has it looked at anew.
-    fn look_at_space(self: &Arc<Self>) -> Space {
+    /// What the store held a heartbeat ago; has it looked at anew.
+    fn look_at_store(self: &Arc<Self>) -> Holds {
         let mut seen = self.seen();
-        let space = seen.space;
+        let holds = seen.holds;
         if !std::mem::replace(&mut seen.looking, true) {
             drop(seen);
             let target = Arc::clone(self);
             self.workers.run(move || {
-                let space = target.store.space();
+                let holds = Holds::of(&*target.store);
                 let mut seen = target.seen();
-                (seen.space, seen.looking) = (space, false);
+                (seen.holds, seen.looking) = (holds, false);
             });
         }
-        space
+        holds
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -344,6 +360,10 @@ impl Target {
             Action::Forget { op, chunk } => job(move |target| {
                 let result = target.store.forget(chunk);
                 Some(Event::Forgotten { op, result })
+            }),
+            Action::ForgetInodes { op, inodes } => job(move |target| {
+                let result = target.store.forget_inodes(&inodes);
+                Some(Event::InodesForgotten { op, result })
             }),
             Action::ReadContent { op, chunk, which } => job(move |target| {
                 let read = target.store.read(chunk, which, 0, u32::MAX);

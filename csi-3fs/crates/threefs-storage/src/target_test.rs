@@ -3,8 +3,10 @@
 use std::sync::Condvar;
 
 use fabric::auth::Key;
+use threefs_chunkstore::Space;
 use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, StoreUpdate};
 use threefs_core::error::StoreError;
+use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainId, ChunkId, ChunkVersion, Incarnation, InodeId, TargetId};
 use threefs_core::message::Address;
 use threefs_core::routing::{Chain, ChainTarget, PublicState};
@@ -44,6 +46,12 @@ impl ChunkMetas for Hanging {
     fn pending(&self, _: Option<ChunkId>, _: usize) -> Vec<ChunkId> {
         Vec::new()
     }
+    fn is_forgotten(&self, _: InodeId) -> bool {
+        false
+    }
+    fn forgotten(&self, _: Option<InodeId>, _: usize) -> Vec<InodeRange> {
+        Vec::new()
+    }
     fn last_existing(&self, _: InodeId) -> Option<ChunkMeta> {
         None
     }
@@ -73,8 +81,23 @@ impl ChunkStore for Hanging {
     fn forget(&self, _: ChunkId) -> Result<(), StoreError> {
         Ok(())
     }
+    fn forget_inodes(&self, _: &[InodeRange]) -> Result<(), StoreError> {
+        Ok(())
+    }
     fn flush(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+    fn id(&self) -> StoreId {
+        self.pass();
+        StoreId(5)
+    }
+    fn chunks(&self) -> u64 {
+        self.pass();
+        3
+    }
+    fn used_bytes(&self) -> u64 {
+        self.pass();
+        7
     }
     fn space(&self) -> Space {
         self.pass();
@@ -93,9 +116,9 @@ fn serving(shared: &Arc<Shared>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
     let mut config = Config::new(TargetId(id), ChainId(id as u32), Incarnation(1));
     config.store_stall_ms = 50;
     let store = Arc::new(Hanging::default());
-    let space = Space { used_bytes: 1, capacity_bytes: 10 };
+    let holds = Holds { id: StoreId(5), used_bytes: 1, chunks: 0 };
     let target =
-        Target::new(config, Arc::clone(&store) as Arc<dyn ChunkStore>, space, Arc::clone(shared));
+        Target::new(config, Arc::clone(&store) as Arc<dyn ChunkStore>, holds, Arc::clone(shared));
     let mut last = place(id);
     (last.version, last.targets[0].state) = (ChainVersion(1), PublicState::LastSrv);
     target.handle(Event::Routing(last));
@@ -152,6 +175,7 @@ async fn a_store_that_hangs_stalls_its_target_alone_and_what_is_offline_does_not
     assert!(read(&hung).await.is_err());
     until(|| hung.report().report.state == LocalState::Online).await;
     until(|| hung.report().used_bytes == 7).await;
+    assert_eq!((hung.report().chunks, hung.report().store), (3, Some(StoreId(5))));
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ def save(files, state, world_size=3):
     ranks = [CheckpointManager(files, "/c", r, world_size, attempt="a") for r in range(world_size)]
     for handle in [rank.save(1, state) for rank in ranks]:
         handle.wait(20)
-    return ranks[-1].load().state
+    return [rank.load() for rank in ranks][-1].state
 
 
 def bits(tensor):

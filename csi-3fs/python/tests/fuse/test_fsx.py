@@ -5,10 +5,14 @@ A failure prints the seed; `THREEFS_FSX_SEED=N pytest …` repeats exactly that 
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
 import random
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
     from holding import HeldMount
 
 LENGTH_MAX = 3 << 20
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
+
+fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 PIECE_MAX = 200_000
 
 
@@ -49,8 +57,12 @@ class Pair:
                 "mapwrite",
                 "size",
                 "append",
+                "punch",
+                "zero",
+                "allocate",
+                "reserve",
             ],
-            [8, 8, 3, 1, 1, 3, 3, 2, 2],
+            [8, 8, 3, 1, 1, 3, 3, 2, 2, 3, 2, 1, 1],
         )[0]
         getattr(self, f"do_{name}")()
 
@@ -82,6 +94,34 @@ class Pair:
 
     def do_size(self) -> None:
         self.both("size", *(path.stat().st_size for path in self.paths))
+
+    def do_punch(self) -> None:
+        offset, length = self.range_()
+        self.allocate("punch", KEEP_SIZE | PUNCH_HOLE, offset, length)
+
+    def do_zero(self) -> None:
+        mode = ZERO_RANGE | self.random.choice((0, KEEP_SIZE))
+        self.allocate("zero", mode, *self.range_())
+
+    def do_allocate(self) -> None:
+        self.allocate("allocate", 0, *self.range_())
+
+    def do_reserve(self) -> None:
+        self.allocate("reserve", KEEP_SIZE, *self.range_())
+
+    def range_(self) -> tuple[int, int]:
+        """Now and then over whole chunks, and beyond the end of the file."""
+        if self.random.random() < 0.3:
+            return self.random.randrange(3) << 20, self.random.randrange(1, 3) << 20
+        return self.place()
+
+    def allocate(self, name: str, mode: int, offset: int, length: int) -> None:
+        length = min(length, LENGTH_MAX - offset)
+        for file in self.files:
+            if fallocate(file, mode, offset, length) != 0:
+                raise OSError(ctypes.get_errno(), f"{name} {offset} {length}")
+        sizes = [os.fstat(file).st_size for file in self.files]
+        self.both(f"{name} {mode:#x} {offset} {length}", *sizes)
 
     def do_fsync(self) -> None:
         self.both("fsync", *(os.fsync(file) for file in self.files))
@@ -132,7 +172,7 @@ def run(real: Path, model: Path, seed: int, steps: int) -> None:
 def test_a_file_is_as_on_a_local_file_system(tree: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("THREEFS_FSX_SEED") or random.randrange(1 << 32))
     for number in range(2):
-        run(tree / f"file-{number}", tmp_path / f"model-{number}", seed + number, 250)
+        run(tree / f"file-{number}", tmp_path / f"model-{number}", seed + number, 400)
 
 
 def test_a_file_stays_so_while_the_daemon_is_killed(
@@ -153,3 +193,22 @@ def test_a_file_stays_so_while_the_daemon_is_killed(
     finally:
         for file in pair.files:
             os.close(file)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("write_back", [False, True], ids=["through", "behind"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_forty_thousand_operations(
+    mount: Callable[..., HeldMount], tmp_path: Path, seed: int, write_back: bool
+) -> None:
+    made = mount("behind", write_back=True) if write_back else mount()
+    steps = int(os.environ.get("THREEFS_FSX_STEPS") or 40_000)
+    run(made.target / "file", tmp_path / "model", seed, steps)
+
+
+def test_ranges_are_not_collapsed_or_inserted(tree: Path) -> None:
+    with (tree / "file").open("w+b", buffering=0) as file:
+        file.write(bytes(3 << 20))
+        for mode in (0x08, 0x20, PUNCH_HOLE):
+            assert fallocate(file.fileno(), mode, 1 << 20, 1 << 20) == -1
+            assert ctypes.get_errno() == errno.EOPNOTSUPP

@@ -375,12 +375,6 @@ def test_locks_are_of_the_mount(tree: Path) -> None:
         assert as_user(0, 0, [], other) in {"EAGAIN", "EACCES"}
 
 
-def test_devices_pipes_and_sockets_are_refused(tree: Path) -> None:
-    fails(errno.EPERM, os.mkfifo, tree / "pipe")
-    os.mknod(tree / "file", 0o600 | stat.S_IFREG)
-    assert (tree / "file").is_file()
-
-
 def test_writers_side_by_side(tree: Path) -> None:
     path = tree / "file"
     write(path, b"")

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import threefs
@@ -206,12 +206,72 @@ def test_a_wiped_disk_does_not_pass_for_the_one_that_held_the_data(pods: Pods) -
         pods.start("storage-1")
         pods.wait_states(lambda states: states[2] == ["WAITING"] * 3)
         assert pods.states()[1] == ["LASTSRV"] * 3
+        with pytest.raises(threefs.InvalidArgument, match="cannot be promoted"):
+            client.promote(99)
         # The disk is found again: nothing was lost.
         pods.stop("storage-0")
         shutil.rmtree(pods.folder / "storage-0")
         shutil.move(kept, pods.folder / "storage-0")
         pods.start("storage-0")
         pods.start("storage-2")
+        pods.wait_states(all_serve)
+        assert client.read_file("/file") == b"precious" * 10_000
+
+
+def promotion(client: threefs.Client, target: int) -> Any:
+    """What promoting `target` means; None where no chunk of the file is on its chain."""
+    try:
+        return json.loads(client.promote(target))
+    except threefs.InvalidArgument as error:
+        if "its store is empty" in str(error):
+            return None
+        raise
+
+
+def test_a_copy_that_is_left_is_promoted_and_fills_the_new_disk(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/file", b"precious" * 10_000)
+        for name in ("storage-1", "storage-2", "storage-0"):
+            pods.stop(name, signal.SIGKILL)
+            node = int(name[-1]) + 1
+            pods.wait_states(lambda states, node=node: "SERVING" not in states[node])  # type: ignore[misc]
+        shutil.rmtree(pods.folder / "storage-0")
+        pods.start("storage-0")
+        pods.start("storage-1")
+        pods.wait_states(lambda states: states[2] == ["WAITING"] * 3)
+        chains = json.loads(client.status())["routing"]["chains"].values()
+        copies = [
+            place["target"] for chain in chains for place in chain["targets"] if place["node"] == 2
+        ]
+        holding = []
+        for target in copies:
+            meaning = promotion(client, target)
+            if meaning is not None:
+                assert meaning["was_complete"]
+                assert [node for _, node in meaning["served_last"]] == [1]
+                holding.append(target)
+        assert holding
+        for target in holding:
+            client.promote(target, apply=True)
+        assert client.read_file("/file") == b"precious" * 10_000
+
+
+def test_after_a_loss_of_power_any_disk_that_served_will_do(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/file", b"precious" * 10_000)
+        for number in range(3):
+            pods.processes[f"storage-{number}"].send_signal(signal.SIGSTOP)
+        pods.wait_states(lambda states: "SERVING" not in [*states[1], *states[2], *states[3]])
+        for number in range(3):
+            pods.stop(f"storage-{number}", signal.SIGKILL)
+        # The disk that led the first chain is gone for good, and nobody has to say so.
+        shutil.rmtree(pods.folder / "storage-0")
+        for number in range(3):
+            pods.start(f"storage-{number}")
         pods.wait_states(all_serve)
         assert client.read_file("/file") == b"precious" * 10_000
 

@@ -23,15 +23,15 @@ def _crc32c_table() -> list[int]:
     return table
 
 
-def _crc32c_slow(data: Any) -> int:
+def _crc32c_slow(data: Any, initial: int = 0) -> int:
     """For machines without the native module: right, at some megabytes a second."""
-    table, crc = _crc32c_table(), 0xFFFFFFFF
+    table, crc = _crc32c_table(), initial ^ 0xFFFFFFFF
     for byte in memoryview(data).cast("B"):
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
 
 
-_ALGORITHMS: dict[str, Callable[[Any], int]] = {"crc32c": _crc32c_slow, "crc32": zlib.crc32}
+_ALGORITHMS: dict[str, Callable[[Any, int], int]] = {"crc32c": _crc32c_slow, "crc32": zlib.crc32}
 try:
     from threefs._native import crc32c as _crc32c_native
 except ImportError:  # the package is built with it; a copy of its source is not
@@ -42,10 +42,10 @@ else:
 """What new checkpoints are written with: the fastest one here."""
 
 
-def checksum(algorithm: str, data: Any) -> int:
-    """The checksum of bytes by an algorithm's name."""
+def checksum(algorithm: str, data: Any, initial: int = 0) -> int:
+    """The checksum of bytes by an algorithm's name, continued from `initial`."""
     function = _ALGORITHMS.get(algorithm)
     if function is None:
         known = ", ".join(_ALGORITHMS)
         raise CheckpointDamagedError(f"unknown checksum {algorithm!r}; there are: {known}")
-    return function(data)
+    return function(data, initial)

@@ -8,8 +8,10 @@ import os
 import threading
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from threefs.checkpoint.choosing import Choice, await_choice, publish_choice
 from threefs.checkpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
@@ -22,9 +24,19 @@ from threefs.checkpoint.loading import (
     is_damage,
     read_checkpoint,
     read_manifest,
+    verify_others,
 )
 from threefs.checkpoint.manifest import Piece, split
-from threefs.checkpoint.names import Name, final_name, is_leftover, parse_name, shard_name
+from threefs.checkpoint.names import (
+    MANIFEST_NAME,
+    Name,
+    choice_folder,
+    final_name,
+    is_leftover,
+    parse_commit,
+    parse_name,
+    shard_name,
+)
 from threefs.checkpoint.names import temporary_name as name_in_the_making
 from threefs.checkpoint.saving import SaveHandle, SaveJob, Snapshot, throw_away
 from threefs.checkpoint.tree import flatten, state_of
@@ -33,12 +45,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from threefs.checkpoint.files import Files
+    from threefs.checkpoint.manifest import Manifest
 
 __all__ = ["CheckpointManager"]
 
 COMMIT_SECONDS_MAX = 120.0
 BUSY_SECONDS_MAX = 60.0
 EXIT_SECONDS_MAX = 30.0
+LOAD_SECONDS_MAX = 1800.0
+EMPTIED = 1 << 62
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +92,7 @@ class CheckpointManager:
         attempt: str | None = None,
         commit_seconds_max: float = COMMIT_SECONDS_MAX,
         busy_seconds_max: float = BUSY_SECONDS_MAX,
+        load_seconds_max: float = LOAD_SECONDS_MAX,
     ) -> None:
         if not 0 <= rank < world_size:
             raise CheckpointError(f"rank {rank} is not below world_size {world_size}")
@@ -92,6 +108,8 @@ class CheckpointManager:
             raise CheckpointError(f"attempt {attempt!r} is not made of letters, digits and _")
         self._commit_seconds_max = commit_seconds_max
         self._busy_seconds_max = busy_seconds_max
+        self._load_seconds_max = load_seconds_max
+        self._loads = 0
         self._snapshot = Snapshot()
         self._handle: SaveHandle | None = None
         self._saves = 0
@@ -175,7 +193,8 @@ class CheckpointManager:
             own_pieces=own_pieces,
             commit_seconds_max=self._commit_seconds_max,
             on_durable=on_durable,
-            after_commit=self._prune if self._rank == 0 else None,
+            next_commit=self._next_commit,
+            after_commit=partial(self._clean, self._loads) if self._rank == 0 else None,
         )
 
     def _run(self, job: SaveJob, handle: SaveHandle) -> None:
@@ -197,17 +216,24 @@ class CheckpointManager:
             if is_leftover(name) and f".tmp-{self._attempt}-" not in name:
                 throw_away(self._files, self.path, f"{self.path}/{name}")
 
+    def _clean(self, loads: int) -> None:
+        """After a commit: every rank has saved, so every rank has read the choices before."""
+        self._prune()
+        folders = {choice_folder(f"{self._attempt}-{number}") for number in range(1, loads + 1)}
+        for name in folders.intersection(self._names()):
+            throw_away(self._files, self.path, f"{self.path}/{name}")
+
     def _prune(self) -> None:
-        """Keep the newest; of one step only its newest."""
-        checkpoints = self._checkpoints()
-        steps = sorted({name.step for name in checkpoints})[-self._keep :]
-        newest = {step: max(n for n in checkpoints if n.step == step) for step in steps}
-        for name in checkpoints:
-            if newest.get(name.step) != name:
+        """Keep those committed last; of one step only the last one."""
+        kept: set[int] = set()
+        for name in reversed(self._checkpoints()):
+            if name.step in kept or len(kept) == self._keep:
                 throw_away(self._files, self.path, self._path_of(name))
+            else:
+                kept.add(name.step)
 
     def latest(self) -> int | None:
-        """The step of the newest checkpoint whose manifest is whole, or None."""
+        """The step of the checkpoint committed last whose manifest is whole, or None."""
         for name in reversed(self._checkpoints()):
             try:
                 return read_manifest(self._files, self._path_of(name)).step
@@ -217,11 +243,38 @@ class CheckpointManager:
         return None
 
     def load(self, step: int | None = None) -> Loaded:
-        """The newest checkpoint that is whole, or the one of a step; every byte is checked.
+        """The whole checkpoint that was committed last, or the last one of a step, on every rank.
 
-        A damaged one is skipped for the one before, said in a warning and in `.report`. Given a
-        step, a damaged checkpoint is an error.
+        Rank 0 checks every byte, chooses and publishes its choice; the other ranks wait for it, at
+        most `load_seconds_max`, and load that or fail. A damaged checkpoint is skipped for the one
+        committed before, said in a warning and in `.report`. Call it on every rank, the same number
+        of times.
         """
+        loaded, skipped = self._load(step)
+        if loaded is not None:
+            return loaded
+        wanted = "" if step is None else f" of step {step}"
+        reasons = "".join(f"; {one.path}: {one.reason}" for one in skipped)
+        raise CheckpointNotFoundError(f"no complete checkpoint{wanted} in {self.path}{reasons}")
+
+    def _load(self, step: int | None) -> tuple[Loaded | None, list[Skipped]]:
+        self._loads += 1  # before anything can fail: all ranks count alike
+        load = f"{self._attempt}-{self._loads}"
+        if self._rank > 0:
+            return self._follow(load)
+        try:
+            loaded, skipped = self._choose(step)
+        except Exception as error:
+            if self._world_size > 1:
+                choice = Choice(None, error=f"{type(error).__name__}: {error}")
+                publish_choice(self._files, self.path, load, choice)
+            raise
+        if self._world_size > 1:
+            choice = Choice(loaded.path if loaded else None, skipped)
+            publish_choice(self._files, self.path, load, choice)
+        return loaded, skipped
+
+    def _choose(self, step: int | None) -> tuple[Loaded | None, list[Skipped]]:
         skipped: list[Skipped] = []
         for name in reversed(self._checkpoints()):
             if step is not None and name.step != step:
@@ -229,28 +282,43 @@ class CheckpointManager:
             path = self._path_of(name)
             try:
                 manifest = read_manifest(self._files, path)
-                state, sharded = read_checkpoint(
-                    self._files, path, manifest, self._rank, self._world_size
-                )
+                if manifest.world_size == self._world_size:
+                    verify_others(self._files, path, manifest, self._rank)
+                loaded = self._read(path, manifest, skipped)
             except Exception as error:
                 if not is_damage(error):
                     raise
                 _log.warning("checkpoint %s is damaged and not used: %s", path, error)
                 skipped.append(Skipped(path, str(error)))
                 continue
-            return Loaded(manifest.step, path, state, sharded, LoadReport(skipped))
-        wanted = "" if step is None else f" of step {step}"
-        reasons = "".join(f"; {one.path}: {one.reason}" for one in skipped)
-        raise CheckpointNotFoundError(f"no complete checkpoint{wanted} in {self.path}{reasons}")
+            return loaded, skipped
+        return None, skipped
+
+    def _follow(self, load: str) -> tuple[Loaded | None, list[Skipped]]:
+        choice = await_choice(self._files, self.path, load, self._load_seconds_max)
+        if choice.error:
+            raise CheckpointError(f"rank 0 could not choose a checkpoint: {choice.error}")
+        if choice.path is None:
+            return None, choice.skipped
+        # Damage is an error here: another checkpoint than the other ranks' would be worse.
+        manifest = read_manifest(self._files, choice.path)
+        return self._read(choice.path, manifest, choice.skipped), choice.skipped
+
+    def _read(self, path: str, manifest: Manifest, skipped: list[Skipped]) -> Loaded:
+        state, sharded = read_checkpoint(self._files, path, manifest, self._rank, self._world_size)
+        return Loaded(manifest.step, path, state, sharded, LoadReport(list(skipped)))
 
     def load_latest(self, **parts: Any) -> Loaded | None:
         """Load the newest whole checkpoint into these objects; None if there is none yet.
 
         If all that is there is damaged, that is an error: to begin anew would hide the loss.
         """
-        if not self._checkpoints():
+        loaded, skipped = self._load(None)
+        if loaded is None and not skipped:
             return None
-        loaded = self.load()
+        if loaded is None:
+            reasons = "; ".join(f"{one.path}: {one.reason}" for one in skipped)
+            raise CheckpointNotFoundError(f"no complete checkpoint in {self.path}; {reasons}")
         for name, part in parts.items():
             if name not in loaded.state:
                 there = ", ".join(loaded.state)
@@ -265,8 +333,21 @@ class CheckpointManager:
             return []
 
     def _checkpoints(self) -> list[Name]:
-        """From old to new."""
-        return sorted(name for text in self._names() if (name := parse_name(text)) is not None)
+        """In the order of their commits."""
+        names = [name for text in self._names() if (name := parse_name(text)) is not None]
+        return sorted(names, key=lambda name: (self._commit_of(name), name))
+
+    def _commit_of(self, name: Name) -> int:
+        try:
+            names = self._files.listdir(self._path_of(name))
+        except FileNotFoundError:
+            return 0  # thrown away meanwhile
+        # One that was emptied is looked at first, so that its damage is reported.
+        return parse_commit(names) if MANIFEST_NAME in names else EMPTIED
+
+    def _next_commit(self) -> int:
+        commits = {self._commit_of(name) for name in self._checkpoints()} - {EMPTIED}
+        return max(commits, default=0) + 1
 
     def _path_of(self, name: Name) -> str:
         return f"{self.path}/{final_name(*name)}"

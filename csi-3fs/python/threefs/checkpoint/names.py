@@ -1,7 +1,9 @@
 """Names in the folder of all checkpoints.
 
 `step-00000040` is a checkpoint, `step-00000040.2` a newer one of the same step,
-`step-00000040.tmp-ATTEMPT-NUMBER` one in the making, `trash.tmp-…` one being removed.
+`step-00000040.tmp-ATTEMPT-NUMBER` one in the making, `trash.tmp-…` one being removed,
+`load.tmp-ATTEMPT-NUMBER` what rank 0 chose for a load of that attempt. In a checkpoint the empty
+file `commit-00000007` says that it is the seventh commit of the folder.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ from typing import NamedTuple
 
 __all__ = [
     "ANNOUNCED_NAME",
+    "CHOICE_NAME",
     "MANIFEST_NAME",
     "Name",
+    "choice_folder",
+    "commit_name",
     "final_name",
     "is_leftover",
+    "parse_commit",
     "parse_name",
     "part_name",
     "shard_name",
@@ -24,6 +30,8 @@ __all__ = [
 
 MANIFEST_NAME = "manifest.jsonl"
 ANNOUNCED_NAME = "announced"
+CHOICE_NAME = "choice.json"
+_COMMIT = re.compile(r"commit-(\d{8,})")
 _FINAL = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -38,6 +46,22 @@ def parse_name(name: str) -> Name | None:
     """None for anything that is no checkpoint's name."""
     match = _FINAL.fullmatch(name)
     return Name(int(match[1]), int(match[2] or 1)) if match else None
+
+
+def commit_name(commit: int) -> str:
+    """The file that holds a checkpoint's place in the order of commits."""
+    return f"commit-{commit:08d}"
+
+
+def parse_commit(names: list[str]) -> int:
+    """The place of the checkpoint with these files; 0 for one from before there were any."""
+    matches = [_COMMIT.fullmatch(name) for name in names]
+    return max((int(match[1]) for match in matches if match), default=0)
+
+
+def choice_folder(load: str) -> str:
+    """Where rank 0 publishes what it chose for a load."""
+    return f"load.tmp-{load}"
 
 
 def final_name(step: int, generation: int) -> str:

@@ -23,6 +23,7 @@ from threefs.checkpoint.manifest import Part, Piece
 from threefs.checkpoint.names import (
     ANNOUNCED_NAME,
     MANIFEST_NAME,
+    commit_name,
     final_name,
     parse_name,
     part_name,
@@ -128,6 +129,8 @@ class SaveJob:
     commit_seconds_max: float
     on_durable: Callable[[str], object] | None
     """Every rank has it, rank 0 calls it, and no rank's `wait` returns before that."""
+    next_commit: Callable[[], int]
+    """The place of a checkpoint that is committed now; asked by rank 0."""
     after_commit: Callable[[], None] | None
     """Rank 0's clean-up; its failure is no failure of the save."""
 
@@ -217,6 +220,7 @@ class SaveJob:
         entries = [manifest.entry_of(leaf) for leaf in self.leaves]
         whole = manifest.assemble(parts, self.tree, entries, ALGORITHM)
         self.files.write_file(f"{self.temporary}/{MANIFEST_NAME}", whole.encode())
+        self.files.write_file(f"{self.temporary}/{commit_name(self.next_commit())}", b"")
         return self._rename_into_place()
 
     def _rename_into_place(self) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from threefs.cli.backup import backup_commands
 from threefs.cli.output import EXIT_INTERRUPTED, Output, bytes_of, report
 from threefs.errors import ThreeFSError
 
@@ -23,6 +24,9 @@ app = typer.Typer(
     help="3FS: a CRAQ file system. Start one with `threefs serve`, then point THREEFS_CLUSTER at "
     "its cluster.json.",
 )
+
+app.add_typer(backup_commands("meta"))
+app.add_typer(backup_commands("mgmtd"))
 
 Cluster = Annotated[
     Path | None,
@@ -46,7 +50,7 @@ def serve(
     replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
     chains_per_node: Annotated[int, typer.Option(help="Chains whose head a node is.")] = 1,
     chunk_size: Annotated[str, typer.Option(help="Bytes of a file chunk.")] = "1M",
-    capacity: Annotated[str, typer.Option(help="Bytes that a target may hold; 0: its disk.")] = "0",
+    capacity: Annotated[str, typer.Option(help="Bytes that a node may hold; 0: its disk.")] = "0",
     restart_after: Annotated[float, typer.Option(help="Seconds until a dead one restarts.")] = 1.0,
     ready_timeout: Annotated[float, typer.Option(help="Seconds until it must be ready.")] = 30.0,
     node_failure_ms: Annotated[
@@ -124,6 +128,30 @@ def rebalance(
 
     leaving = [] if keep_all else drain
     show_rebalance(cluster, output, timeout, apply=apply, leaving=leaving)
+
+
+@app.command()
+def promote(
+    target: Annotated[
+        int, typer.Argument(help="Number of the target, as `threefs status` has it.")
+    ],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; otherwise only show what it means.")
+    ] = False,
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Let a target lead its chain when all replicas that served last are lost.
+
+    Every write that the chain acknowledged after this target had stopped serving is lost. A target
+    whose store is empty is refused. The exit status is 2 when the target cannot be promoted.
+
+    Example: threefs promote 1048577 ; threefs promote 1048577 --apply
+    """
+    from threefs.cli.promote import show_promotion
+
+    show_promotion(cluster, output, timeout, target=target, apply=apply)
 
 
 @app.command()

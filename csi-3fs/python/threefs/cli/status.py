@@ -54,6 +54,12 @@ def _show(status: dict[str, Any], console: Console) -> None:
         )
     console.print(_nodes(cluster["nodes"]))
     console.print(_chains(status["routing"]))
+    for foreign in cluster["foreign_stores"]:
+        console.print(
+            f"[red]target-{foreign['target']} (node-{foreign['node']}) has another disk than the "
+            f"one it served chain-{foreign['chain']} with[/red]: bring the old disk back, or let "
+            "another target lead with `threefs promote`"
+        )
 
 
 def _nodes(nodes: list[dict[str, Any]]) -> Any:

@@ -126,4 +126,4 @@ class Clusters:
 
 
 def _connect(file: ClusterFile, timeout_seconds: float) -> Directories:
-    return Client(file, timeout_seconds=timeout_seconds)
+    return Client(file, timeout_seconds=timeout_seconds, control_plane=True)

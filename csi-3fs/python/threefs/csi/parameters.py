@@ -12,15 +12,26 @@ from threefs.csi.volume_id import check_claims_parent, check_cluster
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_CLUSTER", "DEFAULT_PARENT", "KUBERNETES", "Parameters", "quantity_bytes"]
+__all__ = [
+    "DEFAULT_CLUSTER",
+    "DEFAULT_PARENT",
+    "KUBERNETES",
+    "Parameters",
+    "inodes_max",
+    "quantity_bytes",
+]
 
 DEFAULT_CLUSTER = "default"
 DEFAULT_PARENT = "/volumes"
-KNOWN = ("cluster", "path", "uid", "gid", "mode")
+KNOWN = ("cluster", "path", "uid", "gid", "mode", "inodes")
 KUBERNETES = "csi.storage.k8s.io/"
 """What the provisioner and the kubelet add; it is theirs to name and ours to leave alone."""
 
 ID_MAX = (1 << 32) - 2
+INODES_MAX = 1 << 40
+BYTES_PER_INODE = 16 << 10
+"""Of a volume whose class says nothing: as ext4 has it."""
+INODES_MIN = 1024
 QUANTITY_CHARACTERS_MAX = 24
 QUANTITY = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti|Pi|K|k|M|G|T|P)?")
 UNITS = {
@@ -48,6 +59,8 @@ class Parameters:
     uid: int = 0
     gid: int = 0
     mode: int = 0o777
+    inodes: int = 0
+    """Limit of files, directories and links of a volume; 0: one for every 16 KiB of its size."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Parameters:
@@ -64,11 +77,20 @@ class Parameters:
             uid=_number("uid", given.get("uid", "0"), 10, ID_MAX),
             gid=_number("gid", given.get("gid", "0"), 10, ID_MAX),
             mode=_number("mode", given.get("mode", "0777"), 8, 0o7777),
+            inodes=_number("inodes", given.get("inodes", "0"), 10, INODES_MAX),
         )
 
     def as_record(self) -> dict[str, str | int]:
         """What a volume remembers of its class."""
-        return {"uid": self.uid, "gid": self.gid, "mode": self.mode}
+        return {"uid": self.uid, "gid": self.gid, "mode": self.mode, "inodes": self.inodes}
+
+
+def inodes_max(size_bytes: int, wanted: int) -> int:
+    """The limit of inodes of a volume: metadata is shared by all, so every volume has one.
+
+    `wanted` is what its class says; 0 is a limit by the volume's size.
+    """
+    return wanted or max(INODES_MIN, size_bytes // BYTES_PER_INODE)
 
 
 def quantity_bytes(name: str, text: str) -> int:
@@ -81,7 +103,7 @@ def quantity_bytes(name: str, text: str) -> int:
 
 def _number(name: str, text: str, base: int, largest: int) -> int:
     digits = "01234567" if base == 8 else "0123456789"
-    if not text or len(text) > 12 or any(letter not in digits for letter in text):
+    if not text or len(text) > 13 or any(letter not in digits for letter in text):
         wanted = "an octal mode such as 0770" if base == 8 else "a number such as 1000"
         raise InvalidArgument(f"parameter `{name}` is `{text[:80]}`; it must be {wanted}")
     if int(text, base) > largest:

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 
 from threefs.csi.errors import AlreadyExists, InvalidArgument, Missing, Unreadable
 from threefs.csi.logs import logger
+from threefs.csi.parameters import inodes_max
 from threefs.csi.volume_id import VolumeId, check_claims_parent
 from threefs.errors import DirectoryNotEmpty, NoAttribute, NotADirectory, NotFound
 
@@ -89,7 +90,8 @@ class Volumes:
                 f"`{path}` in 3FS has files and is no volume of this driver; move it away, or use "
                 "another `path` in the class"
             )
-        files.set_quota(path, bytes_max=size_bytes)
+        inodes = inodes_max(size_bytes, wanted.inodes)
+        files.set_quota(path, bytes_max=size_bytes, inodes_max=inodes)
         files.make_directory(f"{path}/{DATA}", wanted.mode, exist_ok=True)
         files.chmod(f"{path}/{DATA}", wanted.mode)
         if wanted.uid or wanted.gid:
@@ -126,7 +128,8 @@ class Volumes:
 
     def resize(self, volume: Volume, size_bytes: int) -> Volume:
         """Raise the hard limit; pods see it at once."""
-        self.files.set_quota(volume.id.path, bytes_max=size_bytes)
+        inodes = inodes_max(size_bytes, int(volume.parameters.get("inodes", 0)))
+        self.files.set_quota(volume.id.path, bytes_max=size_bytes, inodes_max=inodes)
         grown = Volume(volume.id, volume.name, size_bytes, volume.parameters)
         self.files.setxattr(volume.id.path, RECORD, grown.record())
         return grown

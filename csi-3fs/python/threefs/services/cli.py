@@ -161,16 +161,9 @@ def storage(
     ] = "",
     capacity: Annotated[
         str,
-        typer.Option(envvar="THREEFS_CAPACITY", help="Bytes a target may hold; 0: its disk's."),
+        typer.Option(envvar="THREEFS_CAPACITY", help="Bytes the node may hold; 0: its disk's."),
     ] = "0",
     node_failure_ms: NodeFailure = 10_000,
-    accept_data_loss: Annotated[
-        bool,
-        typer.Option(
-            envvar="THREEFS_ACCEPT_DATA_LOSS",
-            help="Begin on an empty disk although the lost one held the last copy of some data.",
-        ),
-    ] = False,
     listen: Annotated[
         str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
     ] = f"0.0.0.0:{STORAGE_PORT}",
@@ -190,7 +183,7 @@ def storage(
         node_failure_ms=node_failure_ms,
     )
     _end_at_once_on_sigterm()
-    take_disk(config, _say, accept_data_loss=accept_data_loss)
+    take_disk(config, _say)
     _serve("storage", config)
 
 

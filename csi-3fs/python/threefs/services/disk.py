@@ -1,7 +1,9 @@
 """Whose disk this is: so that an empty one never passes for the one that held the data.
 
-A storage node that was the last to serve a chain comes back as its authority: what it holds is what
-the chain holds. That must not happen with another disk. Each data folder therefore carries an
+A storage node that was among the last to serve a chain may come back as its authority: what it
+holds is what the chain holds. That must not happen with another disk. mgmtd compares the id of each
+target's store with the one that it served with; this is the check before that, for a whole disk.
+Each data folder therefore carries an
 identity, written before the node first speaks to mgmtd. A disk without one belongs either to a node
 that is new (mgmtd knows no target of it), or to one whose disk was wiped or replaced. Then the node
 stays silent until mgmtd has counted each of its targets out (OFFLINE or WAITING), which means that
@@ -35,8 +37,6 @@ COUNTED_OUT = ("OFFLINE", "WAITING")
 def take_disk(
     config: dict[str, Any],
     say: Callable[[str], None],
-    *,
-    accept_data_loss: bool = False,
     timeout_seconds: float = DISK_TIMEOUT_SECONDS,
 ) -> None:
     """Return once the node of this configuration may speak for the disk at its `data`."""
@@ -53,7 +53,7 @@ def take_disk(
         _check_owner(folder / IDENTITY_FILE, node)
         return
     if not any(folder.glob("target-*")):
-        _wait_until_counted_out(config, say, timeout_seconds, accept_data_loss=accept_data_loss)
+        _wait_until_counted_out(config, say, timeout_seconds)
     identity = {"version": 1, "node": node, "disk": str(uuid.uuid4())}
     write_atomically(folder / IDENTITY_FILE, json.dumps(identity) + "\n")
     say(f"disk {identity['disk']} at {folder} is node-{node}'s from now on")
@@ -85,11 +85,7 @@ def _check_owner(path: Path, node: int) -> None:
 
 
 def _wait_until_counted_out(
-    config: dict[str, Any],
-    say: Callable[[str], None],
-    timeout_seconds: float,
-    *,
-    accept_data_loss: bool,
+    config: dict[str, Any], say: Callable[[str], None], timeout_seconds: float
 ) -> None:
     from threefs import _native
 
@@ -104,12 +100,12 @@ def _wait_until_counted_out(
         except ThreeFSError as error:
             line = f"the disk is empty; waiting for mgmtd to say whether it was always: {error}"
         else:
-            if not chains or accept_data_loss:
+            if not chains:
                 return
             line = (
                 f"the disk of node-{node} is empty, but {', '.join(chains)} would take it for the "
-                "newest copy: waiting until other nodes serve them. If the old disk is lost and "
-                "nobody else has the data, start once with --accept-data-loss"
+                "newest copy: waiting until other nodes serve them. If the old disk is lost, "
+                "choose another copy of each with `threefs promote TARGET`"
             )
         if line != said or time.monotonic() - said_at > SAY_AGAIN_SECONDS:
             say(line)

@@ -15,6 +15,8 @@ __all__ = ["Service", "service_names", "services"]
 
 STRIPE = 64
 """Chains that a file goes round: more than one machine has, so all of them."""
+DEAD_GRACE_MS = 1000
+"""From when nobody can read a removed file until its chunks go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def services(
             "chunk_bytes": options.chunk_bytes,
             "stripe": STRIPE,
             "collect_delay_ms": options.collect_delay_ms,
+            "dead_grace_ms": DEAD_GRACE_MS,
         },
     }
     for node in range(1, options.storage + 1):

@@ -3,6 +3,7 @@
 use std::ops::Bound;
 
 use threefs_core::chunk::{ChunkMeta, ChunkMetas};
+use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChunkId, InodeId};
 
 use super::FileChunkStore;
@@ -27,6 +28,14 @@ impl<D: Disk> ChunkMetas for FileChunkStore<D> {
     fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
         let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.lock().with_pending.range((lower, Bound::Unbounded)).take(limit).copied().collect()
+    }
+
+    fn is_forgotten(&self, inode: InodeId) -> bool {
+        self.lock().forgotten.contains(inode)
+    }
+
+    fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
+        self.lock().forgotten.ranges(after, limit)
     }
 
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {

@@ -41,20 +41,38 @@ impl<D: Disk> FileChunkStore<D> {
     fn grow(&self, inner: &mut Inner<D::File>, blocks: u32) -> bool {
         let block_bytes = BLOCK_BYTES as u64;
         let step = (self.config.grow_bytes / block_bytes).max(u64::from(blocks));
-        let mut wanted = inner.data_blocks + step;
-        if self.config.capacity_bytes > 0 {
-            wanted = wanted.min(self.config.capacity_bytes / block_bytes);
-        }
-        for target in [wanted, inner.data_blocks + u64::from(blocks)] {
-            let fits = target > inner.data_blocks && target <= wanted;
-            if fits && self.data.allocate(target * block_bytes).is_ok() {
-                let before = inner.data_blocks;
-                inner.free.release(before, target - before);
-                inner.data_blocks = target;
+        let free_bytes = self.disk.free_bytes().unwrap_or(0);
+        let room = self.config.budget.room(step * block_bytes, free_bytes) / block_bytes;
+        for more in [room, u64::from(blocks)] {
+            let before = inner.data_blocks;
+            let fits = more > 0 && more <= room;
+            if fits && self.data.allocate((before + more) * block_bytes).is_ok() {
+                self.config.budget.take(more * block_bytes);
+                inner.free.release(before, more);
+                inner.data_blocks = before + more;
                 return true;
             }
         }
         false
+    }
+
+    /// A long free end of the file goes back to the file system, where other stores find it. Free
+    /// are only blocks that no durable record holds.
+    pub(super) fn give_tail_back(&self, inner: &mut Inner<D::File>) {
+        let block_bytes = BLOCK_BYTES as u64;
+        let keep = self.config.grow_bytes / block_bytes;
+        let before = inner.data_blocks;
+        let Some(blocks) = inner.free.cut_tail(before, keep) else { return };
+        match self.data.cut(blocks * block_bytes) {
+            Ok(()) => {
+                inner.data_blocks = blocks;
+                self.config.budget.give((before - blocks) * block_bytes);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "free blocks could not be given back");
+                inner.free.release(blocks, before - blocks);
+            }
+        }
     }
 
     pub(super) fn release_blocks(&self, runs: &[Extent]) {

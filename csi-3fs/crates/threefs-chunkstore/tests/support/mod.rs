@@ -19,6 +19,8 @@ pub enum Operation {
     Create(String, usize),
     Write { file: usize, offset: u64, bytes: Vec<u8> },
     Allocate { file: usize, length: u64 },
+    Zero(usize),
+    Cut { file: usize, length: u64 },
     Sync(usize),
     Rename(String, String),
     Remove(String),
@@ -34,6 +36,8 @@ pub struct State {
     pub quota: Option<u64>,
     /// The next flush fails.
     pub fail_sync: bool,
+    /// The next flush of names fails.
+    pub fail_sync_names: bool,
 }
 
 #[derive(Clone, Default)]
@@ -95,6 +99,20 @@ impl DiskFile for MemoryFile {
         Ok(())
     }
 
+    fn zero(&self) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.operations.push(Operation::Zero(self.file));
+        state.files[self.file].fill(0);
+        Ok(())
+    }
+
+    fn cut(&self, length: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.operations.push(Operation::Cut { file: self.file, length });
+        state.files[self.file].truncate(length as usize);
+        Ok(())
+    }
+
     fn length(&self) -> io::Result<u64> {
         Ok(self.state.lock().unwrap().files[self.file].len() as u64)
     }
@@ -137,7 +155,11 @@ impl Disk for MemoryDisk {
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        self.0.lock().unwrap().operations.push(Operation::SyncNames);
+        let mut state = self.0.lock().unwrap();
+        if std::mem::take(&mut state.fail_sync_names) {
+            return Err(io::Error::other("the folder cannot be flushed"));
+        }
+        state.operations.push(Operation::SyncNames);
         Ok(())
     }
 
@@ -179,9 +201,17 @@ impl Luck<'_> {
     }
 }
 
+/// The disk as a new process finds it when the old one was killed just before operation number
+/// `at`: nothing is lost, and nothing more is durable than before.
+pub fn after_kill(operations: &[Operation], at: usize) -> MemoryDisk {
+    let disk = after_power_loss(operations, at, Luck::Everything);
+    disk.0.lock().unwrap().operations = operations[..at.min(operations.len())].to_vec();
+    disk
+}
+
 /// The disk after a loss of power just before operation number `at`.
 pub fn after_power_loss(operations: &[Operation], at: usize, mut luck: Luck<'_>) -> MemoryDisk {
-    let operations = &operations[..at];
+    let operations = &operations[..at.min(operations.len())];
     let synced = |file: usize| {
         operations.iter().rposition(|op| matches!(op, Operation::Sync(f) if *f == file))
     };
@@ -228,6 +258,16 @@ pub fn after_power_loss(operations: &[Operation], at: usize, mut luck: Luck<'_>)
                     let bytes = &mut state.files[*file];
                     let length = bytes.len().max(*length as usize);
                     bytes.resize(length, 0);
+                }
+            }
+            Operation::Zero(file) => {
+                if durable(*file) || luck.keeps() {
+                    state.files[*file].fill(0);
+                }
+            }
+            Operation::Cut { file, length } => {
+                if durable(*file) || luck.keeps() {
+                    state.files[*file].truncate(*length as usize);
                 }
             }
             Operation::Sync(_) | Operation::SyncNames => {}

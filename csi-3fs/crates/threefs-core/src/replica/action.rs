@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use crate::chunk::{ChunkState, StoreUpdate, Which};
 use crate::error::{StorageError, StoreError};
+use crate::forgotten::InodeRange;
 use crate::ids::{ChainVersion, ChunkId, ChunkVersion, NodeId, TargetId};
 use crate::message::{ReadRequest, RepairRequest, StorageReply, StorageRequest};
 use crate::routing::Chain;
@@ -86,6 +87,13 @@ pub enum Event {
         /// Done, or why not.
         result: Result<(), StoreError>,
     },
+    /// The outcome of an [`Action::ForgetInodes`].
+    InodesForgotten {
+        /// As in the action.
+        op: OpId,
+        /// Done, or why not.
+        result: Result<(), StoreError>,
+    },
     /// The outcome of an [`Action::ReadContent`].
     Content {
         /// As in the action.
@@ -137,6 +145,14 @@ pub enum Action {
         op: OpId,
         /// Which chunk.
         chunk: ChunkId,
+    },
+    /// Drop all that is known of these inodes' chunks and fence them, durably; then
+    /// [`Event::InodesForgotten`].
+    ForgetInodes {
+        /// Names the outcome.
+        op: OpId,
+        /// Which inodes.
+        inodes: Vec<InodeRange>,
     },
     /// Read a whole chunk from the store; then [`Event::Content`].
     ReadContent {

@@ -78,6 +78,9 @@ impl Replica {
     }
 
     fn apply_failed(&mut self, ctx: &mut Context<'_>, op: OpId, chunk: ChunkId, error: StoreError) {
+        if self.ends_forgotten(ctx, op) {
+            return;
+        }
         match error {
             StoreError::Io { .. } => {
                 let reason = error.to_string();
@@ -130,6 +133,10 @@ impl Replica {
         if let Some(at) = state.wake.take() {
             self.timers.remove(&(at, Timer::Op(op)));
         }
+        if self.ends_forgotten(ctx, op) {
+            return;
+        }
+        let Some(state) = self.ops.get(&op) else { return };
         match state.work {
             Work::Send => return self.proceed_send(ctx, op),
             Work::Repair => return self.proceed_repair(ctx, op),
@@ -265,6 +272,7 @@ impl Replica {
         let (content, payload) = match result {
             Ok(read) => read,
             Err(error @ StoreError::Io { .. }) => return self.give_up(ctx, error.to_string()),
+            Err(_) if self.ends_forgotten(ctx, op) => return,
             Err(_) => {
                 let target = self.config.target;
                 ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
@@ -312,6 +320,9 @@ impl Replica {
                 self.rest(ctx, op);
                 self.restart_sending(ctx);
             }
+            Err(PeerFailure::Refused(StorageError::InodeForgotten { .. })) => {
+                self.learn_forgotten(ctx, op);
+            }
             Err(PeerFailure::Refused(error @ StorageError::NoSpace { .. })) => {
                 self.successor_is_full(ctx, op, &error);
             }
@@ -358,6 +369,11 @@ impl Replica {
     ) {
         // An aborted operation's commit is as good as any: the successors had committed.
         self.store_since.remove(&op);
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        state.step = Step::Resting;
+        if matches!(result, Err(StoreError::NotFound { .. })) && self.ends_forgotten(ctx, op) {
+            return;
+        }
         let Some(state) = self.ops.get(&op) else { return };
         match result {
             Ok(committed) => {

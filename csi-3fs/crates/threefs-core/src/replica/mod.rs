@@ -21,6 +21,7 @@
 mod action;
 mod channels;
 mod commit;
+mod forget;
 mod lanes;
 mod receive;
 mod repair;
@@ -41,6 +42,7 @@ use crate::message::{Address, StorageReply, StorageRequest};
 use crate::routing::{Chain, ChainTarget, PublicState};
 use crate::time::Millis;
 use channels::Channels;
+use forget::Forgetting;
 use lanes::{Lane, Op};
 use receive::Receiving;
 use resync::Sending;
@@ -135,6 +137,7 @@ pub struct Replica {
     timers: BTreeSet<(Millis, Timer)>,
     store_since: BTreeMap<OpId, Millis>,
     channels: Channels,
+    forgets: BTreeMap<OpId, Forgetting>,
     sending: Option<Sending>,
     rounds: u64,
     sequence: u64,
@@ -146,6 +149,7 @@ pub struct Replica {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
     Op(OpId),
+    Forget(OpId),
     Sync,
 }
 
@@ -153,6 +157,7 @@ enum Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Op(OpId),
+    Forget(OpId),
     Sync,
 }
 
@@ -193,6 +198,7 @@ impl Replica {
             timers: BTreeSet::new(),
             store_since: BTreeMap::new(),
             channels: Channels::default(),
+            forgets: BTreeMap::new(),
             sending: None,
             rounds: 0,
             sequence: 0,
@@ -227,6 +233,7 @@ impl Replica {
             Event::Applied { op, result } => self.on_applied(ctx, op, result),
             Event::Committed { op, result } => self.on_committed(ctx, op, result),
             Event::Forgotten { op, result } => self.on_forgotten(ctx, op, result),
+            Event::InodesForgotten { op, result } => self.on_inodes_forgotten(ctx, op, result),
             Event::Content { op, result } => self.on_content(ctx, op, result),
             Event::DamageFound { chunk } => self.repair(ctx, chunk),
             Event::Retire if self.standing == Standing::UpToDate => {
@@ -269,7 +276,7 @@ impl Replica {
     /// Nothing under way and nothing waiting.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.ops.is_empty() && self.lanes.is_empty()
+        self.ops.is_empty() && self.lanes.is_empty() && self.forgets.is_empty()
     }
 
     /// Does this replica answer reads and take writes now?
@@ -344,6 +351,7 @@ impl Replica {
             }
         }
         self.stop_sending(ctx);
+        self.abort_forgets(ctx);
         match self.role() {
             Role::Serving => {
                 self.start_sending(ctx);
@@ -365,6 +373,7 @@ impl Replica {
         }
         self.receiving = None;
         self.stop_sending(ctx);
+        self.abort_forgets(ctx);
         self.abort_all(ctx, self.public_state());
     }
 
@@ -374,6 +383,7 @@ impl Replica {
         self.standing = Standing::Broken;
         self.receiving = None;
         self.stop_sending(ctx);
+        self.abort_forgets(ctx);
         self.abort_all(ctx, self.public_state());
     }
 
@@ -407,6 +417,7 @@ impl Replica {
         }
         match self.calls.remove(&call) {
             Some(Caller::Op(op)) => self.on_op_answer(ctx, op, call, result, payload),
+            Some(Caller::Forget(op)) => self.on_forget_answer(ctx, op, result),
             Some(Caller::Sync) => self.on_sync_answer(ctx, call, result),
             None => {} // A late answer to a call that was given up.
         }
@@ -420,6 +431,7 @@ impl Replica {
             self.timers.pop_first();
             match timer {
                 Timer::Op(op) => self.on_op_timer(ctx, op, at),
+                Timer::Forget(op) => self.on_forget_timer(ctx, op),
                 Timer::Sync => self.on_sync_timer(ctx, at),
             }
         }

@@ -119,6 +119,10 @@ impl Replica {
             return answer(ctx, waiters, Err(error));
         }
         let chunk = request.chunk;
+        if request.version > ChunkVersion(0) && self.is_forgotten(ctx, chunk.inode) {
+            let error = StorageError::InodeForgotten { inode: chunk.inode };
+            return answer(ctx, waiters, Err(error));
+        }
         if let Some(receiving) = &mut self.receiving {
             let newest = receiving.newest.entry(chunk).or_insert(0);
             if request.sequence <= *newest {

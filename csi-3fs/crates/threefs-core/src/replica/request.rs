@@ -55,6 +55,7 @@ impl Replica {
             StorageRequest::SyncStart(request) => self.sync_start(ctx, token, request),
             StorageRequest::SyncMetas(request) => self.sync_metas(ctx, token, request),
             StorageRequest::SyncDone(request) => self.sync_done(ctx, token, request),
+            StorageRequest::ForgetInodes(request) => self.forget_inodes(ctx, token, request),
             StorageRequest::QueryChunks(request) => self.query_chunks(ctx, token, request),
             StorageRequest::QueryLastChunk(request) => self.check_head(ctx, request.to).map(|()| {
                 let last = ctx.metas.last_existing(request.inode).map(|meta| LastChunk {
@@ -88,7 +89,7 @@ impl Replica {
         Ok(())
     }
 
-    fn check_head(&self, ctx: &Context<'_>, to: Address) -> Result<(), StorageError> {
+    pub(super) fn check_head(&self, ctx: &Context<'_>, to: Address) -> Result<(), StorageError> {
         if to.chain_version != self.chain_version() {
             return Err(self.mismatch(to));
         }
@@ -256,6 +257,9 @@ impl Replica {
     ) -> Result<Option<Updated>, StorageError> {
         let tag = request.tag;
         let committed = &meta.committed;
+        if request.change != ContentChange::Remove && self.is_forgotten(ctx, request.chunk.inode) {
+            return Err(StorageError::InodeForgotten { inode: request.chunk.inode });
+        }
         if let Some(known) = committed.tags.of_channel(&tag) {
             if known.tag == tag {
                 return Ok(Some(self.updated(meta, known.version)));
@@ -312,6 +316,10 @@ impl Replica {
         waiters: VecDeque<Token>,
     ) -> Begin {
         if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
+            return answer(ctx, waiters, Err(error));
+        }
+        if self.is_forgotten(ctx, request.chunk.inode) {
+            let error = StorageError::InodeForgotten { inode: request.chunk.inode };
             return answer(ctx, waiters, Err(error));
         }
         let meta = ctx.meta(request.chunk);

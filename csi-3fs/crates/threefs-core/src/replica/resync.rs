@@ -14,8 +14,12 @@ use super::lanes::{Begin, Op, Step, Work};
 use super::{Action, Alert, CallId, Caller, Context, OpId, PeerFailure, Replica, Role, Timer};
 use crate::chunk::{ChunkMeta, ChunkState, Which};
 use crate::error::{StorageError, StoreError};
-use crate::ids::{ChunkId, ChunkVersion};
-use crate::message::{StorageReply, StorageRequest, SyncDone, SyncMetas, SyncSession, SyncStart};
+use crate::forgotten::FORGET_INODES_MAX;
+use crate::ids::{ChunkId, ChunkVersion, InodeId};
+use crate::message::{
+    ForgetInodes, StorageReply, StorageRequest, SyncDone, SyncMetas, SyncSession, SyncStart,
+    Updated,
+};
 use crate::routing::{ChainTarget, PublicState};
 use crate::time::Millis;
 
@@ -23,6 +27,8 @@ use crate::time::Millis;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Starting,
+    /// The successor learns which inodes are forgotten: their chunks need no comparison.
+    Fencing,
     Comparing,
     Copying,
     Ending,
@@ -38,6 +44,8 @@ pub(super) struct Sending {
     round: u64,
     stage: Stage,
     session: Option<SyncSession>,
+    /// Ranges of forgotten inodes that begin here or before are known there.
+    fenced: Option<InodeId>,
     /// All chunks up to here are compared.
     cursor: Option<ChunkId>,
     /// The page being copied reaches to here; `None` = it is the last one.
@@ -73,6 +81,7 @@ impl Replica {
             round: self.rounds,
             stage: Stage::Starting,
             session: None,
+            fenced: None,
             cursor: None,
             page_end: None,
             queue: VecDeque::new(),
@@ -126,6 +135,12 @@ impl Replica {
                 from: self.config.target,
                 round: sending.round,
             }),
+            Stage::Fencing => {
+                let inodes = ctx.metas.forgotten(sending.fenced, FORGET_INODES_MAX);
+                let from = Some(self.config.target);
+                // Nothing that holds a budget waits for it.
+                StorageRequest::ForgetInodes(ForgetInodes { to, from, inodes, hop: 1 })
+            }
             Stage::Comparing => StorageRequest::SyncMetas(SyncMetas {
                 to,
                 session,
@@ -181,10 +196,17 @@ impl Replica {
                 if round == sending.round =>
             {
                 sending.session = Some(session);
-                sending.stage = Stage::Comparing;
+                sending.stage = Stage::Fencing;
                 sending.attempt = 0;
-                self.sync_call(ctx);
+                self.fence_or_compare(ctx);
                 self.session_is_known(ctx);
+            }
+            (Stage::Fencing, Ok(StorageReply::InodesForgotten)) => {
+                // Those that were forgotten since the page was sent went down the chain.
+                let page = ctx.metas.forgotten(sending.fenced, FORGET_INODES_MAX);
+                sending.fenced = page.last().map(|range| range.first).or(sending.fenced);
+                sending.attempt = 0;
+                self.fence_or_compare(ctx);
             }
             (Stage::Comparing, Ok(StorageReply::Metas { metas, last })) => {
                 sending.attempt = 0;
@@ -216,6 +238,16 @@ impl Replica {
                 self.wake_sync(ctx.now.after(self.retry_wait_ms(attempt)));
             }
         }
+    }
+
+    /// The next page of forgotten inodes; when there is none, the comparison.
+    fn fence_or_compare(&mut self, ctx: &mut Context<'_>) {
+        if let Some(sending) = &mut self.sending
+            && ctx.metas.forgotten(sending.fenced, 1).is_empty()
+        {
+            sending.stage = Stage::Comparing;
+        }
+        self.sync_call(ctx);
     }
 
     fn session_is_known(&mut self, ctx: &mut Context<'_>) {
@@ -368,6 +400,9 @@ impl Replica {
         match result {
             Ok((content, payload)) => self.call_replace(ctx, op, successor, &content, payload),
             Err(error @ StoreError::Io { .. }) => self.give_up(ctx, error.to_string()),
+            Err(_) if self.is_forgotten(ctx, chunk.inode) => {
+                self.finish(ctx, op, Ok(Updated::nothing()));
+            }
             Err(_) => {
                 if let Some(sending) = &mut self.sending {
                     sending.damaged.insert(chunk);

@@ -54,7 +54,7 @@ pub(crate) struct UnlessAnswered<'a, O> {
 /// What came of a first step.
 pub(crate) enum FirstStep<T> {
     /// The change was executed before.
-    Answered(MetaReply),
+    Answered(Box<MetaReply>),
     /// The step was done.
     Done(T),
 }
@@ -65,7 +65,7 @@ impl<O: Operation<Error = OpError>> Operation for UnlessAnswered<'_, O> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
         match answered(txn, self.id, self.floor).await? {
-            Some(reply) => Ok(FirstStep::Answered(reply)),
+            Some(reply) => Ok(FirstStep::Answered(Box::new(reply))),
             None => Ok(FirstStep::Done(self.operation.run(txn).await?)),
         }
     }

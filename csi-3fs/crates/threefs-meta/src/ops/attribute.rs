@@ -4,11 +4,11 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
 use super::walk::{Last, find};
-use super::{Given, OpError, store};
+use super::{Given, OpError, quota, store};
 use crate::identity::{Identity, READ, WRITE};
 use crate::protocol::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, At, InodeKind, MetaError, MetaReply, NAME_BYTES_MAX,
-    SetMode,
+    RESERVED_ATTRIBUTES, SetMode,
 };
 use crate::rows;
 
@@ -43,6 +43,9 @@ impl Operation for GetAttribute<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let row = find(txn, self.who, self.at, Last::Keep).await?;
         self.who.check(&row.inode, READ, &self.at.path)?;
+        if !may_know(self.who, self.name) {
+            return Err(none(self.at, self.name));
+        }
         match txn.get(&rows::attribute(row.inode.id, self.name)).await? {
             Some(value) => Ok(MetaReply::Attribute(value)),
             None => Err(none(self.at, self.name)),
@@ -56,8 +59,8 @@ impl Operation for ListAttributes<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let row = find(txn, self.who, self.at, Last::Keep).await?;
-        let names = all(txn, row.inode.id).await?.into_iter().map(|(name, _)| name).collect();
-        Ok(MetaReply::Names(names))
+        let names = all(txn, row.inode.id).await?.into_iter().map(|(name, _)| name);
+        Ok(MetaReply::Names(names.filter(|name| may_know(self.who, name)).collect()))
     }
 }
 
@@ -68,8 +71,15 @@ impl Operation for SetAttribute<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let mut row = find(txn, self.who, self.at, Last::Keep).await?;
         check_name(self.name, self.at)?;
-        if matches!(row.inode.kind, InodeKind::Symlink { .. }) {
-            let reason = "a symbolic link has no user attributes".into();
+        if !may_know(self.who, self.name) {
+            let reason = format!(
+                "attribute `{}`: names that begin with `{RESERVED_ATTRIBUTES}` are reserved",
+                self.name
+            );
+            return Err(MetaError::NotPermitted { path: self.at.path.clone(), reason }.into());
+        }
+        if matches!(row.inode.kind, InodeKind::Symlink { .. } | InodeKind::Special { .. }) {
+            let reason = "only files and directories have user attributes".into();
             return Err(MetaError::NotPermitted { path: self.at.path.clone(), reason }.into());
         }
         self.who.check(&row.inode, WRITE, &self.at.path)?;
@@ -86,6 +96,9 @@ impl Operation for SetAttribute<'_> {
             }
             _ => {}
         }
+        let before = known.iter().find(|(name, _)| name == self.name);
+        let before = before.map_or(0, |(name, bytes)| name.len() + bytes);
+        let after = self.value.map_or(0, |value| self.name.len() + value.len());
         match self.value {
             None if !there => return Err(none(self.at, self.name)),
             None => txn.clear(&key),
@@ -108,8 +121,10 @@ impl Operation for SetAttribute<'_> {
                 txn.set(&key, value);
             }
         }
+        // Both are at most `ATTRIBUTES_BYTES_MAX`.
+        quota::charge_metadata(txn, &mut row, after as i64 - before as i64).await?;
         row.inode.changed = self.given.now;
-        store(txn, &row)?;
+        store(txn, &mut row)?;
         Ok(MetaReply::Done)
     }
 }
@@ -124,6 +139,11 @@ async fn all(txn: &mut Transaction, inode: InodeId) -> Result<Vec<(String, usize
         Ok::<_, KvError>((name, value.len()))
     });
     Ok(names.collect::<Result<_, _>>()?)
+}
+
+/// Whether the caller may see, set and remove an attribute of this name at all.
+fn may_know(who: &Identity, name: &str) -> bool {
+    who.is_control_plane() || !name.starts_with(RESERVED_ATTRIBUTES)
 }
 
 fn check_name(name: &str, at: &At) -> Result<(), OpError> {

@@ -32,7 +32,8 @@ impl Operation for SetAttributes<'_> {
         if let Some(mode) = self.mode {
             self.check_owner(inode, "changes its mode")?;
             inode.mode = mode & 0o7777;
-            if !self.who.is_root() && !self.who.in_group(inode.gid) && !inode.is_directory() {
+            if !self.who.is_root() && !self.who.may_be_in_group(inode.gid) && !inode.is_directory()
+            {
                 inode.mode &= !SET_GROUP;
             }
         }
@@ -50,7 +51,7 @@ impl Operation for SetAttributes<'_> {
                 txn.clear(&crate::rows::directory_time(inode.id));
             }
         }
-        store(txn, &row)?;
+        store(txn, &mut row)?;
         Ok(MetaReply::Inode(visible(txn, row).await?))
     }
 }
@@ -63,7 +64,8 @@ impl SetAttributes<'_> {
             return Ok(());
         }
         let same_user = self.uid.is_none_or(|uid| uid == inode.uid);
-        let own_group = self.gid.is_none_or(|gid| gid == inode.gid || self.who.in_group(gid));
+        let own_group =
+            self.gid.is_none_or(|gid| gid == inode.gid || self.who.may_be_in_group(gid));
         let allowed = self.who.is_root() || (self.who.owns(inode) && same_user && own_group);
         if !allowed {
             return Err(self.not_permitted("gives it to one of his groups; root to anybody"));

@@ -1,19 +1,18 @@
 //! What the collector does to the store: gives back what was removed.
 
-use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
 use super::remove::{clear_directory, detach_tree};
-use super::{OpError, drop_link, load_named, quota};
+use super::{OpError, drop_link, load_named, queue, quota, store};
 use crate::holds::Holds;
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
-use crate::rows::{self, DentryRow, InodeRow, REMOVALS, RemovalRow};
+use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
 
 /// Names that one transaction takes out of a removed directory.
 const NAMES_PER_TRANSACTION: usize = 256;
 
-/// One entry of the queue.
+/// One entry of a queue.
 #[derive(Clone, Debug)]
 pub(crate) struct ListedRemoval {
     pub key: Vec<u8>,
@@ -24,16 +23,18 @@ pub(crate) struct ListedRemoval {
 /// What stands in the way of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalState {
-    /// The chunks of a file without sessions.
-    Chunks(Layout),
-    /// Somebody still writes.
+    /// The chunks of a file that nobody has open, none at or beyond `end`.
+    Chunks { layout: Layout, end: u64 },
+    /// Somebody has it open.
     InUse,
     /// Only rows.
     Rows,
 }
 
-/// One page of the queue, oldest first.
+/// One page of a queue, oldest first: what was queued by the commits up to a version.
 pub(crate) struct ListRemovals<'a> {
+    pub queue: &'static [u8],
+    pub until: u64,
     pub holds: &'a Holds,
     pub after: &'a [u8],
     pub limit: usize,
@@ -44,14 +45,15 @@ impl Operation for ListRemovals<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
-        let mut range = KeyRange::prefix(REMOVALS);
+        let end = [self.queue, &self.until.saturating_add(1).to_be_bytes()].concat();
+        let mut range = KeyRange::new(self.queue, end);
         if !self.after.is_empty() {
             range = range.after(self.after);
         }
         let mut listed = Vec::new();
         for (key, value) in txn.snapshot_range(&range, self.limit).await? {
             let row: RemovalRow = rows::decode(&key, &value)?;
-            let state = state_of(txn, row.inode, self.holds).await?;
+            let state = state_of(txn, &row, self.holds).await?;
             listed.push(ListedRemoval { key, row, state });
         }
         Ok(listed)
@@ -60,39 +62,107 @@ impl Operation for ListRemovals<'_> {
 
 async fn state_of(
     txn: &mut Transaction,
-    id: InodeId,
+    removal: &RemovalRow,
     holds: &Holds,
 ) -> Result<RemovalState, OpError> {
+    let id = removal.inode;
     let Some(row) = rows::read::<InodeRow>(txn, &rows::inode(id)).await? else {
         return Ok(RemovalState::Rows);
     };
     let InodeKind::File { layout, .. } = row.inode.kind else { return Ok(RemovalState::Rows) };
-    if holds.is_held(id) {
+    if holds.is_held(id) || holds.may_be_held(removal) {
         return Ok(RemovalState::InUse);
     }
     let sessions = txn.range(&KeyRange::prefix(&rows::sessions(id)), 1).await?;
-    Ok(if sessions.is_empty() { RemovalState::Chunks(layout) } else { RemovalState::InUse })
+    if !sessions.is_empty() {
+        return Ok(RemovalState::InUse);
+    }
+    Ok(RemovalState::Chunks { layout, end: row.end_max })
 }
 
-/// The chunks are gone: takes the last rows of a file or symbolic link. No session can have begun
-/// since: a file without a name cannot be opened.
-pub(crate) struct FinishRemoval<'a>(pub &'a ListedRemoval);
+/// The newest version that a transaction sees.
+pub(crate) struct NewestVersion;
 
-impl Operation for FinishRemoval<'_> {
+impl Operation for NewestVersion {
+    type Output = u64;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<u64, OpError> {
+        Ok(txn.read_version())
+    }
+}
+
+/// Ends the life of removed files that nobody has open, before any of their chunks goes: from this
+/// commit on a read of one of them finds no inode, so it cannot take what is gone for a hole.
+/// Returns how many there were.
+pub(crate) struct MarkDead<'a> {
+    pub removals: &'a [&'a ListedRemoval],
+    pub holds: &'a Holds,
+}
+
+impl Operation for MarkDead<'_> {
+    type Output = usize;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<usize, OpError> {
+        let mut marked = 0;
+        for removal in self.removals {
+            let state = state_of(txn, &removal.row, self.holds).await?;
+            if !matches!(state, RemovalState::Chunks { .. }) {
+                continue;
+            }
+            let key = rows::inode(removal.row.inode);
+            let Some(mut row) = rows::read::<InodeRow>(txn, &key).await? else { continue };
+            row.dead = true;
+            store(txn, &mut row)?;
+            txn.clear(&removal.key);
+            queue(txn, rows::DEAD, &removal.row)?;
+            marked += 1;
+        }
+        Ok(marked)
+    }
+}
+
+/// Takes back [`MarkDead`]: somebody who may have it open was heard meanwhile.
+pub(crate) struct Revive<'a>(pub &'a ListedRemoval);
+
+impl Operation for Revive<'_> {
     type Output = ();
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         let key = rows::inode(self.0.row.inode);
-        if let Some(row) = rows::read::<InodeRow>(txn, &key).await?
-            && row.charged
-        {
-            quota::release(txn, &row).await?;
-        }
-        txn.clear(&key);
-        txn.clear_range(KeyRange::prefix(&rows::attributes(self.0.row.inode)));
-        txn.clear(&rows::trim(self.0.row.inode));
         txn.clear(&self.0.key);
+        if let Some(mut row) = rows::read::<InodeRow>(txn, &key).await? {
+            row.dead = false;
+            store(txn, &mut row)?;
+            queue(txn, rows::REMOVALS, &self.0.row)?;
+        }
+        Ok(())
+    }
+}
+
+/// The chunks are gone: takes the last rows of files, symbolic links and special files. No session
+/// can have begun since: what is dead or never was a file cannot be opened.
+pub(crate) struct FinishRemovals<'a>(pub &'a [ListedRemoval]);
+
+impl Operation for FinishRemovals<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        for removal in self.0 {
+            let key = rows::inode(removal.row.inode);
+            if let Some(row) = rows::read::<InodeRow>(txn, &key).await?
+                && row.charged
+            {
+                quota::release(txn, &row).await?;
+            }
+            txn.clear(&key);
+            txn.clear_range(KeyRange::prefix(&rows::attributes(removal.row.inode)));
+            txn.clear(&rows::trim(removal.row.inode));
+            txn.clear(&removal.key);
+        }
         Ok(())
     }
 }
@@ -117,8 +187,10 @@ impl Operation for CollectDirectory<'_> {
             let row = load_named(txn, entry, "(removed)").await?;
             match entry.kind {
                 EntryKind::Directory => detach_tree(txn, row, self.now).await?,
-                EntryKind::File | EntryKind::Symlink => {
-                    drop_link(txn, row, self.now, self.holds).await?;
+                _ => {
+                    let name = key.get(names.start.len()..).unwrap_or_default();
+                    let name = String::from_utf8_lossy(name).into_owned();
+                    drop_link(txn, row, &name, self.now, self.holds).await?;
                 }
             }
             txn.clear(key);

@@ -68,8 +68,8 @@ impl<L: Layouts> Operation for Create<'_, L> {
         let layout = self.layouts.choose([self.layout, *defaults])?;
         let (who, given, mode) = (self.who, &self.given, self.mode);
         let birth = Birth { who, parent: &parent.inode, given, mode };
-        let row = birth.file(given.first_inode, layout);
-        insert(txn, &parent, &name, &row, given).await?;
+        let mut row = birth.file(given.first_inode, layout);
+        insert(txn, &parent, &name, &mut row, given).await?;
         opened(txn, row, self.at, self.write, true).await
     }
 }
@@ -79,9 +79,10 @@ pub(super) async fn insert(
     txn: &mut Transaction,
     parent: &InodeRow,
     name: &str,
-    row: &InodeRow,
+    row: &mut InodeRow,
     given: &Given,
 ) -> Result<(), OpError> {
+    row.metadata_bytes += quota::name_bytes(name).unsigned_abs();
     let entry = DentryRow { inode: row.inode.id, kind: row.kind() };
     rows::write(txn, &rows::dentry(parent.inode.id, name), &entry)?;
     store(txn, row)?;
@@ -102,6 +103,10 @@ async fn opened(
         EntryKind::Directory if write.is_none() && !created => {}
         EntryKind::Directory => {
             return Err(MetaError::IsADirectory { path: at.path.clone() }.into());
+        }
+        EntryKind::Special(_) => {
+            let reason = "it is a special file, which the kernel opens".into();
+            return Err(MetaError::NotSupported { path: at.path.clone(), reason }.into());
         }
         EntryKind::Symlink => {
             return Err(MetaError::TooManySymlinks { path: at.path.clone() }.into());
@@ -170,8 +175,8 @@ impl Operation for Symlink<'_> {
         slot.check(self.who, self.at)?;
         let (who, given, parent) = (self.who, &self.given, &slot.parent.inode);
         let birth = Birth { who, parent, given, mode: 0o777 };
-        let row = birth.inode(given.first_inode, 1, InodeKind::Symlink { target });
-        insert(txn, &slot.parent, &slot.name, &row, given).await?;
+        let mut row = birth.inode(given.first_inode, 1, InodeKind::Symlink { target });
+        insert(txn, &slot.parent, &slot.name, &mut row, given).await?;
         Ok(MetaReply::Inode(row.inode))
     }
 }

@@ -65,7 +65,7 @@ impl MakeDirectory<'_> {
         let (who, given, mode) = (self.who, &self.given, self.mode);
         let mut row = Birth { who, parent: &parent.inode, given, mode }.inode(id, 2, kind);
         row.name.clone_from(name);
-        insert(txn, parent, name, &row, given).await?;
+        insert(txn, parent, name, &mut row, given).await?;
         Ok(row)
     }
 

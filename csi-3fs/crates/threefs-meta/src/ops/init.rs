@@ -29,6 +29,7 @@ impl Operation for InitTree {
         rows::write(txn, SCHEMA, &SCHEMA_VERSION)?;
         let inode = Inode {
             id: ROOT,
+            version: 0,
             kind: InodeKind::Directory { parent: ROOT, defaults: LayoutDefaults::default() },
             mode: 0o755,
             uid: 0,
@@ -39,7 +40,7 @@ impl Operation for InitTree {
             changed: self.0,
             quota: None,
         };
-        Ok(store(txn, &InodeRow { inode, name: String::new(), charged: true })?)
+        Ok(store(txn, &mut InodeRow::new(inode))?)
     }
 }
 

@@ -82,9 +82,10 @@ async fn reserve(
         return Err(OpError::TrimPending(wanted.inode));
     }
     *reserved = wanted.end.max(*reserved);
+    row.end_max = row.end_max.max(wanted.end);
     recharge(txn, &mut row, before).await?;
     rows::write(txn, &rows::session(wanted.inode, wanted.session), &SessionRow { client })?;
-    store(txn, &row)?;
+    store(txn, &mut row)?;
     Ok(row)
 }
 
@@ -92,7 +93,7 @@ async fn reserve(
 /// had it open counts again.
 async fn recharge(txn: &mut Transaction, row: &mut InodeRow, before: i64) -> Result<(), OpError> {
     let charge = if row.charged {
-        Charge { bytes: bytes_of(row) - before, inodes: 0 }
+        Charge { bytes: bytes_of(row) - before, ..Charge::default() }
     } else {
         Charge::of(row)
     };
@@ -123,7 +124,7 @@ pub(super) async fn end_session(
     if row.charged {
         recharge(txn, &mut row, before).await?;
     }
-    Ok(store(txn, &row)?)
+    Ok(store(txn, &mut row)?)
 }
 
 /// Applies one report if it is of the current truncate version and the file is shorter.
@@ -134,7 +135,9 @@ pub(super) async fn grow(
 ) -> Result<InodeRow, OpError> {
     let mut row = load(txn, report.inode, "").await?;
     let before = bytes_of(&row);
-    let InodeKind::File { length, truncate_version, .. } = &mut row.inode.kind else {
+    let InodeKind::File { length, truncate_version, content, written, layout, .. } =
+        &mut row.inode.kind
+    else {
         return Err(not_a_file(&row));
     };
     if report.truncate_version != *truncate_version {
@@ -144,11 +147,17 @@ pub(super) async fn grow(
         return Err(OpError::TrimPending(report.inode));
     }
     *length = report.length.max(*length);
+    *content += 1;
+    let mut reported = report.written.clone();
+    // No more than the report says was written in all.
+    reported.cut(report.length, layout.chunk_bytes);
+    written.merge(&reported);
+    row.end_max = row.end_max.max(report.length);
     // Also when it did not grow: something was written.
     row.inode.modified = given.now;
     row.inode.changed = given.now;
     recharge(txn, &mut row, before).await?;
-    store(txn, &row)?;
+    store(txn, &mut row)?;
     Ok(row)
 }
 
@@ -171,7 +180,8 @@ impl Operation for BeginTrim<'_> {
         if !row.inode.is_directory() {
             self.who.check(&row.inode, WRITE, &self.at.path)?;
         }
-        let InodeKind::File { length, reserved, truncate_version, layout } = &mut row.inode.kind
+        let InodeKind::File { length, reserved, truncate_version, layout, content, written } =
+            &mut row.inode.kind
         else {
             return Err(match row.inode.is_directory() {
                 true => MetaError::IsADirectory { path: self.at.path.clone() }.into(),
@@ -197,12 +207,15 @@ impl Operation for BeginTrim<'_> {
             rows::write(txn, &rows::trim(id), &trim)?;
         }
         *length = self.length;
+        *content += 1;
+        written.cut(self.length, layout.chunk_bytes);
+        row.end_max = row.end_max.max(self.length);
         row.inode.modified = self.given.now;
         row.inode.changed = self.given.now;
         if row.charged || self.length > 0 {
             recharge(txn, &mut row, before).await?;
         }
-        store(txn, &row)?;
+        store(txn, &mut row)?;
         Ok(id)
     }
 }

@@ -2,6 +2,7 @@
 
 use threefs_kv::{Operation, Transaction};
 
+use super::quota;
 use super::walk::{Last, Slot, find, slot};
 use super::{Given, OpError, not_found, store, touch};
 use crate::identity::Identity;
@@ -39,11 +40,12 @@ impl Operation for Link<'_> {
             let reason = "a file with several names counts for one quota".into();
             return Err(MetaError::CrossQuota { path: self.to.path.clone(), reason }.into());
         }
+        quota::charge_metadata(txn, &mut row, quota::name_bytes(&name)).await?;
         row.inode.links += 1;
         row.inode.changed = self.given.now;
         let entry = DentryRow { inode: row.inode.id, kind: row.kind() };
         rows::write(txn, &rows::dentry(parent.inode.id, &name), &entry)?;
-        store(txn, &row)?;
+        store(txn, &mut row)?;
         touch(txn, parent.inode.id, self.given.now);
         Ok(MetaReply::Inode(row.inode))
     }

@@ -23,14 +23,15 @@ mod quota;
 mod remove;
 mod rename;
 mod session;
+mod special;
 mod walk;
 
 pub(crate) use answer_once::{AnswerOnce, FirstStep, UnlessAnswered};
 pub(crate) use attribute::{GetAttribute, ListAttributes, SetAttribute};
 pub(crate) use attributes::SetAttributes;
 pub(crate) use collect::{
-    CollectDirectory, FinishRemoval, ForgetRows, ListRemovals, ListRows, ListedRemoval,
-    RemovalState,
+    CollectDirectory, FinishRemovals, ForgetRows, ListRemovals, ListRows, ListedRemoval, MarkDead,
+    NewestVersion, RemovalState, Revive,
 };
 pub(crate) use create::{Create, Layouts, Open, Symlink, Wanted};
 pub(crate) use directory::{MakeDirectory, names_of};
@@ -42,6 +43,7 @@ pub(crate) use quota::{Quotas, SetQuota};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
 pub(crate) use session::{Close, EndSession};
+pub(crate) use special::MakeSpecial;
 
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
@@ -49,7 +51,7 @@ use threefs_kv::{KeyRange, KvError, Retry, Transaction};
 
 use crate::holds::Holds;
 use crate::identity::{Identity, SET_GROUP};
-use crate::protocol::{EntryKind, Inode, InodeKind, MetaError, Nanoseconds};
+use crate::protocol::{Inode, InodeKind, MetaError, Nanoseconds, Written};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
 
 /// Why an operation did not happen.
@@ -115,7 +117,7 @@ pub(crate) async fn load(
     path: &str,
 ) -> Result<InodeRow, OpError> {
     let row: Option<InodeRow> = rows::read(txn, &rows::inode(id)).await?;
-    row.ok_or_else(|| not_found(path, id))
+    row.filter(|row| !row.dead).ok_or_else(|| not_found(path, id))
 }
 
 /// The inode that a name points to: without it the tree is damaged.
@@ -131,7 +133,9 @@ pub(crate) async fn load_named(
     })
 }
 
-pub(crate) fn store(txn: &mut Transaction, row: &InodeRow) -> Result<(), KvError> {
+/// Writes an inode as a new version of itself.
+pub(crate) fn store(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), KvError> {
+    row.inode.version += 1;
     rows::write(txn, &rows::inode(row.inode.id), row)
 }
 
@@ -160,34 +164,34 @@ pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inod
 pub(crate) async fn drop_link(
     txn: &mut Transaction,
     mut row: InodeRow,
+    name: &str,
     now: Nanoseconds,
     holds: &Holds,
 ) -> Result<(), OpError> {
     row.inode.links = row.inode.links.saturating_sub(1);
     row.inode.changed = now;
+    quota::charge_metadata(txn, &mut row, -quota::name_bytes(name)).await?;
     if row.inode.links == 0 {
         let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
-        let open = holds.is_held(row.inode.id) || !txn.range(&sessions, 1).await?.is_empty();
+        let holders = holds.holders(row.inode.id);
+        let open = !holders.is_empty() || !txn.range(&sessions, 1).await?.is_empty();
         if row.charged && !open {
             quota::release(txn, &row).await?;
             row.charged = false;
         }
-        queue_removal(txn, row.inode.id, row.kind(), now)?;
+        let removal =
+            RemovalRow { inode: row.inode.id, kind: row.kind(), life: holds.life(), holders };
+        queue(txn, rows::REMOVALS, &removal)?;
     }
-    Ok(store(txn, &row)?)
+    Ok(store(txn, &mut row)?)
 }
 
-pub(crate) fn queue_removal(
-    txn: &mut Transaction,
-    inode: InodeId,
-    kind: EntryKind,
-    now: Nanoseconds,
-) -> Result<(), OpError> {
-    let row = RemovalRow { inode, kind, removed: now };
-    let value = postcard::to_allocvec(&row)
-        .map_err(|error| KvError::bad_row(rows::REMOVALS, error.to_string()))?;
+/// Puts a removal at the end of one of the collector's queues.
+pub(crate) fn queue(txn: &mut Transaction, queue: &[u8], row: &RemovalRow) -> Result<(), OpError> {
+    let value =
+        postcard::to_allocvec(row).map_err(|error| KvError::bad_row(queue, error.to_string()))?;
     // The inode goes behind the stamp: one transaction may remove many things.
-    txn.set_stamped(rows::REMOVALS, &inode.0.to_be_bytes(), value);
+    txn.set_stamped(queue, &row.inode.0.to_be_bytes(), value);
     Ok(())
 }
 
@@ -206,7 +210,14 @@ pub(crate) struct Birth<'a> {
 
 impl Birth<'_> {
     pub(crate) fn file(&self, id: InodeId, layout: Layout) -> InodeRow {
-        let kind = InodeKind::File { layout, length: 0, reserved: 0, truncate_version: 0 };
+        let kind = InodeKind::File {
+            layout,
+            length: 0,
+            reserved: 0,
+            truncate_version: 0,
+            content: 0,
+            written: Written::default(),
+        };
         self.inode(id, 1, kind)
     }
 
@@ -221,6 +232,7 @@ impl Birth<'_> {
         }
         let inode = Inode {
             id,
+            version: 0,
             kind,
             mode,
             uid: self.who.uid,
@@ -231,6 +243,10 @@ impl Birth<'_> {
             changed: now,
             quota: self.parent.quota,
         };
-        InodeRow { inode, name: String::new(), charged: true }
+        // Who writes to a file without a quota need not say up to where.
+        let end_max = if inode.quota.is_some() { 0 } else { u64::MAX };
+        let mut row = InodeRow::new(inode);
+        row.end_max = end_max;
+        row
     }
 }

@@ -15,7 +15,10 @@ use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 use super::walk::{Last, find, not_a_directory};
 use super::{Given, OpError, load, store};
 use crate::identity::Identity;
-use crate::protocol::{At, InodeKind, MetaError, MetaReply, QuotaUse, ROOT};
+use crate::protocol::{
+    At, InodeKind, METADATA_BYTES_MIN, METADATA_BYTES_PER_INODE, MetaError, MetaReply,
+    NAME_ROW_BYTES, QuotaUse, ROOT,
+};
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED};
 
 /// Inodes that a directory may have below it when it gets its first quota.
@@ -26,16 +29,17 @@ pub(crate) const ADOPT_MAX: usize = 1000;
 pub(crate) struct Charge {
     pub bytes: i64,
     pub inodes: i64,
+    pub metadata: i64,
 }
 
 impl Charge {
     /// Of one inode. Length or reservation of a file, whichever is more.
     pub(crate) fn of(row: &InodeRow) -> Self {
-        Self { bytes: bytes_of(row), inodes: 1 }
+        Self { bytes: bytes_of(row), inodes: 1, metadata: count(row.metadata_bytes) }
     }
 
     fn negated(self) -> Self {
-        Self { bytes: -self.bytes, inodes: -self.inodes }
+        Self { bytes: -self.bytes, inodes: -self.inodes, metadata: -self.metadata }
     }
 }
 
@@ -46,6 +50,35 @@ pub(crate) fn bytes_of(row: &InodeRow) -> i64 {
         }
         _ => 0,
     }
+}
+
+/// What a name costs in a directory.
+pub(crate) fn name_bytes(name: &str) -> i64 {
+    count(name.len() as u64 + NAME_ROW_BYTES)
+}
+
+/// Counts bytes of names and attributes more or less, for the inode and for its quota.
+pub(crate) async fn charge_metadata(
+    txn: &mut Transaction,
+    row: &mut InodeRow,
+    more: i64,
+) -> Result<(), OpError> {
+    row.metadata_bytes = row.metadata_bytes.saturating_add_signed(more);
+    if !row.charged {
+        return Ok(());
+    }
+    let owner = owner(txn, row).await?;
+    charge(txn, owner, Charge { metadata: more, ..Charge::default() }).await
+}
+
+fn count(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// How many bytes of names and attributes go with so many inodes.
+fn metadata_max(inodes_max: Option<u64>) -> Option<u64> {
+    let bytes = inodes_max?.saturating_mul(METADATA_BYTES_PER_INODE);
+    Some(bytes.saturating_add(METADATA_BYTES_MIN))
 }
 
 /// The quota to which an inode itself counts: of a directory with a quota of its own, the one above.
@@ -78,6 +111,10 @@ pub(crate) async fn charge(
         if charge.inodes != 0 {
             txn.bounded_add(&rows::quota_inodes(id), charge.inodes, limit(row.inodes_max));
         }
+        if charge.metadata != 0 {
+            let max = limit(metadata_max(row.inodes_max));
+            txn.bounded_add(&rows::quota_metadata(id), charge.metadata, max);
+        }
         next = row.above;
     }
     Ok(())
@@ -102,7 +139,8 @@ async fn counted(txn: &mut Transaction, quota: InodeId) -> Result<Charge, OpErro
     };
     let bytes = counter(rows::quota_bytes(quota)).await?;
     let inodes = counter(rows::quota_inodes(quota)).await?;
-    Ok(Charge { bytes, inodes })
+    let metadata = counter(rows::quota_metadata(quota)).await?;
+    Ok(Charge { bytes, inodes, metadata })
 }
 
 /// Moves what an inode counts for to the quota of its new directory.
@@ -125,6 +163,7 @@ pub(crate) async fn move_to(
         let inside = counted(txn, row.inode.id).await?;
         moved.bytes += inside.bytes;
         moved.inodes += inside.inodes;
+        moved.metadata += inside.metadata;
         let key = rows::quota(row.inode.id);
         if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
             own.above = new;
@@ -141,6 +180,9 @@ pub(crate) async fn move_to(
             return crosses("the file has other names");
         }
         row.inode.quota = new;
+        if new.is_none() {
+            row.end_max = u64::MAX;
+        }
     }
     charge(txn, old, moved.negated()).await?;
     charge(txn, new, moved).await
@@ -158,6 +200,7 @@ pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), 
     };
     let mut all = counted(txn, row.inode.id).await?;
     all.inodes += 1;
+    all.metadata += count(row.metadata_bytes);
     charge(txn, own.above, all.negated()).await?;
     own.above = None;
     Ok(rows::write(txn, &key, &own)?)
@@ -168,6 +211,7 @@ pub(crate) fn clear(txn: &mut Transaction, directory: InodeId) {
     txn.clear(&rows::quota(directory));
     txn.clear(&rows::quota_bytes(directory));
     txn.clear(&rows::quota_inodes(directory));
+    txn.clear(&rows::quota_metadata(directory));
 }
 
 /// `MetaChange::SetQuota`.
@@ -200,9 +244,10 @@ impl Operation for SetQuota<'_> {
                 let below = adopt(txn, id, above, path).await?;
                 row.inode.quota = Some(id);
                 row.inode.changed = self.given.now;
-                store(txn, &row)?;
+                store(txn, &mut row)?;
                 txn.set(&rows::quota_bytes(id), below.bytes.to_le_bytes());
                 txn.set(&rows::quota_inodes(id), below.inodes.to_le_bytes());
+                txn.set(&rows::quota_metadata(id), below.metadata.to_le_bytes());
                 above
             }
         };
@@ -249,10 +294,12 @@ async fn adopt(
                 continue;
             }
             total.inodes += 1;
+            total.metadata += count(row.metadata_bytes);
             if row.inode.quota == Some(entry.inode) {
                 let inside = counted(txn, entry.inode).await?;
                 total.bytes += inside.bytes;
                 total.inodes += inside.inodes;
+                total.metadata += inside.metadata;
                 let key = rows::quota(entry.inode);
                 if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
                     own.above = Some(directory);
@@ -261,7 +308,7 @@ async fn adopt(
                 continue;
             }
             row.inode.quota = Some(directory);
-            store(txn, &row)?;
+            store(txn, &mut row)?;
             open.push(entry.inode);
         }
     }
@@ -273,8 +320,9 @@ async fn adopt(
         let own = Charge::of(&row);
         total.bytes += own.bytes;
         total.inodes += own.inodes;
+        total.metadata += own.metadata;
         row.inode.quota = Some(directory);
-        store(txn, &row)?;
+        store(txn, &mut row)?;
     }
     Ok(total)
 }
@@ -310,12 +358,18 @@ fn quota_use(directory: InodeId, quota: &QuotaRow, used: Charge) -> QuotaUse {
         bytes_used: u64::try_from(used.bytes).unwrap_or(0),
         inodes_max: quota.inodes_max,
         inodes_used: u64::try_from(used.inodes).unwrap_or(0),
+        metadata_max: metadata_max(quota.inodes_max),
+        metadata_used: u64::try_from(used.metadata).unwrap_or(0),
     }
 }
 
 /// The directory of a counter that would pass its bound, for the message.
 pub(crate) fn exceeded(key: &[u8], value: i64, delta: i64, max: i64) -> MetaError {
     let directory = rows::inode_of_key(key).unwrap_or(if key.is_empty() { ROOT } else { REMOVED });
-    let what = if key.starts_with(rows::QUOTA_INODES) { "inodes" } else { "bytes" };
+    let what = match key.get(..4) {
+        Some(rows::QUOTA_INODES) => "inodes",
+        Some(rows::QUOTA_METADATA) => "bytes of names, attributes and link targets",
+        _ => "bytes",
+    };
     MetaError::QuotaExceeded { directory, what: what.into(), used: value, more: delta, max }
 }

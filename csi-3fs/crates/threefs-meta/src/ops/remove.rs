@@ -5,11 +5,11 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::quota;
 use super::walk::{Last, Slot, slot};
-use super::{Given, OpError, drop_link, load_named, not_found, queue_removal, store, touch};
+use super::{Given, OpError, drop_link, load_named, not_found, queue, store, touch};
 use crate::holds::Holds;
 use crate::identity::Identity;
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, Nanoseconds};
-use crate::rows::{self, DentryRow, InodeRow, REMOVED};
+use crate::rows::{self, DentryRow, InodeRow, REMOVED, RemovalRow};
 
 /// `MetaChange::Unlink`.
 pub(crate) struct Unlink<'a> {
@@ -43,7 +43,7 @@ impl Operation for Unlink<'_> {
         if entry.kind == EntryKind::Directory {
             return Err(MetaError::IsADirectory { path: self.at.path.clone() }.into());
         }
-        drop_link(txn, row, self.given.now, self.holds).await?;
+        drop_link(txn, row, &slot.name, self.given.now, self.holds).await?;
         remove_name(txn, &slot, self.given.now);
         Ok(MetaReply::Done)
     }
@@ -80,8 +80,8 @@ impl Operation for RemoveTree<'_> {
                 }
                 detach_tree(txn, row, self.given.now).await?;
             }
-            EntryKind::File | EntryKind::Symlink => {
-                drop_link(txn, row, self.given.now, self.holds).await?;
+            _ => {
+                drop_link(txn, row, &slot.name, self.given.now, self.holds).await?;
             }
         }
         remove_name(txn, &slot, self.given.now);
@@ -102,8 +102,10 @@ pub(super) async fn detach_tree(
     }
     row.inode.links = 0;
     row.name.clear();
-    queue_removal(txn, row.inode.id, EntryKind::Directory, now)?;
-    Ok(store(txn, &row)?)
+    let (inode, kind, holders) = (row.inode.id, EntryKind::Directory, Vec::new());
+    row.inode.changed = now;
+    queue(txn, rows::REMOVALS, &RemovalRow { inode, kind, life: 0, holders })?;
+    Ok(store(txn, &mut row)?)
 }
 
 /// Clears the inode of a directory without names. Having read that it has none, this conflicts

@@ -104,7 +104,10 @@ impl Rename<'_> {
             row.name.clone_from(&destination.slot.name);
         }
         row.inode.changed = self.given.now;
-        store(txn, &row)?;
+        let longer =
+            quota::name_bytes(&destination.slot.name) - quota::name_bytes(&source.slot.name);
+        quota::charge_metadata(txn, &mut row, longer).await?;
+        store(txn, &mut row)?;
         Ok(row)
     }
 
@@ -152,7 +155,7 @@ impl Rename<'_> {
             }
             (EntryKind::Directory, _) => Err(MetaError::NotADirectory { path: path() }.into()),
             (_, EntryKind::Directory) => Err(MetaError::IsADirectory { path: path() }.into()),
-            _ => drop_link(txn, replaced, self.given.now, self.holds).await,
+            _ => drop_link(txn, replaced, &to.name, self.given.now, self.holds).await,
         }
     }
 }

@@ -48,6 +48,14 @@ pub(crate) async fn walk(
             let row = load(txn, parent, &at.path).await?;
             who.check(&row.inode, EXECUTE, &at.path)?;
         }
+        if name == ".." && who.is_control_plane() {
+            return Err(MetaError::Invalid {
+                field: "path".into(),
+                value: at.path.clone(),
+                reason: "a path of the control plane does not lead upwards".into(),
+            }
+            .into());
+        }
         if name == ".." {
             let row = load(txn, parent, &at.path).await?;
             let above = row.parent().ok_or_else(|| not_a_directory(at))?;
@@ -60,6 +68,9 @@ pub(crate) async fn walk(
         if let Some(entry) = symlink
             && (!names.is_empty() || last == Last::Follow)
         {
+            if who.is_control_plane() {
+                return Err(MetaError::SymlinkOnPath { path: at.path.clone(), name }.into());
+            }
             if links_left == 0 {
                 return Err(MetaError::TooManySymlinks { path: at.path.clone() }.into());
             }

@@ -176,6 +176,7 @@ impl Operation for Want<'_> {
 pub(super) fn end_moves(txn: &mut Transaction, moves: &[Move]) -> Result<(), KvError> {
     for this in moves {
         txn.clear(&rows::moving(this.chain));
+        txn.clear(&rows::store(this.source));
         rows::write(txn, &rows::retired(this.source), &this.chain)?;
     }
     Ok(())

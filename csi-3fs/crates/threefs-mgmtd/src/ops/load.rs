@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::ids::{NodeId, TargetId};
+use threefs_core::ids::{NodeId, StoreId, TargetId};
 use threefs_core::moves::Move;
 use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
-    self, CHAINS, MOVES, NODES, NodeRow, REBALANCE, RETIRED, ROUTING, TABLES, Wanted,
+    self, CHAINS, MOVES, NODES, NodeRow, REBALANCE, RETIRED, ROUTING, STORES, TABLES, Wanted,
 };
 
 /// More rows than any cluster has; a bound all the same.
@@ -20,6 +20,7 @@ pub(crate) struct Loaded {
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
     pub wanted: Wanted,
+    pub stores: BTreeMap<TargetId, StoreId>,
 }
 
 /// All nodes, chains and tables at one moment.
@@ -43,10 +44,18 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
         loaded.routing.moves.insert(this.chain, this);
     }
     for (key, _) in txn.range(&KeyRange::prefix(RETIRED), ROWS_MAX).await? {
-        let id = key.get(RETIRED.len()..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-        let id = id.ok_or_else(|| KvError::bad_row(&key, "the key holds no target"))?;
-        loaded.routing.retired.insert(TargetId(u64::from_be_bytes(id)));
+        loaded.routing.retired.insert(target_in(&key, RETIRED)?);
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(STORES), ROWS_MAX).await? {
+        loaded.stores.insert(target_in(&key, STORES)?, rows::decode(&key, &value)?);
     }
     loaded.wanted = rows::read(txn, REBALANCE).await?.unwrap_or_default();
     Ok(loaded)
+}
+
+/// The target that a key names after its prefix.
+fn target_in(key: &[u8], prefix: &[u8]) -> Result<TargetId, KvError> {
+    let id = key.get(prefix.len()..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    let id = id.ok_or_else(|| KvError::bad_row(key, "the key holds no target"))?;
+    Ok(TargetId(u64::from_be_bytes(id)))
 }

@@ -1,6 +1,6 @@
 //! Persists what a scan decided.
 
-use threefs_core::ids::RoutingVersion;
+use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::Move;
 use threefs_core::routing::Chain;
 use threefs_kv::{KvError, Operation, Transaction};
@@ -16,6 +16,8 @@ pub(crate) struct UpdateChains<'a> {
     pub chains: &'a [Chain],
     /// Moves that end with it.
     pub ended: &'a [Move],
+    /// Targets that serve with another store than is written down.
+    pub stores: &'a [(TargetId, StoreId)],
 }
 
 impl Operation for UpdateChains<'_> {
@@ -36,6 +38,9 @@ impl Operation for UpdateChains<'_> {
                 return Err(KvError::bad_row(&key, detail).into());
             }
             rows::write(txn, &key, chain)?;
+        }
+        for (target, store) in self.stores {
+            rows::write(txn, &rows::store(*target), store)?;
         }
         end_moves(txn, self.ended)?;
         Ok(next_routing_version(txn).await?)

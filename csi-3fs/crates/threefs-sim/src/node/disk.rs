@@ -19,6 +19,7 @@ pub(crate) enum Job {
     Apply { op: OpId, update: StoreUpdate, payload: Bytes, begun: Option<ChunkState> },
     Commit { op: OpId, result: Result<ChunkState, StoreError> },
     Forgotten { op: OpId },
+    InodesForgotten { op: OpId },
     Content { op: OpId, chunk: ChunkId, which: Which },
     Read { token: Token, request: ReadRequest, chain_version: threefs_core::ids::ChainVersion },
     Repair { token: Token, request: RepairRequest, which: Which },
@@ -68,6 +69,10 @@ impl World {
             }
             Job::Commit { op, result } => Event::Committed { op, result },
             Job::Forgotten { op } => Event::Forgotten { op, result: Ok(()) },
+            Job::InodesForgotten { op } => {
+                self.nodes[node].store.flush();
+                Event::InodesForgotten { op, result: Ok(()) }
+            }
             Job::Content { op, chunk, which } => {
                 let read = self.nodes[node].store.read(chunk, which);
                 Event::Content { op, result: read.map(|found| (found.state, found.bytes)) }

@@ -5,14 +5,15 @@ use threefs_core::ids::{NodeId, TargetId};
 use threefs_core::moves::Move;
 use threefs_core::routing::PublicState;
 
-use super::{CHAIN, Happening, SCAN_US, World};
+use super::{CHAIN, Happening, World};
+use crate::manager::SCAN_MS;
 
 impl World {
     pub(super) fn begin_move(&mut self) {
         let spare = self.nodes.len() - 1;
         let (target, node) = (self.nodes[spare].target, NodeId(spare as u32));
         if self.manager_away || !self.manager.begin_move(CHAIN, target, node) {
-            self.push(SCAN_US, Happening::Move);
+            self.push(SCAN_MS * 1_000, Happening::Move);
         }
     }
 
@@ -31,7 +32,7 @@ impl World {
                 self.note(|| format!("GIVEN UP: {destination}"));
                 self.delay_news_for(destination);
             }
-            None => self.push(SCAN_US, Happening::GiveUpMove),
+            None => self.push(SCAN_MS * 1_000, Happening::GiveUpMove),
         }
     }
 

@@ -1,0 +1,99 @@
+//! `fallocate`: space ahead, holes, zeros.
+
+use rustix::io::Errno;
+
+use crate::daemon::{Call, Daemon};
+use crate::data::now;
+use crate::wire::{Body, Fields};
+
+const KEEP_SIZE: u32 = 0x01;
+const PUNCH_HOLE: u32 = 0x02;
+const ZERO_RANGE: u32 = 0x10;
+
+/// What a mode of `fallocate` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mode {
+    /// Bytes within the file become zeros.
+    zeros: bool,
+    /// The file becomes as long as the range's end.
+    extends: bool,
+}
+
+impl Mode {
+    /// `None`: not offered. Chunks have fixed places, so no range is collapsed or inserted.
+    fn of(bits: u32) -> Option<Self> {
+        match bits {
+            0 => Some(Self { zeros: false, extends: true }),
+            KEEP_SIZE => Some(Self { zeros: false, extends: false }),
+            ZERO_RANGE => Some(Self { zeros: true, extends: true }),
+            bits if bits == KEEP_SIZE | ZERO_RANGE || bits == KEEP_SIZE | PUNCH_HOLE => {
+                Some(Self { zeros: true, extends: false })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Daemon {
+    /// What is allocated counts for the quota, so that writing there cannot fail for it: with the
+    /// file's length for good, otherwise until the file is closed. Holes cost nothing, so nothing
+    /// else needs doing.
+    pub(crate) async fn allocate<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset, length, bits) = (
+            fields.u64().ok_or(Errno::INVAL)?,
+            fields.u64().ok_or(Errno::INVAL)?,
+            fields.u64().ok_or(Errno::INVAL)?,
+            fields.u32().ok_or(Errno::INVAL)?,
+        );
+        let mode = Mode::of(bits).ok_or(Errno::OPNOTSUPP)?;
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        let id = self.inode(call.request.node);
+        let open = self.file_of(call, handle).await?;
+        let (file, known_length) = {
+            let state = open.state();
+            (state.file.clone(), state.length)
+        };
+        if end > u64::from(file.layout.chunk_bytes) << 32 {
+            return Err(Errno::FBIG);
+        }
+        if bits & PUNCH_HOLE == 0 {
+            self.reserve(&open, end, call.deadline).await?;
+        }
+        if mode.zeros && offset < known_length {
+            let end = end.min(known_length);
+            let punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
+            punched.map_err(|error| self.failed(&format!("punch {id}"), &error, true))?;
+        }
+        {
+            let mut state = open.state();
+            if mode.extends && end > state.length {
+                state.length = end;
+                state.dirty = true;
+            }
+            state.dirty |= mode.zeros;
+            if state.dirty {
+                state.written = now();
+            }
+        }
+        self.tell_length(id, &open, false, call.deadline).await?;
+        Ok(Body::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_offered_is_refused() {
+        assert_eq!(Mode::of(0), Some(Mode { zeros: false, extends: true }));
+        assert_eq!(Mode::of(KEEP_SIZE), Some(Mode { zeros: false, extends: false }));
+        assert_eq!(Mode::of(3), Some(Mode { zeros: true, extends: false }));
+        assert_eq!(Mode::of(0x10), Some(Mode { zeros: true, extends: true }));
+        assert_eq!(Mode::of(0x11), Some(Mode { zeros: true, extends: false }));
+        for bits in [PUNCH_HOLE, 0x08, 0x20, 0x40, 0x12, 0x13] {
+            assert_eq!(Mode::of(bits), None, "{bits:#x}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Backups of an embedded store: one file with all rows of one moment.
+//!
+//! ```text
+//! magic "3FSDUMP1", kind (length u8, bytes)
+//! row*      key length u32 (not 0), value length u32, key, value
+//! end       key length 0, count of rows u64, CRC-32C of everything before the CRC u32
+//! ```
+//!
+//! Numbers are little endian. A dump is written while the service runs: it reads LMDB's snapshot
+//! from another process. It is streamed, so neither side needs memory for more than a row.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+
+use heed::types::Bytes;
+use heed::{CommitOrAbort, Env, EnvOpenOptions, WithoutTls};
+
+use crate::embedded::{OWN_KEYS_END, Rows, open_rows, sync_folder, take_ownership};
+use crate::{EmbeddedConfig, KEY_BYTES_MAX, KvError, VALUE_BYTES_MAX};
+
+const MAGIC: &[u8; 8] = b"3FSDUMP1";
+/// Rows that one transaction of a load writes.
+const LOAD_BATCH: u64 = 10_000;
+/// Keys have room for a versionstamp beyond what callers may write.
+const STORED_KEY_BYTES_MAX: usize = KEY_BYTES_MAX + 11;
+
+/// Why a dump could not be written or used.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    /// A file.
+    #[error("`{path}`: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] KvError),
+    /// The dump is cut off, altered, or something else.
+    #[error("`{path}` is not a whole dump of kind `{kind}`: {detail}; use another one")]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// What was expected.
+        kind: String,
+        /// What was found.
+        detail: String,
+    },
+    /// The folder has a store already.
+    #[error("`{0}` has a store already; load into an empty folder, then move it into place")]
+    Occupied(PathBuf),
+}
+
+/// What a dump holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dumped {
+    /// Rows.
+    pub rows: u64,
+    /// Bytes of keys and values.
+    pub bytes: u64,
+}
+
+/// Writes all rows of a store, as they are at one moment, while its service may run. The file
+/// appears under its name once it is whole and durable.
+///
+/// # Errors
+/// [`DumpError`].
+pub fn dump(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, DumpError> {
+    let broken = |detail: String| KvError::Broken { path: store.path.clone(), detail };
+    if !store.path.join("data.mdb").is_file() {
+        return Err(broken("there is no store here".into()).into());
+    }
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    options.map_size(store.map_bytes_max);
+    // SAFETY: LMDB's own lock file arbitrates between this reader and the service that writes; the
+    // files are changed through LMDB alone, and this environment only reads.
+    let env = unsafe { options.open(&store.path) }.map_err(|error| broken(error.to_string()))?;
+    let rows = find_rows(&env).map_err(|error| broken(error.to_string()))?;
+    let rows = rows.ok_or_else(|| broken("it has no rows".into()))?;
+    let txn = env.read_txn().map_err(|error| broken(error.to_string()))?;
+    let draft = file.with_extension("partial");
+    let failed = |source| DumpError::File { path: draft.clone(), source };
+    let mut out = Summed::new(BufWriter::new(File::create(&draft).map_err(failed)?));
+    let mut dumped = Dumped::default();
+    write_head(&mut out, kind).map_err(failed)?;
+    let bounds = (Bound::Included(OWN_KEYS_END), Bound::Unbounded);
+    for row in rows.range(&txn, &bounds).map_err(|error| broken(error.to_string()))? {
+        let (key, value) = row.map_err(|error| broken(error.to_string()))?;
+        // Both are far below 4 GiB: the store refuses longer ones.
+        out.write_all(&(key.len() as u32).to_le_bytes()).map_err(failed)?;
+        out.write_all(&(value.len() as u32).to_le_bytes()).map_err(failed)?;
+        out.write_all(key).map_err(failed)?;
+        out.write_all(value).map_err(failed)?;
+        dumped.rows += 1;
+        dumped.bytes += (key.len() + value.len()) as u64;
+    }
+    out.write_all(&0u32.to_le_bytes()).map_err(failed)?;
+    out.write_all(&dumped.rows.to_le_bytes()).map_err(failed)?;
+    let crc = out.crc;
+    out.write_all(&crc.to_le_bytes()).map_err(failed)?;
+    let written = out.inner.into_inner().map_err(|error| failed(error.into_error()))?;
+    written.sync_all().map_err(failed)?;
+    std::fs::rename(&draft, file).map_err(failed)?;
+    let folder = file.parent().filter(|it| !it.as_os_str().is_empty());
+    let folder = folder.unwrap_or_else(|| Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+    Ok(dumped)
+}
+
+/// Reads a dump to its end and checks it.
+///
+/// # Errors
+/// [`DumpError`].
+pub fn verify(kind: &str, file: &Path) -> Result<Dumped, DumpError> {
+    read_rows(kind, file, |_, _| Ok(()))
+}
+
+/// Makes a store of a dump, in a folder that has none. The dump is checked before anything is made.
+///
+/// # Errors
+/// [`DumpError`]; the folder then has no store.
+pub fn load(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, DumpError> {
+    let broken = |detail: String| KvError::Broken { path: store.path.clone(), detail };
+    if store.path.join("data.mdb").exists() {
+        return Err(DumpError::Occupied(store.path.clone()));
+    }
+    verify(kind, file)?;
+    let draft = store.path.join("loading");
+    let failed = |source| DumpError::File { path: draft.clone(), source };
+    std::fs::create_dir_all(&store.path).map_err(failed)?;
+    let _owner = take_ownership(&store.path)?;
+    // What an attempt that ended early has left.
+    if draft.exists() {
+        std::fs::remove_dir_all(&draft).map_err(failed)?;
+    }
+    std::fs::create_dir(&draft).map_err(failed)?;
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    options.map_size(store.map_bytes_max);
+    // SAFETY: this folder was made above, under the lock of the folder that it is in.
+    let env = unsafe { options.open(&draft) }.map_err(|error| broken(error.to_string()))?;
+    let rows = open_rows(&env).map_err(|error| broken(error.to_string()))?;
+    let dumped = fill(&env, rows, kind, file, broken)?;
+    env.prepare_for_closing().wait();
+    std::fs::rename(draft.join("data.mdb"), store.path.join("data.mdb")).map_err(failed)?;
+    std::fs::remove_dir_all(&draft).map_err(failed)?;
+    sync_folder(&store.path).map_err(failed)?;
+    Ok(dumped)
+}
+
+fn find_rows(env: &Env<WithoutTls>) -> Result<Option<Rows>, heed::Error> {
+    let opened = env.open_databases_and_commit(env.read_txn()?, |opener, txn| {
+        let found = opener.open_database::<Bytes, Bytes>(txn, None)?;
+        Ok::<_, heed::Error>(found.map_or(CommitOrAbort::Abort(()), CommitOrAbort::Commit))
+    })?;
+    match opened {
+        CommitOrAbort::Commit(rows) => Ok(Some(rows)),
+        CommitOrAbort::Abort(()) => Ok(None),
+    }
+}
+
+/// Puts the rows of a dump into an empty environment.
+fn fill(
+    env: &Env<WithoutTls>,
+    rows: Rows,
+    kind: &str,
+    file: &Path,
+    broken: impl Fn(String) -> KvError,
+) -> Result<Dumped, DumpError> {
+    let mut txn = Some(env.write_txn().map_err(|error| broken(error.to_string()))?);
+    let mut pending = 0;
+    let dumped = read_rows(kind, file, |key, value| {
+        if pending == LOAD_BATCH {
+            pending = 0;
+            if let Some(full) = txn.take() {
+                full.commit().map_err(|error| broken(error.to_string()))?;
+            }
+            txn = Some(env.write_txn().map_err(|error| broken(error.to_string()))?);
+        }
+        pending += 1;
+        let Some(txn) = txn.as_mut() else { return Ok(()) };
+        Ok(rows.put(txn, key, value).map_err(|error| broken(error.to_string()))?)
+    })?;
+    if let Some(last) = txn.take() {
+        last.commit().map_err(|error| broken(error.to_string()))?;
+    }
+    Ok(dumped)
+}
+
+fn write_head(out: &mut impl Write, kind: &str) -> std::io::Result<()> {
+    out.write_all(MAGIC)?;
+    // Kinds are words of this project.
+    out.write_all(&[kind.len() as u8])?;
+    out.write_all(kind.as_bytes())
+}
+
+fn read_rows(
+    kind: &str,
+    file: &Path,
+    mut take: impl FnMut(&[u8], &[u8]) -> Result<(), DumpError>,
+) -> Result<Dumped, DumpError> {
+    let damaged = |detail: &str| DumpError::Damaged {
+        path: file.into(),
+        kind: kind.into(),
+        detail: detail.into(),
+    };
+    let opened =
+        File::open(file).map_err(|source| DumpError::File { path: file.into(), source })?;
+    let mut input = Summed::new(BufReader::new(opened));
+    let cut = |_| damaged("it is cut off");
+    let mut head = vec![0; MAGIC.len() + 1 + kind.len()];
+    input.read_exact(&mut head).map_err(cut)?;
+    let mut expected = Vec::new();
+    write_head(&mut expected, kind)
+        .map_err(|source| DumpError::File { path: file.into(), source })?;
+    if head != expected {
+        return Err(damaged("it begins otherwise"));
+    }
+    let mut dumped = Dumped::default();
+    let mut last: Vec<u8> = Vec::new();
+    loop {
+        let key_bytes = input.u32().map_err(cut)? as usize;
+        if key_bytes == 0 {
+            break;
+        }
+        let value_bytes = input.u32().map_err(cut)? as usize;
+        // Checked before memory is taken for it.
+        if key_bytes > STORED_KEY_BYTES_MAX || value_bytes > VALUE_BYTES_MAX {
+            return Err(damaged("a row is longer than any can be"));
+        }
+        let mut row = vec![0; key_bytes + value_bytes];
+        input.read_exact(&mut row).map_err(cut)?;
+        let (key, value) = row.split_at(key_bytes);
+        if key <= last.as_slice() || key < OWN_KEYS_END {
+            return Err(damaged("its rows are not in order"));
+        }
+        take(key, value)?;
+        dumped.rows += 1;
+        dumped.bytes += row.len() as u64;
+        row.truncate(key_bytes);
+        last = row;
+    }
+    let mut count = [0; 8];
+    input.read_exact(&mut count).map_err(cut)?;
+    let crc = input.crc;
+    if input.u32().map_err(cut)? != crc || u64::from_le_bytes(count) != dumped.rows {
+        return Err(damaged("its checksum is wrong"));
+    }
+    match input.read(&mut [0]) {
+        Ok(0) => Ok(dumped),
+        _ => Err(damaged("something follows its end")),
+    }
+}
+
+/// Sums up what passes.
+struct Summed<T> {
+    inner: T,
+    crc: u32,
+}
+
+impl<T> Summed<T> {
+    fn new(inner: T) -> Self {
+        Self { inner, crc: 0 }
+    }
+}
+
+impl<T: Read> Summed<T> {
+    fn u32(&mut self) -> std::io::Result<u32> {
+        let mut bytes = [0; 4];
+        self.read_exact(&mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+}
+
+impl<T: Read> Read for Summed<T> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(out)?;
+        self.crc = crc32c::crc32c_append(self.crc, out.get(..count).unwrap_or_default());
+        Ok(count)
+    }
+}
+
+impl<T: Write> Write for Summed<T> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.crc = crc32c::crc32c_append(self.crc, bytes.get(..count).unwrap_or_default());
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+}

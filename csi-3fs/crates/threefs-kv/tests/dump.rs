@@ -1,0 +1,132 @@
+//! Dumps: of a store that is written meanwhile, whole or refused, back as the same rows.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+
+use threefs_kv::{DumpError, EmbeddedConfig, KeyRange, KvError, Row, Store, dump, load, verify};
+
+fn config(folder: &Path) -> EmbeddedConfig {
+    EmbeddedConfig { path: folder.into(), map_bytes_max: 64 << 20 }
+}
+
+async fn put(store: &Store, numbers: std::ops::Range<u32>, value: &[u8]) {
+    let mut txn = store.begin().await.unwrap();
+    for number in numbers {
+        txn.set(&[b"ROWS", &number.to_be_bytes()[..]].concat(), value);
+    }
+    txn.set_stamped(b"STMP", b"x", b"stamped");
+    txn.commit().await.unwrap();
+}
+
+async fn all(store: &Store) -> Vec<Row> {
+    let mut txn = store.begin().await.unwrap();
+    txn.range(&KeyRange::new(vec![1], vec![0xff]), usize::MAX).await.unwrap()
+}
+
+/// LMDB allows one process to open a folder once, so another process dumps, as the command does.
+#[test]
+#[ignore = "run by the tests below"]
+fn dumps_in_another_process() {
+    let folder = std::env::var("DUMP_FOLDER").unwrap();
+    let file = std::env::var("DUMP_FILE").unwrap();
+    let dumped = dump(&config(folder.as_ref()), "test", file.as_ref()).unwrap();
+    println!("rows {}", dumped.rows);
+}
+
+fn dump_elsewhere(folder: &Path, file: &Path) {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "dumps_in_another_process", "--ignored"])
+        .env("DUMP_FOLDER", folder)
+        .env("DUMP_FILE", file)
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[tokio::test]
+async fn a_dump_of_a_running_store_is_one_moment_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dump");
+    let store = Store::embedded(config(&folder.path().join("store"))).unwrap();
+    put(&store, 0..1000, b"a").await;
+    // Each transaction gives all rows one value: a dump with two values is none of any moment.
+    let writer = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for round in 0..100_000u32 {
+                put(&store, 0..1000, &round.to_le_bytes()).await;
+            }
+        })
+    };
+    for _ in 0..5 {
+        let (at, to) = (folder.path().join("store"), file.clone());
+        tokio::task::spawn_blocking(move || dump_elsewhere(&at, &to)).await.unwrap();
+        let copy = tempfile::tempdir().unwrap();
+        let dumped = load(&config(copy.path()), "test", &file).unwrap();
+        let rows = all(&Store::embedded(config(copy.path())).unwrap()).await;
+        assert_eq!(rows.len() as u64, dumped.rows);
+        let values: std::collections::BTreeSet<&[u8]> = rows
+            .iter()
+            .filter(|(key, _)| key.starts_with(b"ROWS"))
+            .map(|(_, it)| &it[..])
+            .collect();
+        assert_eq!(values.len(), 1, "rows of two moments");
+    }
+    writer.abort();
+}
+
+#[tokio::test]
+async fn what_is_loaded_is_what_was_dumped_and_versions_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    let file = folder.path().join("dump");
+    let before = {
+        let store = Store::embedded(config(&first)).unwrap();
+        for round in 0..30 {
+            put(&store, round * 1000..(round + 1) * 1000, b"value").await;
+        }
+        all(&store).await
+    };
+    let dumped = dump(&config(&first), "test", &file).unwrap();
+    assert_eq!(dumped.rows as usize, before.len());
+    assert_eq!(verify("test", &file).unwrap(), dumped);
+    assert_eq!(load(&config(&second), "test", &file).unwrap(), dumped);
+    let store = Store::embedded(config(&second)).unwrap();
+    assert_eq!(all(&store).await, before);
+    put(&store, 0..1, b"more").await;
+    let error = load(&config(&second), "test", &file).unwrap_err();
+    assert!(matches!(error, DumpError::Occupied(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_dump_that_is_cut_altered_or_of_another_kind_is_refused_and_makes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, file) = (folder.path().join("store"), folder.path().join("dump"));
+    put(&Store::embedded(config(&store)).unwrap(), 0..100, b"value").await;
+    dump(&config(&store), "test", &file).unwrap();
+    let whole = std::fs::read(&file).unwrap();
+    let target = folder.path().join("target");
+    let refused = |bytes: &[u8], kind: &str| {
+        std::fs::write(&file, bytes).unwrap();
+        let error = load(&config(&target), kind, &file).unwrap_err();
+        assert!(matches!(error, DumpError::Damaged { .. }), "{error}");
+        assert!(!target.join("data.mdb").exists());
+    };
+    refused(&whole, "other");
+    refused(&[], "test");
+    refused(&[&whole[..], b"x"].concat(), "test");
+    for at in (0..whole.len()).step_by(97) {
+        refused(&whole[..at], "test");
+        let mut altered = whole.clone();
+        altered[at] ^= 0x10;
+        refused(&altered, "test");
+    }
+    let mut huge = whole.clone();
+    let at = 8 + 1 + 4;
+    huge[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+    refused(&huge, "test");
+    let error = dump(&config(&folder.path().join("none")), "test", &file).unwrap_err();
+    assert!(matches!(error, DumpError::Store(KvError::Broken { .. })), "{error}");
+}

@@ -1,0 +1,110 @@
+//! A primary whose rows can always be written, without a store: for simulators.
+//!
+//! Everything that it decides, the product's [`View`](crate::view) decides.
+
+use std::collections::BTreeMap;
+
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
+use threefs_core::routing::{NodeInfo, RoutingInfo};
+use threefs_core::time::Millis;
+
+use crate::config::Timers;
+use crate::course::{Course, Step};
+use crate::ops::{Fence, Loaded};
+use crate::protocol::MgmtdError;
+use crate::rows::NodeRow;
+use crate::view::View;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Model {
+    timers: Timers,
+    view: View,
+}
+
+impl Model {
+    /// A primary of chains that exist already.
+    #[must_use]
+    pub fn new(routing: RoutingInfo, timers: Timers, now: Millis) -> Self {
+        let loaded = Loaded { routing, ..Loaded::default() };
+        Self { timers, view: View::new(Fence { manager: 1, epoch: 1 }, loaded, now) }
+    }
+
+    /// Another primary takes over: it knows what was written and nothing that was heard.
+    pub fn restart(&mut self, now: Millis) {
+        let View { fence, routing, nodes, wanted, stores, .. } = self.view.clone();
+        let fence = Fence { epoch: fence.epoch + 1, ..fence };
+        self.view = View::new(fence, Loaded { routing, nodes, wanted, stores }, now);
+    }
+
+    /// What is published.
+    #[must_use]
+    pub fn routing(&self) -> &RoutingInfo {
+        &self.view.routing
+    }
+
+    /// The stores with which targets have served.
+    #[must_use]
+    pub fn stores(&self) -> &BTreeMap<TargetId, StoreId> {
+        &self.view.stores
+    }
+
+    /// Writes something that is not decided here, such as a move, and publishes it.
+    pub fn write(&mut self, change: impl FnOnce(&mut RoutingInfo)) {
+        change(&mut self.view.routing);
+        self.view.routing.version = self.next_version();
+    }
+
+    /// Takes a heartbeat.
+    ///
+    /// # Errors
+    /// As mgmtd refuses it.
+    pub fn heartbeat(
+        &mut self,
+        heartbeat: &Heartbeat,
+        now: Millis,
+    ) -> Result<HeartbeatReply, MgmtdError> {
+        let mut course = Course::default();
+        loop {
+            match self.view.next_step(&self.timers, heartbeat, &mut course, now)? {
+                Step::Demote | Step::Decide => self.scan(now),
+                Step::Register => {
+                    let before = self.view.nodes.get(&heartbeat.node).cloned();
+                    let info = NodeInfo {
+                        id: heartbeat.node,
+                        address: heartbeat.address.clone(),
+                        zone: String::new(),
+                    };
+                    let row = NodeRow::next(before, info, heartbeat.incarnation);
+                    self.view.registered(self.next_version(), row);
+                }
+                Step::Answer => {
+                    let lease_ms = self.timers.node_lease_ms();
+                    let routing_version = self.view.routing.version;
+                    return Ok(HeartbeatReply { routing_version, lease_ms });
+                }
+            }
+        }
+    }
+
+    /// Looks at all chains.
+    pub fn tick(&mut self, now: Millis) {
+        self.view.tick(&self.timers, now);
+        if self.view.settles_in_ms(&self.timers, now).is_none() {
+            self.scan(now);
+        }
+    }
+
+    fn scan(&mut self, now: Millis) {
+        let changes = self.view.scan(&self.timers, now);
+        if !changes.is_empty() {
+            self.view.note_setbacks(&self.timers, now, &changes.chains);
+            self.view.decided(self.next_version(), changes);
+        }
+    }
+
+    fn next_version(&self) -> RoutingVersion {
+        self.view.routing.version.next()
+    }
+}

@@ -1,0 +1,82 @@
+"""Two nodes with one directory: what one has written and closed, the other sees when it opens."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import threefs
+    from holding import HeldMount
+
+
+def test_an_overwrite_that_sets_the_time_back_is_seen(mount: Callable[..., HeldMount]) -> None:
+    one, other = mount("same").target, mount("same").target
+    (one / "file").write_bytes(b"old" * 100_000)
+    before = (one / "file").stat()
+    assert (one / "file").read_bytes() == b"old" * 100_000
+    with (other / "file").open("r+b", buffering=0) as file:
+        file.write(b"new" * 100_000)
+    os.utime(other / "file", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (other / "file").stat().st_mtime_ns == before.st_mtime_ns
+    assert (one / "file").read_bytes() == b"new" * 100_000
+
+
+def test_changes_by_both_are_not_taken_for_ones_own(mount: Callable[..., HeldMount]) -> None:
+    one, other = mount("same").target, mount("same").target
+    (one / "file").write_bytes(b"a" * 8192)
+    (one / "file").read_bytes()
+    with (one / "file").open("r+b", buffering=0) as mine:
+        with (other / "file").open("r+b", buffering=0) as theirs:
+            theirs.seek(4096)
+            theirs.write(b"b" * 4096)
+        mine.write(b"c" * 4096)
+    assert (one / "file").read_bytes() == b"c" * 4096 + b"b" * 4096
+
+
+def test_special_files_are_what_they_are_on_both(mount: Callable[..., HeldMount]) -> None:
+    one, other = mount("same").target, mount("same").target
+    os.mkfifo(one / "pipe", 0o640)
+    os.mknod(one / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    os.mknod(one / "disk", 0o600 | stat.S_IFBLK, os.makedev(259, 70_000))
+    os.mknod(one / "socket", 0o600 | stat.S_IFSOCK)
+    seen = {name: (other / name).stat() for name in ("pipe", "null", "disk", "socket")}
+    assert stat.S_ISFIFO(seen["pipe"].st_mode)
+    assert stat.S_ISSOCK(seen["socket"].st_mode)
+    assert stat.S_ISCHR(seen["null"].st_mode)
+    assert seen["null"].st_rdev == os.makedev(1, 3)
+    assert stat.S_ISBLK(seen["disk"].st_mode)
+    assert seen["disk"].st_rdev == os.makedev(259, 70_000)
+    kinds = {entry.name: entry.is_file() for entry in os.scandir(other)}
+    assert not any(kinds.values())
+    reader = os.open(one / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(one / "pipe", os.O_WRONLY)
+    os.write(writer, b"through the kernel")
+    assert os.read(reader, 100) == b"through the kernel"
+    os.close(reader)
+    os.close(writer)
+    os.rename(one / "pipe", one / "moved")
+    os.link(one / "moved", one / "two")
+    assert (other / "two").stat().st_nlink == 2
+    for name in ("moved", "two", "null", "disk", "socket"):
+        os.unlink(other / name)
+    assert os.listdir(one) == []
+
+
+def test_reserved_attributes_do_not_exist_in_a_mount(
+    mount: Callable[..., HeldMount], client: threefs.Client
+) -> None:
+    made = mount()
+    folder = made.target / "folder"
+    folder.mkdir()
+    os.setxattr(folder, "user.mine", b"1")
+    with pytest.raises(PermissionError):
+        os.setxattr(folder, "user.threefs.volume", b"{}")
+    with pytest.raises(PermissionError):
+        os.removexattr(folder, "user.threefs.claim")
+    assert os.listxattr(folder) == ["user.mine"]

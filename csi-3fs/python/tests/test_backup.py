@@ -1,0 +1,53 @@
+"""Metadata that is lost and comes back from a dump that was made while it was used."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def threefs(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "threefs", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_lost_metadata_store_comes_back_from_a_dump(
+    start_cluster: Callable[..., Any], tmp_path: Path
+) -> None:
+    cluster = start_cluster("first")
+    store = next(path.parent for path in cluster.folder.rglob("meta/data.mdb"))
+    dump = tmp_path / "meta.dump"
+    with cluster.client() as client:
+        client.write_file("/kept", b"k" * (3 << 20))
+        done = threefs("meta", "dump", "--data", str(store), "--file", str(dump))
+        assert done.returncode == 0, done.stderr
+        assert threefs("meta", "verify", "--file", str(dump)).returncode == 0
+        client.write_file("/later", b"l" * (3 << 20))
+    cluster.stop()
+    again = threefs("meta", "load", "--data", str(store), "--file", str(dump))
+    assert again.returncode != 0
+    assert "has a store already" in again.stderr
+    shutil.rmtree(store)
+    done = threefs("meta", "load", "--data", str(store), "--file", str(dump))
+    assert done.returncode == 0, done.stderr
+    cluster = start_cluster("first")
+    with cluster.client() as client:
+        assert client.read_file("/kept") == b"k" * (3 << 20)
+        assert client.listdir("/") == ["kept"]
+        # Chunks of the file that is lost are still there: no new file must show them.
+        with client.open_raw("/new", "w") as file:
+            file.truncate(3 << 20)
+        assert client.read_file("/new") == bytes(3 << 20)
+
+
+def test_a_damaged_dump_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dump").write_bytes(b"3FSDUMP1 and nothing else")
+    done = threefs("mgmtd", "verify", "--file", str(tmp_path / "dump"))
+    assert done.returncode != 0
+    assert "not a whole dump of kind `mgmtd`" in done.stderr

@@ -1,0 +1,69 @@
+"""`threefs meta` and `threefs mgmtd`: backups of the two services' stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from threefs.cli.output import tell
+from threefs.errors import ThreeFSError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["backup_commands"]
+
+WHAT = {
+    "meta": "the metadata service: names, inodes, quotas",
+    "mgmtd": "the cluster manager: nodes, chains and chain tables",
+}
+Store = Annotated[
+    Path, typer.Option("--data", help="Folder of the store: the one with `data.mdb` in it.")
+]
+
+
+def backup_commands(kind: str) -> typer.Typer:
+    """The commands for one kind of service."""
+    commands = typer.Typer(
+        name=kind, no_args_is_help=True, help=f"Back up and restore {WHAT[kind]}."
+    )
+
+    @commands.command()
+    def dump(
+        data: Store, file: Annotated[Path, typer.Option("--file", help="The dump to write.")]
+    ) -> None:
+        """Write all rows of one moment into a file; the service may run meanwhile."""
+        from threefs import _native
+
+        _report("dumped", file, lambda: _native.store_dump(kind, str(data), str(file)))
+
+    @commands.command()
+    def load(
+        data: Annotated[Path, typer.Option("--data", help="Folder of the new store, empty.")],
+        file: Annotated[Path, typer.Option("--file", help="The dump to read.")],
+    ) -> None:
+        """Make the store of a stopped service from a dump, which is verified before."""
+        from threefs import _native
+
+        _report("loaded", file, lambda: _native.store_load(kind, str(data), str(file)))
+
+    @commands.command()
+    def verify(
+        file: Annotated[Path, typer.Option("--file", help="The dump to read.")],
+    ) -> None:
+        """Read a dump to its end and check it."""
+        from threefs import _native
+
+        _report("verified", file, lambda: _native.store_verify(kind, str(file)))
+
+    return commands
+
+
+def _report(done: str, file: Path, work: Callable[[], tuple[int, int]]) -> None:
+    try:
+        rows, size = work()
+    except OSError as error:
+        raise ThreeFSError(str(error)) from error
+    tell().print(f"{done} {rows} rows, {size} bytes: {file}")
