@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer.api import FlyerQuotaStatus, QuotaUse, ZoneCount
 from flyer.api.names import TOPOLOGY_NAME
 from flyer.engine import quota_loads
+from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERQUOTAS, FLYERTOPOLOGIES
 
@@ -76,8 +77,13 @@ class Counts:
             await self._due.wait()
             self._due.clear()
             state = self._state_of()
-            await self._zones(state)
-            await self._quotas(state)
+            for count in (self._zones, self._quotas):
+                try:
+                    await count(state)
+                except LeadershipLostError:
+                    raise
+                except Exception:  # scheduling goes on without these figures
+                    log.exception("%s: a bug, please report it", count.__name__)
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def _zones(self, state: EngineState) -> None:

@@ -125,7 +125,7 @@ class Term:
         )  # fmt: skip
         self._submissions = Submissions(
             api, world, self._announcer, self._left, self._templates,
-            tell=self._inbox.tell, spawn=self._spawn,
+            tell=self._inbox.tell, spawn=self._spawn, rebuild=self.confused,
         )  # fmt: skip
         self._gateway = seams.make_gateway(self._inbox.tell)
         self._gangs = Gangs(
@@ -303,7 +303,7 @@ class Term:
         living = {one.node for one in pods if not one.ended}
         if not living.issuperset(one.name for one in status.occupied):
             await self._confirm(job)
-        if status.phase in _LIVE and assignment is not None and not self._gangs.knows(job.key):
+        if status.phase in _LIVE and assignment is not None:
             self._gangs.adopt(
                 job,
                 Start(job.key, attempt, assignment, status.checkpoint, status.chain.life_state),
