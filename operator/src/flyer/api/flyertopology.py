@@ -97,6 +97,15 @@ class FlyerTopologySpec(StrictModel):
     cross_zone_jobs: int = Field(
         default=1, ge=0, le=1, description="Jobs that may span two zones at once; 0: none"
     )
+    team_label: str = Field(
+        default="",
+        max_length=317,
+        pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
+        "|^$",
+        description="The label of namespaces whose value is the team of their jobs, for FlyerQuota "
+        "spec.team. Users who may edit a namespace's objects may not change its labels. Empty: no "
+        "teams",
+    )
     limits: PreemptionLimits = Field(
         default=PreemptionLimits(),
         description="Caps on spec.preemption of all FlyerJobs. The scheduler applies the lower of "

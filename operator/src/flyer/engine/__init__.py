@@ -58,6 +58,7 @@ from flyer.engine.events import (
     Succeeded,
     SuspendReceived,
     SuspendRequested,
+    TeamObserved,
     Tick,
     ZonesObserved,
 )
@@ -65,7 +66,7 @@ from flyer.engine.explanation import Blocker, Explanation, Remedy
 from flyer.engine.loads import QuotaLoad, quota_loads
 from flyer.engine.nodes import Node, Zones
 from flyer.engine.policy import Policy
-from flyer.engine.quotas import Quota
+from flyer.engine.quotas import Quota, Subjects
 from flyer.engine.state import EngineState, JobState, NodeState
 from flyer.engine.topology import topology_document
 
@@ -118,9 +119,11 @@ __all__ = [
     "StopRequested",
     "StreamLost",
     "StreamRestored",
+    "Subjects",
     "Succeeded",
     "SuspendReceived",
     "SuspendRequested",
+    "TeamObserved",
     "Tick",
     "UnknownJob",
     "WakeAt",

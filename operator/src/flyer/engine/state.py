@@ -82,6 +82,7 @@ class JobState:
     spec: FlyerJobSpec
     status: FlyerJobStatus
     suspend: bool  # spec.suspend, which changes while the job runs
+    queue: str = ""
     suspend_by: str = "user"
     suspend_reason: str = ""
     requeue: int | None = None  # the attempt that is to queue again
@@ -113,6 +114,8 @@ class EngineState:
     zones: Zones = field(default_factory=Zones)
     # What jobs hold that are not among `jobs`: quotas count it.
     held_apart: tuple[Holding, ...] = ()
+    # The team of each namespace that has one: quotas of teams count by it.
+    teams: Mapping[str, str] = field(default_factory=dict)
     # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
     incidents: tuple[Incident, ...] = ()
 
