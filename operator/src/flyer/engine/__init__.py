@@ -67,6 +67,7 @@ from flyer.engine.loads import QuotaLoad, quota_loads
 from flyer.engine.nodes import Node, Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota, Subjects
+from flyer.engine.removals import Removals, removals
 from flyer.engine.state import EngineState, JobState, NodeState
 from flyer.engine.topology import topology_document
 
@@ -107,6 +108,7 @@ __all__ = [
     "ReleaseToken",
     "Released",
     "Remedy",
+    "Removals",
     "ReplayError",
     "RequeueRequested",
     "ResumeRequested",
@@ -133,6 +135,7 @@ __all__ = [
     "quota_loads",
     "quota_usage",
     "rebuild",
+    "removals",
     "step",
     "topology_document",
 ]

@@ -19,6 +19,7 @@ from flyer.engine.nodes import Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import held_by, ledger, usage
 from flyer.engine.reactions import react
+from flyer.engine.removals import judged
 from flyer.engine.schedule import launch, schedule
 from flyer.engine.settle import settle, show_progress
 from flyer.engine.state import EngineState, NodeState
@@ -68,6 +69,7 @@ def _step(
     draft.about, draft.event = "", None
     if _only_reports(draft, state, events):
         return _take_reports(draft, state, events)
+    draft.nodes = judged(draft.nodes, draft.zones, draft.now)
     settle(draft)
     # Nodes are given back in the store before they are given out again.
     actions: list[Action] = list(_commits(draft, committed, draft.jobs, shrinking_only=True))
@@ -147,7 +149,7 @@ def rebuild(
     action that is still to be done.
     """
     now = quantize(now)
-    known = {node.name: NodeState(node) for node in nodes}
+    known = judged({node.name: NodeState(node) for node in nodes}, zones, now)
     states = [new_job(job, now) for job in jobs]
     limits = {quota.name: quota for quota in quotas}
     found = EngineState(

@@ -38,13 +38,16 @@ class NodeState:
     # The latest hardware fault, and when it was last known to be present.
     fault: str = ""
     fault_at: float = 0.0
+    # The removal budget took the node out: why, and since when its health is not observed.
+    out: str = ""
+    unproven_at: float | None = None
     # Jobs whose start failed because of this node, with the time; a successful start clears it.
     start_failures: tuple[tuple[str, float], ...] = ()
 
     @property
     def eligible(self) -> bool:
         """Whether new work may go there."""
-        return self.node.ready and not self.lost
+        return self.node.ready and not self.lost and not self.out
 
 
 @dataclass(frozen=True, slots=True)

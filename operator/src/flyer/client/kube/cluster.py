@@ -20,6 +20,7 @@ from flyer.api import (
 from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.client.kube.views import job_of
 from flyer.engine import NodeState, Quota
+from flyer.engine.removals import judged
 from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, LEASES, NODEHEALTHS, NODES
 from flyer.kube.services.views import CORDONED, shape_node
@@ -59,7 +60,8 @@ class Objects:
         epoch = max((job.status.epoch for job in live if job.status), default=0)
         nodes = [one.node for one in self.nodes]
         found = engine.rebuild(nodes, live, now, epoch, quotas=self.quotas)
-        return replace(found, nodes={one.node.name: one for one in self.nodes})
+        states = judged({one.node.name: one for one in self.nodes}, found.zones, now)
+        return replace(found, nodes=states)
 
 
 def _forgotten(job: FlyerJob) -> bool:
@@ -76,11 +78,10 @@ async def observe(api: Api) -> Objects:
         _optional(api, FLYERQUOTAS),
     )
     known = {health.metadata.name: health for one in healths for health in _health(one)}
-    unfit = {name: health.unfit for name, health in known.items()}
     return Objects(
         [job for one in jobs if (job := job_of(one)) is not None],
         [
-            _with_health(NodeState(view.node, view.lost), unfit.get(view.node.name, ""))
+            _with_health(NodeState(view.node, view.lost), known.get(view.node.name))
             for view in map(shape_node, nodes)
             if view.ours
         ],
@@ -110,7 +111,10 @@ def _quota(value: dict[str, Any]) -> list[Quota]:
         return []
 
 
-def _with_health(state: NodeState, unfit: str) -> NodeState:
+def _with_health(state: NodeState, health: NodeHealth | None) -> NodeState:
+    unfit = health.unfit if health is not None else ""
+    if health is not None and health.unproven:
+        return replace(state, node=replace(state.node, unproven=unfit))
     if not unfit or not state.node.ready:
         return state
     return replace(state, node=replace(state.node, ready=False, reason=unfit))
@@ -192,7 +196,7 @@ def _apart(job: FlyerJob) -> bool:
 
 def _way_back(state: NodeState, health: NodeHealth | None) -> str:
     """What a person does about a node that gets no new work, and why it gets none."""
-    name, why = state.node.name, state.lost or state.node.reason
+    name, why = state.node.name, state.lost or state.node.reason or state.node.unproven
     if why == CORDONED:
         return f"kubectl uncordon {name}  # gives {name} new work again"
     if health is None or health.unfit != why:

@@ -184,6 +184,8 @@ class World:
         health = self.healths.get("", view.node.name)
         node = replace(view.node, fault=health.fault) if health else view.node
         unfit = health.unfit if health else ""
+        if health is not None and health.unproven:
+            return replace(node, unproven=unfit)  # the removal budget decides
         return replace(node, ready=False, reason=unfit) if unfit and node.ready else node
 
     # -- changes -------------------------------------------------------------------------------
