@@ -10,19 +10,29 @@ from pydantic import ValidationError
 
 from flyer import engine
 from flyer.api import (
+    TOPOLOGY_NAME,
     FlyerJob,
     FlyerJobStatus,
     FlyerQuota,
+    FlyerTopology,
     NodeHealth,
     Phase,
     parse_timestamp,
 )
 from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.client.kube.views import job_of
-from flyer.engine import NodeState, Quota
+from flyer.engine import NodeState, Quota, Zones
 from flyer.engine.removals import judged
 from flyer.kube.client.errors import ApiError, NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, LEASES, NODEHEALTHS, NODES
+from flyer.kube.client.resources import (
+    FLYERJOBS,
+    FLYERQUOTAS,
+    FLYERTOPOLOGIES,
+    LEASES,
+    NAMESPACES,
+    NODEHEALTHS,
+    NODES,
+)
 from flyer.kube.services.views import CORDONED, shape_node
 from flyer.local.present import why_view
 from flyer.local.views import WhyReason, WhyView
@@ -53,13 +63,17 @@ class Objects:
     nodes: list[NodeState]
     quotas: list[Quota]
     healths: dict[str, NodeHealth] = field(default_factory=dict)  # by node
+    zones: Zones = field(default_factory=Zones)
+    teams: dict[str, str] = field(default_factory=dict)  # by namespace
 
     def state(self, now: float) -> EngineState:
         """As a scheduler that starts now would have it."""
         live = [job for job in self.jobs if not _forgotten(job)]
         epoch = max((job.status.epoch for job in live if job.status), default=0)
         nodes = [one.node for one in self.nodes]
-        found = engine.rebuild(nodes, live, now, epoch, quotas=self.quotas)
+        found = engine.rebuild(
+            nodes, live, now, epoch, quotas=self.quotas, zones=self.zones, teams=self.teams
+        )
         states = judged({one.node.name: one for one in self.nodes}, found.zones, now)
         return replace(found, nodes=states)
 
@@ -71,12 +85,14 @@ def _forgotten(job: FlyerJob) -> bool:
 
 async def observe(api: Api) -> Objects:
     """Read everything. ForbiddenError: the caller may not."""
-    jobs, nodes, healths, quotas = await asyncio.gather(
+    jobs, nodes, healths, quotas, topologies = await asyncio.gather(
         api.list(FLYERJOBS),
         api.list(NODES),
         _optional(api, NODEHEALTHS),
         _optional(api, FLYERQUOTAS),
+        _optional(api, FLYERTOPOLOGIES),
     )
+    topology = next((found for one in topologies for found in _topology(one)), None)
     known = {health.metadata.name: health for one in healths for health in _health(one)}
     return Objects(
         [job for one in jobs if (job := job_of(one)) is not None],
@@ -87,7 +103,21 @@ async def observe(api: Api) -> Objects:
         ],
         [quota for one in quotas for quota in _quota(one)],
         known,
+        Zones.of(topology) if topology is not None else Zones(),
+        await _teams(api, topology.spec.team_label if topology is not None else ""),
     )
+
+
+async def _teams(api: Api, label: str) -> dict[str, str]:
+    """The team of each namespace that has one, as far as the caller may see namespaces."""
+    if not label:
+        return {}
+    try:
+        found = await api.list(NAMESPACES)
+    except ApiError:
+        return {}
+    labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}
+    return {name: team for name, one in labels.items() if (team := one.get(label, ""))}
 
 
 async def _optional(api: Api, resource: Resource) -> list[dict[str, Any]]:
@@ -102,6 +132,14 @@ def _health(value: dict[str, Any]) -> list[NodeHealth]:
         return [NodeHealth.model_validate(value)]
     except ValidationError:
         return []
+
+
+def _topology(value: dict[str, Any]) -> list[FlyerTopology]:
+    try:
+        found = FlyerTopology.model_validate(value)
+    except ValidationError:
+        return []
+    return [found] if found.metadata.name == TOPOLOGY_NAME else []
 
 
 def _quota(value: dict[str, Any]) -> list[Quota]:
