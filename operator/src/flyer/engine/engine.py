@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from flyer.api import quantize
+from flyer.api import Phase, quantize
 from flyer.engine.actions import Commit, WakeAt
 from flyer.engine.conditions import summarized
 from flyer.engine.draft import RESERVING, Draft
 from flyer.engine.effects import effects
 from flyer.engine.errors import JobFault
-from flyer.engine.events import NodeEmptied
+from flyer.engine.events import LogObserved, NodeEmptied, ProgressReported
 from flyer.engine.explain import explain
 from flyer.engine.nodes import Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import held_by, ledger, usage
 from flyer.engine.reactions import react
+from flyer.engine.removals import judged
 from flyer.engine.schedule import launch, schedule
-from flyer.engine.settle import settle
+from flyer.engine.settle import settle, show_progress
 from flyer.engine.state import EngineState, NodeState
 from flyer.engine.transitions import new_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flyer.api import FlyerJob, FlyerJobStatus
     from flyer.engine.actions import Action
     from flyer.engine.events import Event
     from flyer.engine.nodes import Node
     from flyer.engine.quotas import Holding, Quota
+
+# Phases of a job whose reports change neither what it may do nor what others may have of it.
+_QUIET = frozenset({Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED})
 
 
 def step(
@@ -61,16 +67,54 @@ def _step(
         draft.event = event
         react(event, draft)
     draft.about, draft.event = "", None
+    if _only_reports(draft, state, events):
+        return _take_reports(draft, state, events)
+    draft.nodes = judged(draft.nodes, draft.zones, draft.now)
     settle(draft)
     # Nodes are given back in the store before they are given out again.
-    actions: list[Action] = list(_commits(draft, committed, shrinking_only=True))
+    actions: list[Action] = list(_commits(draft, committed, draft.jobs, shrinking_only=True))
     schedule(draft)
     launch(draft)
-    actions += _commits(draft, committed, shrinking_only=False)
+    actions += _commits(draft, committed, draft.jobs)
     actions += effects(draft)
     _forget(draft)
+    draft.due_at = math.inf if draft.wake_at is None else draft.wake_at
     if draft.wake_at is not None:
         actions.append(WakeAt(draft.wake_at))
+    return draft.freeze(), tuple(actions)
+
+
+def _only_reports(draft: Draft, state: EngineState, events: Sequence[Event]) -> bool:
+    """Whether nothing happened that a plan depends on: running jobs reported progress or output.
+
+    Whatever else depends on the time has its wake-up in `due_at`.
+    """
+    if not events or state.due_at is None or draft.now >= state.due_at:
+        return False
+    for event in events:
+        if not isinstance(event, (ProgressReported, LogObserved)):
+            return False
+        job = state.jobs.get(event.job)
+        if job is not None and job.status.phase not in _QUIET:
+            return False  # the report of a suspending job may extend its grace
+    return True
+
+
+def _take_reports(
+    draft: Draft, state: EngineState, events: Sequence[Event]
+) -> tuple[EngineState, tuple[Action, ...]]:
+    """Store the progress that is to be stored now; nothing else is judged or planned."""
+    keys = {event.job for event in events if isinstance(event, (ProgressReported, LogObserved))}
+    for key in sorted(keys & draft.jobs.keys()):
+        draft.about = key
+        show_progress(draft, draft.jobs[key])
+    draft.about = ""
+    before = {key: state.jobs[key].status for key in keys & state.jobs.keys()}
+    actions: list[Action] = list(_commits(draft, before, keys & before.keys()))
+    due_at = min(state.due_at or math.inf, draft.wake_at or math.inf)
+    draft.due_at = due_at
+    if math.isfinite(due_at):
+        actions.append(WakeAt(due_at))
     return draft.freeze(), tuple(actions)
 
 
@@ -95,18 +139,23 @@ def rebuild(
     quotas: Iterable[Quota] = (),
     zones: Zones = Zones(),  # noqa: B008 - frozen
     apart: Iterable[FlyerJob] = (),
+    teams: Mapping[str, str] = MappingProxyType({}),
 ) -> EngineState:
     """The state that the jobs' statuses describe. `epoch` is the new leader's, above all before.
 
     `jobs` holds every job that has not ended or still occupies a node, but for those `apart`: of
-    them nothing counts but what they hold of quotas, the most of several statuses of one. The first
-    step after it tells again every action that is still to be done.
+    them nothing counts but what they hold of quotas, the most of several statuses of one.
+    `teams` has the team of each namespace that has one. The first step after it tells again every
+    action that is still to be done.
     """
     now = quantize(now)
-    known = {node.name: NodeState(node) for node in nodes}
+    known = judged({node.name: NodeState(node) for node in nodes}, zones, now)
     states = [new_job(job, now) for job in jobs]
     limits = {quota.name: quota for quota in quotas}
-    found = EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits, zones)
+    found = EngineState(
+        epoch, policy, now, known, {job.key: job for job in states}, limits, zones,
+        teams=dict(teams),
+    )  # fmt: skip
     held: dict[str, Holding] = {}
     for job in apart:
         holding = held_by(Draft(found, now), new_job(job, now))
@@ -121,12 +170,22 @@ def quota_usage(state: EngineState, now: float) -> list[tuple[Quota, list[Holdin
 
 
 def _commits(
-    draft: Draft, committed: dict[str, FlyerJobStatus], *, shrinking_only: bool
+    draft: Draft,
+    committed: dict[str, FlyerJobStatus],
+    keys: Iterable[str],
+    *,
+    shrinking_only: bool = False,
 ) -> list[Commit]:
     """Commit every changed status: those that keep no new node first."""
     first: list[Commit] = []
     then: list[Commit] = []
-    for key in sorted(draft.jobs):
+    changed = [
+        key
+        for key in keys
+        if draft.jobs[key].status is not committed.get(key)
+        or draft.jobs[key].generation != draft.jobs[key].status.observed_generation
+    ]
+    for key in sorted(changed):
         job, before = draft.jobs[key], committed.get(key)
         draft.about = key
         unseen = job.generation != job.status.observed_generation and not job.removed

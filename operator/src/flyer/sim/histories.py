@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flyer.api import FlyerJob, FlyerJobStatus, Phase, Priority, illegal
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, Priority, QuotaSubject, illegal
 from flyer.engine import (
     CheckpointReported,
     Commit,
@@ -22,6 +22,7 @@ from flyer.engine import (
     JobRemoved,
     JobSubmitted,
     Killed,
+    LogObserved,
     Node,
     NodeEmptied,
     NodeLost,
@@ -77,6 +78,7 @@ _LIVE = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 _OF_OBJECTS = (
     JobSubmitted, JobRemoved, NodeObserved, NodeLost, NodeRemoved, QuotaObserved, QuotaRemoved,
 )  # fmt: skip
+_REPORTS = (LogObserved, ProgressReported)
 _PRIORITIES = ("low", "normal", "normal", "high", "auto")
 _USERS = ("anna", "ben")
 
@@ -149,10 +151,24 @@ class History:
         return events
 
     def _step(self, events: Sequence[Event]) -> None:
-        self.state, actions = step(self.state, events, self.now)
+        before = self.state
+        self.state, actions = step(before, events, self.now)
+        self._same_as_planned_anew(before, events)
         for action in actions:
             self._do(action)
         self._check()
+
+    def _same_as_planned_anew(self, before: EngineState, events: Sequence[Event]) -> None:
+        """A step that plans nothing decides what a step that plans everything decides."""
+        if not events or any(not isinstance(one, _REPORTS) for one in events):
+            return
+        planned, _ = step(replace(before, due_at=None), events, self.now)
+        for key, job in planned.jobs.items():
+            status, known = job.status, self.state.jobs[key].status
+            if (status.phase, status.assignment) != (known.phase, known.assignment):
+                raise Violation(
+                    f"{key} is {known.phase} after a report, and {status.phase} if planned anew"
+                )
 
     def _do(self, action: Action) -> None:
         match action:
@@ -277,12 +293,23 @@ class History:
             CheckpointReported(key, attempt, number, "/c"),
             CheckpointReported(key, attempt, number, "/c"),
             ProgressReported(key, attempt, number),
+            LogObserved(key, attempt),
             SuspendReceived(key, attempt),
             Released(key, attempt),
             StreamLost(key, attempt),
             StreamRestored(key, attempt),
         )
         self._inbox.append(draw.choice(events))
+
+    def _talk(self) -> None:
+        """Nothing but reports arrives, as most of the time."""
+        if self._inbox:
+            return
+        for key, job in self.state.jobs.items():
+            if job.status.phase in _LIVE:
+                number = self._random.randint(1, 50)
+                self._inbox.append(ProgressReported(key, job.status.chain.attempt, number))
+        self._advance(self._random.choice((0.1, 0.5, 2.0)))
 
     def _exit(self) -> None:
         """Pods end: well, by their own fault, or killed."""
@@ -331,13 +358,17 @@ class History:
 
     def _limit(self) -> None:
         draw = self._random
+        total = draw.random() < 0.2
+        kind = draw.choice((QuotaSubject.USER, QuotaSubject.USER, *QuotaSubject))
         quota = Quota(
             draw.choice(("q1", "q2")),
-            draw.choice(("*", *_USERS)),
+            "*" if total else draw.choice(("*", *_USERS)),
             draw.choice(("*", "high", "low")),
             draw.choice(("*", "a100")),
             draw.randint(0, 5),
             draw.choice((None, self.now + 20.0)),
+            kind,
+            total,
         )
         self.quotas[quota.name] = quota
         self._inbox.append(QuotaObserved(quota))
@@ -456,6 +487,8 @@ _DEEDS: tuple[Callable[[History], None], ...] = (
     History._report,
     History._report,
     History._report,
+    History._talk,
+    History._talk,
     History._exit,
     History._fault,
     History._lose,

@@ -34,7 +34,7 @@ __all__ = ["Counts", "count_zones"]
 INTERVAL_SECONDS: Final = 3.0
 # As many as the CRDs take.
 _ZONES_MAX: Final = 64
-_USERS_MAX: Final = 1_000
+_SUBJECTS_MAX: Final = 1_000
 # With more jobs they are counted in a thread.
 _JOBS_INLINE_MAX: Final = 200
 
@@ -122,7 +122,7 @@ class Counts:
                     "epoch": after.epoch,
                     "usedNodes": after.used_nodes,
                     "waitingJobs": after.waiting_jobs,
-                    "users": [one.to_object() for one in after.users],
+                    "subjects": [one.to_object() for one in after.subjects],
                 }
                 await self._write(FLYERQUOTAS, name, changes, self._world.quotas)
 
@@ -148,13 +148,13 @@ class Counts:
 def _status(load: QuotaLoad | None, before: FlyerQuotaStatus, epoch: int) -> FlyerQuotaStatus:
     """What the limit's status is to be; no load: it does not apply (any more)."""
     held = load.held if load is not None else {}
-    users = sorted(
-        (QuotaUse(user=user, nodes=sum(jobs), jobs=len(jobs)) for user, jobs in held.items()),
-        key=lambda one: (-one.nodes, one.user),
+    subjects = sorted(
+        (QuotaUse(name=name, nodes=sum(jobs), jobs=len(jobs)) for name, jobs in held.items()),
+        key=lambda one: (-one.nodes, one.name),
     )
     return before.replace(
         epoch=epoch,
-        used_nodes=sum(one.nodes for one in users),
+        used_nodes=sum(one.nodes for one in subjects),
         waiting_jobs=load.waiting if load is not None else 0,
-        users=tuple(users[:_USERS_MAX]),
+        subjects=tuple(subjects[:_SUBJECTS_MAX]),
     )
