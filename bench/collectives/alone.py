@@ -45,11 +45,11 @@ def kernels(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
         what = f"8 inputs, one pass, {entry['type']}"
         goal, cores = float(entry["goal_of_triad"]), entry["threads"]
         share = f"{what}: of triad, {cores} core{'s' * (cores > 1)}"
-        rows.append(row(share, "of limit", [entry["of_triad"]], goal, more=True))
+        rows.append(row(share, "of limit", entry["of_triad"], goal, more=True))
         if cores > 1:
             continue
         rows += [
-            row(f"{what}: {words}", "x", [entry[key]], least, more=True)
+            row(f"{what}: {words}", "x", entry[key], least, more=True)
             for key, (words, least) in KERNEL_GOALS.items()
         ]
     return rows, told
