@@ -90,8 +90,9 @@ class Scene:
 
 def attacker_pod(name: str, *command: str, **spec: Any) -> dict[str, Any]:
     """A pod that the scheduler places: without tolerations, on the shared node."""
-    pod = sleeper(name, "", **spec)
+    pod = sleeper(name, "")
     del pod["spec"]["nodeName"], pod["spec"]["tolerations"]
+    pod["spec"] |= spec
     pod["spec"]["containers"][0]["command"] = list(command)
     return pod
 
