@@ -53,7 +53,7 @@ def silent(*targets: str) -> None:
                 opened[target] += 1
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
-            counts = {target: len(_still_open(sockets)) for target, sockets in held.items()}
+            counts = {target: len(sockets) for target, sockets in held.items()}
             print(json.dumps({"held": counts, "opened": sum(opened.values())}), flush=True)
         time.sleep(ROUND_SECONDS)
 

@@ -288,16 +288,22 @@ def test_what_a_job_may_not_ask_is_refused_with_its_field(scene: Scene) -> None:
 
     years = {"grace": "87840h", "maxGrace": "87840h", "minRuntime": "87840h"}
     short = {"grace": "60s", "maxGrace": "2m"}
-    other_user = {"fireflyer.dev/user": "kubernetes-admin"}
     for manifest, words in (
         (made("big", {"example.com/text": "x" * (250 << 10)}), "metadata.annotations"),
         (made("years", preemption=years), "is above the cap"),
         (made("immune", preemption={**short, "minRuntime": "3h"}), "spec.preemption.minRuntime"),
         (made("first", priority="extreme-high"), "spec.priority"),
-        (made("other", other_user), "fireflyer.dev/user"),
         (made("huge", nodes=-1), "spec.nodes"),
     ):
         assert words in scene.user.refusal_of(manifest), words
+    # The API server writes who creates a job over what the job says, and keeps it.
+    annotation = "fireflyer.dev/user"
+    scene.user.create(made("other", {annotation: "kubernetes-admin"}, suspend=True))
+    found = scene.user.get("flyerjob", "other")["metadata"]["annotations"]
+    assert found[annotation] == scene.user.name
+    words = ("annotate", "flyerjob", "other", "--overwrite", f"{annotation}=kubernetes-admin")
+    assert "cannot replace" in scene.user.refusal(*words)
+    scene.delete("flyerjob", "other")
 
 
 def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) -> None:
