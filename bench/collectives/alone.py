@@ -114,14 +114,14 @@ def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
 
     Only the collector's part and one rank's are in sequence when ranks have processes of their own.
     """
-    import torch.distributed as dist
     from hfreduce.exchange import Member, gather
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     size = 64 if quick else JOIN_RANKS
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seconds = []
     for number in range(rounds):
-        store = dist.PrefixStore(f"round-{number}", server)
+        store = PrefixStore(f"round-{number}", server)
         deadline = time.monotonic() + PROGRAM_SECONDS
         start = time.perf_counter()
         for phase, value_bytes in (("place", 200), ("endpoint", 400)):

@@ -48,7 +48,7 @@ ROUND_SECONDS = 0.25
 def gradient_buckets() -> list[int]:
     """Elements of each gradient bucket of the demo's GPT, in the order in which DDP sends them."""
     # After the first step DDP groups gradients in the order in which they became ready.
-    parameters: list[torch.Tensor] = [*example_model().parameters()][::-1]
+    parameters: list[torch.Tensor] = [*reversed([*example_model().parameters()])]
     limits = [FIRST_BUCKET_BYTES, BUCKET_BYTES]
     buckets, _ = _compute_bucket_assignment_by_size(parameters, limits)
     return [sum(parameters[index].numel() for index in bucket) for bucket in buckets]
