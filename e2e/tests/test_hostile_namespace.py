@@ -301,8 +301,8 @@ def test_what_a_job_may_not_ask_is_refused_with_its_field(scene: Scene) -> None:
     scene.user.create(made("other", {annotation: "kubernetes-admin"}, suspend=True))
     found = scene.user.get("flyerjob", "other")["metadata"]["annotations"]
     assert found[annotation] == scene.user.name
-    words = ("annotate", "flyerjob", "other", "--overwrite", f"{annotation}=kubernetes-admin")
-    assert "cannot replace" in scene.user.refusal(*words)
+    change = ("annotate", "flyerjob", "other", "--overwrite", f"{annotation}=kubernetes-admin")
+    assert "cannot replace" in scene.user.refusal(*change)
     scene.delete("flyerjob", "other")
 
 
