@@ -289,6 +289,7 @@ CASES = [
         {"spec": {"team": "vision"}},
         "spec: names more than one subject: set one of user, namespace, team and queue",
         {"spec": {"user": "anna", "nodes": 4}},
+        at="spec.user",
     ),
     Case(
         "the total of one namespace",

@@ -95,7 +95,7 @@ def test_ranks_wait_for_the_choice_and_no_longer_than_they_may(tmp_path: Path) -
 def test_that_there_is_none_is_a_choice_too(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     assert ranks[0].load_latest() is None
-    save(ranks_of(LocalFiles(tmp_path), "other"), 1, b"1")
+    save(ranks_of(LocalFiles(tmp_path), "a"), 1, b"1")
     assert [rank.load_latest() for rank in ranks[1:]] == [None, None]
 
 

@@ -12,10 +12,9 @@ from flyer.engine.state import HOLDING, EngineState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from flyer.api import FlyerJobSpec
     from flyer.engine.explanation import Blocker
     from flyer.engine.incidents import Incident
-    from flyer.engine.limits import Limits, Terms
+    from flyer.engine.limits import Terms
     from flyer.engine.nodes import Node
     from flyer.engine.quotas import Quota
     from flyer.engine.state import JobState, NodeState
@@ -46,9 +45,7 @@ class Draft:
         # What `auto` came to in this step, and what waits for a quota and why.
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
-        self.due_at = state.due_at
         self._wake: float | None = None
-        self._terms: dict[tuple[int, Priority], tuple[Limits, FlyerJobSpec, Terms]] = {}
         # The job that is looked at now, and the event of it: where a bug shows, they are named.
         self.about = ""
         self.event: object | None = None
@@ -57,7 +54,7 @@ class Draft:
         """The state after the step."""
         return EngineState(
             self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones,
-            self.held_apart, self.teams, self.due_at, tuple(self.incidents),
+            self.held_apart, self.teams, tuple(self.incidents),
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:
@@ -100,13 +97,7 @@ class Draft:
 
     def terms(self, job: JobState) -> Terms:
         """How the job may be preempted: what it asks for, within the administrator's caps."""
-        priority, limits = self.priority(job), self.zones.limits
-        known = self._terms.get((id(job.spec), priority))
-        if known is None or known[0] is not limits:
-            # The spec is kept, too: so that its id is not given to another one.
-            known = (limits, job.spec, limits.terms(job.spec, priority))
-            self._terms[id(job.spec), priority] = known
-        return known[2]
+        return self.zones.limits.terms(job.spec, self.priority(job))
 
     def place(self, job: JobState) -> tuple[int, float, float, str]:
         """Its place in the queue: priority, then the chain's submit time, or its latest turn.

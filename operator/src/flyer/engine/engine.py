@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from flyer.api import Phase, quantize
+from flyer.api import quantize
 from flyer.engine.actions import Commit, WakeAt
 from flyer.engine.conditions import summarized
 from flyer.engine.draft import RESERVING, Draft
 from flyer.engine.effects import effects
 from flyer.engine.errors import JobFault
-from flyer.engine.events import LogObserved, NodeEmptied, ProgressReported
+from flyer.engine.events import NodeEmptied
 from flyer.engine.explain import explain
 from flyer.engine.nodes import Zones
 from flyer.engine.policy import Policy
@@ -21,7 +20,7 @@ from flyer.engine.quotas import held_by, ledger, usage
 from flyer.engine.reactions import react
 from flyer.engine.removals import judged
 from flyer.engine.schedule import launch, schedule
-from flyer.engine.settle import settle, show_progress
+from flyer.engine.settle import settle
 from flyer.engine.state import EngineState, NodeState
 from flyer.engine.transitions import new_job
 
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from flyer.engine.events import Event
     from flyer.engine.nodes import Node
     from flyer.engine.quotas import Holding, Quota
-
-# Phases of a job whose reports change neither what it may do nor what others may have of it.
-_QUIET = frozenset({Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED})
 
 
 def step(
@@ -67,54 +63,17 @@ def _step(
         draft.event = event
         react(event, draft)
     draft.about, draft.event = "", None
-    if _only_reports(draft, state, events):
-        return _take_reports(draft, state, events)
     draft.nodes = judged(draft.nodes, draft.zones, draft.now)
     settle(draft)
     # Nodes are given back in the store before they are given out again.
-    actions: list[Action] = list(_commits(draft, committed, draft.jobs, shrinking_only=True))
+    actions: list[Action] = list(_commits(draft, committed, shrinking_only=True))
     schedule(draft)
     launch(draft)
-    actions += _commits(draft, committed, draft.jobs)
+    actions += _commits(draft, committed, shrinking_only=False)
     actions += effects(draft)
     _forget(draft)
-    draft.due_at = math.inf if draft.wake_at is None else draft.wake_at
     if draft.wake_at is not None:
         actions.append(WakeAt(draft.wake_at))
-    return draft.freeze(), tuple(actions)
-
-
-def _only_reports(draft: Draft, state: EngineState, events: Sequence[Event]) -> bool:
-    """Whether nothing happened that a plan depends on: running jobs reported progress or output.
-
-    Whatever else depends on the time has its wake-up in `due_at`.
-    """
-    if not events or state.due_at is None or draft.now >= state.due_at:
-        return False
-    for event in events:
-        if not isinstance(event, (ProgressReported, LogObserved)):
-            return False
-        job = state.jobs.get(event.job)
-        if job is not None and job.status.phase not in _QUIET:
-            return False  # the report of a suspending job may extend its grace
-    return True
-
-
-def _take_reports(
-    draft: Draft, state: EngineState, events: Sequence[Event]
-) -> tuple[EngineState, tuple[Action, ...]]:
-    """Store the progress that is to be stored now; nothing else is judged or planned."""
-    keys = {event.job for event in events if isinstance(event, (ProgressReported, LogObserved))}
-    for key in sorted(keys & draft.jobs.keys()):
-        draft.about = key
-        show_progress(draft, draft.jobs[key])
-    draft.about = ""
-    before = {key: state.jobs[key].status for key in keys & state.jobs.keys()}
-    actions: list[Action] = list(_commits(draft, before, keys & before.keys()))
-    due_at = min(state.due_at or math.inf, draft.wake_at or math.inf)
-    draft.due_at = due_at
-    if math.isfinite(due_at):
-        actions.append(WakeAt(due_at))
     return draft.freeze(), tuple(actions)
 
 
@@ -170,22 +129,12 @@ def quota_usage(state: EngineState, now: float) -> list[tuple[Quota, list[Holdin
 
 
 def _commits(
-    draft: Draft,
-    committed: dict[str, FlyerJobStatus],
-    keys: Iterable[str],
-    *,
-    shrinking_only: bool = False,
+    draft: Draft, committed: dict[str, FlyerJobStatus], *, shrinking_only: bool
 ) -> list[Commit]:
     """Commit every changed status: those that keep no new node first."""
     first: list[Commit] = []
     then: list[Commit] = []
-    changed = [
-        key
-        for key in keys
-        if draft.jobs[key].status is not committed.get(key)
-        or draft.jobs[key].generation != draft.jobs[key].status.observed_generation
-    ]
-    for key in sorted(changed):
+    for key in sorted(draft.jobs):
         job, before = draft.jobs[key], committed.get(key)
         draft.about = key
         unseen = job.generation != job.status.observed_generation and not job.removed

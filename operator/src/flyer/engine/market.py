@@ -57,10 +57,6 @@ class Market:
         if len(assignment.zones) > 1:
             self._holders = None
 
-    def reserving(self) -> list[str]:
-        """The jobs that keep nodes, in order of their names."""
-        return sorted(set(self.reserved_by.values()))
-
     def classes(self, job: JobState) -> list[list[Node]]:
         """The usable nodes, ready or not, by node class: a gang never mixes them."""
         spec = job.spec
@@ -208,11 +204,8 @@ class Market:
             if sum(time >= since for _, time in state.start_failures) >= _SUSPECT_JOBS
         )
 
-    def available_at(self, job: JobState, node: Node, known: dict[str, float]) -> float:
-        """When the job could have this node if nothing fails; infinite: it is not known.
-
-        `known` keeps the answer for each owner between calls for the same job.
-        """
+    def available_at(self, job: JobState, node: Node) -> float:
+        """When the job could have this node if nobody surprises us; infinite if nobody knows."""
         now = self.draft.now
         if not self.draft.nodes[node.name].eligible:
             return math.inf
@@ -221,12 +214,7 @@ class Market:
             return now
         if owner is None:
             return self._left_at(self.occupied_by.get(node.name), node)
-        if owner not in known:
-            known[owner] = self._given_back_at(job, self.draft.jobs[owner])
-        return known[owner]
-
-    def _given_back_at(self, job: JobState, other: JobState) -> float:
-        now = self.draft.now
+        other = self.draft.jobs[owner]
         assignment, terms = other.status.assignment, self.draft.terms(other)
         begun = assignment.running_at if assignment and assignment.running_at else now
         ends = math.inf

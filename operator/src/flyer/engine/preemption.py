@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase
 from flyer.engine import placement, transitions
 from flyer.engine.claims import claimed
-from flyer.engine.draft import WAITING
+from flyer.engine.draft import RESERVING, WAITING
 from flyer.engine.market import by_zone
 from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 
@@ -41,9 +41,9 @@ def preemption_plan(
         node for node in nodes if market.is_open(node) and not claimed(market, job, node, claims)
     ]
     victims: dict[str, JobState] = {}
-    for key in market.reserving():
+    for key in sorted(draft.jobs):
         other = draft.jobs[key]
-        if other.key == job.key:
+        if other.key == job.key or other.status.phase not in RESERVING:
             continue
         if anyone:
             if other.status.phase is Phase.RUNNING:

@@ -42,7 +42,6 @@ def schedule(draft: Draft) -> list[Claim]:
     claims: list[Claim] = []
     blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
     verdicts: dict[tuple[object, ...], Pending | None] = {}
-    behind: dict[str, Pending] = {}  # by the job that is ahead
     contenders = _contenders(draft, gate)
     while contenders:
         _, key = heapq.heappop(contenders)
@@ -71,9 +70,7 @@ def schedule(draft: Draft) -> list[Claim]:
         ahead = blocked.get(needs)
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
             gate.fill(job)
-            if ahead.key not in behind:
-                behind[ahead.key] = blockers.behind(ahead)
-            _set_pending(draft, job, behind[ahead.key])
+            _set_pending(draft, job, blockers.behind(ahead))
             continue
         if _place(market, job, claims, gate):
             blocked.clear()
@@ -93,13 +90,10 @@ def schedule(draft: Draft) -> list[Claim]:
 
 def queue(draft: Draft) -> list[str]:
     """The waiting jobs, the next first."""
-    return [job.key for job in sorted(_waiting(draft), key=draft.place)]
-
-
-def _waiting(draft: Draft) -> list[JobState]:
-    return [
+    waiting = [
         job for job in draft.jobs.values() if job.status.phase is Phase.QUEUED and not job.removed
     ]
+    return [job.key for job in sorted(waiting, key=draft.place)]
 
 
 def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, float, str], str]]:
@@ -114,7 +108,7 @@ def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, f
         and job.status.suspension.reason == "Preempted"
         and not job.suspend
     ]
-    waiting = _waiting(draft)
+    waiting = [draft.jobs[key] for key in queue(draft)]
     for job in waiting:
         gate.enter(job)
     heap = [(draft.place(job), job.key) for job in waiting + leaving]
@@ -129,10 +123,8 @@ def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
 
 def _needs(market: Market, job: JobState, gate: QuotaGate) -> tuple[object, ...]:
     """Of two jobs with equal needs, the one with more nodes is blocked if the other one is."""
-    draft, spec = market.draft, job.spec
-    # What a job remembers of its nodes decides which ones it gets, but not whether it gets any:
-    # but for a job that waits for the split of its checkpoint over zones.
-    alone = job.key if waits_for_split(draft, job) is not None else ""
+    draft, spec, chain = market.draft, job.spec, job.status.chain
+    alone = job.key if chain.previous or chain.avoid else ""  # it remembers nodes of its own
     admitted = tuple(
         nodes[0].node_class
         for nodes in market.classes(job)

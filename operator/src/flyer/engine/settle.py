@@ -27,7 +27,7 @@ def settle(draft: Draft) -> None:
     """Bring every job to rest."""
     occupied_by = draft.occupied_by()
     blame.observe(draft)
-    for key in sorted(key for key, job in draft.jobs.items() if not _at_rest(job)):
+    for key in sorted(draft.jobs):
         draft.about = key
         for _ in range(_MOVES_MAX):
             job = draft.jobs[key]
@@ -41,16 +41,6 @@ def settle(draft: Draft) -> None:
             raise AssertionError(f"{key} does not come to rest")
     draft.about = ""
     _confirm_reservations(draft, occupied_by)
-
-
-def _at_rest(job: JobState) -> bool:
-    """Whether `_queued` has nothing to do: most of a long queue."""
-    return (
-        job.status.phase is Phase.QUEUED
-        and not job.suspend
-        and job.spec.stop is None
-        and job.generation == job.status.observed_generation
-    )
 
 
 def _stopped(draft: Draft, job: JobState) -> bool:
@@ -99,10 +89,10 @@ def _active(draft: Draft, job: JobState) -> None:
     for rule in (_infrastructure, _ended, _asked, _overdue):
         if rule(draft, job):
             return
-    show_progress(draft, job)
+    _show_progress(draft, job)
 
 
-def show_progress(draft: Draft, job: JobState) -> None:
+def _show_progress(draft: Draft, job: JobState) -> None:
     """A step that came too soon after the one before is shown once its time has come.
 
     A job may pause after it, and a new leader hears of it only once.
@@ -228,9 +218,9 @@ _RULES: dict[Phase, Callable[[Draft, JobState], None]] = {
 
 def _confirm_reservations(draft: Draft, occupied_by: dict[str, str]) -> None:
     """Whoever waits for a node waits for somebody who is leaving it, and who does leave."""
-    for key in sorted(key for key, job in draft.jobs.items() if job.status.phase in WAITING):
+    for key in sorted(draft.jobs):
         job = draft.jobs[key]
-        if job.status.assignment is None:
+        if job.status.phase not in WAITING or job.status.assignment is None:
             continue
         for name in job.status.assignment.names:
             holder = draft.jobs.get(occupied_by.get(name, ""))
@@ -242,4 +232,4 @@ def _confirm_reservations(draft: Draft, occupied_by: dict[str, str]) -> None:
                 break
 
 
-__all__ = ["settle", "show_progress"]
+__all__ = ["settle"]

@@ -119,8 +119,6 @@ class EngineState:
     held_apart: tuple[Holding, ...] = ()
     # The team of each namespace that has one: quotas of teams count by it.
     teams: Mapping[str, str] = field(default_factory=dict)
-    # When something that the latest plan looked at is due; None: nothing has been planned yet.
-    due_at: float | None = None
     # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
     incidents: tuple[Incident, ...] = ()
 

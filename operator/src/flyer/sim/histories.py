@@ -22,7 +22,6 @@ from flyer.engine import (
     JobRemoved,
     JobSubmitted,
     Killed,
-    LogObserved,
     Node,
     NodeEmptied,
     NodeLost,
@@ -78,7 +77,6 @@ _LIVE = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 _OF_OBJECTS = (
     JobSubmitted, JobRemoved, NodeObserved, NodeLost, NodeRemoved, QuotaObserved, QuotaRemoved,
 )  # fmt: skip
-_REPORTS = (LogObserved, ProgressReported)
 _PRIORITIES = ("low", "normal", "normal", "high", "auto")
 _USERS = ("anna", "ben")
 
@@ -151,24 +149,10 @@ class History:
         return events
 
     def _step(self, events: Sequence[Event]) -> None:
-        before = self.state
-        self.state, actions = step(before, events, self.now)
-        self._same_as_planned_anew(before, events)
+        self.state, actions = step(self.state, events, self.now)
         for action in actions:
             self._do(action)
         self._check()
-
-    def _same_as_planned_anew(self, before: EngineState, events: Sequence[Event]) -> None:
-        """A step that plans nothing decides what a step that plans everything decides."""
-        if not events or any(not isinstance(one, _REPORTS) for one in events):
-            return
-        planned, _ = step(replace(before, due_at=None), events, self.now)
-        for key, job in planned.jobs.items():
-            status, known = job.status, self.state.jobs[key].status
-            if (status.phase, status.assignment) != (known.phase, known.assignment):
-                raise Violation(
-                    f"{key} is {known.phase} after a report, and {status.phase} if planned anew"
-                )
 
     def _do(self, action: Action) -> None:
         match action:
@@ -293,23 +277,12 @@ class History:
             CheckpointReported(key, attempt, number, "/c"),
             CheckpointReported(key, attempt, number, "/c"),
             ProgressReported(key, attempt, number),
-            LogObserved(key, attempt),
             SuspendReceived(key, attempt),
             Released(key, attempt),
             StreamLost(key, attempt),
             StreamRestored(key, attempt),
         )
         self._inbox.append(draw.choice(events))
-
-    def _talk(self) -> None:
-        """Nothing but reports arrives, as most of the time."""
-        if self._inbox:
-            return
-        for key, job in self.state.jobs.items():
-            if job.status.phase in _LIVE:
-                number = self._random.randint(1, 50)
-                self._inbox.append(ProgressReported(key, job.status.chain.attempt, number))
-        self._advance(self._random.choice((0.1, 0.5, 2.0)))
 
     def _exit(self) -> None:
         """Pods end: well, by their own fault, or killed."""
@@ -487,8 +460,6 @@ _DEEDS: tuple[Callable[[History], None], ...] = (
     History._report,
     History._report,
     History._report,
-    History._talk,
-    History._talk,
     History._exit,
     History._fault,
     History._lose,
