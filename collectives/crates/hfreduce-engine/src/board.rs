@@ -51,9 +51,8 @@ use rolls::RollBlock;
 /// Operations of a rank whose registered memory is known at a time. It registers none while the
 /// oldest of so many is under way, so nothing that others still read is written over.
 pub const REGISTERED_MAX: usize = 16;
-/// Fingerprints that are kept for each rank: more than torch's backend has operations outstanding
-/// (1,024) and the board slots together, so a rank of the same job is not that far ahead.
-const PRINTS: usize = 2048;
+/// Fingerprints that are kept for each rank.
+const PRINTS: usize = 64;
 const PAGE_BYTES: usize = 4096;
 /// How long a half-written abort record is waited for: a second.
 const ABORT_LOOKS: u32 = 1000;
@@ -148,28 +147,6 @@ impl Shape {
 pub struct Board {
     segment: Segment,
     shape: Shape,
-}
-
-/// The abort record.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Aborted {
-    /// The encoded cause.
-    Because(Vec<u8>),
-    /// This local rank began to write it and did not finish within [`ABORT_LOOKS`]: it was killed.
-    Unfinished(usize),
-}
-
-/// A local rank's operation next to this rank's of the same number.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Compared {
-    /// The same.
-    Equal,
-    /// This other one.
-    Differs(Fingerprint),
-    /// It has not begun that operation.
-    NotThere,
-    /// It has begun [`PRINTS`] operations since: whether the operations are equal is not known.
-    Forgotten,
 }
 
 impl Board {
@@ -334,18 +311,6 @@ impl Board {
         self.rank(local).entered.told()
     }
 
-    /// Compares what `local` runs as operation `sequence` with `ours`.
-    pub fn compare(&self, local: usize, sequence: u64, ours: Fingerprint) -> Compared {
-        // Before the fingerprint is looked for: a rank may begin the operation in between.
-        let entered = self.entered(local) > sequence;
-        match self.print(local, sequence) {
-            Some(theirs) if theirs == ours => Compared::Equal,
-            Some(theirs) => Compared::Differs(theirs),
-            None if entered => Compared::Forgotten,
-            None => Compared::NotThere,
-        }
-    }
-
     /// What `local` said it runs as operation `sequence`, while that is remembered.
     pub fn print(&self, local: usize, sequence: u64) -> Option<Fingerprint> {
         let block = &self.rank(local).prints[sequence as usize % PRINTS];
@@ -402,25 +367,23 @@ impl Board {
         self.rank(local).sleeping.must_wake(reasons)
     }
 
-    /// Records why everything ends, as `local`; false if another rank did before.
-    pub fn abort(&self, local: usize, cause: &[u8]) -> bool {
-        self.header().abort.write(local as u32, cause)
+    /// Records why everything ends; false if somebody else did before.
+    pub fn abort(&self, cause: &[u8]) -> bool {
+        self.header().abort.write(cause)
     }
 
-    /// Why everything ended, if it did.
-    pub fn aborted(&self) -> Option<Aborted> {
+    /// Why everything ended, if it did. An empty record: somebody died while writing it.
+    pub fn aborted(&self) -> Option<Vec<u8>> {
         // The writer needs a microsecond, unless it lost its processor in it; if it was killed in
         // it, the fact must do.
-        let mut by = 0;
         for _ in 0..ABORT_LOOKS {
             match self.header().abort.read() {
                 Recorded::Nothing => return None,
-                Recorded::There(cause) => return Some(Aborted::Because(cause)),
-                Recorded::InPart(writer) => by = writer as usize,
+                Recorded::There(cause) => return Some(cause),
+                Recorded::InPart => std::thread::sleep(ABORT_LOOK_EVERY),
             }
-            std::thread::sleep(ABORT_LOOK_EVERY);
         }
-        Some(Aborted::Unfinished(by))
+        Some(Vec::new())
     }
 
     /// True if an abort is recorded; cheap enough for every look.

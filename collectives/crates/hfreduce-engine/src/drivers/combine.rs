@@ -1,7 +1,7 @@
 //! The chunks that this rank owns: from everybody's contributions to results in their places.
 
 use super::{Active, Driver, Way};
-use crate::board::{Compared, FOR_END, FOR_RESULT, Registered};
+use crate::board::{FOR_END, FOR_RESULT, Registered};
 use crate::core::{Action, Chunk, Who};
 
 impl Driver {
@@ -168,19 +168,16 @@ impl Driver {
             return true;
         }
         let (sequence, ours) = (active.work.sequence, active.operation.print);
-        match self.board.compare(local, sequence, ours) {
-            Compared::Equal => {
-                active.verified |= 1 << local;
-                true
-            }
-            Compared::NotThere => true,
-            Compared::Differs(theirs) => {
+        match self.board.print(local, sequence) {
+            Some(theirs) if theirs != ours => {
                 self.local_mismatch(local, sequence, ours, theirs);
                 false
             }
-            Compared::Forgotten => {
-                self.too_far_ahead(local, sequence, ours);
-                false
+            found => {
+                if found.is_some() {
+                    active.verified |= 1 << local;
+                }
+                true
             }
         }
     }

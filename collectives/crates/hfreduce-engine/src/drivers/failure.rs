@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::wire::{Frame, Head};
 use super::{Driver, TICK, Way, lock};
-use crate::board::{Aborted, FOR_ABORT};
+use crate::board::FOR_ABORT;
 use crate::cause::{Cause, CauseKind};
 use crate::core::tree::{Violation, Waiting};
 use crate::core::{Fingerprint, Kind, Stage, Who};
@@ -33,10 +33,9 @@ impl Driver {
             cause = cause.during(&print.describe(), sequence as i64, &phase);
         }
         // A neighbour in this node may have been first: then its cause is the one to tell.
-        if !self.board.abort(self.shared.identity.local(), &cause.encode())
-            && let Some(first) = self.board.aborted()
-        {
-            cause = self.recorded_cause(first);
+        if !self.board.abort(&cause.encode()) {
+            let first = self.board.aborted().unwrap_or_default();
+            cause = Cause::decode(&first, self.shared.identity.rank);
         }
         let encoded = cause.encode();
         tracing::error!(rank = self.shared.identity.rank, cause = ?cause, "communicator broken");
@@ -98,22 +97,7 @@ impl Driver {
             && self.shared.broken.get().is_none()
             && let Some(record) = self.board.aborted()
         {
-            self.fail(self.recorded_cause(record), None);
-        }
-    }
-
-    /// The cause in the node's abort record. A rank that was killed while it wrote the record is the
-    /// cause that is left.
-    fn recorded_cause(&self, record: Aborted) -> Cause {
-        match record {
-            Aborted::Because(bytes) => Cause::decode(&bytes, self.shared.identity.rank),
-            Aborted::Unfinished(local) => {
-                // The number comes from shared memory: an unknown one names this rank's own node.
-                let identity = &self.shared.identity;
-                let rank = identity.locals().get(local).copied().unwrap_or(identity.rank);
-                let detail = "died while it recorded why the group ends; its own log may say more";
-                self.blame(CauseKind::PeerDied, rank, detail.to_owned())
-            }
+            self.fail(Cause::decode(&record, self.shared.identity.rank), None);
         }
     }
 
@@ -211,18 +195,6 @@ impl Driver {
     ) {
         let rank = self.shared.identity.locals()[local];
         let detail = self.disagreement(rank, sequence, ours, theirs);
-        self.fail(self.blame(CauseKind::Mismatch, rank, detail), None);
-    }
-
-    /// `local` has begun as many operations since `sequence` that its fingerprint is not kept.
-    pub(super) fn too_far_ahead(&mut self, local: usize, sequence: u64, ours: Fingerprint) {
-        let rank = self.shared.identity.locals()[local];
-        let ahead = self.board.entered(local).saturating_sub(sequence + 1);
-        let detail = format!(
-            "rank {rank} has begun {ahead} operations after operation #{sequence} ({}), too many to \
-             compare what the ranks called; wait for operations before starting more",
-            ours.describe()
-        );
         self.fail(self.blame(CauseKind::Mismatch, rank, detail), None);
     }
 
