@@ -85,6 +85,7 @@ async def test_a_preemption_over_two_zones(cluster, until):
     await until(lambda: operator.serves)
     await until(lambda: read("flyer_nodes", zone="B", state="ready") == 2)
     assert read("flyer_nodes", zone="A", state="ready") == 2
+    assert read.by("flyer_node_removals", "state")["budget"] == 2
     assert levels(read) == level()
     assert read("flyer_leader") == 1
     assert read("flyer_leader_epoch") == operator.leader.term.epoch > 0
