@@ -35,6 +35,7 @@ def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
     pods.start_all()
     storage, earlier = pods.folder / "storage-0", pods.folder / "earlier"
     with threefs.connect(pods.folder / "cluster.json", timeout_seconds=60) as client:
+        client.write_file("/first", random.Random(2).randbytes(MIB) * 48)  # all services are up
         pods.stop("storage-0")
         shutil.copytree(storage, earlier)
         pods.start("storage-0")
