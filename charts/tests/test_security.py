@@ -15,6 +15,7 @@ NODE_PARTS = {
 HOST_PATHS = {
     "DaemonSet/flyer-node": {
         "/var/lib/kubelet/device-plugins", "/var/lib/fire-flyer/node", "/sys", "/dev",
+        "/var/run/cdi", "/etc/cdi",
     },
     "DaemonSet/threefs-csi-node": {
         "/var/lib/kubelet/plugins/3fs.csi.fireflyer.dev", "/var/lib/kubelet/plugins_registry",
@@ -115,14 +116,22 @@ def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rende
     assert {name: paths for name, paths in found.items() if paths} == HOST_PATHS
 
 
-def test_the_node_agent_writes_into_two_folders_alone(everything: Rendered) -> None:
+def test_the_node_agent_writes_into_its_folders_alone(everything: Rendered) -> None:
     [agent] = [pod for name, pod in pods(everything) if name == "DaemonSet/flyer-node"]
     [container] = containers(agent)
     writable = {
         mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly", False)
     }
-    assert writable == {"device-plugins", "state", "tmp"}
+    assert writable == {"cdi", "device-plugins", "state", "tmp"}
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_without_cdi_the_agent_sees_none_of_its_folders(render: Render) -> None:
+    rendered = render(**{"nodeAgent.deviceMode": "nodes"})
+    [agent] = [pod for name, pod in pods(rendered) if name == "DaemonSet/flyer-node"]
+    [container] = containers(agent)
+    assert not [mount for mount in container["volumeMounts"] if mount["name"].startswith("cdi")]
+    assert {"name": "FLYER_NODE_DEVICE_MODE", "value": "nodes"} in container["env"]
 
 
 @pytest.mark.parametrize("field", ["resources", "securityContext", "livenessProbe"])
