@@ -138,6 +138,15 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "So many at once are rarely the nodes: look at a switch, the subnet manager, a driver.",
         ),
         Alert(
+            "FlyerNodesUnknownTogether", "critical",
+            'count(count by (node) (flyer_node_device_state{state="Unknown"} == 1)) > 2'
+            ' and count(count by (node) (flyer_node_device_state{state="Unknown"} == 1))'
+            " / count(count by (node) (flyer_node_devices)) > 0.1",
+            "2m",
+            "The devices of {{ $value | humanize }} nodes do not answer, without a fault that was seen",
+            "More than two nodes and more than a tenth: a driver or an agent update, not the nodes.",
+        ),
+        Alert(
             "FlyerXidHardware", "warning",
             'sum by (node, xid) (increase(flyer_node_gpu_xid_total{class=~"uncorrectable|ecc|gsp"}[30m])) > 0', "0m",
             "Xid {{ $labels.xid }} on {{ $labels.node }}",

@@ -248,6 +248,25 @@ CASES: dict[str, tuple[Series, Series]] = {
         {'flyer_node_devices{health="unhealthy",node="x",resource="gpu"}': "1x180"},
         {'flyer_node_devices{health="recovering",node="x",resource="gpu"}': "1x180"},
     ),
+    "FlyerNodesUnknownTogether": (
+        {
+            series: "1x180"
+            for node in ("a", "b", "c")
+            for series in (
+                f'flyer_node_device_state{{node="{node}",kind="gpu",device="0",state="Unknown"}}',
+                f'flyer_node_devices{{node="{node}",health="unhealthy",resource="gpu"}}',
+            )
+        },
+        {  # two of two, and evidence
+            series: "1x180"
+            for node in ("a", "b")
+            for series in (
+                f'flyer_node_device_state{{node="{node}",kind="gpu",device="0",state="Unknown"}}',
+                f'flyer_node_device_state{{node="x{node}",kind="gpu",device="0",state="Unhealthy"}}',
+                f'flyer_node_devices{{node="{node}",health="unhealthy",resource="gpu"}}',
+            )
+        },
+    ),
     "FlyerNodesUnhealthyTogether": (
         {
             f'flyer_node_devices{{health="unhealthy",node="{node}",resource="gpu"}}': value

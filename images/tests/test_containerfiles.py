@@ -103,5 +103,5 @@ def test_a_build_that_does_not_end_is_an_error(
     (tmp_path / "buildah").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(containerfiles, "BUILD_SECONDS", 0.2)
-    with pytest.raises(ImageError, match="more than 0.2 s"):
+    with pytest.raises(ImageError, match=r"more than 0\.2 s"):
         Store(tmp_path / "store").build(OURS[0])
