@@ -1,12 +1,14 @@
 """The bench of the collectives: its figures, and turns taken by ranks that are played here."""
 
 import socket
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
-from bench.collectives import rows
-from bench.collectives.stage import BenchError, Case, Stage, play
+from bench.collectives import failures, peers, rows, speed
+from bench.collectives.stage import BenchError, Case, Crew, Lane, Stage, play
 
 LONG = "8 ranks, 64 MiB fp32, registered: x better of all the MPIs that there are"
 
@@ -36,7 +38,7 @@ def rank(path, number, answer):
         line.connect(str(path))
         line.sendall(f"played {number}\n".encode())
         for order in line.makefile():
-            kind, _, memory, count, _ = order.split()
+            _, kind, _, memory, count, _ = order.split()
             known = (kind, memory) == ("float32", "private")
             line.sendall((answer(number, int(count)) if known else "no such memory\n").encode())
 
@@ -67,5 +69,112 @@ def test_the_slowest_rank_counts_and_unknown_memory_is_left_out(tmp_path):
 
 
 def test_a_wrong_sum_ends_the_measurement(tmp_path):
-    with pytest.raises(BenchError, match="played: a wrong sum"):
+    with pytest.raises(BenchError, match="played: wrong result"):
         played(tmp_path, lambda number, count: "no right result\n", [Case("float32", 4096)])
+
+
+def test_ranks_with_a_core_each_neither_yield_nor_share_cores():
+    for peer in peers.COMMANDS:
+        for launch in peers.launches(peer, 2, 2):
+            text = " ".join(launch.words) + " ".join(launch.environment)
+            assert "core" in launch.words
+            assert not {"yield", "oversubscribe"} & set(text.lower().replace("--", " ").split())
+            assert "YIELD" not in text
+        crowded = [(one.words, one.environment) for one in peers.launches(peer, 8, 2)]
+        assert "yield" in str(crowded).lower()
+
+
+def test_every_configuration_of_a_peer_has_a_name_that_the_protocol_can_carry():
+    crews = [
+        launch.crew
+        for peer in peers.COMMANDS
+        for ranks in (2, 8)
+        for launch in peers.launches(peer, ranks, 2)
+    ]
+    assert all(" " not in crew for crew in crews)
+    for ranks in (2, 8):
+        names = [one.crew for peer in peers.COMMANDS for one in peers.launches(peer, ranks, 2)]
+        assert len(set(names)) == len(names)
+
+
+def test_a_peers_quickest_configuration_counts():
+    found = peers.quickest({"a": [3.0, 3.0, 9.0], "b": [4.0, 1.0, 2.0], "c": None, "d": []})
+    assert found == ("b", [4.0, 1.0, 2.0])
+    assert peers.quickest({"c": None}) is None
+
+
+SLOW, QUICK = Case("float32", speed.LARGE), Case("float32", speed.SMALL)
+
+
+def measured(**seconds):
+    lanes = {}
+    for name, value in seconds.items():
+        lane = Lane(Crew(name, []))
+        for call in ("allreduce", *speed.CALLS):
+            for size in speed.SIZES:
+                lane.seconds[Case("float32", size, call=call)] = [value] * 3
+        lanes[name.replace("_", ":")] = lane
+    return speed.Measured(2, lanes, [1e9] * 3)
+
+
+def test_torch_is_compared_with_torch_and_native_with_native():
+    told = measured(
+        native=1.0, torch=10.0, gloo=50.0, openmpi_a=3.0, openmpi_b=2.0, mpich_default=4.0
+    )
+    made = [*speed.latency(told, QUICK, 1.0, 1.0), *speed.large(told, SLOW)]
+    for call in speed.CALLS:
+        made += speed.call_rows(told, Case("float32", speed.SMALL, call=call))
+    ratios = {one.name: (one.median, one.note) for one in made if one.unit == "x"}
+    assert len(ratios) == 3 + 2 + 2 * len(speed.CALLS)
+    for name, (median, note) in ratios.items():
+        if "Gloo" in name:
+            assert "torch" in name
+            assert median == 5.0
+        else:
+            assert "native" in name
+            expected = (4.0, "default") if "MPICH" in name else (2.0, "b")
+            assert (median, note.split(":")[-1]) == expected
+
+
+def test_a_round_that_fails_before_the_fault_misses_the_goal():
+    heard = failures.Heard(seconds=[0.01] * 31)
+    assert failures.row("layout", "cut", 12, heard)["reached"]
+    heard.early = 1
+    assert not failures.row("layout", "cut", 12, heard)["reached"]
+
+
+def test_each_rank_program_knows_every_call_and_checks_its_result(tmp_path):
+    program = tmp_path / "check.c"
+    header = Path(__file__).resolve().parents[1] / "bench/collectives/native/rank.h"
+    program.write_text(
+        f'#include "{header}"\n'
+        """
+    int main(int argc, char **argv) {
+        struct order order = { "", "bfloat16", 64, "private", 1, 1 };
+        char in[4][64], out[64];
+        snprintf(order.call, sizeof order.call, "%s", argv[1]);
+        if (argc != 2 || !known(&order)) return 2;
+        for (unsigned rank = 0; rank < 4; rank++) fill(in[rank], &order, rank, 4);
+        for (unsigned rank = 0; rank < 4; rank++) {
+            if (is(&order, "broadcast")) memcpy(out, in[0], 64);
+            else if (is(&order, "p2p")) memcpy(out, in[rank & ~1u], 64);
+            else if (is(&order, "allgather"))
+                for (int from = 0; from < 4; from++) memcpy(out + 16 * from, in[from], 16);
+            else if (is(&order, "alltoall"))
+                for (int from = 0; from < 4; from++)
+                    memcpy(out + 16 * from, in[from] + 16 * rank, 16);
+            else continue;
+            if (!right(out, &order, rank, 4)) return 3;
+            out[15] ^= 1;
+            if (right(out, &order, rank, 4)) return 4;
+        }
+        (void)orders; (void)next; (void)now; (void)in_place;
+        return 0;
+    }""",
+        encoding="ascii",
+    )
+    built = tmp_path / "check"
+    subprocess.run(["cc", "-std=gnu11", "-o", str(built), str(program)], check=True, timeout=60)
+    for call in ("allreduce", *speed.CALLS):
+        assert subprocess.run([str(built), call], check=False, timeout=10).returncode == 0, call
+    assert subprocess.run([str(built), "ddp_step"], check=False, timeout=10).returncode == 2

@@ -70,6 +70,8 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
     assert {one.code for one in status.faults} >= {"Xid79", "Xid74", "Xid63"}
     good = [GpuStatus(uuid, answers=True, recovery_action=0, links_active=12) for uuid in uuids]
     up = PortStatus("mlx5_0", 1, "active", "linkup", {})
+    # A reset: they are gone and answer again.
+    book.gpu_statuses(inventory, [GpuStatus(uuid, answers=False) for uuid in uuids], 4000.0)
     for now in (5000.0, 5001.0):
         book.gpu_statuses(inventory, good, now)
         book.port_statuses([up], now)

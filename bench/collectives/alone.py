@@ -27,6 +27,7 @@ PROGRAM_SECONDS = 600
 TRIES = 5
 """Of a program in one round: the quickest counts, others only take away."""
 MIB = 1 << 20
+JOIN_RANKS = 1024
 KERNEL_GOALS = {"of_pairwise": ("x pairwise", 2.0), "of_scalar": ("x scalar", 6.0)}
 
 
@@ -45,11 +46,11 @@ def kernels(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
         what = f"8 inputs, one pass, {entry['type']}"
         goal, cores = float(entry["goal_of_triad"]), entry["threads"]
         share = f"{what}: of triad, {cores} core{'s' * (cores > 1)}"
-        rows.append(row(share, "of limit", [entry["of_triad"]], goal, more=True))
+        rows.append(row(share, "of limit", entry["of_triad"], goal, more=True))
         if cores > 1:
             continue
         rows += [
-            row(f"{what}: {words}", "x", [entry[key]], least, more=True)
+            row(f"{what}: {words}", "x", entry[key], least, more=True)
             for key, (words, least) in KERNEL_GOALS.items()
         ]
     return rows, told
@@ -108,6 +109,31 @@ def imports(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
     return rows, {"seconds": seconds}
 
 
+def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
+    """Both exchanges of a start through torch's store; this process plays all ranks in turn.
+
+    Only the collector's part and one rank's are in sequence when ranks have processes of their own.
+    """
+    from hfreduce.exchange import Member, gather
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    size = 64 if quick else JOIN_RANKS
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    seconds = []
+    for number in range(rounds):
+        store = PrefixStore(f"round-{number}", server)
+        deadline = time.monotonic() + PROGRAM_SECONDS
+        start = time.perf_counter()
+        for phase, value_bytes in (("place", 200), ("endpoint", 400)):
+            for rank in range(1, size):
+                store.set(f"hfreduce/{phase}/{rank}", f"{rank:0{value_bytes}}")
+            for rank in range(size):
+                member = Member(rank, range(size))
+                gather(store, member, phase, f"{rank:0{value_bytes}}", deadline)
+        seconds.append(time.perf_counter() - start)
+    return [row(f"{size} ranks exchange places, endpoints", "s", seconds, 5.0)], {"s": seconds}
+
+
 def program(*words: str) -> str:
     """Runs a program of the workspace; what it prints."""
     environment = os.environ | {"UV_PYTHON_DOWNLOADS": "never"}
@@ -121,5 +147,5 @@ def program(*words: str) -> str:
 
 
 PARTS: dict[str, Callable[..., tuple[list[Row], dict[str, Any]]]] = {
-    "kernels": kernels, "recorder": recorder, "imports": imports, "wheel": wheel,
+    "kernels": kernels, "recorder": recorder, "join": join, "imports": imports, "wheel": wheel,
 }  # fmt: skip

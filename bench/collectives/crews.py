@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Final, Self
 from hfreduce.testing import Layout, run
 
 from bench.collectives import torch_rank
+from bench.collectives.peers import COMMANDS
 from bench.collectives.stage import BenchError, Crew, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["MPI", "Crews", "compiled", "version"]
+    from bench.collectives.peers import Launch
+
+__all__ = ["Crews", "compiled"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent / "native"
@@ -32,17 +35,6 @@ COMPILE_SECONDS: Final = 60
 CREW_SECONDS: Final = 3600.0
 LIVENESS_SECONDS: Final = "60"
 """Peers that spin may keep our heartbeats from the processors for a while."""
-
-MPI: Final = {
-    # As its users set it where there are more ranks than processors.
-    "openmpi": (
-        *("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
-        *("--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "self,vader"),
-    ),
-    "mpich": ("mpirun.mpich",),
-}
-"""How the ranks of each MPI are started; packages openmpi-bin, libopenmpi-dev, mpich, libmpich-dev
-of Debian have these names."""
 
 
 def compiled(name: str) -> Path | None:
@@ -55,7 +47,9 @@ def compiled(name: str) -> Path | None:
         source, libraries = HERE / "hfreduce.c", ["-lhfreduce"]
     else:
         words, source, libraries = [f"mpicc.{name}"], HERE / "mpi.c", []
-    if shutil.which(words[0]) is None or (name in MPI and shutil.which(MPI[name][0]) is None):
+    if shutil.which(words[0]) is None or (
+        name in COMMANDS and shutil.which(COMMANDS[name]) is None
+    ):
         return None
     words += ["-std=gnu11", "-O3", "-march=native", "-o", str(output), str(source), *libraries]
     done = subprocess.run(
@@ -64,16 +58,6 @@ def compiled(name: str) -> Path | None:
     if done.returncode:
         raise BenchError(f"{' '.join(words)}: {done.stderr.strip()}")
     return output
-
-
-def version(name: str) -> str:
-    """What an MPI says of itself, in its first line that has a number."""
-    done = subprocess.run(
-        [MPI[name][0], "--version"],
-        check=False, capture_output=True, text=True, timeout=COMPILE_SECONDS,
-    )  # fmt: skip
-    lines = (line.strip() for line in done.stdout.splitlines())
-    return next((line for line in lines if any(word.isdigit() for word in line)), "")
 
 
 @dataclass(slots=True)
@@ -151,19 +135,21 @@ class Crews:
         ]
         return self.stage.gather(name, self.layout.world_size, lambda: _ended(started))
 
-    def mpi(self, name: str) -> Crew | None:
-        """Open MPI or MPICH; None where it is not installed."""
-        program = compiled(name)
+    def mpi(self, launch: Launch) -> Crew | None:
+        """The ranks of one MPI configuration; None where the library is not installed."""
+        program = compiled(launch.peer)
         if program is None:
             return None
         ranks = self.layout.world_size
-        words = [*MPI[name], "-n", str(ranks), str(program), str(self.stage.path), name]
-        started = [self._start(words, dict(os.environ))]
-        return self.stage.gather(name, ranks, lambda: _ended(started))
+        words = [*launch.words, "-n", str(ranks), str(program), str(self.stage.path), launch.crew]
+        started = [self._start(words, os.environ | dict(launch.environment))]
+        return self.stage.gather(launch.crew, ranks, lambda: _ended(started))
 
-    def _start(self, words: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, words: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            words, env=environment | self.environment, stdin=subprocess.DEVNULL,
+            words, env={**environment, **self.environment}, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self.processes.append(process)

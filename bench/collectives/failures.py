@@ -56,7 +56,8 @@ class Heard:
     silent: int = 0
     """Survivors that raised nothing in time."""
     early: int = 0
-    """Rounds that failed before anything had happened to them, which do not count otherwise."""
+    """Rounds in which the group failed before the fault: false alarms, for which there is no
+    survivor's time."""
 
 
 def play(machines: Machines, fault: str, chance: random.Random, heard: Heard) -> None:
@@ -117,7 +118,7 @@ def milliseconds(seconds: list[float]) -> dict[str, float] | None:
 def row(layout: str, fault: str, rounds: int, heard: Heard) -> dict[str, Any]:
     """One line of the table."""
     all_ms, local_ms = milliseconds(heard.seconds), milliseconds(heard.local_seconds)
-    reached = not heard.wrong and not heard.silent and all_ms is not None
+    reached = not heard.wrong and not heard.silent and not heard.early and all_ms is not None
     reached = reached and all_ms is not None and all_ms["p99"] <= GOAL_MS
     if fault == "killed" and local_ms is not None:
         reached = reached and local_ms["p99"] <= LOCAL_KILL_GOAL_MS
@@ -131,6 +132,7 @@ def row(layout: str, fault: str, rounds: int, heard: Heard) -> dict[str, Any]:
         "wrong_texts": heard.wrong[:3],
         "silent": heard.silent,
         "failed_before": heard.early,
+        "liveness_seconds": LIVENESS_SECONDS,
         "ms": all_ms,
         "same_machine_ms": local_ms,
         "reached": reached,
@@ -208,7 +210,10 @@ def main() -> int:
     options.output.write_text(json.dumps(document, indent=1), encoding="utf-8")
     missed = [entry for entry in entries if not entry["reached"]]
     for entry in missed:
-        print(f"missed: {entry['layout']}, {entry['fault']}: {entry['wrong_texts']}")
+        print(
+            f"missed: {entry['layout']}, {entry['fault']}: {entry['failed_before']} failed before "
+            f"the fault, {entry['silent']} silent, {entry['wrong']} unnamed {entry['wrong_texts']}"
+        )
     return 1 if missed else 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bench.collectives import failures, netns
-from bench.collectives.fault_ranks import RANKS
+from bench.collectives.fault_ranks import LIVENESS_SECONDS, RANKS
 from bench.collectives.rows import Row, absent, row
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 __all__ = ["PARTS"]
@@ -21,32 +22,47 @@ def network(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
     what = "8 namespaces at 1 Gb/s"
     if why := netns.missing():
         return [absent(f"{what}: of 2S/B", why, 0.9, more=True)], {}
-    options = netns.parsed(["--rounds", str(rounds), *(["--mib", "1"] if quick else [])])
-    told = netns.measured(options)
+    rows: list[Row] = []
+    details = {}
+    for chunk in (0, netns.TUNED_CHUNK_BYTES):
+        words = ["--rounds", str(rounds), "--chunk-bytes", str(chunk)]
+        options = netns.parsed([*words, *(["--mib", "1"] if quick else [])])
+        measured = netns.measured(options)
+        details["default" if chunk == 0 else f"chunk_bytes={chunk}"] = measured
+        for name in netns.BACKENDS:
+            ours = name == "hfreduce"
+            title = f"{name}, {chunk >> 10} KiB chunks" if ours and chunk else name
+            rows += network_rows(f"{what}, {title}", options, measured[name], goals=ours)
+    return rows, details
+
+
+def network_rows(
+    what: str, options: argparse.Namespace, measured: dict[str, Any], *, goals: bool
+) -> list[Row]:
+    """One backend: its share of the network's limit, and the bytes between the zones."""
     size_bytes = options.mib * netns.MIB
     limit = 2 * size_bytes / (options.megabits * 1e6 / 8)
-    rows = []
-    for name in netns.BACKENDS:
-        shares = [limit / seconds for seconds in told[name]["seconds"]]
-        goal = 0.9 if name == "hfreduce" else None
-        rows.append(row(f"{what}, {name}: of 2S/B", "of limit", shares, goal, more=True))
-        # The way that is further from S, in hundredths of S.
-        off = [
-            max(abs(way / size_bytes - 1) for way in both) * 100
-            for both in told[name]["crossed_bytes"]
-        ]
-        within = 1.0 if name == "hfreduce" else None
-        rows.append(row(f"{what}, {name}: link off S", "%", off, within))
-    return rows, told
+    shares = [limit / seconds for seconds in measured["seconds"]]
+    # The direction that is further from S, in hundredths of S.
+    off = [
+        max(abs(way / size_bytes - 1) for way in both) * 100 for both in measured["crossed_bytes"]
+    ]
+    return [
+        row(f"{what}: of 2S/B", "of limit", shares, 0.9 if goals else None, more=True),
+        row(f"{what}: link off S", "%", off, 1.0 if goals else None),
+    ]
 
 
 def faults(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
-    """One of 32 ranks is killed, stopped, cut off or unplugged: who says so, and how soon."""
+    """One of 32 ranks is killed, stopped, cut off or unplugged: time until survivors report it.
+
+    The liveness time-out, which the rows name, is shorter than the default of 10 s.
+    """
     only = ["killed"] if quick else list(failures.FAULTS)
     entries = failures.measure(1 if quick else FAULT_ROUNDS, SEED, only)
     rows = []
     for entry in entries:
-        what = f"{entry['fault']}, {entry['layout']}"
+        what = f"{entry['fault']}, {entry['layout']}, {LIVENESS_SECONDS} s"
         for key, where, goal in (
             ("ms", "", failures.GOAL_MS),
             ("same_machine_ms", ", own", failures.LOCAL_KILL_GOAL_MS),
@@ -60,7 +76,9 @@ def faults(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, An
             )  # fmt: skip
         wrong = entry["wrong"] + entry["silent"]
         rows.append(row(f"{what}: unnamed or silent", "", [wrong], 0.0))
-    return rows, {"ranks": RANKS, "results": entries}
+        # A group that fails without a fault is as wrong as one that does not see it.
+        rows.append(row(f"{what}: failed before the fault", "", [entry["failed_before"]], 0.0))
+    return rows, {"ranks": RANKS, "liveness_seconds": LIVENESS_SECONDS, "results": entries}
 
 
 PARTS: dict[str, Callable[..., tuple[list[Row], dict[str, Any]]]] = {

@@ -30,9 +30,9 @@ BACKENDS = ("hfreduce", "gloo")
 PORT = 29_400
 WORKER_SECONDS = 200
 COMMAND_SECONDS = 30
-CHUNK_BYTES = 32 << 10
-"""On a slow wire a chunk takes long to pass: 256 KiB at 1 Gb/s take 2 ms, and each hop of a tree
-waits for a whole one."""
+TUNED_CHUNK_BYTES = 32 << 10
+"""Set by hand (HFREDUCE_CHUNK_BYTES), next to the engine's default: on a slow wire a chunk takes
+long to pass: 256 KiB at 1 Gb/s take 2 ms, and each hop of a tree waits for a whole one."""
 CONGESTION = "cubic"
 """Linux's own default, for both backends. BBR, which some distributions prefer, guesses the rate of
 a connection that was idle between two calls: the same run then gave 0.45 to 0.88 of the limit."""
@@ -254,11 +254,13 @@ def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[s
     limit = 2 * size_bytes / (options.megabits * 1e6 / 8)
     print(
         f"{'+'.join(map(str, options.zones))} machines at {options.megabits} Mb/s, "
-        f"one link between, {options.mib} MiB: 2S/B is {limit * 1e3:.1f} ms"
+        f"one link between, {options.mib} MiB, chunks of "
+        f"{options.chunk_bytes or 'default size'}: 2S/B is {limit * 1e3:.1f} ms"
     )
     rows = []
     for name in BACKENDS:
-        seconds = statistics.median(measured[name]["seconds"])
+        taken = measured[name]["seconds"]
+        seconds, least, most = statistics.median(taken), min(taken), max(taken)
         crossings = [
             statistics.median(pair[way] for pair in measured[name]["crossed_bytes"]) / size_bytes
             for way in (0, 1)
@@ -267,6 +269,8 @@ def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[s
             {
                 "backend": name,
                 "median_ms": seconds * 1e3,
+                "min_ms": least * 1e3,
+                "max_ms": most * 1e3,
                 "share_of_2S_over_B": limit / seconds,
                 "link_share_of_S": crossings,
                 "rounds": measured[name],
@@ -274,7 +278,8 @@ def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[s
         )
         print(
             f"  {name:<9} {seconds * 1e3:8.1f} ms   {limit / seconds:6.3f} of 2S/B   "
-            f"over the link {crossings[0]:.4f} S and {crossings[1]:.4f} S"
+            f"over the link {crossings[0]:.4f} S and {crossings[1]:.4f} S   "
+            f"({least * 1e3:.1f} to {most * 1e3:.1f} ms)"
         )
     return rows
 
@@ -286,7 +291,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--megabits", type=int, default=1000)
     parser.add_argument("--mib", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--chunk-bytes", type=int, default=CHUNK_BYTES, help="0: the engine's own")
+    parser.add_argument("--chunk-bytes", type=int, default=0, help="0: the engine's default")
     parser.add_argument("--output", type=Path, default=Path("build/bench/collectives-netns.json"))
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

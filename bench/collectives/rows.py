@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Row:
     more: bool
     """The goal is the least that will do; otherwise the most."""
     note: str = ""
+    """Why there is no figure, or the peer's configuration."""
 
     @property
     def reached(self) -> bool | None:
@@ -52,10 +53,16 @@ def row(
 
 
 def times(
-    name: str, ours: Sequence[float], theirs: Sequence[float], goal: float | None = None
+    name: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    goal: float | None = None,
+    *,
+    note: str = "",
 ) -> Row:
     """How many times as fast as a peer: round by round, so that a slow minute hits both."""
-    return row(name, "x", [t / o for o, t in zip(ours, theirs, strict=True)], goal, more=True)
+    ratios = [t / o for o, t in zip(ours, theirs, strict=True)]
+    return replace(row(name, "x", ratios, goal, more=True), note=note)
 
 
 def absent(name: str, why: str, goal: float | None = None, *, more: bool = False) -> Row:

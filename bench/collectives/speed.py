@@ -1,7 +1,11 @@
-"""HFReduce, Gloo, Open MPI and MPICH in the same rounds, beside what the memory gives in them."""
+"""HFReduce next to Gloo, Open MPI and MPICH in the same rounds, and what the memory gives in them.
+
+Like is compared with like: through torch with Gloo through torch, and the C library with the MPIs'.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -11,24 +15,28 @@ from typing import TYPE_CHECKING, Any
 from hfreduce import _native
 from hfreduce.testing import Layout
 
-from bench.collectives.crews import MPI, Crews
+from bench.collectives.crews import Crews
+from bench.collectives.peers import COMMANDS, PACKAGES, TITLES, launches, quickest
 from bench.collectives.rows import Row, absent, row, times
-from bench.collectives.stage import Case, Lane, Stage, play
+from bench.collectives.stage import BenchError, Case, Lane, Stage, play
+from bench.collectives.torch_rank import TRAINING_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Measured", "many", "pair", "tcp"]
+__all__ = ["PARTS", "Measured", "calls", "many", "pair", "say", "step", "tcp"]
 
 MIB = 1 << 20
-LARGE, SMALL = 64 * MIB, 4096
+LARGE, MIDDLE, SMALL = 64 * MIB, 8 * MIB, 4096
 TRIAD_BYTES = 64 * MIB
 """Of each array: three of them are larger than a last-level cache."""
 CORES = 2
 """Threads of the triad, as many as the goals are for."""
 
-SIZES = {LARGE: "64 MiB", SMALL: "4 KiB"}
+SIZES = {LARGE: "64 MiB", MIDDLE: "8 MiB", SMALL: "4 KiB"}
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+CALLS = ("reduce_scatter", "allgather", "broadcast", "alltoall", "p2p")
+"""Besides the allreduce; p2p is a round trip in each pair of ranks."""
 
 
 @dataclass(slots=True)
@@ -40,19 +48,36 @@ class Measured:
     triad: list[float] = field(default_factory=list)
     """Bytes per second, once a round."""
 
+    @property
+    def what(self) -> str:
+        """The layout in a row's name; fewer cores than ranks mean context switches."""
+        cores = os.cpu_count() or 1
+        return f"{self.ranks} ranks" + (f" on {cores} cores" if cores < self.ranks else "")
+
     def of(self, lane: str, case: Case) -> list[float] | None:
         """Seconds of one call, round by round; None if that was not measured."""
         found = self.lanes.get(lane)
         return None if found is None else found.seconds.get(case) or None
 
+    def peer(self, peer: str, case: Case) -> tuple[str, Sequence[float]] | None:
+        """The library's quickest configuration in this case, and its rounds."""
+        names = [name for name in self.lanes if name.startswith(f"{peer}:")]
+        return quickest({name.partition(":")[2]: self.of(name, case) for name in names})
+
+    def better(self, case: Case) -> tuple[str, Sequence[float]] | None:
+        """Of all libraries."""
+        names = [name for name in self.lanes if ":" in name]
+        return quickest({name: self.of(name, case) for name in names})
+
     def document(self) -> dict[str, Any]:
         """Everything, in microseconds."""
         return {
             "ranks": self.ranks,
+            "cores": os.cpu_count(),
             "triad_gbps": [value / 1e9 for value in self.triad],
             "rounds_us": [
                 {
-                    "crew": name, "type": case.type, "bytes": case.size_bytes,
+                    "crew": name, "call": case.call, "type": case.type, "bytes": case.size_bytes,
                     "memory": case.memory, "calls": lane.counts[case],
                     "us": [value * 1e6 for value in seconds],
                 }
@@ -76,18 +101,14 @@ def measure(
         listed = crews.with_torch({"hfreduce": "torch", "gloo": "gloo"})
         listed.append(crews.native())
         for peer in peers:
-            crew = crews.mpi(peer)
-            if crew is None:
-                say(f"no {peer}: it is left out (apt-get install {packages(peer)})")
-            else:
+            for launch in launches(peer, layout.world_size, os.cpu_count() or 1):
+                crew = crews.mpi(launch)
+                if crew is None:
+                    say(f"no {peer}: it is left out (apt-get install {PACKAGES[peer]})")
+                    break
                 listed.append(crew)
         lanes = play(listed, cases, rounds, lambda: triad.append(memory.measure()))
     return Measured(layout.world_size, lanes, triad)
-
-
-def packages(peer: str) -> str:
-    """What Debian calls an MPI, its compiler included."""
-    return {"openmpi": "openmpi-bin libopenmpi-dev", "mpich": "mpich libmpich-dev"}[peer]
 
 
 def say(text: str) -> None:
@@ -101,105 +122,168 @@ def many(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
     if not quick:
         kinds = ("registered", "private")
         cases += [Case(t, LARGE, m) for m in kinds for t in ("float32", "bfloat16")]
-    told = measure(Layout.one_node(8), "auto", cases, tuple(MPI), rounds)
+    measured = measure(Layout.one_node(8), "auto", cases, tuple(COMMANDS), rounds)
     rows: list[Row] = []
     for case in cases:
         if case.size_bytes == LARGE:
-            rows += large(told, case)
+            rows += large(measured, case)
     small = Case("float32", SMALL)
-    rows += latency(told, small, 45.0, 1.0)
-    return rows, told.document()
+    rows += latency(measured, small, 45.0, 1.0)
+    return rows, measured.document()
 
 
-def large(told: Measured, case: Case) -> list[Row]:
-    """One type in one kind of memory, beside Gloo, the MPIs and the memory."""
-    what = f"8 ranks, 64 MiB {SHORT[case.type]}, {case.memory}"
+def large(measured: Measured, case: Case) -> list[Row]:
+    """One type in one kind of memory, next to Gloo, the MPIs and the memory."""
+    what = f"{measured.what}, 64 MiB {SHORT[case.type]}, {case.memory}"
     registered = case.memory == "registered"
     goals = (15.0, 10.0) if registered else (9.0, 6.0)
-    ours = told.of("native", case) or told.of("torch", case)
-    if ours is None:
+    native, torch = measured.of("native", case), measured.of("torch", case)
+    if native is None or torch is None:
         return [absent(what, "no such memory")]
-    rows = [row(what, "ms", [value * 1e3 for value in ours])]
+    rows = [
+        row(f"{what}: native", "ms", [value * 1e3 for value in native]),
+        row(f"{what}: through torch", "ms", [value * 1e3 for value in torch]),
+    ]
     # Peers have no registered memory: theirs is always the caller's own.
     own = Case(case.type, case.size_bytes)
-    gloo = told.of("gloo", own)
-    rows.append(beside(f"{what}: x Gloo", ours, gloo, goals[0]))
-    mpis = {name: told.of(name, own) for name in MPI}
+    rows.append(compared(f"{what}: torch x Gloo", torch, measured.of("gloo", own), goals[0]))
+    rows.append(
+        compared_with(f"{what}: native x better MPI", native, measured.better(own), goals[1])
+    )
     if registered:
-        known = [values for values in mpis.values() if values]
-        better = [min(values) for values in zip(*known, strict=True)] if known else None
-        rows.append(beside(f"{what}: x better MPI", ours, better, goals[1]))
-        moved = 2 * told.ranks * case.size_bytes
-        shares = [moved / speed / taken for speed, taken in zip(told.triad, ours, strict=True)]
+        moved = 2 * measured.ranks * case.size_bytes
+        shares = [
+            moved / speed / taken for speed, taken in zip(measured.triad, native, strict=True)
+        ]
         rows.append(row(f"{what}: of 2nS/M", "of limit", shares, 0.85, more=True))
-    else:
-        rows.append(beside(f"{what}: x Open MPI", ours, mpis["openmpi"], goals[1]))
     return rows
 
 
-def beside(
-    name: str, ours: Sequence[float], theirs: Sequence[float] | None, goal: float | None
+def compared(
+    name: str,
+    ours: Sequence[float],
+    theirs: Sequence[float] | None,
+    goal: float | None,
+    note: str = "",
 ) -> Row:
     """A ratio, or why there is none."""
     if theirs is None:
+        return absent(name, "not measured", goal, more=True)
+    return times(name, ours, theirs, goal, note=note)
+
+
+def compared_with(
+    name: str, ours: Sequence[float], peer: tuple[str, Sequence[float]] | None, goal: float | None
+) -> Row:
+    """The same with a library's quickest configuration, which the row notes."""
+    if peer is None:
         return absent(name, "peer not installed", goal, more=True)
-    return times(name, ours, theirs, goal)
+    return compared(name, ours, peer[1], goal, peer[0])
 
 
-def latency(told: Measured, case: Case, most_us: float, than_open_mpi: float) -> list[Row]:
-    """4 KiB: the native call, beside everybody."""
-    what = f"{told.ranks} ranks, 4 KiB"
-    ours = told.of("native", case)
-    assert ours is not None
-    return [
-        row(f"{what}: native call", "µs", [value * 1e6 for value in ours], most_us),
-        beside(f"{what}: x Gloo", ours, told.of("gloo", case), 500.0),
-        beside(f"{what}: x Open MPI", ours, told.of("openmpi", case), than_open_mpi),
-        beside(f"{what}: x MPICH", ours, told.of("mpich", case), None),
-    ]
-
-
-def through_torch(told: Measured, case: Case, goal_us: float | None) -> list[Row]:
-    """What torch and the backend add to the native call."""
-    what = f"{told.ranks} ranks, {SIZES[case.size_bytes]}"
-    torch, native = told.of("torch", case), told.of("native", case)
-    assert torch is not None
-    assert native is not None
-    added = [(t - n) * 1e6 for t, n in zip(torch, native, strict=True)]
-    return [
+def latency(measured: Measured, case: Case, most_us: float, than_open_mpi: float) -> list[Row]:
+    """4 KiB: the native call next to the MPIs, the call through torch next to Gloo."""
+    what = f"{measured.what}, 4 KiB"
+    native, torch = measured.of("native", case), measured.of("torch", case)
+    if native is None or torch is None:
+        raise BenchError(f"{what}: not measured")
+    rows = [
+        row(f"{what}: native call", "µs", [value * 1e6 for value in native], most_us),
         row(f"{what}: call through torch", "µs", [value * 1e6 for value in torch]),
-        row(f"{what}: torch minus native", "µs", added, goal_us),
+        compared(f"{what}: torch x Gloo", torch, measured.of("gloo", case), 500.0),
     ]
+    for peer, title in TITLES.items():
+        goal = than_open_mpi if peer == "openmpi" else None
+        rows.append(
+            compared_with(f"{what}: native x {title}", native, measured.peer(peer, case), goal)
+        )
+    return rows
+
+
+def added_by_torch(measured: Measured, case: Case, goal_us: float | None) -> Row:
+    """What torch and the backend add to the native call."""
+    native, torch = measured.of("native", case), measured.of("torch", case)
+    if native is None or torch is None:
+        raise BenchError(f"{case.order}: not measured")
+    added = [(t - n) * 1e6 for t, n in zip(torch, native, strict=True)]
+    return row(
+        f"{measured.what}, {SIZES[case.size_bytes]}: torch minus native", "µs", added, goal_us
+    )
 
 
 def pair(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
     """Two ranks of one machine: what a small call costs."""
     case = Case("float32", SMALL)
-    told = measure(Layout.one_node(2), "auto", [case], tuple(MPI), rounds)
-    return [*latency(told, case, 1.2, 1.0), *through_torch(told, case, 8.0)], told.document()
+    measured = measure(Layout.one_node(2), "auto", [case], tuple(COMMANDS), rounds)
+    rows = [*latency(measured, case, 1.2, 1.0), added_by_torch(measured, case, 8.0)]
+    return rows, measured.document()
+
+
+def calls(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
+    """The other collectives and point-to-point, next to every peer."""
+    sizes = (SMALL,) if quick else (SMALL, MIDDLE)
+    cases = [Case("float32", size, call=call) for call in CALLS for size in sizes]
+    rows: list[Row] = []
+    details = {}
+    for ranks in (2,) if quick else (2, 8):
+        measured = measure(Layout.one_node(ranks), "auto", cases, tuple(COMMANDS), rounds)
+        details[str(ranks)] = measured.document()
+        for case in cases:
+            rows += call_rows(measured, case)
+    return rows, details
+
+
+def call_rows(measured: Measured, case: Case) -> list[Row]:
+    """One operation of one size."""
+    what = f"{measured.what}, {case.call}, {SIZES[case.size_bytes]}"
+    native, torch = measured.of("native", case), measured.of("torch", case)
+    if native is None or torch is None:
+        raise BenchError(f"{what}: not measured")
+    return [
+        row(f"{what}: native", "µs", [value * 1e6 for value in native]),
+        compared(f"{what}: torch x Gloo", torch, measured.of("gloo", case), 1.0),
+        compared_with(f"{what}: native x better MPI", native, measured.better(case), 1.0),
+    ]
+
+
+def step(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
+    """A whole training step under DDP: what remains of the collectives' ratios."""
+    case = Case("float32", 0, call=TRAINING_STEP)
+    rows: list[Row] = []
+    details = {}
+    for ranks in (2,) if quick else (2, 8):
+        measured = measure(Layout.one_node(ranks), "auto", [case], (), rounds)
+        details[str(ranks)] = measured.document()
+        torch = measured.of("torch", case)
+        if torch is None:
+            raise BenchError("no training step was measured")
+        what = f"{measured.what}, step of the example under DDP"
+        rows.append(row(what, "ms", [value * 1e3 for value in torch]))
+        rows.append(compared(f"{what}: x Gloo", torch, measured.of("gloo", case), 1.0))
+    return rows, details
 
 
 def tcp(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
-    """Two machines that one plays: TCP over the loopback interface."""
+    """Two machines that one plays: TCP over the loopback interface, both through torch."""
     goals = {} if quick else {"float32": 1.0, "bfloat16": 1.2, "float16": 2.0}
     small = Case("float32", SMALL)
     cases = [small, *(Case(kind, LARGE) for kind in goals)]
-    told = measure(Layout.two_zones(1, 1), "tcp", cases, (), rounds)
+    measured = measure(Layout.two_zones(1, 1), "tcp", cases, (), rounds)
     rows = []
-    for kind, goal in goals.items():
-        case = Case(kind, LARGE)
-        ours = told.of("native", case)
-        assert ours is not None
-        what = f"TCP, 2 ranks, 64 MiB {SHORT[kind]}"
-        rows.append(row(what, "ms", [value * 1e3 for value in ours]))
-        rows.append(beside(f"{what}: x Gloo", ours, told.of("gloo", case), goal))
-    ours = told.of("native", small)
-    assert ours is not None
-    rows.append(row("TCP, 2 ranks, 4 KiB", "µs", [value * 1e6 for value in ours], 25.0))
-    rows.append(beside("TCP, 2 ranks, 4 KiB: x Gloo", ours, told.of("gloo", small), None))
-    return rows, told.document()
+    for case in cases:
+        torch = measured.of("torch", case)
+        if torch is None:
+            raise BenchError(f"{case.order}: not measured")
+        what = f"TCP, 2 ranks, {SIZES[case.size_bytes]} {SHORT[case.type]}"
+        if case == small:
+            rows.append(row(what, "µs", [value * 1e6 for value in torch], 25.0))
+        else:
+            rows.append(row(what, "ms", [value * 1e3 for value in torch]))
+        goal = None if case == small else goals[case.type]
+        rows.append(compared(f"{what}: x Gloo", torch, measured.of("gloo", case), goal))
+    return rows, measured.document()
 
 
 PARTS: dict[str, Callable[..., tuple[list[Row], dict[str, Any]]]] = {
-    "many": many, "pair": pair, "tcp": tcp,
+    "many": many, "pair": pair, "calls": calls, "step": step, "tcp": tcp,
 }  # fmt: skip

@@ -34,11 +34,21 @@ class BenchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What every rank calls: an allreduce of so many bytes, in memory of this kind."""
+    """One operation that all ranks call: its element type, size, kind of memory and name.
+
+    `size_bytes` is that of the larger buffer, as in nccl-tests: the input of a reduce-scatter, the
+    output of an all-gather, each buffer of an all-to-all.
+    """
 
     type: str
     size_bytes: int
     memory: str = "private"
+    call: str = "allreduce"
+
+    @property
+    def order(self) -> str:
+        """As the ranks read it."""
+        return f"{self.call} {self.type} {self.size_bytes} {self.memory}"
 
 
 @dataclass(slots=True)
@@ -50,14 +60,14 @@ class Crew:
 
     def order(self, case: Case, count: int, *, check: bool) -> float | None:
         """The slowest rank's seconds for `count` calls; None if the crew has no such case."""
-        text = f"{case.type} {case.size_bytes} {case.memory} {count} {int(check)}\n".encode()
+        text = f"{case.order} {count} {int(check)}\n".encode()
         for line in self.lines:
             line.sendall(text)
         until = time.monotonic() + ORDER_SECONDS
         words = [self._answer(rank, line, until) for rank, line in enumerate(self.lines)]
         refused = [word for word in words if word[:1] != ["ok"]]
         if any("right" in word for word in refused):
-            raise BenchError(f"{self.name}: a wrong sum of {case}")
+            raise BenchError(f"{self.name}: wrong result of {case}")
         return None if refused else max(float(word[1]) for word in words)
 
     def _answer(self, rank: int, line: socket.socket, until: float) -> list[str]:

@@ -1,21 +1,30 @@
-"""A rank with torch: all_reduce of HFReduce and of Gloo, in the same process, as it is ordered."""
+"""A rank with torch: collectives of HFReduce and of Gloo, in the same process, as it is ordered."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import socket
 import time
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hfreduce.torch
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TextIO
 
-__all__ = ["rank_main"]
+__all__ = ["TRAINING_STEP", "example_model", "rank_main"]
+
+BYTES_MAX = 64 << 20
+CONTEXT, BATCH = 128, 1
+TRAINING_STEP = "ddp_step"
+"""Forward, backward and allreduces of the example's model under DDP with its defaults."""
 
 
 def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
@@ -24,13 +33,13 @@ def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
         "hfreduce": dist.group.WORLD,
         "gloo": dist.new_group(backend="gloo") if "gloo" in names else None,
     }
+    buffers = Buffers(rank, size)
     lines: dict[int, tuple[socket.socket, TextIO, Any]] = {}
     for backend, name in names.items():
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.connect(path)
         line.sendall(f"{name} {rank}\n".encode())
         lines[line.fileno()] = (line, line.makefile("r"), groups[backend])
-    memory: dict[str, torch.Tensor] = {}
     while True:
         for ready in wait(list(lines)):
             assert isinstance(ready, int)
@@ -40,37 +49,144 @@ def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
                 return
             # The stage may have closed, for a crew that failed.
             with contextlib.suppress(BrokenPipeError):
-                line.sendall(f"{obey(order, group, size, memory)}\n".encode())
+                line.sendall(f"{obey(order, group, buffers)}\n".encode())
 
 
-def obey(order: list[str], group: Any, size: int, memory: dict[str, torch.Tensor]) -> str:
+def obey(order: list[str], group: Any, buffers: Buffers) -> str:
     """One order; its answer."""
-    kind, size_bytes, where, count, check = order
-    dtype: torch.dtype = getattr(torch, kind)
-    if where not in memory:
-        try:
-            memory[where] = allocated(where, group)
-        except LookupError:
-            return "no such memory"
-    tensor = memory[where][: int(size_bytes)].view(dtype)
-    tensor.fill_(int(check))
+    name, kind, size_bytes, where, count, check = order
+    try:
+        if name == TRAINING_STEP:
+            operation: Operation = buffers.training(group)
+        else:
+            operation = buffers.operation(name, kind, int(size_bytes), where, group)
+    except LookupError as error:
+        return f"no such call or memory: {error}"
+    operation.fill(int(check))
     dist.barrier(group=group)
     start = time.perf_counter()
     for _ in range(int(count)):
-        dist.all_reduce(tensor, group=group)
+        operation.call()
     seconds = time.perf_counter() - start
-    if int(check) and not bool(tensor.eq(size).all()):
+    if int(check) and not operation.right():
         return "no right result"
     return f"ok {seconds:.9f}"
 
 
-BYTES_MAX = 64 << 20
+class Operation:
+    """A call with its input, and the values that its output has to have, block by block."""
+
+    def __init__(
+        self,
+        call: Callable[[], object],
+        buffers: tuple[torch.Tensor, torch.Tensor],
+        values: list[int],
+        expected: list[int],
+    ) -> None:
+        self.call = call
+        self._input, self._output = buffers
+        self._values, self._expected = values, expected
+
+    def fill(self, check: int) -> None:
+        """Known values if the result is checked, else zeros."""
+        self._output.zero_()
+        for block, value in zip(self._input.chunk(len(self._values)), self._values, strict=True):
+            block.fill_(value * check)
+
+    def right(self) -> bool:
+        """True if the output is what the inputs give."""
+        blocks = self._output.chunk(len(self._expected))
+        return all(bool(b.eq(v).all()) for b, v in zip(blocks, self._expected, strict=True))
 
 
-def allocated(where: str, group: Any) -> torch.Tensor:
-    """Memory of this kind for the largest case."""
-    if where == "private":
-        return torch.empty(BYTES_MAX, dtype=torch.uint8)
-    if dist.get_backend(group) != "hfreduce":
-        raise LookupError(where)
-    return hfreduce.torch.empty(BYTES_MAX, dtype=torch.uint8, group=group)
+class Buffers:
+    """The memory of a rank, the same for both backends."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._memory: dict[tuple[str, str], torch.Tensor] = {}
+        self._training: dict[str, Operation] = {}
+
+    def operation(self, name: str, kind: str, size_bytes: int, where: str, group: Any) -> Operation:
+        """The operation of an order."""
+        rank, size = self.rank, self.size
+        ranks = list(range(size))
+        a = self._tensor("input", where, group)[:size_bytes].view(getattr(torch, kind))
+        if name == "allreduce":
+            call: Callable[[], object] = lambda: dist.all_reduce(a, group=group)  # noqa: E731
+            return Operation(call, (a, a), [1], [size])
+        if name == "broadcast":
+            call = lambda: dist.broadcast(a, 0, group=group)  # noqa: E731
+            return Operation(call, (a, a), [1 if rank else size + 1], [size + 1])
+        b = self._tensor("output", where, group)[:size_bytes].view(a.dtype)
+        block = a.numel() // size
+        if name == "allgather":
+            own = a[:block]
+            call = lambda: dist.all_gather_into_tensor(b, own, group=group)  # noqa: E731
+            return Operation(call, (own, b), [rank + 1], [r + 1 for r in ranks])
+        if name == "reduce_scatter":
+            own = b[:block]
+            call = lambda: dist.reduce_scatter_tensor(own, a, group=group)  # noqa: E731
+            return Operation(call, (a, own), [r + 1 for r in ranks], [size * (rank + 1)])
+        if name == "alltoall":
+            values = [rank + r + 1 for r in ranks]
+            call = lambda: dist.all_to_all_single(b, a, group=group)  # noqa: E731
+            return Operation(call, (a, b), values, values)
+        if name == "p2p":
+            call = lambda: self._round_trip(a, b, group)  # noqa: E731
+            return Operation(call, (a, b), [rank + 1], [rank // 2 * 2 + 1])
+        raise LookupError(name)
+
+    def training(self, group: Any) -> Operation:
+        """A step of the example's model."""
+        backend = dist.get_backend(group)
+        if backend not in self._training:
+            torch.set_num_threads(1)
+            model = DistributedDataParallel(example_model(), process_group=group)
+            data = torch.randint(0, 256, (BATCH, CONTEXT))
+
+            def step() -> None:
+                model.zero_grad(set_to_none=False)
+                logits = model(data)
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), data.flatten())
+                torch.autograd.backward(loss)
+
+            nothing = torch.zeros(1)
+            self._training[backend] = Operation(step, (nothing, nothing), [0], [0])
+        return self._training[backend]
+
+    def _round_trip(self, a: torch.Tensor, b: torch.Tensor, group: Any) -> None:
+        peer = self.rank ^ 1
+        if self.rank % 2 == 0:
+            dist.send(a, peer, group=group)
+            dist.recv(b, peer, group=group)
+        else:
+            dist.recv(b, peer, group=group)
+            dist.send(b, peer, group=group)
+
+    def _tensor(self, name: str, where: str, group: Any) -> torch.Tensor:
+        """Memory of this kind for the largest case."""
+        if where not in {"private", "registered"}:
+            raise LookupError(where)
+        if where == "registered" and dist.get_backend(group) != "hfreduce":
+            raise LookupError(where)
+        if (name, where) not in self._memory:
+            if where == "private":
+                made = torch.empty(BYTES_MAX, dtype=torch.uint8)
+            else:
+                made = hfreduce.torch.empty(BYTES_MAX, dtype=torch.uint8, group=group)
+            self._memory[name, where] = made
+        return self._memory[name, where]
+
+
+def example_model() -> torch.nn.Module:
+    """The model of `examples/gpt`."""
+    path = Path(__file__).resolve().parents[2] / "examples/gpt/model.py"
+    spec = importlib.util.spec_from_file_location("model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.GPT(CONTEXT)
+    assert isinstance(model, torch.nn.Module)
+    return model

@@ -88,7 +88,7 @@ def test_every_metric_is_shown_or_told_about() -> None:
     rest = {
         "flyer_node_kubelet_restarts_total", "flyer_node_findings", "flyer_node_report_writes_total",
         "flyer_node_kernel_log_lost_total", "flyer_node_events_total", "flyer_node_gpu_probes_total",
-        "flyer_queued_nodes", "flyer_waiting_jobs",
+        "flyer_queued_nodes", "flyer_waiting_jobs", "flyer_node_removals",
         "threefs_csi_calls_in_flight", "threefs_csi_inline_removals_deferred_total",
         "threefs_csi_unreadable_records_total", "threefs_csi_mounts_undone_total",
     }  # fmt: skip

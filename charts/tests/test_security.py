@@ -9,6 +9,7 @@ from charts.tests.conftest import Render, Rendered, containers, pods, template
 
 PRIVILEGED = {("DaemonSet/threefs-csi-holder", "holder")}
 """mount(2) and mounts that reach the kubelet are for privileged containers alone."""
+OPERATOR = "flyer-operator"
 NODE_PARTS = {
     "DaemonSet/threefs-csi-node", "DaemonSet/threefs-csi-holder", "DaemonSet/flyer-node",
 }  # fmt: skip
@@ -295,6 +296,27 @@ def test_the_operator_makes_pods_where_it_is_told_and_never_in_system_namespaces
     assert validation["expression"] == "request.namespace in ['a', 'b']"
     binding = some.named("ValidatingAdmissionPolicyBinding", "operator-namespaces.fireflyer.dev")
     assert binding["spec"]["validationActions"] == ["Deny"]
+
+
+def test_the_operator_may_do_what_its_calls_ask_for(everything: Rendered) -> None:
+    (role,) = (one for one in everything.of("ClusterRole") if one["metadata"]["name"] == OPERATOR)
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    for group, resource, verbs in (
+        ("", "persistentvolumeclaims", "get"),
+        ("storage.k8s.io", "storageclasses", "list"),
+        ("", "pods", "create delete get list patch watch"),
+        ("", "nodes", "list watch"),
+        ("fireflyer.dev", "flyerjobs", "get list watch patch"),
+        ("fireflyer.dev", "flyerjobs/status", "patch update"),
+    ):
+        assert {(group, resource, verb) for verb in verbs.split()} <= granted
+    assert not {one for one in granted if one[1] == "persistentvolumeclaims" and one[2] != "get"}
 
 
 def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> None:

@@ -1,14 +1,67 @@
-/* hfr_allreduce in rounds: hfreduce SOCKET CREW, joined as the environment says. No Python, no torch. */
+/* Collectives in rounds: hfreduce SOCKET CREW, joined as the environment says. No Python, no torch. */
 #include "rank.h"
 
 #include <hfreduce.h>
 
 #define WAIT 60.0
 
+struct buffer {
+    void *memory;
+    size_t held;
+};
+
 static void fail(void)
 {
     fprintf(stderr, "%s\n", hfr_last_message());
     exit(EXIT_FAILURE);
+}
+
+static void *reserve(hfr_comm *comm, struct buffer *buffer, size_t bytes, int registered)
+{
+    if (bytes > buffer->held) {
+        if (registered) {
+            if (hfr_free(comm, buffer->memory) || hfr_alloc(comm, bytes, &buffer->memory))
+                fail();
+        } else {
+            free(buffer->memory);
+            buffer->memory = aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+            if (!buffer->memory)
+                die("memory");
+        }
+        buffer->held = bytes;
+    }
+    return buffer->memory;
+}
+
+static hfr_status round_trip(hfr_comm *comm, void *input, void *output, size_t count,
+                             hfr_dtype type, uint32_t rank)
+{
+    hfr_status status;
+
+    if (rank % 2 == 0) {
+        status = hfr_send(comm, input, count, type, rank + 1, 0, WAIT, NULL);
+        return status ? status : hfr_recv(comm, output, count, type, rank + 1, 0, WAIT, NULL);
+    }
+    status = hfr_recv(comm, output, count, type, rank - 1, 0, WAIT, NULL);
+    return status ? status : hfr_send(comm, output, count, type, rank - 1, 0, WAIT, NULL);
+}
+
+static hfr_status call(hfr_comm *comm, const struct order *order, void *input, void *output,
+                       hfr_dtype type, uint32_t rank, uint32_t ranks)
+{
+    size_t count = order->bytes / (type == HFR_FLOAT32 ? 4 : 2), block = count / ranks;
+
+    if (is(order, "allreduce"))
+        return hfr_allreduce(comm, input, count, type, HFR_SUM, WAIT, NULL);
+    if (is(order, "broadcast"))
+        return hfr_broadcast(comm, input, count, type, 0, WAIT, NULL);
+    if (is(order, "allgather"))
+        return hfr_allgather(comm, input, output, block, type, WAIT, NULL);
+    if (is(order, "reduce_scatter"))
+        return hfr_reduce_scatter(comm, input, output, block, type, HFR_SUM, WAIT, NULL);
+    if (is(order, "alltoall"))
+        return hfr_alltoall(comm, input, output, block, type, WAIT, NULL);
+    return round_trip(comm, input, output, count, type, rank);
 }
 
 int main(int argc, char **argv)
@@ -17,10 +70,8 @@ int main(int argc, char **argv)
     uint32_t rank, ranks;
     FILE *file;
     struct order order;
-    struct {
-        void *memory;
-        size_t held;
-    } kinds[2] = { { NULL, 0 }, { NULL, 0 } };
+    struct buffer inputs[2] = { { NULL, 0 }, { NULL, 0 } };
+    struct buffer outputs[2] = { { NULL, 0 }, { NULL, 0 } };
 
     if (argc != 3)
         return EXIT_FAILURE;
@@ -31,33 +82,29 @@ int main(int argc, char **argv)
         hfr_dtype type = !strcmp(order.type, "float32")    ? HFR_FLOAT32
                          : !strcmp(order.type, "bfloat16") ? HFR_BFLOAT16
                                                            : HFR_FLOAT16;
-        size_t count = order.bytes / (type == HFR_FLOAT32 ? 4 : 2);
+        int registered = !strcmp(order.kind, "registered");
+        void *input, *output;
         double begun, seconds;
 
-        int registered = !strcmp(order.kind, "registered");
-        void **memory = &kinds[registered].memory;
-
-        if (order.bytes > kinds[registered].held) {
-            if (registered) {
-                if (hfr_free(comm, *memory) || hfr_alloc(comm, order.bytes, memory))
-                    fail();
-            } else {
-                free(*memory);
-                *memory = aligned_alloc(4096, order.bytes);
-                if (!*memory)
-                    die("memory");
-            }
-            kinds[registered].held = order.bytes;
+        if (!known(&order)) {
+            fprintf(file, "no such call\n");
+            continue;
         }
-        fill(*memory, &order);
+        input = output = reserve(comm, &inputs[registered], order.bytes, registered);
+
+        if (!in_place(&order)) {
+            output = reserve(comm, &outputs[registered], order.bytes, registered);
+            memset(output, 0, order.bytes);
+        }
+        fill(input, &order, rank, ranks);
         if (hfr_barrier(comm, WAIT, NULL))
             fail();
         begun = now();
-        for (long call = 0; call < order.count; call++)
-            if (hfr_allreduce(comm, *memory, count, type, HFR_SUM, WAIT, NULL))
+        for (long at = 0; at < order.count; at++)
+            if (call(comm, &order, input, output, type, rank, ranks))
                 fail();
         seconds = now() - begun;
-        if (order.check && !right(*memory, &order, ranks))
+        if (order.check && !right(output, &order, rank, ranks))
             fprintf(file, "no right result\n");
         else
             fprintf(file, "ok %.9f\n", seconds);

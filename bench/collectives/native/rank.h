@@ -1,8 +1,10 @@
 /* What the ranks of a measurement in C have in common: orders come over a UNIX socket, one a line,
  * and a rank that waits for one sleeps. No peer's idle ranks take time from those that are measured.
  *
- *     TYPE BYTES KIND COUNT CHECK     to which a rank answers    ok SECONDS    or    no REASON
- */
+ *     CALL TYPE BYTES KIND COUNT CHECK     to which a rank answers    ok SECONDS    or    no REASON
+ *
+ * CALL is allreduce, broadcast (root 0), allgather, reduce_scatter, alltoall or p2p (a round trip
+ * between ranks 2i and 2i + 1). BYTES are those of the larger buffer. */
 #ifndef BENCH_RANK_H
 #define BENCH_RANK_H
 
@@ -16,11 +18,12 @@
 #include <unistd.h>
 
 struct order {
+    char call[16];
     char type[16];
     size_t bytes;
     char kind[16]; /* of memory: private or registered */
     long count;    /* calls, one after the other */
-    int check;     /* the memory is all ones before, and must be the number of ranks afterwards */
+    int check;     /* the input has known values, and the output is compared with what they give */
 };
 
 static void die(const char *what)
@@ -52,8 +55,8 @@ static int next(FILE *file, struct order *order)
 
     if (!fgets(text, sizeof text, file))
         return 0;
-    return sscanf(text, "%15s %zu %15s %ld %d", order->type, &order->bytes, order->kind,
-                  &order->count, &order->check) == 5;
+    return sscanf(text, "%15s %15s %zu %15s %ld %d", order->call, order->type, &order->bytes,
+                  order->kind, &order->count, &order->check) == 6;
 }
 
 static double now(void)
@@ -86,27 +89,87 @@ static uint32_t pattern(const char *type, unsigned value, size_t *item_bytes)
     return ((unsigned)(exponent + 15) << 10) | ((value - (1u << exponent)) << (10 - exponent));
 }
 
-static void fill(void *memory, const struct order *order)
+static int is(const struct order *order, const char *call)
 {
-    size_t item_bytes;
-    uint32_t bits = pattern(order->type, 1, &item_bytes);
-
-    if (!order->check) {
-        memset(memory, 0, order->bytes);
-        return;
-    }
-    for (size_t at = 0; at < order->bytes; at += item_bytes)
-        memcpy((char *)memory + at, &bits, item_bytes);
+    return !strcmp(order->call, call);
 }
 
-static int right(const void *memory, const struct order *order, unsigned ranks)
+static int known(const struct order *order)
 {
-    size_t item_bytes;
-    uint32_t bits = pattern(order->type, ranks, &item_bytes);
+    return is(order, "allreduce") || is(order, "broadcast") || is(order, "allgather")
+           || is(order, "reduce_scatter") || is(order, "alltoall") || is(order, "p2p");
+}
 
-    for (size_t at = 0; at < order->bytes; at += item_bytes)
-        if (memcmp((const char *)memory + at, &bits, item_bytes))
+static int in_place(const struct order *order)
+{
+    return is(order, "allreduce") || is(order, "broadcast");
+}
+
+static size_t input_bytes(const struct order *order, unsigned ranks)
+{
+    return is(order, "allgather") ? order->bytes / ranks : order->bytes;
+}
+
+static size_t output_bytes(const struct order *order, unsigned ranks)
+{
+    return is(order, "reduce_scatter") ? order->bytes / ranks : order->bytes;
+}
+
+static unsigned input_value(const struct order *order, unsigned rank, unsigned ranks, unsigned block)
+{
+    if (is(order, "allreduce"))
+        return 1;
+    if (is(order, "broadcast"))
+        return rank ? 1 : ranks + 1;
+    if (is(order, "reduce_scatter"))
+        return block + 1;
+    return rank + 1 + (is(order, "alltoall") ? block : 0);
+}
+
+static unsigned output_value(const struct order *order, unsigned rank, unsigned ranks,
+                             unsigned block)
+{
+    if (is(order, "allreduce"))
+        return ranks;
+    if (is(order, "broadcast"))
+        return ranks + 1;
+    if (is(order, "reduce_scatter"))
+        return ranks * (rank + 1);
+    if (is(order, "p2p"))
+        return (rank & ~1u) + 1;
+    return block + 1 + (is(order, "alltoall") ? rank : 0);
+}
+
+/* The value of each of `ranks` blocks is known: zeros where nothing is checked. */
+static void fill(void *memory, const struct order *order, unsigned rank, unsigned ranks)
+{
+    size_t bytes = input_bytes(order, ranks), item_bytes;
+
+    if (!order->check) {
+        memset(memory, 0, bytes);
+        return;
+    }
+    pattern(order->type, 1, &item_bytes);
+    for (size_t at = 0, items = bytes / item_bytes; at < items; at++) {
+        unsigned value = input_value(order, rank, ranks, (unsigned)(at * ranks / items));
+        uint32_t bits = pattern(order->type, value, &item_bytes);
+
+        memcpy((char *)memory + at * item_bytes, &bits, item_bytes);
+    }
+}
+
+static int right(const void *memory, const struct order *order, unsigned rank, unsigned ranks)
+{
+    size_t bytes = output_bytes(order, ranks), item_bytes;
+
+    pattern(order->type, 1, &item_bytes);
+    for (size_t at = 0, items = bytes / item_bytes; at < items; at++) {
+        unsigned value = output_value(order, rank, ranks, (unsigned)(at * ranks / items));
+        uint32_t bits = pattern(order->type, value, &item_bytes);
+
+        if (memcmp((const char *)memory + at * item_bytes, &bits, item_bytes))
             return 0;
+    }
     return 1;
 }
 

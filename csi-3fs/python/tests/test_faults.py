@@ -176,7 +176,7 @@ def fill(client: threefs.Client, written: dict[str, bytes]) -> None:
 
 
 def test_a_full_target_is_a_typed_error_and_freed_space_can_be_used(start_cluster: Any) -> None:
-    cluster = start_cluster("data", "--capacity", "24M")
+    cluster = start_cluster("data", "--capacity", "256M")
     with cluster.client(20) as client:
         client.write_file("/kept", b"k" * 1000)
         written: dict[str, bytes] = {}

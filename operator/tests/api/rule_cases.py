@@ -279,9 +279,24 @@ CASES = [
         "a quota about somebody else",
         "flyerquotas",
         {"spec": {"user": "ben"}},
-        "spec: ben/*/* cannot replace anna/*/*: user, priority and group are what the limit is "
-        "about, create another one",
+        "spec: ben/*/* cannot replace anna/*/*: subject, scope, priority and group are what the "
+        "limit is about, create another one",
         {"spec": {"user": "anna", "nodes": 4}},
+    ),
+    Case(
+        "a quota with two subjects",
+        "flyerquotas",
+        {"spec": {"team": "vision"}},
+        "spec: names more than one subject: set one of user, namespace, team and queue",
+        {"spec": {"user": "anna", "nodes": 4}},
+        at="spec.user",
+    ),
+    Case(
+        "the total of one namespace",
+        "flyerquotas",
+        {"spec": {"scope": "Total"}},
+        'spec.scope: Total needs the subject "*": a limit by name is a total already',
+        {"spec": {"namespace": "lab", "nodes": 4}},
     ),
     Case(
         "a quota's status from an earlier leader",

@@ -153,7 +153,7 @@ async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
     await stored(api, "nodehealths", "column", {"spec": {}})
     for short, wanted in (
         ("fj", "NAME STATE REASON NODES ZONE PRIORITY PROGRESS RESTARTS AGE"),
-        ("fq", "NAME USER PRIORITY GROUP USED NODES EXPIRES AGE"),
+        ("fq", "NAME USER NAMESPACE TEAM QUEUE PRIORITY GROUP USED NODES EXPIRES AGE"),
         ("ft", "NAME CROSS-ZONE HOLDER NAMESPACE AGE"),
         ("nh", "NAME STATE REASON GPUS HCAS VALIDATED DRAINED-BY AGE"),
     ):

@@ -153,6 +153,20 @@ def test_why_asks_the_engine(cluster: Cluster, client: KubeClient) -> None:
     assert client.why("two").unblock[-1].startswith("kubectl uncordon a2  #")
 
 
+def test_why_knows_the_zones_that_the_topology_admits(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_nodes("a1", "a2")
+    cluster.add_job("one", 2)
+    assert client.why("one").verdict == "can"
+    topology = {
+        "apiVersion": "fireflyer.dev/v1alpha1",
+        "kind": "FlyerTopology",
+        "metadata": {"name": "cluster"},
+        "spec": {"zones": [{"name": "elsewhere"}]},
+    }
+    cluster.do(lambda store: store.create("flyertopologies", topology))
+    assert client.why("one").verdict == "never"
+
+
 def test_why_reads_the_status_of_who_may_see_no_more(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
     pending = {
@@ -192,7 +206,7 @@ def test_nodes_queues_and_quotas(cluster: Cluster, client: KubeClient) -> None:
     }
     cluster.do(lambda store: store.create("flyerquotas", quota))
     (found,) = client.quotas()
-    assert (found.name, found.user, found.used, found.nodes) == ("all", "default", 1, 3)
+    assert (found.name, found.subject, found.used, found.nodes) == ("all", "default", 1, 3)
 
 
 def test_a_watch_tells_changes_over_broken_streams(cluster: Cluster, client: KubeClient) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.api import FlyerQuota, Phase, Priority
+from flyer.api import FlyerQuota, Phase, Priority, QuotaSubject
 from flyer.engine import (
     JobRemoved,
     JobSubmitted,
     Quota,
     QuotaObserved,
     QuotaRemoved,
+    TeamObserved,
     explain,
+    quota_loads,
     quota_usage,
     rebuild,
 )
 from flyer.sim import sample_job, two_zones
+from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +63,7 @@ def test_a_limit_of_ones_own_stands_in_for_everybodys(desk: Callable) -> None:
     d = desk()
     d.tell(
         QuotaObserved(Quota("all", nodes=1)),
-        QuotaObserved(Quota("anna", user="anna", nodes=4)),
+        QuotaObserved(Quota("anna", subject="anna", nodes=4)),
     )
     assert d.run("hers", 4, user="anna").phase is Phase.RUNNING
     d.submit("his", 2, user="ben")
@@ -93,7 +96,7 @@ def test_a_limit_is_filled_in_the_order_of_the_queue(desk: Callable) -> None:
 
 def test_a_job_without_nodes_keeps_its_share(desk: Callable) -> None:
     d = desk(two_zones(2))
-    d.tell(QuotaObserved(Quota("anna", user="anna", nodes=3)))
+    d.tell(QuotaObserved(Quota("anna", subject="anna", nodes=3)))
     d.run("others", 2, user="ben")
     d.submit("waits", 3, user="anna")
     d.now += 1
@@ -271,3 +274,138 @@ spec: {nodes: 1, template: {spec: {containers: [{name: t, image: i, command: [c]
     assert found == {"lab"}
     anna = job.metadata.replace(annotations={USER_ANNOTATION: "anna"})
     assert job.replace(metadata=anna).user == "anna"
+
+
+def _submit(d: Any, key: str, nodes: int, *, user: str = "", **spec: Any) -> None:
+    """A job of any namespace."""
+    namespace, _, name = key.partition("/")
+    job = sample_job(name, nodes, user=user, **spec)
+    d.tell(JobSubmitted(job.replace(metadata=job.metadata.replace(namespace=namespace))))
+
+
+def _held(d: Any) -> int:
+    return sum(
+        len(job.status.assignment.nodes)
+        for job in d.state.jobs.values()
+        if job.holding and job.status.assignment
+    )
+
+
+def test_many_identities_of_one_namespace_share_its_limit(desk: Callable) -> None:
+    d = desk()
+    d.tell(QuotaObserved(Quota("each", nodes=2, kind=QuotaSubject.NAMESPACE)))
+    for index in range(6):
+        account = f"system:serviceaccount:lab:bot-{index}"
+        _submit(d, f"lab/job-{index}", 1, user=account if index % 2 else f"person-{index}")
+    assert _held(d) == 2
+    pending = d.state.jobs["lab/job-5"].status.pending
+    assert "quota each has 0 of 2 nodes left for namespace lab, wants 1" in pending.message
+    # Another namespace has a limit of its own.
+    _submit(d, "other/job", 2)
+    assert d.state.jobs["other/job"].status.phase is Phase.STARTING
+
+
+def test_a_total_holds_over_all_users(desk: Callable) -> None:
+    d = desk()
+    d.tell(
+        QuotaObserved(Quota("all", nodes=3, total=True)),
+        QuotaObserved(Quota("anna", "anna", nodes=6)),
+    )
+    for user in ("anna", "ben", "cleo", "dan"):
+        _submit(d, f"default/{user}", 1, user=user)
+    assert _held(d) == 3
+    pending = d.state.jobs["default/dan"].status.pending
+    assert pending.reason == "WaitingForQuota"
+    assert "quota all has 0 of 3 nodes left for all users" in pending.message
+    # A limit by name, larger than the total, does not replace it.
+    _submit(d, "default/big", 4, user="anna")
+    assert d.state.jobs["default/big"].status.pending.verdict == "Never"
+
+
+def test_a_full_limit_of_ones_own_blocks_no_other_user_of_the_total(desk: Callable) -> None:
+    d = desk()
+    d.tell(
+        QuotaObserved(Quota("anna", "anna", nodes=1)),
+        QuotaObserved(Quota("all", nodes=3, total=True)),
+    )
+    _submit(d, "default/one", 1, user="anna")
+    d.now += 1
+    _submit(d, "default/two", 1, user="anna")
+    d.now += 1
+    _submit(d, "default/bens", 2, user="ben")
+    assert d.state.jobs["default/two"].status.pending.reason == "WaitingForQuota"
+    assert d.state.jobs["default/bens"].status.phase is Phase.STARTING
+
+
+def test_a_team_is_what_its_namespaces_have_in_common(desk: Callable) -> None:
+    d = desk()
+    d.tell(
+        TeamObserved("vision-a", "vision"),
+        TeamObserved("vision-b", "vision"),
+        QuotaObserved(Quota("teams", nodes=2, kind=QuotaSubject.TEAM)),
+    )
+    _submit(d, "vision-a/one", 2)
+    _submit(d, "vision-b/two", 1)
+    _submit(d, "free/three", 3)  # a namespace without a team has no such limit
+    assert d.state.jobs["vision-b/two"].status.pending.reason == "WaitingForQuota"
+    assert d.state.jobs["free/three"].status.phase is Phase.STARTING
+    d.tell(TeamObserved("vision-b", ""))
+    assert d.state.jobs["vision-b/two"].status.phase is Phase.STARTING
+
+
+def test_a_queue_has_a_limit_whoever_uses_it(desk: Callable) -> None:
+    d = desk()
+    d.tell(QuotaObserved(Quota("nightly", "nightly", nodes=2, kind=QuotaSubject.QUEUE)))
+    _submit(d, "a/one", 2, user="anna", queue="nightly")
+    _submit(d, "b/two", 1, user="ben", queue="nightly")
+    _submit(d, "b/three", 1, user="ben")
+    assert d.state.jobs["b/two"].status.pending.reason == "WaitingForQuota"
+    assert d.state.jobs["b/three"].status.phase is Phase.STARTING
+
+
+def _spec(**spec: Any) -> Quota:
+    return Quota.of(
+        FlyerQuota.model_validate({"metadata": {"name": "q"}, "spec": {"nodes": 4, **spec}})
+    )
+
+
+def test_a_limit_without_a_subject_is_about_each_namespace() -> None:
+    assert _spec() == Quota("q", "*", nodes=4, kind=QuotaSubject.NAMESPACE)
+    assert _spec(team="*", scope="Total").total
+    assert _spec(queue="nightly") == Quota("q", "nightly", nodes=4, kind=QuotaSubject.QUEUE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"user": "anna", "team": "vision"}, "user and team are set: a limit has one subject"),
+        ({"team": "vision", "scope": "Total"}, 'scope Total needs team "*"'),
+    ],
+)
+def test_a_subject_that_means_nothing_is_refused(spec: dict[str, str], why: str) -> None:
+    with pytest.raises(ValidationError, match=why.replace("*", r"\*")):
+        _spec(**spec)
+
+
+def test_loads_name_the_subjects(desk: Callable) -> None:
+    d = desk()
+    d.tell(
+        QuotaObserved(Quota("each", nodes=4, kind=QuotaSubject.NAMESPACE)),
+        QuotaObserved(Quota("all", nodes=3, total=True)),
+    )
+    _submit(d, "a/one", 2, user="anna")
+    _submit(d, "b/two", 1, user="ben")
+    _submit(d, "b/three", 1, user="cleo")
+    loads = quota_loads(d.state, d.now)
+    assert loads["each"].held == {"a": [2], "b": [1]}
+    assert loads["all"].held == {"anna": [2], "ben": [1]}
+    assert (loads["each"].waiting, loads["all"].waiting) == (0, 1)
+
+
+def test_a_rebuilt_state_knows_the_teams(desk: Callable) -> None:
+    d = desk()
+    quota = Quota("teams", nodes=1, kind=QuotaSubject.TEAM)
+    d.state = rebuild(d.nodes, (), d.now, 2, d.policy, [quota], teams={"a": "x", "b": "x"})
+    _submit(d, "a/one", 1)
+    _submit(d, "b/two", 1)
+    assert _held(d) == 1

@@ -10,9 +10,13 @@ import pytest
 from flyer.api import FlyerJobStatus, Phase
 from flyer.api.status import Pending
 from flyer.api.waiting import PENDING_REASONS, WAITING_REASONS
+from flyer.kube.client import LeaseSettings
 from flyer.kube.services import announcements
 from flyer.kube.services.announcements import REASONS, Announcement, Announcer, announcement
 
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "scheduling.md"
 
 
@@ -99,7 +103,7 @@ def test_the_most_important_thing_of_a_commit_is_told(
 async def test_an_object_that_cannot_be_read_is_told_of_once(cluster: Any, until: Any) -> None:
     """A server refuses it, but may have taken it under an earlier definition."""
     cluster.nodes("A")
-    cluster.operator()
+    cluster.operator(LEASE)  # the next leader says it again
     cluster.submit("odd", 1, watchdog="soon")
     cluster.submit("a", 1)
 

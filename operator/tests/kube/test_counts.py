@@ -49,11 +49,11 @@ async def test_quotas_say_who_holds_what_and_who_waits(cluster, until, monkeypat
     await until(lambda: quota(cluster, "each").waiting_jobs == 1)
     cluster.submit("c", 1)  # has room, and waits behind b
     await until(lambda: quota(cluster, "each").waiting_jobs == 2)
-    (use,) = quota(cluster, "each").users
-    assert (use.user, use.nodes, use.jobs) == ("default", 2, 1)
+    (use,) = quota(cluster, "each").subjects
+    assert (use.name, use.nodes, use.jobs) == ("default", 2, 1)
     cluster.finish("a")
     await until(lambda: quota(cluster, "each").used_nodes == 3)
-    (use,) = quota(cluster, "each").users
+    (use,) = quota(cluster, "each").subjects
     assert (use.nodes, use.jobs, quota(cluster, "each").waiting_jobs) == (3, 2, 0)
     assert cluster.store.get("flyerquotas", "none")["metadata"]["resourceVersion"] == version
     # The next leader writes what has changed, with its own epoch.
@@ -66,7 +66,7 @@ async def test_quotas_say_who_holds_what_and_who_waits(cluster, until, monkeypat
         cluster.finish(name)
     await until(lambda: quota(cluster, "each").used_nodes == 0)
     assert quota(cluster, "each").epoch > before
-    assert quota(cluster, "each").users == ()
+    assert quota(cluster, "each").subjects == ()
 
 
 async def test_zones_say_their_nodes(cluster, until, monkeypatch):

@@ -13,7 +13,9 @@ AT_ONCE = 4  # clusters that live at the same time: they mostly wait
 
 async def live(cluster, until):
     """Two jobs: the second takes the first one's nodes, ends, and the first goes on and ends."""
-    cluster.submit("low", 2, priority="low")
+    # Longer than a change of leaders takes on a busy machine, or "low" is killed before it saves.
+    preemption = {"grace": "60s", "maxGrace": "120s", "minRuntime": "0s"}
+    cluster.submit("low", 2, priority="low", preemption=preemption)
     await until(lambda: cluster.phase("low") is Phase.RUNNING)
     cluster.submit("high", 2, priority="high")
     await until(lambda: cluster.phase("high") is Phase.RUNNING)

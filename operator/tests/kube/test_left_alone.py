@@ -277,7 +277,14 @@ def test_a_name_that_another_controllers_job_took_is_ours_no_more():
     """Seen at once, as after a watch that broke: the old one's end is not told by itself."""
     heard = []
     submissions = Submissions(
-        None, None, None, LeftAlone(lambda *_: None), None, tell=heard.append, spawn=None
+        None,
+        None,
+        None,
+        LeftAlone(lambda *_: None),
+        None,
+        tell=heard.append,
+        spawn=None,
+        rebuild=lambda why: None,
     )
     container = {"name": "trainer", "image": "i", "command": ["train"]}
 

@@ -3,12 +3,14 @@
 Values are compared with what the stored statuses and the API server's own record of calls say.
 """
 
+import ast
 import re
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from flyer import engine
 from flyer.api import Phase
 from flyer.engine import CheckpointReported
 from flyer.kube.client import LeaseSettings
@@ -83,6 +85,7 @@ async def test_a_preemption_over_two_zones(cluster, until):
     await until(lambda: operator.serves)
     await until(lambda: read("flyer_nodes", zone="B", state="ready") == 2)
     assert read("flyer_nodes", zone="A", state="ready") == 2
+    assert read.by("flyer_node_removals", "state")["budget"] == 2
     assert levels(read) == level()
     assert read("flyer_leader") == 1
     assert read("flyer_leader_epoch") == operator.leader.term.epoch > 0
@@ -155,6 +158,25 @@ async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until):
     assert evicted.reason in EVICTION_REASONS
 
 
+def test_every_reason_of_an_eviction_has_its_series():
+    """Reasons are written where a gang loses its nodes: in the engine alone."""
+    final = {"Stopped", "DeadlineExceeded"}  # the job is over: no eviction
+    found = set()
+    for path in Path(engine.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name == "Cause" and isinstance(node.args[0], ast.Constant):
+                found.add(node.args[0].value)
+            for one in node.keywords:
+                named = one.arg == "reason" and isinstance(one.value, ast.Constant)
+                if named and name in ("restart", "begin_suspension"):
+                    found.add(one.value.value)
+    assert found >= {"Preempted", "StartFailed", "HardwareFault", "ObjectVanished"}
+    assert found - final <= set(EVICTION_REASONS)
+
+
 async def test_calls_are_those_that_the_api_server_counted(cluster, until):
     cluster.nodes("AB")
     operator = cluster.operator(LEASE)
@@ -168,7 +190,8 @@ async def test_calls_are_those_that_the_api_server_counted(cluster, until):
 
     def counted():
         return Counter(
-            (one.verb, one.resource, str(one.status))
+            # For the client a dry run is a create with a parameter.
+            ("create" if one.verb == "dryrun" else one.verb, one.resource, str(one.status))
             for one in cluster.server.faults.calls
             if one.agent == operator.name
         )

@@ -143,3 +143,19 @@ def test_our_own_containers_are_never_the_jobs_fault():
     assert trouble_of({"status": status}).job_fault is False
     assert trouble_of({"status": {"phase": "Running"}}) is None
     assert trouble_of({"status": waiting("ContainerCreating")}) is None
+
+
+async def test_the_node_whose_pod_does_not_come_up_by_the_deadline_is_avoided(
+    cluster, until, monkeypatch
+):
+    monkeypatch.setattr(starts, "PENDING_SECONDS", 0.1)
+    cluster.nodes("AAA")
+    cluster.kubelets.refuses_start.add("a0")  # no status says why
+    cluster.operator(LEASE, start_deadline_seconds=3.0)
+    cluster.submit("job", 2)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING, 60)
+    status = cluster.status("job")
+    assert "a0" not in status.assignment.names
+    assert status.chain.attempt == 2
+    assert status.eviction.reason == "PodsReadyTimeout"
+    assert "a0" in status.eviction.message

@@ -41,6 +41,30 @@ async def test_a_quota_holds_and_lets_go(cluster, until):
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
 
 
+async def test_a_team_is_a_label_of_the_namespace_that_the_topology_names(cluster, until):
+    cluster.nodes("AAA")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
+    namespace["metadata"]["labels"] = {"example.com/team": "vision"}
+    if cluster.store.find("namespaces", "default") is None:
+        cluster.store.create("namespaces", namespace)
+    else:
+        cluster.store.patch("namespaces", "default", namespace, kind="application/merge-patch+json")
+    cluster.store.create("flyerquotas", custom("FlyerQuota", "all", team="vision", nodes=2))
+    cluster.store.create("flyertopologies", custom("FlyerTopology", "cluster"))
+    operator = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    patch = {"spec": {"teamLabel": "example.com/team"}}
+    cluster.store.patch("flyertopologies", "cluster", patch, kind="application/merge-patch+json")
+    await until(lambda: operator.leader.term.state.teams == {"default": "vision"})
+    cluster.submit("c", 1)
+    await until(lambda: cluster.status("c").pending is not None)
+    await until(lambda: cluster.status("c").pending.reason == "WaitingForQuota")
+    labels = {"metadata": {"labels": {"example.com/team": "speech"}}}
+    cluster.store.patch("namespaces", "default", labels, kind="application/merge-patch+json")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+
+
 async def test_the_topology_says_which_zones_get_gangs(cluster, until):
     cluster.nodes("AABB")
     topology = custom("FlyerTopology", "cluster", zones=[{"name": "B"}])

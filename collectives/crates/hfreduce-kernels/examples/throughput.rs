@@ -1,7 +1,7 @@
 //! How fast one pass over eight inputs is, beside what the same cores get out of memory in the same run.
 //!
-//! `cargo run --release -p hfreduce-kernels --example throughput [FILE.json]`. Rounds are interleaved, medians are
-//! printed. Bytes are those of the inputs and of the output; the triad's are those of its three arrays.
+//! `cargo run --release -p hfreduce-kernels --example throughput [FILE.json]`. Rounds are interleaved; medians are
+//! printed, and ratios in the file are lists of one value a round. Bytes are those of the inputs and of the output; the triad's are those of its three arrays.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -72,14 +72,14 @@ fn measure(threads: usize) -> Vec<String> {
         running.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
     // The slowest thread's time counts; all move the same amount.
-    let rate = |index: usize| {
-        let mut rounds: Vec<f64> = (0..ROUNDS)
+    let rates = |index: usize| -> Vec<f64> {
+        (0..ROUNDS)
             .map(|round| per_thread.iter().map(|times| times[index][round]).fold(0.0, f64::max))
             .map(|seconds| threads as f64 * moved(plan[index].1) / seconds / 1e9)
-            .collect();
-        median(&mut rounds)
+            .collect()
     };
-    let triad = rate(0);
+    let triads = rates(0);
+    let triad = median(&triads);
     println!(
         "\n{INPUTS} inputs of {} MiB, {threads} thread(s); triad {triad:.1} GB/s",
         BYTES >> 20
@@ -90,10 +90,14 @@ fn measure(threads: usize) -> Vec<String> {
     );
     let mut rows = Vec::new();
     for (dtype, goal) in TYPES {
-        let of = |way| plan.iter().position(|entry| *entry == (dtype, way)).map_or(0.0, rate);
-        let (scalar, pairwise) = (of(Way::Scalar), of(Way::Pairwise));
+        let of = |way| {
+            plan.iter().position(|entry| *entry == (dtype, way)).map(rates).unwrap_or_default()
+        };
+        let (scalars, pairwises) = (of(Way::Scalar), of(Way::Pairwise));
+        let (scalar, pairwise) = (median(&scalars), median(&pairwises));
         for &way in &ways {
-            let (speed, name) = (of(way), name(way));
+            let (speeds, name) = (of(way), name(way));
+            let speed = median(&speeds);
             let shown = if way == Way::OnePass(best, Store::Streaming) {
                 format!("{goal}")
             } else {
@@ -108,8 +112,8 @@ fn measure(threads: usize) -> Vec<String> {
             );
             rows.push(format!(
                 "  {{\"threads\": {threads}, \"type\": \"{}\", \"way\": \"{name}\", \"gbps\": {speed:.3}, \"triad_gbps\": {triad:.3}, \
-                 \"of_triad\": {:.4}, \"of_pairwise\": {:.3}, \"of_scalar\": {:.3}, \"goal_of_triad\": {goal}}}",
-                dtype.name(), speed / triad, speed / pairwise, speed / scalar
+                 \"of_triad\": {}, \"of_pairwise\": {}, \"of_scalar\": {}, \"goal_of_triad\": {goal}}}",
+                dtype.name(), ratios(&speeds, &triads), ratios(&speeds, &pairwises), ratios(&speeds, &scalars)
             ));
         }
     }
@@ -184,7 +188,14 @@ fn run(dtype: Dtype, way: Way, inputs: &[Vec<u8>], output: &mut [u8]) {
     }
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+/// Round by round, as a JSON list.
+fn ratios(of: &[f64], to: &[f64]) -> String {
+    let list: Vec<String> = of.iter().zip(to).map(|(a, b)| format!("{:.4}", a / b)).collect();
+    format!("[{}]", list.join(", "))
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }

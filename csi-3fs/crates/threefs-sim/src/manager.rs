@@ -9,7 +9,7 @@ use threefs_core::moves::{Move, abandon, begin};
 use threefs_core::routing::PublicState::{Offline, Serving};
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
-use threefs_mgmtd::{Model, Timers};
+use threefs_mgmtd::{MgmtdError, Model, Timers};
 
 /// After so long without a heartbeat a node is dead.
 pub const DEAD_AFTER_MS: u64 = 100;
@@ -57,9 +57,16 @@ impl Manager {
         self.published.chains.get(&id)
     }
 
-    /// Takes a heartbeat; `None` for one that it refuses.
-    pub fn heartbeat(&mut self, now: Millis, heartbeat: &Heartbeat) -> Option<HeartbeatReply> {
-        let reply = self.model.heartbeat(heartbeat, now).ok();
+    /// Takes a heartbeat.
+    ///
+    /// # Errors
+    /// As mgmtd refuses it.
+    pub fn heartbeat(
+        &mut self,
+        now: Millis,
+        heartbeat: &Heartbeat,
+    ) -> Result<HeartbeatReply, MgmtdError> {
+        let reply = self.model.heartbeat(heartbeat, now);
         self.publish();
         reply
     }

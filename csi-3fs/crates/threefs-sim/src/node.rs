@@ -222,6 +222,10 @@ impl World {
                 }
                 self.give_lease(node)
             }
+            Packet::Replaced { life } if life == self.nodes[node].life => {
+                self.end(node);
+                Ok(())
+            }
             Packet::Routing { routing, life } if life == self.nodes[node].life => {
                 self.give_routing(node, &routing)
             }

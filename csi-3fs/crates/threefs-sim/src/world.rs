@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use threefs_core::ids::{ChainId, InodeId, NodeId, TargetId};
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
+use threefs_mgmtd::MgmtdError;
 
 use crate::client::Task;
 use crate::faults::{self, CALM_AT_US};
@@ -361,8 +362,14 @@ impl World {
                 let (now, before) = (Millis(self.now / 1_000), self.manager.routing());
                 let reply = self.manager.heartbeat(now, &heartbeat);
                 self.decided(&before);
-                if let Some(reply) = reply {
-                    self.send(to, from, Packet::HeartbeatReply { reply, sent_at, life });
+                match reply {
+                    Ok(reply) => {
+                        self.send(to, from, Packet::HeartbeatReply { reply, sent_at, life });
+                    }
+                    Err(MgmtdError::Replaced { .. }) => {
+                        self.send(to, from, Packet::Replaced { life });
+                    }
+                    Err(_) => {}
                 }
             }
             Packet::AskRouting { life } => {

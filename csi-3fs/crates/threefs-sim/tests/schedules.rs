@@ -80,7 +80,7 @@ fn a_seed_says_the_same_each_time() {
 
 #[test]
 fn each_bug_on_purpose_is_found() {
-    const SCHEDULES: u64 = 3_000;
+    const SCHEDULES: u64 = 10_000;
     for mutant in Mutant::ALL {
         let found = (0..SCHEDULES).find_map(|seed| run(seed, mutant).err());
         let found = found.unwrap_or_else(|| panic!("{mutant:?} survived {SCHEDULES} schedules"));

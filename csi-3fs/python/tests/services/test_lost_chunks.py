@@ -33,8 +33,9 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
     """One replica each, and the disk of one node is set back to an earlier state of it."""
     pods.start_all()
-    storage, earlier = pods.folder / "storage-0" / "storage", pods.folder / "earlier"
+    storage, earlier = pods.folder / "storage-0", pods.folder / "earlier"
     with threefs.connect(pods.folder / "cluster.json", timeout_seconds=60) as client:
+        client.write_file("/first", random.Random(2).randbytes(MIB) * 48)  # all services are up
         pods.stop("storage-0")
         shutil.copytree(storage, earlier)
         pods.start("storage-0")

@@ -14,7 +14,14 @@ from flyer.api.flyerjob import (
     Preemption,
     StopMode,
 )
-from flyer.api.flyerquota import FlyerQuota, FlyerQuotaSpec, FlyerQuotaStatus, QuotaUse
+from flyer.api.flyerquota import (
+    FlyerQuota,
+    FlyerQuotaSpec,
+    FlyerQuotaStatus,
+    QuotaScope,
+    QuotaSubject,
+    QuotaUse,
+)
 from flyer.api.flyertopology import (
     FlyerTopology,
     FlyerTopologySpec,
@@ -125,6 +132,8 @@ __all__ = [
     "PriorityLimits",
     "Problem",
     "Progress",
+    "QuotaScope",
+    "QuotaSubject",
     "QuotaUse",
     "StopMode",
     "SuspendCode",

@@ -69,6 +69,10 @@ KINDS = (
         FlyerQuota, names.KIND_QUOTA, names.PLURAL_QUOTAS, "fq", "Cluster",
         (
             ("User", "string", ".spec.user", False),
+            ("Namespace", "string", ".spec.namespace", False),
+            ("Team", "string", ".spec.team", False),
+            ("Queue", "string", ".spec.queue", False),
+            ("Scope", "string", ".spec.scope", True),
             ("Priority", "string", ".spec.priority", False),
             ("Group", "string", ".spec.group", False),
             ("Used", "integer", ".status.usedNodes", False),
@@ -79,19 +83,29 @@ KINDS = (
         ),
         (
             Rule(
-                "self.spec.user == oldSelf.spec.user && self.spec.priority =="
-                " oldSelf.spec.priority && self.spec.group == oldSelf.spec.group",
-                "spec: user, priority and group are what the limit is about: create another one",
+                "self.spec.user == oldSelf.spec.user"
+                " && self.spec.__namespace__ == oldSelf.spec.__namespace__"
+                " && self.spec.team == oldSelf.spec.team && self.spec.queue == oldSelf.spec.queue"
+                " && self.spec.scope == oldSelf.spec.scope"
+                " && self.spec.priority == oldSelf.spec.priority"
+                " && self.spec.group == oldSelf.spec.group",
+                "spec: subject, priority and group are what the limit is about: create another one",
                 says(
-"spec: %s/%s/%s cannot replace %s/%s/%s: user, priority and group are what the "
-"limit is about, create another one",
-"self.spec.user",
-"self.spec.priority",
-"self.spec.group",
-"oldSelf.spec.user",
-"oldSelf.spec.priority",
-"oldSelf.spec.group",
-),
+                    "spec: %s%s%s%s/%s/%s cannot replace %s%s%s%s/%s/%s: subject, scope, priority "
+                    "and group are what the limit is about, create another one",
+                    "self.spec.user",
+                    "self.spec.__namespace__",
+                    "self.spec.team",
+                    "self.spec.queue",
+                    "self.spec.priority",
+                    "self.spec.group",
+                    "oldSelf.spec.user",
+                    "oldSelf.spec.__namespace__",
+                    "oldSelf.spec.team",
+                    "oldSelf.spec.queue",
+                    "oldSelf.spec.priority",
+                    "oldSelf.spec.group",
+                ),
                 ".spec",
             ),
         ),

@@ -1,8 +1,11 @@
-"""FlyerQuota v1alpha1: how many nodes a user may have at once, at a priority, in a node class.
+"""FlyerQuota v1alpha1: how many nodes a subject may have at once, at a priority, in a node class.
 
-One object is one limit. `*` stands for any: `priority: "*"` and `group: "*"` bound the sum over
-all of them; `user: "*"` is what each user gets who has no limit of his own for the same priority
-and group. Every limit that applies to a job must have room for all of its nodes before it gets any;
+One object is one limit. Its subject is a user, a namespace, a team or a queue. With `scope: Each`,
+`*` is what each subject of that kind gets that has no limit by name for the same priority and
+group; with `scope: Total` the limit bounds the sum over all of them. `priority: "*"` and
+`group: "*"` bound the sum over all levels and classes. An object that names no subject bounds each
+namespace, because a namespace is the one identity that every version of Kubernetes vouches for.
+Every limit that applies to a job must have room for all of its nodes before it gets any;
 what a job holds counts until its nodes are empty. Where no limit applies there is none, so a
 cluster without FlyerQuotas behaves as before; `nodes: 0` closes a priority or a class.
 """
@@ -11,9 +14,10 @@ cluster without FlyerQuotas behaves as before; `nodes: 0` closes a priority or a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from flyer.api.base import Model, StrictModel
 from flyer.api.conditions import Conditions
@@ -25,20 +29,58 @@ from flyer.api.timestamps import Timestamp
 
 ANY = "*"
 NODES_MAX = 5_000
-_USERS_MAX = 1_000
+_SUBJECTS_MAX = 1_000
 _LEVELS: list[JsonValue] = [one.value for one in Priority if one is not Priority.AUTO]
+_EACH = '"*": each one without a limit by name for this priority and group, or the sum over all '
+_EACH += "of them with scope Total. At most one of user, namespace, team and queue may be set"
+
+
+class QuotaSubject(StrEnum):
+    """What a limit is about: the name of the field that says which one."""
+
+    USER = "user"
+    NAMESPACE = "namespace"
+    TEAM = "team"
+    QUEUE = "queue"
+
+
+class QuotaScope(StrEnum):
+    """How `*` is counted."""
+
+    EACH = "Each"
+    TOTAL = "Total"
 
 
 class FlyerQuotaSpec(StrictModel):
-    """Nodes per user, priority and group."""
+    """Nodes per subject, priority and group."""
 
     user: str = Field(
-        default=ANY,
-        min_length=1,
+        default="",
         max_length=253,
-        description="Whose jobs: the name in the annotation fireflyer.dev/user; jobs without it, "
-        'and those of service accounts, count for their namespace. "*": each user who has no limit '
-        "of his own for this priority and group",
+        description="A user: the name in the annotation fireflyer.dev/user; jobs without it, and "
+        f"those of service accounts, count for their namespace. {_EACH}",
+    )
+    namespace: str = Field(
+        default="",
+        max_length=63,
+        description=f"The namespace of the jobs, whoever created them. {_EACH}. With none of the "
+        'four, the limit is about namespace "*"',
+    )
+    team: str = Field(
+        default="",
+        max_length=63,
+        description="A team: the value of the label of the job's namespace that "
+        f"FlyerTopology spec.teamLabel names. {_EACH}",
+    )
+    queue: str = Field(
+        default="",
+        max_length=253,
+        description=f"The queue of the jobs: spec.queue, or their queue label. {_EACH}",
+    )
+    scope: Annotated[QuotaScope, Field(strict=False)] = Field(
+        default=QuotaScope.EACH,
+        description='Each: one limit for each subject. Total: one limit for all subjects that "*" '
+        "matches, together; other limits never replace it. Default: Each",
     )
     priority: str = Field(
         default=ANY,
@@ -60,11 +102,50 @@ class FlyerQuotaSpec(StrictModel):
         description="From then on this limit does not apply; a job that runs keeps its nodes",
     )
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "[self.user, self.__namespace__, self.team, self.queue].filter(one, one != '')"
+                ".size() <= 1",
+                "spec: names more than one subject: set one of user, namespace, team and queue",
+                "",
+                ".user",
+            ),
+            Rule(
+                "self.scope != 'Total' || "
+                "[self.user, self.__namespace__, self.team, self.queue].all(one, one in ['', '*'])",
+                'spec.scope: Total needs the subject "*": a limit by name is a total already',
+                "",
+                ".scope",
+            ),
+        )
+    )
+
+    @property
+    def subject(self) -> tuple[QuotaSubject, str]:
+        """What the limit is about, and which one or `*`."""
+        for kind in QuotaSubject:
+            name: str = getattr(self, kind.value)
+            if name:
+                return kind, name
+        return QuotaSubject.NAMESPACE, ANY
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> Self:
+        named = [kind.value for kind in QuotaSubject if getattr(self, kind.value)]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} are set: a limit has one subject, set one")
+        if self.scope is QuotaScope.TOTAL and self.subject[1] != ANY:
+            raise ValueError(
+                f'scope Total needs {named[0]} "*": a limit by name is a total already'
+            )
+        return self
+
 
 class QuotaUse(Model):
-    """What one user holds under the limit."""
+    """What one subject holds under the limit."""
 
-    user: str = Field(max_length=253, description="Who")
+    name: str = Field(max_length=253, description="The user, namespace, team or queue")
     nodes: int = Field(ge=0, description="Nodes held")
     jobs: int = Field(ge=0, description="Jobs that hold them")
 
@@ -77,11 +158,11 @@ class FlyerQuotaStatus(Model):
     )
     used_nodes: int = Field(default=0, ge=0, description="Nodes held under this limit")
     waiting_jobs: int = Field(default=0, ge=0, description="Jobs that wait for room in it")
-    users: tuple[QuotaUse, ...] = Field(
+    subjects: tuple[QuotaUse, ...] = Field(
         default=(),
-        max_length=_USERS_MAX,
-        description="Who holds them; the largest first, at most 1000",
-        json_schema_extra=list_map("user"),
+        max_length=_SUBJECTS_MAX,
+        description="What each subject holds; the largest first, at most 1000",
+        json_schema_extra=list_map("name"),
     )
     conditions: Conditions = ()
     observed_generation: int | None = Field(
@@ -106,7 +187,7 @@ class FlyerQuotaStatus(Model):
 
 
 class FlyerQuota(StrictModel):
-    """How many nodes a user may have at once, at a priority, in a node class."""
+    """How many nodes a subject may have at once, at a priority, in a node class."""
 
     api_version: Literal["fireflyer.dev/v1alpha1"] = API_VERSION
     kind: Literal["FlyerQuota"] = KIND_QUOTA
@@ -115,4 +196,13 @@ class FlyerQuota(StrictModel):
     status: FlyerQuotaStatus | None = None
 
 
-__all__ = ["ANY", "NODES_MAX", "FlyerQuota", "FlyerQuotaSpec", "FlyerQuotaStatus", "QuotaUse"]
+__all__ = [
+    "ANY",
+    "NODES_MAX",
+    "FlyerQuota",
+    "FlyerQuotaSpec",
+    "FlyerQuotaStatus",
+    "QuotaScope",
+    "QuotaSubject",
+    "QuotaUse",
+]

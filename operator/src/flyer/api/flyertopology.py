@@ -83,6 +83,15 @@ class PreemptionLimits(StrictModel):
     )
 
 
+class RemovalBudget(StrictModel):
+    """How many nodes of a class may be out at once without hard evidence: the larger number."""
+
+    nodes: int = Field(default=2, ge=0, le=100_000, description="Nodes of a class. Default: 2")
+    percent: int = Field(
+        default=10, ge=0, le=100, description="Percent of the nodes of a class. Default: 10"
+    )
+
+
 class FlyerTopologySpec(StrictModel):
     """What the network looks like, and how many gangs may span it."""
 
@@ -97,10 +106,26 @@ class FlyerTopologySpec(StrictModel):
     cross_zone_jobs: int = Field(
         default=1, ge=0, le=1, description="Jobs that may span two zones at once; 0: none"
     )
+    team_label: str = Field(
+        default="",
+        max_length=317,
+        pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
+        "|^$",
+        description="The label of namespaces whose value is the team of their jobs, for FlyerQuota "
+        "spec.team. Users who may edit a namespace's objects may not change its labels. Empty: no "
+        "teams",
+    )
     limits: PreemptionLimits = Field(
         default=PreemptionLimits(),
         description="Caps on spec.preemption of all FlyerJobs. The scheduler applies the lower of "
         "the job's value and the cap",
+    )
+    removal_budget: RemovalBudget = Field(
+        default=RemovalBudget(),
+        description="Nodes whose health cannot be observed (NodeHealth Unknown) get no new work, "
+        "up to this number in each node class; further ones stay usable and are reported as held. "
+        "Nodes with a hardware fault, lost nodes and drains by people are always out and spend "
+        "nothing of it",
     )
 
 
@@ -219,6 +244,7 @@ __all__ = [
     "FlyerTopologyStatus",
     "PreemptionLimits",
     "PriorityLimits",
+    "RemovalBudget",
     "TokenHolder",
     "Zone",
     "ZoneCount",

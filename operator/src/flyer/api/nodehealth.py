@@ -209,6 +209,13 @@ class NodeHealth(StrictModel):
         return f"{status.reason}{detail}"
 
     @property
+    def unproven(self) -> bool:
+        """Whether the node may be well: its health cannot be observed, and nobody drains it."""
+        status = self.status
+        unknown = status is not None and status.state is HealthState.UNKNOWN
+        return unknown and self.spec.drain is None
+
+    @property
     def unfit(self) -> str:
         """Why the node gets no new work, in one line; empty: it may."""
         if self.spec.drain is not None:

@@ -113,10 +113,11 @@ def queues_table(queues: Iterable[QueueView]) -> str:
 def quotas_table(quotas: Iterable[QuotaView]) -> str:
     """The second table of `flyer queues`."""
     return table(
-        ("QUOTA", "USER", "PRIORITY", "GROUP", "USED", "EXPIRES", "JOBS"),
+        ("QUOTA", "SUBJECT", "PRIORITY", "GROUP", "USED", "EXPIRES", "JOBS"),
         [
             (
-                one.name, one.user, one.priority, one.group, f"{one.used}/{one.nodes}",
+                one.name, f"{one.kind} {one.subject}" + " (total)" * (one.scope == "Total"),
+                one.priority, one.group, f"{one.used}/{one.nodes}",
                 clock(one.expires_at) if one.expires_at is not None else NOTHING,
                 " ".join(one.jobs) or NOTHING,
             )

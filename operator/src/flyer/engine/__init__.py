@@ -58,6 +58,7 @@ from flyer.engine.events import (
     Succeeded,
     SuspendReceived,
     SuspendRequested,
+    TeamObserved,
     Tick,
     ZonesObserved,
 )
@@ -65,7 +66,8 @@ from flyer.engine.explanation import Blocker, Explanation, Remedy
 from flyer.engine.loads import QuotaLoad, quota_loads
 from flyer.engine.nodes import Node, Zones
 from flyer.engine.policy import Policy
-from flyer.engine.quotas import Quota
+from flyer.engine.quotas import Quota, Subjects
+from flyer.engine.removals import Removals, removals
 from flyer.engine.state import EngineState, JobState, NodeState
 from flyer.engine.topology import topology_document
 
@@ -106,6 +108,7 @@ __all__ = [
     "ReleaseToken",
     "Released",
     "Remedy",
+    "Removals",
     "ReplayError",
     "RequeueRequested",
     "ResumeRequested",
@@ -118,9 +121,11 @@ __all__ = [
     "StopRequested",
     "StreamLost",
     "StreamRestored",
+    "Subjects",
     "Succeeded",
     "SuspendReceived",
     "SuspendRequested",
+    "TeamObserved",
     "Tick",
     "UnknownJob",
     "WakeAt",
@@ -130,6 +135,7 @@ __all__ = [
     "quota_loads",
     "quota_usage",
     "rebuild",
+    "removals",
     "step",
     "topology_document",
 ]

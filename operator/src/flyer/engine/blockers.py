@@ -168,7 +168,7 @@ def blockers(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blo
     for node in nodes:
         state = draft.nodes[node.name]
         if not state.eligible:
-            why = state.node.reason or state.lost or "not ready"
+            why = state.node.reason or state.lost or state.out or "not ready"
             found.append(Blocker("NodeNotReady", f"node {node.name} is out: {why}", node=node.name))
     return found
 

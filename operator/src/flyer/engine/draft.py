@@ -38,6 +38,7 @@ class Draft:
         self.quotas: dict[str, Quota] = dict(state.quotas)
         self.zones = state.zones
         self.held_apart = state.held_apart
+        self.teams: dict[str, str] = dict(state.teams)
         self.incidents: list[Incident] = list(state.incidents)
         # The jobs as they were before this step: what nobody has acted upon yet can be undone.
         self.before: Mapping[str, JobState] = state.jobs
@@ -53,7 +54,7 @@ class Draft:
         """The state after the step."""
         return EngineState(
             self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones,
-            self.held_apart, tuple(self.incidents),
+            self.held_apart, self.teams, tuple(self.incidents),
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flyer.api import quantize
@@ -17,13 +18,14 @@ from flyer.engine.nodes import Zones
 from flyer.engine.policy import Policy
 from flyer.engine.quotas import held_by, ledger, usage
 from flyer.engine.reactions import react
+from flyer.engine.removals import judged
 from flyer.engine.schedule import launch, schedule
 from flyer.engine.settle import settle
 from flyer.engine.state import EngineState, NodeState
 from flyer.engine.transitions import new_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flyer.api import FlyerJob, FlyerJobStatus
     from flyer.engine.actions import Action
@@ -61,6 +63,7 @@ def _step(
         draft.event = event
         react(event, draft)
     draft.about, draft.event = "", None
+    draft.nodes = judged(draft.nodes, draft.zones, draft.now)
     settle(draft)
     # Nodes are given back in the store before they are given out again.
     actions: list[Action] = list(_commits(draft, committed, shrinking_only=True))
@@ -95,18 +98,23 @@ def rebuild(
     quotas: Iterable[Quota] = (),
     zones: Zones = Zones(),  # noqa: B008 - frozen
     apart: Iterable[FlyerJob] = (),
+    teams: Mapping[str, str] = MappingProxyType({}),
 ) -> EngineState:
     """The state that the jobs' statuses describe. `epoch` is the new leader's, above all before.
 
     `jobs` holds every job that has not ended or still occupies a node, but for those `apart`: of
-    them nothing counts but what they hold of quotas, the most of several statuses of one. The first
-    step after it tells again every action that is still to be done.
+    them nothing counts but what they hold of quotas, the most of several statuses of one.
+    `teams` has the team of each namespace that has one. The first step after it tells again every
+    action that is still to be done.
     """
     now = quantize(now)
-    known = {node.name: NodeState(node) for node in nodes}
+    known = judged({node.name: NodeState(node) for node in nodes}, zones, now)
     states = [new_job(job, now) for job in jobs]
     limits = {quota.name: quota for quota in quotas}
-    found = EngineState(epoch, policy, now, known, {job.key: job for job in states}, limits, zones)
+    found = EngineState(
+        epoch, policy, now, known, {job.key: job for job in states}, limits, zones,
+        teams=dict(teams),
+    )  # fmt: skip
     held: dict[str, Holding] = {}
     for job in apart:
         holding = held_by(Draft(found, now), new_job(job, now))

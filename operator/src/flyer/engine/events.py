@@ -78,6 +78,14 @@ class QuotaRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamObserved:
+    """The namespace belongs to this team; empty: to none, or it is gone."""
+
+    namespace: str
+    team: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobSubmitted:
     """A job exists with this spec. Submitted again, its changed spec is taken over.
 
@@ -301,6 +309,7 @@ class Tick:
 
 Event = (
     NodeObserved | NodeLost | NodeRemoved | NodeEmptied | QuotaObserved | QuotaRemoved
+    | TeamObserved
     | JobSubmitted | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested
     | StopRequested | SuspendReceived | Released | ProgressReported | LogObserved
     | CheckpointReported | LifeStateSet | GangStarted | StartPending | StartFailed | StartRefused
@@ -338,6 +347,7 @@ __all__ = [
     "Succeeded",
     "SuspendReceived",
     "SuspendRequested",
+    "TeamObserved",
     "Tick",
     "ZonesObserved",
 ]

@@ -12,6 +12,7 @@ from flyer.engine.errors import UnknownJob
 from flyer.engine.explanation import Blocker, Explanation, Remedy
 from flyer.engine.market import Market, options
 from flyer.engine.preemption import preemption_plan
+from flyer.engine.removals import judged
 from flyer.engine.schedule import launch, queue, schedule
 from flyer.engine.settle import settle
 from flyer.engine.state import HOLDING
@@ -29,6 +30,7 @@ def explain(state: EngineState, job: str, now: float) -> Explanation:
         raise UnknownJob(job, len(state.jobs))
     draft = Draft(state, now)
     position = _position(draft, job)
+    draft.nodes = judged(draft.nodes, draft.zones, draft.now)
     settle(draft)
     claims = schedule(draft)
     launch(draft)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class QuotaLoad:
     """One limit now."""
 
-    held: dict[str, list[int]] = field(default_factory=dict)  # by user: the nodes of each job
+    held: dict[str, list[int]] = field(default_factory=dict)  # by subject: the nodes of each job
     waiting: int = 0  # jobs that wait for room in it
 
 
@@ -31,8 +31,9 @@ def quota_loads(state: EngineState, now: float) -> dict[str, QuotaLoad]:
     book = ledger(draft)
     found = {quota.name: QuotaLoad() for quota in book.quotas}
     for held in book.holdings.values():
-        for quota in book.limits(held.user, held.priority, held.node_class):
-            found[quota.name].held.setdefault(held.user, []).append(held.nodes)
+        for quota in book.limits(held.subjects, held.priority, held.node_class):
+            name = held.subjects.of(quota.kind)
+            found[quota.name].held.setdefault(name, []).append(held.nodes)
     waiting: dict[str, set[str]] = {name: set() for name in found}
     jobs = [job for job in draft.jobs.values() if _waits(job)] if found else []
     # The second time for those who find room, and wait behind others of their user.

@@ -13,6 +13,7 @@ import json
 import types
 import typing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -28,13 +29,13 @@ from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from flyer.engine.actions import Action
     from flyer.engine.events import Event
     from flyer.engine.state import EngineState
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def rebuild_line(
     policy: Policy,
     quotas: Sequence[Quota] = (),
     zones: Zones = Zones(),  # noqa: B008 - frozen
+    teams: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The line of a rebuild."""
     record = {
@@ -66,6 +68,7 @@ def rebuild_line(
             "policy": _encode(policy),
             "quotas": [_encode(quota) for quota in quotas],
             "zones": _encode(zones),
+            "teams": dict(teams),
         },
     }
     return _line(record)
@@ -113,7 +116,9 @@ def _rebuild(record: dict[str, Any]) -> EngineState:
     policy = _decode(given["policy"], {"Policy": Policy})
     quotas = [_decode(one, {"Quota": Quota}) for one in given["quotas"]]
     zones = _decode(given["zones"], {"Zones": Zones})
-    return rebuild(nodes, jobs, given["now"], given["epoch"], policy, quotas, zones)
+    return rebuild(
+        nodes, jobs, given["now"], given["epoch"], policy, quotas, zones, teams=given["teams"]
+    )
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -29,6 +29,8 @@ class Node:
     ready: bool = True
     reason: str = ""
     fault: str = ""  # a hardware fault that is present: NodeHealth says Unhealthy, and why
+    # Why its health cannot be observed; the removal budget decides whether it gets new work.
+    unproven: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class Zones:
     leaves: tuple[str, ...] = ()  # as zone/leaf; a zone that has none here: all of its leaves
     cross_zone_jobs: int = 1
     limits: Limits = DEFAULT_LIMITS
+    # Nodes of a class that may be out at once without hard evidence: the larger of the two.
+    budget_nodes: int = 2
+    budget_percent: int = 10
 
     @classmethod
     def of(cls, topology: FlyerTopology) -> Zones:
@@ -49,7 +54,13 @@ class Zones:
             tuple(f"{zone.name}/{leaf}" for zone in spec.zones for leaf in zone.leaves),
             spec.cross_zone_jobs,
             Limits.of(spec.limits),
+            spec.removal_budget.nodes,
+            spec.removal_budget.percent,
         )
+
+    def removal_budget(self, nodes: int) -> int:
+        """How many of so many nodes of a class may be out at once without hard evidence."""
+        return max(self.budget_nodes, nodes * self.budget_percent // 100)
 
     def admits(self, node: Node) -> bool:
         """Whether the node may get gangs."""

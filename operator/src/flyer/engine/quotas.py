@@ -1,10 +1,10 @@
-"""Quotas: who may hold how many nodes, at which priority, of which class.
+"""Quotas: how many nodes a user, namespace, team or queue may hold, at which priority and class.
 
-A limit applies to a job if user, priority and class match; `*` matches any. A limit that names the
-user stands in for the one with `user: "*"` of the same priority and class. All limits that apply
-must have room for the whole gang. What a job holds (its assignment, and nodes it has still to
-leave) counts at the priority at which it got it. The ledger is made anew in each step, from
-statuses alone.
+A limit applies to a job if subject, priority and class match; `*` matches any. A limit that names
+its subject replaces the one with `*` of the same kind, priority and class, but never one over the
+total. All limits that apply must have room for the whole gang. What a job holds (its assignment,
+and nodes it has still to leave) counts at the priority at which it got it. The ledger is made anew
+in each step, from statuses alone.
 """
 
 from __future__ import annotations
@@ -12,49 +12,102 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flyer.api import Pending, Priority
+from flyer.api import Pending, Priority, QuotaScope, QuotaSubject
 from flyer.api.waiting import WAITING_FOR_QUOTA
 from flyer.engine.explanation import Blocker
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from flyer.api import FlyerQuota
+    from flyer.api import FlyerQuota, FlyerQuotaSpec
     from flyer.engine.draft import Draft
     from flyer.engine.state import JobState
 
 ANY = "*"
 # Holders named in one sentence; the rest is counted.
 _HOLDERS_MAX = 4
+# A limit about fewer jobs is named first, and waited in first: a job without room in its user's
+# limit does not wait in the limit of a namespace, where it would delay the jobs of other users.
+_WIDTH = {
+    QuotaSubject.USER: 0,
+    QuotaSubject.QUEUE: 1,
+    QuotaSubject.NAMESPACE: 2,
+    QuotaSubject.TEAM: 3,
+}
+_TOTAL_WIDTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """What one job counts for: one name of each kind; empty: none, as a namespace without team."""
+
+    user: str
+    namespace: str = ""
+    team: str = ""
+    queue: str = ""
+
+    def of(self, kind: QuotaSubject) -> str:
+        """The name of this kind."""
+        name: str = getattr(self, kind.value)
+        return name
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One limit."""
+    """One limit. `subject` is a name, or `*`: each one of the kind, or with `total` all of them."""
 
     name: str
-    user: str = ANY
+    subject: str = ANY
     priority: str = ANY
     group: str = ANY
     nodes: int = 0
     expires_at: float | None = None
+    kind: QuotaSubject = QuotaSubject.USER
+    total: bool = False
 
     @classmethod
     def of(cls, quota: FlyerQuota) -> Quota:
-        """What the object says."""
-        spec = quota.spec
-        return cls(
-            quota.metadata.name, spec.user, spec.priority, spec.group, spec.nodes, spec.expires_at
-        )
+        """The limit that the object describes."""
+        return cls.from_spec(quota.metadata.name, quota.spec)
 
-    def applies(self, user: str, priority: Priority, node_class: str | None) -> bool:
+    @classmethod
+    def from_spec(cls, name: str, spec: FlyerQuotaSpec) -> Quota:
+        """The limit of this name."""
+        kind, subject = spec.subject
+        return cls(
+            name, subject, spec.priority, spec.group, spec.nodes, spec.expires_at, kind,
+            spec.scope is QuotaScope.TOTAL,
+        )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """Rank by how many jobs share it."""
+        return _TOTAL_WIDTH if self.total else _WIDTH[self.kind]
+
+    def concerns(self, subjects: Subjects) -> bool:
+        """Whether it is about jobs of these subjects."""
+        name = subjects.of(self.kind)
+        return name != "" and self.subject in (ANY, name)
+
+    def applies(self, subjects: Subjects, priority: Priority, node_class: str | None) -> bool:
         """Whether it is about such jobs. A class that is not decided yet matches `*` alone."""
         return (
-            self.user in (ANY, user)
+            self.concerns(subjects)
             and self.priority in (ANY, priority.value)
             and self.group in (ANY, node_class)
         )
+
+    def account(self, subjects: Subjects) -> tuple[str, str]:
+        """The key under which nodes of these subjects count."""
+        return self.name, "" if self.total else subjects.of(self.kind)
+
+    def whom(self, subjects: Subjects) -> str:
+        """The subject in a message."""
+        if self.total:
+            return f"all {self.kind.value}s"
+        name = subjects.of(self.kind)
+        return name if self.kind is QuotaSubject.USER else f"{self.kind.value} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +115,7 @@ class Holding:
     """What one job holds."""
 
     job: str
-    user: str
+    subjects: Subjects
     priority: Priority
     node_class: str | None
     nodes: int
@@ -74,88 +127,108 @@ class Ledger:
 
     quotas: tuple[Quota, ...]
     holdings: dict[str, Holding] = field(default_factory=dict)
-    # Nodes by limit and user; and the limits that apply, by user, priority and class.
+    # The team of each namespace that has one.
+    teams: Mapping[str, str] = field(default_factory=dict)
+    # Nodes by account; and the limits that apply, by subjects, priority and class.
     _used: dict[tuple[str, str], int] = field(default_factory=dict)
-    _limits: dict[tuple[str, Priority, str | None], list[Quota]] = field(default_factory=dict)
+    _limits: dict[tuple[Subjects, Priority, str | None], list[Quota]] = field(default_factory=dict)
     # Limits in which an earlier job waits for room: who comes later waits behind it.
     _waiting: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def limits(self, user: str, priority: Priority, node_class: str | None) -> list[Quota]:
-        """The limits that apply, the tightest first."""
-        key = (user, priority, node_class)
+    def limits(self, subjects: Subjects, priority: Priority, node_class: str | None) -> list[Quota]:
+        """The limits that apply: those about the fewest jobs first, then the tightest."""
+        key = (subjects, priority, node_class)
         if key not in self._limits:
-            found = [one for one in self.quotas if one.applies(user, priority, node_class)]
-            own = {(one.priority, one.group) for one in found if one.user != ANY}
-            kept = [one for one in found if one.user != ANY or (one.priority, one.group) not in own]
-            self._limits[key] = sorted(kept, key=lambda one: (one.nodes, one.name))
+            found = [one for one in self.quotas if one.applies(subjects, priority, node_class)]
+            own = {(one.kind, one.priority, one.group) for one in found if one.subject != ANY}
+            kept = [
+                one
+                for one in found
+                if one.total or one.subject != ANY or (one.kind, one.priority, one.group) not in own
+            ]
+            self._limits[key] = sorted(kept, key=lambda one: (one.width, one.nodes, one.name))
         return self._limits[key]
+
+    def subjects(self, job: JobState) -> Subjects:
+        """What the job counts for."""
+        return subjects_of(job, self.teams)
 
     def hold(self, holding: Holding) -> None:
         """Count what a job holds, instead of what was counted for it before."""
         before = self.holdings.get(holding.job)
         for one, nodes in ((before, -before.nodes if before else 0), (holding, holding.nodes)):
-            for quota in self._limits_of(one) if one is not None else ():
-                key = (quota.name, holding.user)
+            if one is None:
+                continue
+            for quota in self._limits_of(one):
+                key = quota.account(one.subjects)
                 self._used[key] = self._used.get(key, 0) + nodes
         self.holdings[holding.job] = holding
 
-    def used(self, quota: Quota, user: str, *, but: str = "") -> int:
-        """Nodes that the user holds under the limit, without those of one job."""
-        total = self._used.get((quota.name, user), 0)
+    def used(self, quota: Quota, subjects: Subjects, *, but: str = "") -> int:
+        """Nodes held in the account of these subjects, without those of one job."""
+        account = quota.account(subjects)
+        nodes = self._used.get(account, 0)
         own = self.holdings.get(but)
-        if own is not None and own.user == user and quota in self._limits_of(own):
-            total -= own.nodes
-        return total
+        if (
+            own is not None
+            and quota.account(own.subjects) == account
+            and quota in self._limits_of(own)
+        ):
+            nodes -= own.nodes
+        return nodes
 
-    def holders(self, quota: Quota, user: str) -> list[Holding]:
-        """The jobs of the user that hold nodes under the limit, the largest first."""
+    def holders(self, quota: Quota, subjects: Subjects | None = None) -> list[Holding]:
+        """The jobs that hold nodes in this account, or under the limit; the largest first."""
+        account = quota.account(subjects) if subjects is not None else None
         found = [
             one
             for one in self.holdings.values()
-            if one.user == user and quota in self._limits_of(one)
+            if account in (None, quota.account(one.subjects)) and quota in self._limits_of(one)
         ]
         return sorted(found, key=lambda one: (-one.nodes, one.job))
 
     def _limits_of(self, holding: Holding) -> list[Quota]:
-        return self.limits(holding.user, holding.priority, holding.node_class)
+        return self.limits(holding.subjects, holding.priority, holding.node_class)
 
     def obstacle(self, job: JobState, priority: Priority, node_class: str | None) -> Quota | None:
         """The first limit without room for the job (or with somebody ahead), if there is one."""
-        for quota in self.limits(job.user, priority, node_class):
-            if self._waiting.get((quota.name, job.user), job.key) != job.key:
+        subjects = self.subjects(job)
+        for quota in self.limits(subjects, priority, node_class):
+            if self._waiting.get(quota.account(subjects), job.key) != job.key:
                 return quota
-            if self.used(quota, job.user, but=job.key) + job.spec.nodes > quota.nodes:
+            if self.used(quota, subjects, but=job.key) + job.spec.nodes > quota.nodes:
                 return quota
         return None
 
     def charge(self, job: JobState, priority: Priority, node_class: str | None) -> None:
         """The job has, or is the next to have, so many nodes."""
-        self.hold(Holding(job.key, job.user, priority, node_class, job.spec.nodes))
+        self.hold(Holding(job.key, self.subjects(job), priority, node_class, job.spec.nodes))
 
     def wait_in(self, quota: Quota, job: JobState) -> None:
-        """The job waits for room in this limit: nobody of its user overtakes it there."""
-        self._waiting.setdefault((quota.name, job.user), job.key)
+        """The job waits for room in this limit: no job of the same account overtakes it there."""
+        self._waiting.setdefault(quota.account(self.subjects(job)), job.key)
 
     def out_of_quota(self, job: JobState, quota: Quota) -> tuple[Pending, list[Blocker]]:
         """Why the job waits for room: the limit, what is used, and by whom."""
-        holders = [one for one in self.holders(quota, job.user) if one.job != job.key]
+        subjects = self.subjects(job)
+        holders = [one for one in self.holders(quota, subjects) if one.job != job.key]
         used = sum(one.nodes for one in holders)
-        ahead = self._waiting.get((quota.name, job.user), job.key)
+        ahead = self._waiting.get(quota.account(subjects), job.key)
         named = ", ".join(f"{one.job} ({one.nodes})" for one in holders[:_HOLDERS_MAX])
         if len(holders) > _HOLDERS_MAX:
             named += f" and {len(holders) - _HOLDERS_MAX} more jobs"
         left = max(0, quota.nodes - used)
         message = (
-            f"quota {quota.name} has {left} of {quota.nodes} nodes left for {job.user}, "
-            f"wants {job.spec.nodes}"
+            f"quota {quota.name} has {left} of {quota.nodes} nodes left for "
+            f"{quota.whom(subjects)}, wants {job.spec.nodes}"
         )
         message += f": {used} used by {named}" if holders else ""
         blockers = [Blocker(WAITING_FOR_QUOTA, message, user=job.user, until=quota.expires_at)]
         blockers += [
             Blocker(
                 WAITING_FOR_QUOTA,
-                f"{one.job} of {one.user} holds {one.nodes} of quota {quota.name}",
-                job=one.job, user=one.user,
+                f"{one.job} of {one.subjects.user} holds {one.nodes} of quota {quota.name}",
+                job=one.job, user=one.subjects.user,
             )
             for one in holders
         ]  # fmt: skip
@@ -169,7 +242,7 @@ class Ledger:
 
 def ledger(draft: Draft) -> Ledger:
     """What is held now. Limits that have expired do not apply; those that will wake the engine."""
-    found = Ledger(valid(draft))
+    found = Ledger(valid(draft), teams=draft.teams)
     if not found.quotas:
         return found  # nobody is limited: nothing is counted
     for job in draft.jobs.values():
@@ -179,6 +252,12 @@ def ledger(draft: Draft) -> Ledger:
     for holding in draft.held_apart:
         found.hold(holding)
     return found
+
+
+def subjects_of(job: JobState, teams: Mapping[str, str]) -> Subjects:
+    """What a job counts for."""
+    namespace = job.key.partition("/")[0]
+    return Subjects(job.user, namespace, teams.get(namespace, ""), job.queue)
 
 
 def valid(draft: Draft) -> tuple[Quota, ...]:
@@ -201,7 +280,8 @@ def held_by(draft: Draft, job: JobState) -> Holding | None:
         nodes = max(nodes, len(status.assignment.nodes))
     if nodes == 0:
         return None
-    return Holding(job.key, job.user, held_priority(draft, job), _class_of(draft, job), nodes)
+    subjects = subjects_of(job, draft.teams)
+    return Holding(job.key, subjects, held_priority(draft, job), _class_of(draft, job), nodes)
 
 
 def held_priority(draft: Draft, job: JobState) -> Priority:
@@ -231,15 +311,16 @@ def _class_of(draft: Draft, job: JobState) -> str | None:
 def priorities(draft: Draft, job: JobState, quotas: Iterable[Quota]) -> list[Priority]:
     """The levels at which the job may run, the one it prefers first.
 
-    `auto` takes every level that a limit of its user names, and the policy's own; any other
+    `auto` takes every level that a limit about it names, and the policy's own; any other
     priority is one level.
     """
     if job.spec.priority is not Priority.AUTO:
         return [job.spec.priority]
+    subjects = subjects_of(job, draft.teams)
     named = {
         Priority(one.priority)
         for one in quotas
-        if one.priority != ANY and one.user in (ANY, job.user)
+        if one.priority != ANY and one.concerns(subjects)
         and (job.spec.node_class is None or one.group in (ANY, job.spec.node_class))
     } | {draft.policy.auto_priority}  # fmt: skip
     return sorted(named, key=lambda one: -one.level)
@@ -247,16 +328,18 @@ def priorities(draft: Draft, job: JobState, quotas: Iterable[Quota]) -> list[Pri
 
 def exceeded(draft: Draft, job: JobState, classes: Sequence[str]) -> Pending | None:
     """Why no limit would let the job run even if nobody held anything."""
-    book = Ledger(valid(draft))
+    book = Ledger(valid(draft), teams=draft.teams)
     if not book.quotas:
         return None
+    subjects = book.subjects(job)
     tightest: list[tuple[Quota, Priority]] = []
     for priority in priorities(draft, job, book.quotas):
         for node_class in classes or (job.spec.node_class,):
-            limits = book.limits(job.user, priority, node_class)
-            if not limits or limits[0].nodes >= job.spec.nodes:
+            limits = book.limits(subjects, priority, node_class)
+            least = min(limits, key=lambda one: (one.nodes, one.name), default=None)
+            if least is None or least.nodes >= job.spec.nodes:
                 return None
-            tightest.append((limits[0], priority))
+            tightest.append((least, priority))
     if not tightest:
         return None
     quota, priority = max(tightest, key=lambda one: (one[0].nodes, one[1].level, one[0].name))
@@ -266,7 +349,7 @@ def exceeded(draft: Draft, job: JobState, classes: Sequence[str]) -> Pending | N
     return Pending(
         verdict="Never",
         reason="QuotaExceeded",
-        message=f"wants {job.spec.nodes} nodes, quota {quota.name} gives {job.user} "
+        message=f"wants {job.spec.nodes} nodes, quota {quota.name} gives {quota.whom(subjects)} "
         f"{quota.nodes or 'none'} at {what} in {where}: {fewer}choose another priority or group, "
         f"or ask for a larger FlyerQuota {quota.name}",
     )
@@ -274,11 +357,7 @@ def exceeded(draft: Draft, job: JobState, classes: Sequence[str]) -> Pending | N
 
 def usage(book: Ledger) -> list[tuple[Quota, list[Holding]]]:
     """Every limit that applies now, and who holds nodes under it."""
-    users = sorted({held.user for held in book.holdings.values()})
-    return [
-        (quota, [one for user in users for one in book.holders(quota, user)])
-        for quota in book.quotas
-    ]
+    return [(quota, book.holders(quota)) for quota in book.quotas]
 
 
 __all__ = [
@@ -286,11 +365,13 @@ __all__ = [
     "Holding",
     "Ledger",
     "Quota",
+    "Subjects",
     "exceeded",
     "held_by",
     "held_priority",
     "ledger",
     "priorities",
+    "subjects_of",
     "usage",
     "valid",
 ]

@@ -121,6 +121,14 @@ def _(event: happened.QuotaRemoved, draft: Draft) -> None:
     draft.quotas.pop(event.quota, None)
 
 
+@react.register(happened.TeamObserved)
+def _(event: happened.TeamObserved, draft: Draft) -> None:
+    if event.team:
+        draft.teams[event.namespace] = event.team
+    else:
+        draft.teams.pop(event.namespace, None)
+
+
 @react.register(happened.JobSubmitted)
 def _(event: happened.JobSubmitted, draft: Draft) -> None:
     job = draft.jobs.get(event.job.key)
@@ -141,7 +149,9 @@ def _(event: happened.JobSubmitted, draft: Draft) -> None:
     if job.ended or job.removed:
         return
     spec = event.job.spec
+    queue = event.job.queue
     if job.status.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+        queue = job.queue  # what it holds counts where it was given
         # What decides the placement is fixed while the job has nodes.
         spec = job.spec.replace(
             priority=spec.priority,
@@ -155,6 +165,7 @@ def _(event: happened.JobSubmitted, draft: Draft) -> None:
     job = replace(
         job,
         spec=spec,
+        queue=queue,
         suspend=spec.suspend,
         requeue=event.job.requeue_attempt,
         generation=event.job.metadata.generation,

@@ -38,13 +38,16 @@ class NodeState:
     # The latest hardware fault, and when it was last known to be present.
     fault: str = ""
     fault_at: float = 0.0
+    # The removal budget took the node out: why, and since when its health is not observed.
+    out: str = ""
+    unproven_at: float | None = None
     # Jobs whose start failed because of this node, with the time; a successful start clears it.
     start_failures: tuple[tuple[str, float], ...] = ()
 
     @property
     def eligible(self) -> bool:
         """Whether new work may go there."""
-        return self.node.ready and not self.lost
+        return self.node.ready and not self.lost and not self.out
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class JobState:
     spec: FlyerJobSpec
     status: FlyerJobStatus
     suspend: bool  # spec.suspend, which changes while the job runs
+    queue: str = ""
     suspend_by: str = "user"
     suspend_reason: str = ""
     requeue: int | None = None  # the attempt that is to queue again
@@ -113,6 +117,8 @@ class EngineState:
     zones: Zones = field(default_factory=Zones)
     # What jobs hold that are not among `jobs`: quotas count it.
     held_apart: tuple[Holding, ...] = ()
+    # The team of each namespace that has one: quotas of teams count by it.
+    teams: Mapping[str, str] = field(default_factory=dict)
     # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
     incidents: tuple[Incident, ...] = ()
 

@@ -65,6 +65,7 @@ def new_job(job: FlyerJob, now: float) -> JobState:
         spec=job.spec,
         status=status,
         suspend=job.spec.suspend,
+        queue=job.queue,
         suspend_by=job.changed_by,
         suspend_reason=job.change_reason,
         requeue=job.requeue_attempt,

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from flyer.api import FlyerJobStatus, Phase
 from flyer.api.waiting import PENDING_EVALUATION, PENDING_REASONS, PODS_REFUSED
+from flyer.engine.removals import removals
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["EVICTION_REASONS", "Metrics"]
 
 EVICTION_REASONS: Final = (
-    "Preempted", "Suspended", "Requeued", "Yielded", "NodeFailures", "PodKilled",
-    "PodsReadyTimeout", "WatchdogExpired", PODS_REFUSED,
+    "Preempted", "Suspended", "Requeued", "Yielded", "NodeFailures", "HardwareFault", "PodKilled",
+    "StartFailed", "PodsReadyTimeout", "WatchdogExpired", "ObjectVanished", PODS_REFUSED,
 )  # fmt: skip
 _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
@@ -55,6 +56,13 @@ class Metrics:
         self.nodes = Gauge(
             "flyer_nodes", "Nodes by zone and state", ["zone", "state"], registry=one
         )
+        self.removals = Gauge(
+            "flyer_node_removals",
+            "Nodes by node class and removal state: budget (how many may be out at once without "
+            "hard evidence), spent (out), held (usable, because the budget is spent), defective "
+            "(out with hard evidence; more of them than the budget is a mass failure)",
+            ["group", "state"], registry=one,
+        )  # fmt: skip
         self.gang_nodes = Gauge("flyer_gang_nodes", "Nodes that gangs have", registry=one)
         self.occupancy = Gauge(
             "flyer_node_occupancy_ratio", "Nodes of gangs over nodes that may work", registry=one
@@ -191,9 +199,18 @@ class Metrics:
         self.queued_nodes.set(nodes.total())
         used = sum(len(job.status.occupied) for job in state.jobs.values())
         self.gang_nodes.set(used)
+        for one in removals(state):
+            levels = {
+                "budget": one.budget,
+                "spent": len(one.out),
+                "held": len(one.held),
+                "defective": len(one.defective),
+            }
+            for level, count in levels.items():
+                self.removals.labels(one.node_class, level).set(count)
         tally: Tally[tuple[str, str]] = Tally()
         for node in state.nodes.values():
-            name = "lost" if node.lost else "ready" if node.node.ready else "notReady"
+            name = "lost" if node.lost else "ready" if node.eligible else "notReady"
             tally[(node.node.zone, name)] += 1
         for (zone, name), count in tally.items():
             self.nodes.labels(zone, name).set(count)

@@ -78,10 +78,7 @@ class LocalCluster(StrictModel):
 
     def engine_quotas(self) -> list[Quota]:
         """The quotas as the scheduler sees them."""
-        return [
-            Quota(one.name, one.user, one.priority, one.group, one.nodes, one.expires_at)
-            for one in self.quotas
-        ]
+        return [Quota.from_spec(one.name, one) for one in self.quotas]
 
     def engine_nodes(self) -> list[Node]:
         """The nodes as the scheduler sees them, all ready."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
 from flyer.engine import quota_usage
+from flyer.engine.quotas import ANY
 from flyer.local.views import (
     CheckpointView,
     FailureView,
@@ -189,15 +190,17 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
 
 
 def quota_views(state: EngineState, now: float) -> list[QuotaView]:
-    """Every quota that applies, and per user what is used of it."""
+    """Every quota that applies, and per subject what is used of it."""
     found = []
     for quota, holdings in quota_usage(state, now):
-        users = sorted({one.user for one in holdings}) or [quota.user]
-        for user in users:
-            own = [one for one in holdings if one.user == user]
+        kind, total = quota.kind, quota.total
+        names = {ANY if total else one.subjects.of(kind) for one in holdings} or {quota.subject}
+        for name in sorted(names):
+            own = [one for one in holdings if total or one.subjects.of(kind) == name]
             found.append(
                 QuotaView(
-                    quota.name, user, quota.priority, quota.group,
+                    quota.name, kind.value, name, "Total" if total else "Each",
+                    quota.priority, quota.group,
                     sum(one.nodes for one in own), quota.nodes, quota.expires_at,
                     [one.job for one in own],
                 )

@@ -172,10 +172,12 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class QuotaView:
-    """What one user has of one quota. `user` is "*" when nobody holds anything under it."""
+    """What one subject holds of one quota. `subject` is "*" for a total, or if it holds nothing."""
 
     name: str
-    user: str
+    kind: str  # user, namespace, team or queue
+    subject: str
+    scope: str  # Each or Total
     priority: str
     group: str
     used: int

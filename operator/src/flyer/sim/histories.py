@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flyer.api import FlyerJob, FlyerJobStatus, Phase, Priority, illegal
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, Priority, QuotaSubject, illegal
 from flyer.engine import (
     CheckpointReported,
     Commit,
@@ -331,13 +331,17 @@ class History:
 
     def _limit(self) -> None:
         draw = self._random
+        total = draw.random() < 0.2
+        kind = draw.choice((QuotaSubject.USER, QuotaSubject.USER, *QuotaSubject))
         quota = Quota(
             draw.choice(("q1", "q2")),
-            draw.choice(("*", *_USERS)),
+            "*" if total else draw.choice(("*", *_USERS)),
             draw.choice(("*", "high", "low")),
             draw.choice(("*", "a100")),
             draw.randint(0, 5),
             draw.choice((None, self.now + 20.0)),
+            kind,
+            total,
         )
         self.quotas[quota.name] = quota
         self._inbox.append(QuotaObserved(quota))

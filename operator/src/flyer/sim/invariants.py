@@ -82,14 +82,16 @@ class Invariants:
             if before is not None and rank == (before.chain.attempt, before.priority):
                 continue
             for quota in _limits(state, job):
+                whose = _name(state, job, quota)
                 used = sum(
                     _held_nodes(other)
                     for other in holders.values()
-                    if other.user == job.user and quota in _limits(state, other)
+                    if (quota.total or _name(state, other, quota) == whose)
+                    and quota in _limits(state, other)
                 )
                 _check(
                     used <= quota.nodes,
-                    f"{key} runs at {job.status.priority} with {used} nodes of {job.user} in use, "
+                    f"{key} runs at {job.status.priority} with {used} nodes of {whose} in use, "
                     f"{quota.name} has {quota.nodes}",
                 )
 
@@ -200,12 +202,28 @@ def _limits(state: EngineState, job: JobState) -> list[Quota]:
         quota
         for quota in state.quotas.values()
         if (quota.expires_at is None or quota.expires_at > state.now)
-        and quota.user in ("*", job.user)
+        and _name(state, job, quota)
+        and quota.subject in ("*", _name(state, job, quota))
         and quota.priority in ("*", priority.value)
         and quota.group in ("*", assignment.group)
     ]
-    named = {(one.priority, one.group) for one in found if one.user != "*"}
-    return [one for one in found if one.user != "*" or (one.priority, one.group) not in named]
+    named = {(one.kind, one.priority, one.group) for one in found if one.subject != "*"}
+    return [
+        one
+        for one in found
+        if one.total or one.subject != "*" or (one.kind, one.priority, one.group) not in named
+    ]
+
+
+def _name(state: EngineState, job: JobState, quota: Quota) -> str:
+    """The user, namespace, team or queue of a job, by the kind that the limit is about."""
+    namespace = job.key.partition("/")[0]
+    return {
+        "user": job.user,
+        "namespace": namespace,
+        "team": state.teams.get(namespace, ""),
+        "queue": job.queue,
+    }[quota.kind.value]
 
 
 def _check(holds: bool, what: str) -> None:  # noqa: FBT001 - as assert

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine.draft import Draft
-from flyer.engine.quotas import valid
+from flyer.engine.quotas import subjects_of, valid
 from flyer.engine.schedule import schedule
 
 if TYPE_CHECKING:
@@ -50,14 +50,20 @@ def _gone_at(draft: Draft, job: JobState) -> float:
 
 
 def _has_quota(draft: Draft, job: JobState, node_class: str) -> bool:
-    """Whether every limit that may apply has room for the job and all of its user that wait."""
-    mine = [other for other in draft.jobs.values() if other.user == job.user and not other.ended]
-    wanted = sum(other.spec.nodes for other in mine)
-    return all(
-        wanted <= quota.nodes
-        for quota in valid(draft)
-        if quota.user in ("*", job.user) and quota.group in ("*", node_class)
-    )
+    """Whether every limit that may apply has room for the job and all that wait in it."""
+    mine = subjects_of(job, draft.teams)
+    for quota in valid(draft):
+        if not quota.concerns(mine) or quota.group not in ("*", node_class):
+            continue
+        wanted = sum(
+            other.spec.nodes
+            for other in draft.jobs.values()
+            if not other.ended
+            and quota.account(subjects_of(other, draft.teams)) == quota.account(mine)
+        )
+        if wanted > quota.nodes:
+            return False
+    return True
 
 
 def _waits_for_nodes(draft: Draft, job: JobState) -> bool:

@@ -436,6 +436,11 @@ async def test_an_adopted_gang_is_unheard_until_its_sidecars_come(world: Any) ->
     gang.job = gang.job.replace(status=status)
     world.expect(gang)
     assert world.events == [StreamLost(gang.key, 1)]
+    world.gateway.restate(gang.key)
+    assert world.events == [StreamLost(gang.key, 1)] * 2, "an engine that was rebuilt forgot it"
     for pod in gang.pods:
         await world.sidecar(pod.name)
     assert await world.event(StreamRestored) == StreamRestored(gang.key, 1)
+    before = list(world.events)
+    world.gateway.restate(gang.key)
+    assert world.events == before

@@ -41,7 +41,10 @@ def pod(code: int, reason: str = "Error", message: str = "", **more: Any) -> dic
         (pod(1, message=HEADLINE.format(1)), Failed(1, "rank 3: ValueError: 7")),
         (pod(1, message="rank 0 on node a: exit status 1"), Failed(1, "rank 0: exit status 1")),
         (pod(1), Failed(1, "")),
-        (pod(137, "OOMKilled"), Killed(9, "OOMKilled")),
+        (
+            pod(137, "OOMKilled"),
+            Killed(9, "OOMKilled: container trainer has no memory limit, and its node ran out"),
+        ),
         (
             pod(139, message="rank 3 on node a1: killed by SIGSEGV\nits output …"),
             Killed(11, "rank 3: its output …"),
@@ -88,7 +91,61 @@ def failure(rank: int, time: float, **fields: Any) -> Failure:
     )  # fmt: skip
 
 
-SETTINGS = GatewaySettings(blame_seconds=1.0, peer_lost_seconds=3.0)
+SETTINGS = GatewaySettings(blame_seconds=1.0, peer_lost_seconds=3.0, status_seconds=3.0)
+SIGKILL = Killed(9, "rank 1: killed by SIGKILL")
+
+
+def limited(found: dict[str, Any], container: str, limit: str) -> dict[str, Any]:
+    for one in found["spec"]["containers"]:
+        if one["name"] == container:
+            one["resources"] = {"limits": {"memory": limit}}
+    return found
+
+
+def test_a_memory_limit_that_was_exceeded_is_named() -> None:
+    why = "OOMKilled: container trainer exceeded its memory limit 8Gi"
+    assert outcome_of(limited(pod(137, "OOMKilled"), "trainer", "8Gi")) == Killed(9, why)
+
+
+def test_the_container_that_ran_out_of_memory_is_blamed_for_another_ones_sigkill() -> None:
+    found = limited(pod(137, message="rank 0 on node a: killed by SIGKILL"), "logger", "64Mi")
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    found["status"]["containerStatuses"][0] |= {"state": {"running": {}}, "lastState": ended}
+    why = "OOMKilled: container logger exceeded its memory limit 64Mi"
+    assert outcome_of(found) == Killed(9, why)
+
+
+def test_a_rank_that_fails_by_itself_is_not_out_of_memory() -> None:
+    found = pod(1, "OOMKilled", message=HEADLINE.format(1))
+    assert outcome_of(found) == Failed(1, "rank 3: ValueError: 7")
+
+
+def test_a_sigkill_waits_for_the_status_of_its_pod() -> None:
+    exits = Exits(SETTINGS)
+    killed = failure(1, 10.0, exit_status=None, signal=9)
+    assert exits.add(1, SIGKILL, killed, 10.0) == []
+    assert exits.add(0, LOST_PEERS, failure(0, 10.1, peer_lost=True), 10.1) == []
+    assert exits.due() == 13.0
+    out_of_memory = outcome_of(limited(pod(137, "OOMKilled"), "trainer", "8Gi"))
+    exits.explain(1, out_of_memory)
+    assert exits.due() == 11.0
+    assert exits.tick(11.0) == [(1, out_of_memory), (0, LOST_PEERS)]
+
+
+def test_a_sigkill_that_no_memory_limit_explains_stays_one() -> None:
+    exits = Exits(SETTINGS)
+    exits.add(1, SIGKILL, failure(1, 10.0, exit_status=None, signal=9), 10.0)
+    exits.explain(1, Killed(9, "Error"))
+    assert exits.tick(11.0) == [(1, SIGKILL)]
+    exits.explain(1, Killed(9, "OOMKilled"))  # too late
+    assert exits.told == {1: SIGKILL}
+
+
+def test_a_status_that_never_comes_is_not_waited_for_for_ever() -> None:
+    exits = Exits(SETTINGS)
+    exits.add(1, SIGKILL, failure(1, 10.0, exit_status=None, signal=9), 10.0)
+    assert exits.tick(12.9) == []
+    assert exits.tick(13.0) == [(1, SIGKILL)]
 
 
 def test_success_and_release_are_told_at_once() -> None:
@@ -113,6 +170,7 @@ def test_lost_peers_wait_for_who_lost_them() -> None:
     assert exits.add(0, LOST_PEERS, failure(0, 10.0, peer_lost=True), 10.0) == []
     assert exits.due() == 13.0
     assert exits.add(1, Killed(9), failure(1, 10.5, exit_status=None, signal=9), 12.0) == []
+    exits.explain(1, Killed(9))
     assert exits.due() == 13.0
     assert exits.tick(12.9) == []
     assert exits.tick(13.0) == [(1, Killed(9)), (0, LOST_PEERS)]

@@ -39,6 +39,10 @@ pub(crate) enum Packet {
         sent_at: Millis,
         life: u64,
     },
+    /// A heartbeat of a life that another one has taken the place of.
+    Replaced {
+        life: u64,
+    },
     AskRouting {
         life: u64,
     },

@@ -8,6 +8,9 @@ use threefs_core::time::Millis;
 use super::{CHAIN, Happening, INODE, LAST_REQUEST_US, Network, World};
 use crate::faults::{CALM_AT_US, Fault};
 
+/// Until the service is started again that has ended by itself.
+const RESTART_US: u64 = 5_000;
+
 impl World {
     pub(super) fn fault(&mut self, fault: Fault) {
         if self.calm && !matches!(fault, Fault::Restart { .. } | Fault::Resume { .. }) {
@@ -69,6 +72,14 @@ impl World {
         let rng = &mut self.rng;
         self.nodes[node].crash(|unflushed| rng.random_range(0..=unflushed));
         self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
+    }
+
+    /// The process ends by itself, because mgmtd knows of another life of its node, and is started
+    /// again. A heartbeat of an earlier life that mgmtd had not heard of is enough for that.
+    pub(crate) fn end(&mut self, node: usize) {
+        self.note(|| format!("node {node} ends: replaced"));
+        self.nodes[node].crash(|unflushed| unflushed);
+        self.push(RESTART_US, Happening::Fault(Fault::Restart { node }));
     }
 
     fn restart(&mut self, node: usize) {

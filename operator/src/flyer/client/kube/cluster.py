@@ -10,18 +10,29 @@ from pydantic import ValidationError
 
 from flyer import engine
 from flyer.api import (
+    TOPOLOGY_NAME,
     FlyerJob,
     FlyerJobStatus,
     FlyerQuota,
+    FlyerTopology,
     NodeHealth,
     Phase,
     parse_timestamp,
 )
 from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.client.kube.views import job_of
-from flyer.engine import NodeState, Quota
+from flyer.engine import NodeState, Quota, Zones
+from flyer.engine.removals import judged
 from flyer.kube.client.errors import ApiError, NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, FLYERQUOTAS, LEASES, NODEHEALTHS, NODES
+from flyer.kube.client.resources import (
+    FLYERJOBS,
+    FLYERQUOTAS,
+    FLYERTOPOLOGIES,
+    LEASES,
+    NAMESPACES,
+    NODEHEALTHS,
+    NODES,
+)
 from flyer.kube.services.views import CORDONED, shape_node
 from flyer.local.present import why_view
 from flyer.local.views import WhyReason, WhyView
@@ -52,14 +63,19 @@ class Objects:
     nodes: list[NodeState]
     quotas: list[Quota]
     healths: dict[str, NodeHealth] = field(default_factory=dict)  # by node
+    zones: Zones = field(default_factory=Zones)
+    teams: dict[str, str] = field(default_factory=dict)  # by namespace
 
     def state(self, now: float) -> EngineState:
         """As a scheduler that starts now would have it."""
         live = [job for job in self.jobs if not _forgotten(job)]
         epoch = max((job.status.epoch for job in live if job.status), default=0)
         nodes = [one.node for one in self.nodes]
-        found = engine.rebuild(nodes, live, now, epoch, quotas=self.quotas)
-        return replace(found, nodes={one.node.name: one for one in self.nodes})
+        found = engine.rebuild(
+            nodes, live, now, epoch, quotas=self.quotas, zones=self.zones, teams=self.teams
+        )
+        states = judged({one.node.name: one for one in self.nodes}, found.zones, now)
+        return replace(found, nodes=states)
 
 
 def _forgotten(job: FlyerJob) -> bool:
@@ -69,24 +85,39 @@ def _forgotten(job: FlyerJob) -> bool:
 
 async def observe(api: Api) -> Objects:
     """Read everything. ForbiddenError: the caller may not."""
-    jobs, nodes, healths, quotas = await asyncio.gather(
+    jobs, nodes, healths, quotas, topologies = await asyncio.gather(
         api.list(FLYERJOBS),
         api.list(NODES),
         _optional(api, NODEHEALTHS),
         _optional(api, FLYERQUOTAS),
+        _optional(api, FLYERTOPOLOGIES),
     )
+    topology = next((found for one in topologies for found in _topology(one)), None)
     known = {health.metadata.name: health for one in healths for health in _health(one)}
-    unfit = {name: health.unfit for name, health in known.items()}
     return Objects(
         [job for one in jobs if (job := job_of(one)) is not None],
         [
-            _with_health(NodeState(view.node, view.lost), unfit.get(view.node.name, ""))
+            _with_health(NodeState(view.node, view.lost), known.get(view.node.name))
             for view in map(shape_node, nodes)
             if view.ours
         ],
         [quota for one in quotas for quota in _quota(one)],
         known,
+        Zones.of(topology) if topology is not None else Zones(),
+        await _teams(api, topology.spec.team_label if topology is not None else ""),
     )
+
+
+async def _teams(api: Api, label: str) -> dict[str, str]:
+    """The team of each namespace that has one, as far as the caller may see namespaces."""
+    if not label:
+        return {}
+    try:
+        found = await api.list(NAMESPACES)
+    except ApiError:
+        return {}
+    labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}
+    return {name: team for name, one in labels.items() if (team := one.get(label, ""))}
 
 
 async def _optional(api: Api, resource: Resource) -> list[dict[str, Any]]:
@@ -103,6 +134,14 @@ def _health(value: dict[str, Any]) -> list[NodeHealth]:
         return []
 
 
+def _topology(value: dict[str, Any]) -> list[FlyerTopology]:
+    try:
+        found = FlyerTopology.model_validate(value)
+    except ValidationError:
+        return []
+    return [found] if found.metadata.name == TOPOLOGY_NAME else []
+
+
 def _quota(value: dict[str, Any]) -> list[Quota]:
     try:
         return [Quota.of(FlyerQuota.model_validate(value))]
@@ -110,7 +149,10 @@ def _quota(value: dict[str, Any]) -> list[Quota]:
         return []
 
 
-def _with_health(state: NodeState, unfit: str) -> NodeState:
+def _with_health(state: NodeState, health: NodeHealth | None) -> NodeState:
+    unfit = health.unfit if health is not None else ""
+    if health is not None and health.unproven:
+        return replace(state, node=replace(state.node, unproven=unfit))
     if not unfit or not state.node.ready:
         return state
     return replace(state, node=replace(state.node, ready=False, reason=unfit))
@@ -192,7 +234,7 @@ def _apart(job: FlyerJob) -> bool:
 
 def _way_back(state: NodeState, health: NodeHealth | None) -> str:
     """What a person does about a node that gets no new work, and why it gets none."""
-    name, why = state.node.name, state.lost or state.node.reason
+    name, why = state.node.name, state.lost or state.node.reason or state.node.unproven
     if why == CORDONED:
         return f"kubectl uncordon {name}  # gives {name} new work again"
     if health is None or health.unfit != why:

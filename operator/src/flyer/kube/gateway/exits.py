@@ -7,12 +7,13 @@ that the others follow from first. Pure: `now` is an argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import signal
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flyer.engine import Failed, Killed
 from flyer.job.failure import Failure, first
-from flyer.kube.gateway.outcome import LOST_PEERS, explained
+from flyer.kube.gateway.outcome import LOST_PEERS, explained, is_out_of_memory
 
 if TYPE_CHECKING:
     from flyer.engine import Outcome
@@ -26,6 +27,8 @@ class _Waiting:
     outcome: Outcome
     failure: Failure
     due: float
+    status_due: float | None = None
+    """The end of the wait for the pod's status, of a SIGKILL that the sidecar cannot explain."""
 
 
 class Exits:
@@ -62,12 +65,26 @@ class Exits:
         if lost_peers:
             pause = self._settings.peer_lost_seconds
         known = failure or _unknown(node_rank, outcome, now, lost_peers=lost_peers)
-        self._waiting[node_rank] = _Waiting(outcome, known, now + pause)
+        unexplained = isinstance(outcome, Killed) and outcome.signal == signal.SIGKILL
+        status_due = now + self._settings.status_seconds if unexplained else None
+        self._waiting[node_rank] = _Waiting(outcome, known, now + pause, status_due)
         return []
+
+    def explain(self, node_rank: int, status: Outcome) -> None:
+        """The pod's own status is known: a memory limit that was exceeded explains a SIGKILL."""
+        waiting = self._waiting.get(node_rank)
+        if waiting is None or waiting.status_due is None:
+            return
+        outcome = status if is_out_of_memory(status) else waiting.outcome
+        self._waiting[node_rank] = replace(waiting, outcome=outcome, status_due=None)
 
     def due(self) -> float | None:
         """When `tick` has something to tell."""
-        return min((one.due for one in self._waiting.values()), default=None)
+        if not self._waiting:
+            return None
+        due = min(one.due for one in self._waiting.values())
+        unexplained = [one.status_due for one in self._waiting.values() if one.status_due]
+        return max(due, min(unexplained, default=due))
 
     def tick(self, now: float) -> list[tuple[int, Outcome]]:
         """What is to be told now, the guilty one first."""

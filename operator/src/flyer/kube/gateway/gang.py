@@ -159,6 +159,11 @@ class Gang:
         kind = StreamRestored if heard else StreamLost
         return [kind(self.start.job, self.start.attempt)]
 
+    def restated(self) -> list[Event]:
+        """As `streams`, for an engine that has forgotten what was reported to it."""
+        self._heard = True
+        return self.streams()
+
     def take(self, node_rank: int, report: Report, now: float) -> list[Event]:
         """All that a pod said so far. Raises `ProtocolError` for what cannot be its own to say."""
         member = self.members[node_rank]
@@ -194,6 +199,12 @@ class Gang:
     ) -> list[Event]:
         """A pod ended so; the first account of it counts."""
         return self._told(self.exits.add(node_rank, outcome, failure, now))
+
+    def pod_ended(self, node_rank: int, status: Outcome, now: float) -> list[Event]:
+        """As `conclude`, with what the pod's status says; it explains a SIGKILL told before."""
+        events = self.conclude(node_rank, status, None, now)
+        self.exits.explain(node_rank, status)
+        return events
 
     def due(self) -> float | None:
         """When `tick` has something to do."""

@@ -187,7 +187,7 @@ class Gateway:
             await asyncio.sleep(ACCOUNT_POLL_SECONDS)
         if self._members.get(uid) != member:
             return status  # forgotten meanwhile
-        self._after(gang, gang.conclude(node_rank, status, None, self._clock()))
+        self._after(gang, gang.pod_ended(node_rank, status, self._clock()))
         while node_rank not in gang.exits.told:
             if self._members.get(uid) != member:
                 return status  # forgotten meanwhile
@@ -213,6 +213,12 @@ class Gateway:
         """Names of pods that the start of the job's attempt still waits for."""
         gang = self._gangs.get(job)
         return gang.absent() if gang is not None else []
+
+    def restate(self, job: str) -> None:
+        """The engine was rebuilt, and no status stores whether a running gang has its streams."""
+        gang = self._gangs.get(job)
+        if gang is not None:
+            self._after(gang, gang.restated())
 
     def failure(self, job: str) -> Failure | None:
         """The failure that the others of the job's attempt follow from, with its traceback."""

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from flyer.engine import Outcome
     from flyer.job.failure import Failure
 
-__all__ = ["LOST_PEERS", "explained", "outcome_of", "outcome_of_code"]
+__all__ = ["LOST_PEERS", "explained", "is_out_of_memory", "outcome_of", "outcome_of_code"]
 
 REASON_CHARACTERS_MAX: Final = 300
+_OOM: Final = "OOMKilled"
+_STATUSES: Final = (
+    ("containers", "containerStatuses"), ("initContainers", "initContainerStatuses"),
+)  # fmt: skip
 LOST_PEERS: Final = Killed(0, "it lost its peers, and none of them says why")
 _HEADLINE = re.compile(r"^rank (\d+) on node \S+: (exit status \d+|killed by .+)$", re.MULTILINE)
 # Statuses with which a container runtime says that the program never ran.
@@ -63,6 +67,8 @@ def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
         return Failed(code or 128, _cut(f"the container did not start: {message or reason}"))
     headline = _HEADLINE.search(message)
     if code > 128 and not (headline and headline.group(2).startswith("exit")):
+        if out_of_memory := _out_of_memory(pod, status):
+            return Killed(signal.SIGKILL, _cut(out_of_memory))
         number = int(terminated.get("signal") or 0) or code - 128
         return Killed(number, _cut(reason if reason != "Error" else _words(message, headline)))
     outcome = outcome_of_code(code, None)
@@ -81,6 +87,30 @@ def _terminated(pod: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, 
             if ended is not None:
                 return ended
     return None
+
+
+def is_out_of_memory(outcome: Outcome) -> bool:
+    """Whether a memory limit ended the pod."""
+    return isinstance(outcome, Killed) and outcome.reason.startswith(_OOM)
+
+
+def _out_of_memory(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Which container the kernel killed for its memory; empty: none, as far as is known."""
+    spec = pod.get("spec") or {}
+    for kind, field in _STATUSES:
+        limits = {
+            one.get("name"): ((one.get("resources") or {}).get("limits") or {}).get("memory")
+            for one in spec.get(kind) or ()
+        }
+        for one in status.get(field) or ():
+            ends = [(one.get(when) or {}).get("terminated") for when in ("state", "lastState")]
+            if any(end and end.get("reason") == _OOM for end in ends):
+                name = one.get("name")
+                limit = limits.get(name)
+                if limit is None:
+                    return f"{_OOM}: container {name} has no memory limit, and its node ran out"
+                return f"{_OOM}: container {name} exceeded its memory limit {limit}"
+    return ""
 
 
 def _never_ran(status: Mapping[str, Any]) -> Outcome:

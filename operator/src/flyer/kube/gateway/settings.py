@@ -57,5 +57,8 @@ class GatewaySettings:
     """The first failure waits so long for others; then the guilty one is told first."""
     peer_lost_seconds: float = 3.0
     """A pod that lost its peers waits so long for the peer's own account."""
+    status_seconds: float = 3.0
+    """A pod whose rank got a SIGKILL waits so long for its status: only the kubelet knows whether
+    the kernel sent it, because a memory limit was exceeded."""
     account_seconds: float = 2.0
     """After a pod's end its sidecar may still be talking: its account is waited for so long."""

@@ -73,8 +73,11 @@ def _pod(
         # With ClusterFirst such a pod has its node's resolver, which knows no Service.
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     spec["restartPolicy"] = "Never"
-    spec.setdefault(
-        "terminationGracePeriodSeconds", math.ceil(job.spec.preemption.max_grace.seconds)
+    # No eviction of the pod by others takes longer than a preemption by the operator.
+    longest = math.ceil(job.spec.preemption.max_grace.seconds)
+    asked = spec.get("terminationGracePeriodSeconds")
+    spec["terminationGracePeriodSeconds"] = (
+        min(asked, longest) if isinstance(asked, int) else longest
     )
     spec.setdefault("hostname", names.host_name(job.metadata.name, start.attempt, node_rank))
     spec.setdefault("subdomain", job.metadata.name)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer.api import FlyerQuotaStatus, QuotaUse, ZoneCount
 from flyer.api.names import TOPOLOGY_NAME
 from flyer.engine import quota_loads
+from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERQUOTAS, FLYERTOPOLOGIES
 
@@ -33,7 +34,7 @@ __all__ = ["Counts", "count_zones"]
 INTERVAL_SECONDS: Final = 3.0
 # As many as the CRDs take.
 _ZONES_MAX: Final = 64
-_USERS_MAX: Final = 1_000
+_SUBJECTS_MAX: Final = 1_000
 # With more jobs they are counted in a thread.
 _JOBS_INLINE_MAX: Final = 200
 
@@ -76,8 +77,13 @@ class Counts:
             await self._due.wait()
             self._due.clear()
             state = self._state_of()
-            await self._zones(state)
-            await self._quotas(state)
+            for count in (self._zones, self._quotas):
+                try:
+                    await count(state)
+                except LeadershipLostError:
+                    raise
+                except Exception:  # scheduling goes on without these figures
+                    log.exception("%s: a bug, please report it", count.__name__)
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def _zones(self, state: EngineState) -> None:
@@ -116,7 +122,7 @@ class Counts:
                     "epoch": after.epoch,
                     "usedNodes": after.used_nodes,
                     "waitingJobs": after.waiting_jobs,
-                    "users": [one.to_object() for one in after.users],
+                    "subjects": [one.to_object() for one in after.subjects],
                 }
                 await self._write(FLYERQUOTAS, name, changes, self._world.quotas)
 
@@ -142,13 +148,13 @@ class Counts:
 def _status(load: QuotaLoad | None, before: FlyerQuotaStatus, epoch: int) -> FlyerQuotaStatus:
     """What the limit's status is to be; no load: it does not apply (any more)."""
     held = load.held if load is not None else {}
-    users = sorted(
-        (QuotaUse(user=user, nodes=sum(jobs), jobs=len(jobs)) for user, jobs in held.items()),
-        key=lambda one: (-one.nodes, one.user),
+    subjects = sorted(
+        (QuotaUse(name=name, nodes=sum(jobs), jobs=len(jobs)) for name, jobs in held.items()),
+        key=lambda one: (-one.nodes, one.name),
     )
     return before.replace(
         epoch=epoch,
-        used_nodes=sum(one.nodes for one in users),
+        used_nodes=sum(one.nodes for one in subjects),
         waiting_jobs=load.waiting if load is not None else 0,
-        users=tuple(users[:_USERS_MAX]),
+        subjects=tuple(subjects[:_SUBJECTS_MAX]),
     )

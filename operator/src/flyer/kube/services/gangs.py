@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import Phase, PodTemplate, SuspendCode
+from flyer.api import Duration, Phase, PodTemplate, SuspendCode
 from flyer.engine import Failed, NodeEmptied, PodExited, Start, StartRefused
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
@@ -97,7 +97,7 @@ class Gangs:
         self._calls = PodCalls(api, world.pods, lane)
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
-        self._starts = Starts(api, tell=tell, state_of=state_of, pods_of=self._pods_of)
+        self._starts = Starts(api, gateway, tell=tell, state_of=state_of, pods_of=self._pods_of)
         self._concluded: set[str] = set()
         self._strays: set[str] = set()  # being ended
 
@@ -116,7 +116,14 @@ class Gangs:
         gang.task = self._spawn(work, f"start {start.job}", start.job)
 
     def adopt(self, job: FlyerJob, start: Start) -> None:
-        """A gang that an earlier leader started: its sidecars may come to us."""
+        """A gang that runs already: its sidecars may come to us.
+
+        One that this term knows has its streams reported again: the engine was rebuilt.
+        """
+        if self.knows(start.job):
+            self._gateway.restate(start.job)
+            return
+        job = self._capped(job)
         self._gangs[start.job] = _Gang(start.attempt, settled=True)
         pods = [one for one in self._pods_of(start.job) if one.attempt == start.attempt]
         self._expect(job, start, [(one.rank, _identity(one)) for one in pods])
@@ -210,7 +217,7 @@ class Gangs:
             found = await self._read(job) if found is None else found
             whole = _with_template(job, found["spec"]["template"])
             await self._templates.require(whole, mark_of(found))
-            await self._make(gang, whole, start)
+            await self._make(gang, self._capped(whole), start)
         except LeadershipLostError:
             raise
         except (PodsRefusedError, InvalidError, ValidationError) as error:
@@ -225,6 +232,17 @@ class Gangs:
         finally:
             gang.settled = True
         self.look(start.job)
+
+    def _capped(self, job: FlyerJob) -> FlyerJob:
+        """With the graces that the engine grants: pods and sidecars are given no longer ones."""
+        held = self._state_of(job.key)
+        priority = held.status.priority if held is not None else None
+        terms = self._world.zones().limits.terms(job.spec, priority or job.spec.priority)
+        asked = job.spec.preemption
+        granted = asked.replace(
+            grace=Duration.of_seconds(terms.grace), max_grace=Duration.of_seconds(terms.max_grace)
+        )
+        return job.replace(spec=job.spec.replace(preemption=granted))
 
     def _not_started(self, gang: _Gang, start: Start, outcome: Failed) -> None:
         log.warning("%s: attempt %d does not start: %s", start.job, start.attempt, outcome.reason)

@@ -25,6 +25,7 @@ from flyer.engine import (
     PodExited,
     ProgressReported,
     Released,
+    StartPending,
     StreamLost,
     StreamRestored,
     SuspendReceived,
@@ -44,7 +45,7 @@ GATHER_SECONDS: Final = 0.2
 LEAVE_SECONDS: Final = 4.0
 _PATIENT: Final = (
     CheckpointReported, LifeStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
-    ProgressReported, Released, StreamLost, StreamRestored, SuspendReceived,
+    ProgressReported, Released, StartPending, StreamLost, StreamRestored, SuspendReceived,
 )  # fmt: skip
 _OF_LEAVING: Final = (NodeEmptied, PodExited, Released)
 

@@ -42,6 +42,14 @@ class Gateway(Protocol):
         """End the attempt's ranks from inside; uids of the pods that then end by themselves."""
         ...
 
+    def absent(self, job: str) -> list[str]:
+        """Names of pods that the start of the job's attempt still waits for."""
+        ...
+
+    def restate(self, job: str) -> None:
+        """Report again what no status stores: the engine was rebuilt."""
+        ...
+
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
         """A pod has ended: tells PodExited."""
         ...

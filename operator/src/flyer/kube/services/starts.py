@@ -11,9 +11,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import Phase
-from flyer.engine import StartFailed
+from flyer.engine import StartFailed, StartPending
 from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import CLAIMS
+from flyer.kube.pods.names import pod_place
 from flyer.kube.services.troubles import Trouble
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from flyer.engine import Event, JobState, Start
     from flyer.kube.client import Api
+    from flyer.kube.services.seams import Gateway
     from flyer.kube.services.views import PodView
 
 __all__ = ["Starts"]
@@ -30,6 +32,8 @@ POLL_SECONDS: Final = 1.0
 CONFIRM_SECONDS: Final = 6.0
 # Pods that wait for volumes say nothing of it for minutes: then their claims are looked at.
 STUCK_SECONDS: Final = 5.0
+# The pods that are missing are reported before any start deadline, and not while all still come up.
+PENDING_SECONDS: Final = 5.0
 
 
 class Starts:
@@ -38,12 +42,14 @@ class Starts:
     def __init__(
         self,
         api: Api,
+        gateway: Gateway,
         *,
         tell: Callable[[Event], None],
         state_of: Callable[[str], JobState | None],
         pods_of: Callable[[str], list[PodView]],
     ) -> None:
         self._api = api.apart(asyncio.Semaphore(4))
+        self._gateway = gateway
         self._tell = tell
         self._state_of = state_of
         self._pods_of = pods_of
@@ -63,12 +69,18 @@ class Starts:
         """Until the attempt has started, or is over, or in trouble."""
         loop = asyncio.get_running_loop()
         began_at, since = loop.time(), None
+        absent: tuple[str, ...] | None = None
         while self.is_starting(start.job, start.attempt):
             await asyncio.sleep(POLL_SECONDS)
             pods = [
                 one for one in self._pods_of(start.job)
                 if one.attempt == start.attempt and not one.ended
             ]  # fmt: skip
+            if loop.time() - began_at >= PENDING_SECONDS:
+                missing = self._absent(start)
+                if missing != absent:
+                    absent = missing
+                    self._tell(StartPending(start.job, start.attempt, missing))
             troubles = {one.node: one.trouble for one in pods if one.trouble is not None}
             waits = any(one.phase == "Pending" for one in pods)
             if not troubles and waits and loop.time() - began_at >= STUCK_SECONDS:
@@ -80,6 +92,16 @@ class Starts:
             if loop.time() - since >= CONFIRM_SECONDS:
                 self._say(start.job, start.attempt, troubles)
                 return
+
+    def _absent(self, start: Start) -> tuple[str, ...]:
+        """Nodes whose pods the start still waits for."""
+        names, job = start.assignment.names, start.job.partition("/")[2]
+        places = [pod_place(job, name) for name in self._gateway.absent(start.job)]
+        return tuple(
+            names[place[1]]
+            for place in places
+            if place is not None and place[0] == start.attempt and place[1] < len(names)
+        )
 
     def _say(self, job: str, attempt: int, troubles: dict[str, Trouble]) -> None:
         if not self.is_starting(job, attempt):

@@ -7,8 +7,9 @@ one, so that the engine never mistakes one for the other.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from flyer.api import Phase
 from flyer.engine import JobRemoved, JobSubmitted, Tick
 from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Submissions"]
 
+# Phases in which pods may run.
+_LIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
+
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +49,7 @@ class Submissions:
         *,
         tell: Callable[[Event], None],
         spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
+        rebuild: Callable[[str], None],
     ) -> None:
         self._api = api
         self._world = world
@@ -53,6 +58,7 @@ class Submissions:
         self._templates = templates
         self._tell = tell
         self._spawn = spawn
+        self._rebuild = rebuild
         self._uids: dict[str, str] = {}  # of the objects that the engine's jobs are
         self._waiting: dict[str, JobView] = {}  # successors of jobs that are not forgotten yet
         self._invalid: set[str] = set()
@@ -133,8 +139,21 @@ class Submissions:
     def _submit(self, key: str, view: JobView) -> None:
         if view.job is None or not self.wanted(view) or not self.passed(view):
             return
+        if self._lives(key, view):
+            # The engine would end a gang that it did not start; a rebuild adopts it.
+            self._rebuild(f"{key} has a gang that the scheduler does not know")
+            return
         self._uids[key] = view.uid
         self._tell(JobSubmitted(view.job))
+
+    def _lives(self, key: str, view: JobView) -> bool:
+        """Whether a job that the engine does not know has pods of its present attempt."""
+        status = view.job.status if view.job is not None else None
+        if key in self._uids or status is None or status.phase not in _LIVE:
+            return False
+        attempt = status.chain.attempt
+        pods = self._world.pods_of(key, view.uid)
+        return any(one.attempt == attempt and not one.ended for one in pods)
 
     async def _release(self, key: str, view: JobView) -> None:
         """Let a deleted job go that was kept until its nodes are empty."""

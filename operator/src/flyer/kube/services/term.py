@@ -78,7 +78,7 @@ _LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
 # Facts that a rebuild reads from the caches, newer than any that was told.
 _READ_AGAIN: Final = (
     JobSubmitted, NodeLost, NodeObserved, engine.NodeRemoved, engine.QuotaObserved,
-    engine.QuotaRemoved, Tick, engine.ZonesObserved,
+    engine.QuotaRemoved, engine.TeamObserved, Tick, engine.ZonesObserved,
 )  # fmt: skip
 # What of a job that is left alone need not be known later.
 _PASSING: Final = (engine.LogObserved, engine.ProgressReported)
@@ -125,7 +125,7 @@ class Term:
         )  # fmt: skip
         self._submissions = Submissions(
             api, world, self._announcer, self._left, self._templates,
-            tell=self._inbox.tell, spawn=self._spawn,
+            tell=self._inbox.tell, spawn=self._spawn, rebuild=self.confused,
         )  # fmt: skip
         self._gateway = seams.make_gateway(self._inbox.tell)
         self._gangs = Gangs(
@@ -263,8 +263,9 @@ class Term:
             if key in views
         ]
         self._state = engine.rebuild(
-            nodes, jobs, time.time(), self.epoch, self._policy, quotas, self._zones(), apart
-        )
+            nodes, jobs, time.time(), self.epoch, self._policy, quotas, self._zones(), apart,
+            self._world.teams(),
+        )  # fmt: skip
         self._inbox.keep([])
         self._stale = ""
         self._submissions.begin(live)
@@ -303,7 +304,7 @@ class Term:
         living = {one.node for one in pods if not one.ended}
         if not living.issuperset(one.name for one in status.occupied):
             await self._confirm(job)
-        if status.phase in _LIVE and assignment is not None and not self._gangs.knows(job.key):
+        if status.phase in _LIVE and assignment is not None:
             self._gangs.adopt(
                 job,
                 Start(job.key, attempt, assignment, status.checkpoint, status.chain.life_state),
@@ -482,6 +483,12 @@ class Term:
     def topology_changed(self) -> None:
         """What the FlyerTopology asks for came, changed or went."""
         self._inbox.tell(engine.ZonesObserved(self._zones()))
+        for namespace in {*self._state.teams, *self._world.teams()}:
+            self.namespace_changed(namespace)
+
+    def namespace_changed(self, name: str) -> None:
+        """The labels of a namespace came, changed or went: it may have another team."""
+        self._inbox.tell(engine.TeamObserved(name, self._world.team_of(name)))
 
     def confused(self, why: str) -> None:
         """Everything has to be read again."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CORDONED",
     "JobView",
+    "NamespaceView",
     "NodeView",
     "PodView",
     "Strings",
@@ -233,6 +234,14 @@ class NodeView:
     labels: Strings = field(default_factory=dict)
     address: str = ""  # of the machine; empty: not known
     port: int = KUBELET_PORT
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """A namespace: one of its labels may name the team of its jobs."""
+
+    name: str
+    labels: Strings
 
 
 def shape_node(value: dict[str, Any]) -> NodeView:

@@ -21,13 +21,22 @@ from flyer.kube.client.resources import (
     FLYERJOBS,
     FLYERQUOTAS,
     FLYERTOPOLOGIES,
+    NAMESPACES,
     NODEHEALTHS,
     NODES,
     PODS,
 )
 from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.services.errors import TermOverError
-from flyer.kube.services.views import JobView, NodeView, PodView, shape_job, shape_node, shape_pods
+from flyer.kube.services.views import (
+    JobView,
+    NamespaceView,
+    NodeView,
+    PodView,
+    shape_job,
+    shape_node,
+    shape_pods,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +66,9 @@ class Listener(Protocol):
 
     def topology_changed(self) -> None:
         """What the FlyerTopology asks for came, changed or went."""
+
+    def namespace_changed(self, name: str) -> None:
+        """The labels of a namespace came, changed or went."""
 
     def confused(self, why: str) -> None:
         """It failed at a change: it has to read everything again."""
@@ -93,11 +105,17 @@ class World:
         self.topologies = Cache(
             api, FLYERTOPOLOGIES, _shape_topology, self._topology, settings=settings, optional=True
         )
+        self.namespaces = Cache(
+            api, NAMESPACES, _shape_namespace, self._namespace, settings=settings, optional=True
+        )
 
     @property
     def caches(self) -> tuple[Cache[Any], ...]:
         """All of them."""
-        return (self.jobs, self.pods, self.nodes, self.healths, self.quotas, self.topologies)
+        return (
+            self.jobs, self.pods, self.nodes, self.healths, self.quotas, self.topologies,
+            self.namespaces,
+        )  # fmt: skip
 
     @property
     def age_seconds(self) -> float:
@@ -142,6 +160,19 @@ class World:
         found = self.topologies.get("", TOPOLOGY_NAME)
         return Zones.of(found) if found is not None else Zones()
 
+    def team_of(self, namespace: str) -> str:
+        """The value of the namespace's team label; empty: it has none, or no label is named."""
+        found = self.topologies.get("", TOPOLOGY_NAME)
+        label = found.spec.team_label if found is not None else ""
+        known = self.namespaces.get("", namespace)
+        return known.labels.get(label, "") if label and known is not None else ""
+
+    def teams(self) -> dict[str, str]:
+        """The team of each namespace that has one."""
+        return {
+            one.name: team for one in self.namespaces.values() if (team := self.team_of(one.name))
+        }
+
     def engine_nodes(self) -> Iterator[Node]:
         """Every node that may get gangs."""
         for view in self.nodes.values():
@@ -153,6 +184,8 @@ class World:
         health = self.healths.get("", view.node.name)
         node = replace(view.node, fault=health.fault) if health else view.node
         unfit = health.unfit if health else ""
+        if health is not None and health.unproven:
+            return replace(node, unproven=unfit)  # the removal budget decides
         return replace(node, ready=False, reason=unfit) if unfit and node.ready else node
 
     # -- changes -------------------------------------------------------------------------------
@@ -194,6 +227,12 @@ class World:
         if before is None or after is None or before.spec != after.spec:
             self._notify(lambda listener: listener.topology_changed())
 
+    def _namespace(
+        self, key: Key, before: NamespaceView | None, after: NamespaceView | None
+    ) -> None:
+        if before != after:
+            self._notify(lambda listener: listener.namespace_changed(key[1]))
+
     def _notify(self, tell: Callable[[Listener], None]) -> None:
         listener = self.listener
         if listener is None:
@@ -221,6 +260,11 @@ def _shape_health(value: dict[str, Any]) -> NodeHealth | None:
 
 def _shape_quota(value: dict[str, Any]) -> FlyerQuota | None:
     return _parsed(FlyerQuota, value)  # type: ignore[no-any-return]
+
+
+def _shape_namespace(value: dict[str, Any]) -> NamespaceView:
+    metadata = value["metadata"]
+    return NamespaceView(metadata["name"], metadata.get("labels") or {})
 
 
 def _shape_topology(value: dict[str, Any]) -> FlyerTopology | None:

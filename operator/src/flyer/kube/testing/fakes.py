@@ -177,6 +177,14 @@ class FakeGateway:
         if gang is not None and gang.start.attempt == attempt:
             del self.gangs[job]
 
+    def absent(self, job: str) -> list[str]:
+        """Names of pods that have no address yet."""
+        gang = self.gangs.get(job)
+        return [pod.name for pod in gang.pods if pod.uid not in gang.located] if gang else []
+
+    def restate(self, job: str) -> None:
+        """No gang of this gateway loses its streams."""
+
     def heard(self) -> dict[str, Heard]:
         """What is heard of each node."""
         return dict(self.heard_of)

@@ -1,0 +1,469 @@
+"""A hostile namespace: a user with the role `edit`, and its pods, at every door of the suite.
+
+Namespace `team-b` trains on nodes of the same cluster and writes to a volume from the node that it
+shares with the attacker's pods. After each test its job must have made steps without a restart, its
+lines must all be stored, the operator's Lease must have its holder, and no container of the suite
+may have been restarted. `docs/concepts/security.md` describes the doors.
+
+The test cluster's network does not enforce NetworkPolicies: every pod reaches every port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e import volumes
+from e2e.attacks import (
+    DEDICATED,
+    JOB_LABELS,
+    READ,
+    RESTRICTED,
+    ROOT,
+    SHARED,
+    SLEEPS,
+    SUMS,
+    Scene,
+    attack_pod,
+    attacker_pod,
+    daemonset,
+    gateway_address,
+    inline_folder,
+    inline_pod,
+    malformed,
+    ports_of_the_release,
+    with_claim,
+)
+from e2e.chart import NAMESPACE
+from e2e.cluster.handle import KubectlError, wait_for
+from e2e.jobs import END_SECONDS, job, wait_phase
+from e2e.pods import mount_torch, sleeper
+from e2e.tests import hostile
+from e2e.users import tenant
+from e2e.victim import NAME, Victim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e import chart
+
+# The first test of a session starts the cluster, loads images and installs the chart.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+
+FLOODING_PODS, SILENT_AT_A_PORT, SILENT_AT_THE_GATEWAY = 8, 160, 1024
+
+
+@pytest.fixture(scope="module")
+def scene(release: chart.Release) -> Iterator[Scene]:
+    """Both namespaces, with the victim's job at work."""
+    cluster, salt = release.cluster, os.urandom(3).hex()
+    ours, theirs, name = f"team-a-{salt}", f"team-b-{salt}", f"mallory-{salt}"
+    for namespace in (ours, theirs):
+        cluster.kubectl("create", "namespace", namespace)
+    user, victim = tenant(cluster, name, ours), Victim(release, theirs)
+    quota = {"user": name, "nodes": 1}
+    cluster.apply(
+        {
+            "apiVersion": "fireflyer.dev/v1alpha1",
+            "kind": "FlyerQuota",
+            "metadata": {"name": name},
+            "spec": quota,
+        }
+    )
+    # torch comes from this machine's folder, which an image of the user would bring.
+    reader = attacker_pod("reader", "sleep", "infinity")
+    mount_torch({"spec": {"template": reader}})
+    cluster.apply(reader, namespace=ours)
+    pod_security = ("pod-security.kubernetes.io/enforce=baseline", "--overwrite")
+    cluster.kubectl("label", "namespace", ours, *pod_security)
+    victim.start()
+    yield Scene(release, user, victim)
+    for namespace in (ours, theirs):
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    cluster.kubectl("delete", "flyerquota", name)
+
+
+@pytest.fixture(autouse=True)
+def unharmed(scene: Scene) -> Iterator[None]:
+    """The victim's state before and after a test."""
+    before = scene.victim.observe()
+    yield
+    scene.victim.check(before)
+
+
+def test_objects_of_others_are_closed(scene: Scene) -> None:
+    """Rights that the role `edit`, joined with the chart's own roles, must not have."""
+    theirs = f"--namespace={scene.victim.namespace}"
+    ours = f"--namespace={NAMESPACE}"
+    drain = '--patch={"spec":{"drain":true}}'
+    holder = '--patch={"spec":{"holderIdentity":"mallory"}}'
+    status = '--patch={"status":{"phase":"Succeeded"}}'
+    scene.user.create(job("own", 1, SLEEPS, suspend=True))
+    for words in (
+        ("get", "flyerjobs", theirs),
+        ("delete", "flyerjob", NAME, theirs),
+        ("patch", "flyerjob", NAME, theirs, "--type=merge", '--patch={"spec":{"stop":"now"}}'),
+        ("get", "pods", theirs),
+        ("exec", "writer", theirs, "--", "true"),
+        ("get", "secrets", ours),
+        ("create", "token", "flyer-operator", ours),
+        ("create", "token", "default", theirs),
+        ("patch", "lease", "flyer-operator", ours, "--type=merge", holder),
+        ("exec", "daemonset/threefs-csi-holder", ours, "--", "true"),
+        ("patch", "flyertopology", "cluster", "--type=merge", '--patch={"spec":{"zones":[]}}'),
+        ("patch", "nodehealth", DEDICATED, "--type=merge", drain),
+        ("delete", "flyerquota", scene.user.name),
+        ("patch", "flyerjob", "own", "--subresource=status", "--type=merge", status),
+    ):
+        said = scene.user.refusal(*words).lower()
+        assert "forbidden" in said, (words, said)
+    scene.delete("flyerjob", "own")
+
+
+def test_inline_volumes_reach_no_place_of_others(scene: Scene) -> None:
+    """The folder of an inline volume is forged in a claim, with a link to everything."""
+    user = scene.user
+    for name, security in (("root", ROOT), ("restricted", RESTRICTED)):
+        user.create(volumes.claim(f"own-{name}", "64Mi"))
+        user.create(with_claim(name, f"own-{name}", security))
+        scene.ready(name)
+        (source,) = scene.run(name, "own_place", "/volume")
+        gated = inline_pod(f"gated-{name}", path=f"{source.rpartition(':')[2]}/data")
+        gated["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
+        user.create(gated)
+        uid = user.get("pod", f"gated-{name}")["metadata"]["uid"]
+        steps = scene.run(name, "forge_record", f"/volume/{inline_folder(uid)}", SHARED)
+        assert steps["mkdir"] == steps["link"] == ""
+        user.kubectl("patch", "pod", f"gated-{name}", "--type=json",
+                     '--patch=[{"op":"remove","path":"/spec/schedulingGates"}]')  # fmt: skip
+    for attribute, value in (
+        ("path", "/volumes"), ("cluster", "default"), ("uid", "0"), ("mode", "0777"),
+        ("size", "900Ti"),
+    ):  # fmt: skip
+        user.create(inline_pod(f"asks-{attribute}", **{attribute: value}))
+    refusals = {
+        **{f"gated-{name}": "attribute `path` is not known" for name in ("root", "restricted")},
+        **{f"asks-{name}": f"attribute `{name}` is" for name in ("path", "cluster", "uid", "mode")},
+        "asks-size": "above the",
+    }
+    for pod_name, words in refusals.items():
+        volumes.wait_event(scene.cluster, user.namespace, f"pod/{pod_name}", words)
+        assert user.get("pod", pod_name)["status"]["phase"] == "Pending"
+    scene.delete("pod", *refusals)
+
+
+def test_a_volume_that_is_removed_takes_nothing_of_others(scene: Scene) -> None:
+    """A claim with links to the volumes of all tenants is deleted."""
+    user = scene.user
+    user.create(volumes.claim("links", "64Mi"), with_claim("linker", "links", ROOT))
+    scene.ready("linker")
+    theirs = scene.cluster.get("pvc", "runs", scene.victim.namespace)["spec"]["volumeName"]
+    own = user.get("pvc", "links")["spec"]["volumeName"]
+    directories = partial(volumes.directories, scene.cluster)
+    for number, target in enumerate(("/", "/volumes", f"/volumes/{theirs}", "..", "../..")):
+        words = ("exec", "linker", "--", "ln", "-s", target, f"/volume/link-{number}")
+        user.kubectl(*words)
+    scene.delete("pod", "linker")
+    scene.delete("pvc", "links")
+    wait_for(
+        "the end of the volume",
+        lambda: own not in scene.cluster.kubectl("get", "pv") and own not in directories(),
+        END_SECONDS,
+    )
+    assert theirs in directories()
+
+
+def test_inodes_and_attributes_are_charged(scene: Scene) -> None:
+    """A small claim does not fill the metadata store of all tenants."""
+    user = scene.user
+    user.create(volumes.claim("small", "16Mi"), with_claim("filler", "small", RESTRICTED))
+    scene.ready("filler")
+    found = scene.run("filler", "fill_inodes", "/volume")
+    assert found["error"] in ("EDQUOT", "ENOSPC"), found
+    assert found["files"] * hostile.ATTRIBUTE_BYTES <= 2 * (16 << 20), found
+    scene.victim.mounts_another_volume("after-inodes")
+    scene.delete("pod", "filler")
+    scene.delete("pvc", "small")
+
+
+def test_attributes_of_the_control_plane_are_reserved(scene: Scene) -> None:
+    user = scene.user
+    for name, security in (("root", ROOT), ("restricted", RESTRICTED)):
+        user.create(volumes.claim(f"record-{name}", "16Mi"))
+        user.create(with_claim(f"forger-{name}", f"record-{name}", security))
+        scene.ready(f"forger-{name}")
+        steps = scene.run(f"forger-{name}", "forge_record", "/volume/folder", SHARED)
+        assert steps["record"] in ("EPERM", "EACCES", "ENOTSUP", "EOPNOTSUPP"), steps
+        scene.delete("pod", f"forger-{name}")
+
+
+def test_pods_that_look_like_a_jobs_are_refused(scene: Scene) -> None:
+    user = scene.user
+    plain = attacker_pod("plain", "sleep", "infinity")
+    labelled = {**plain, "metadata": {"name": "labelled", "labels": JOB_LABELS}}
+    assert "fireflyer.dev/job" in user.refusal_of(labelled)
+    user.create(plain)
+    assert "may not set" in user.refusal("label", "pod", "plain", f"fireflyer.dev/job={NAME}")
+    not_for = f"is not for {user.name}"
+    assert not_for in user.refusal_of(sleeper("named", DEDICATED))
+    named = sleeper("named", DEDICATED)
+    named["spec"]["tolerations"] = []
+    assert not_for in user.refusal_of(named)
+    for toleration in (
+        {"operator": "Exists"},
+        {"key": "fireflyer.dev/dedicated", "operator": "Exists"},
+        {"key": "fireflyer.dev/dedicated", "value": "true", "effect": "NoSchedule"},
+    ):
+        pod = attacker_pod("tolerant", "sleep", "infinity", tolerations=[toleration])
+        assert not_for in user.refusal_of(pod)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "plain"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": DEDICATED},
+    }
+    assert "forbidden" in user.refusal_of(binding)
+    scene.delete("pod", "plain")
+
+
+def test_a_daemonset_keeps_no_node_from_jobs(scene: Scene) -> None:
+    """Controllers create pods with their own rights; the pods are judged by their owners'."""
+    user = scene.user
+    tolerant = {"tolerations": [{"operator": "Exists"}]}
+    for name, labels, spec in (
+        ("labelled", JOB_LABELS, {}),
+        ("tolerant", {}, tolerant),
+        ("both", JOB_LABELS, tolerant),
+    ):
+        user.create(daemonset(name, labels, spec))
+        volumes.wait_event(scene.cluster, user.namespace, f"daemonset/{name}", "FailedCreate")
+    pods = json.loads(user.kubectl("get", "pods", "--selector=daemonset", "--output=json"))
+    nodes = {pod["spec"].get("nodeName", SHARED) for pod in pods["items"]}
+    assert nodes <= {SHARED}, "what needs no toleration"
+    scene.victim.runs_another_job("beside-daemonsets")
+    scene.victim.runs_another_job("beside-daemonsets-shared", group="shared")
+    scene.delete("daemonset")
+
+
+def test_copied_owner_references_take_nothing(scene: Scene) -> None:
+    """Pods with the owner references of the victim's job, of no job, and of an own job."""
+    user = scene.user
+    user.create(job("own", 1, SLEEPS))
+    wait_phase(scene.cluster, "own", user.namespace, "Running")
+    theirs = scene.cluster.get("flyerjob", NAME, scene.victim.namespace)["metadata"]["uid"]
+    own = user.get("flyerjob", "own")["metadata"]["uid"]
+    for name, job_name, uid in (
+        (f"{NAME}-1-0", NAME, theirs),
+        ("stranger-1-0", "nobody", "00000000-0000-0000-0000-000000000000"),
+        ("own-1-7", "own", own),
+        ("own-2-0", "own", own),
+    ):
+        pod = attacker_pod(name, "sleep", "infinity")
+        pod["metadata"]["ownerReferences"] = [
+            {
+                "apiVersion": "fireflyer.dev/v1alpha1",
+                "kind": "FlyerJob",
+                "name": job_name,
+                "uid": uid,
+                "controller": True,
+            }
+        ]
+        user.create(pod)
+    scene.victim.runs_another_job("beside-owners")
+    scene.victim.runs_another_job("beside-owners-shared", group="shared")
+    scene.delete("flyerjob", "own")
+    user.kubectl("delete", "pod", "--selector=app!=reader", "--wait=false")
+
+
+def test_what_a_job_may_not_ask_is_refused_with_its_field(scene: Scene) -> None:
+    def made(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+        one = job(name, 1, SLEEPS)
+        one["spec"] |= spec
+        one["metadata"]["annotations"] = annotations or {}
+        return one
+
+    years = {"grace": "87840h", "maxGrace": "87840h", "minRuntime": "87840h"}
+    short = {"grace": "60s", "maxGrace": "2m"}
+    for manifest, words in (
+        (made("big", {"example.com/text": "x" * (250 << 10)}), "metadata.annotations"),
+        (made("years", preemption=years), "is above the cap"),
+        (made("immune", preemption={**short, "minRuntime": "3h"}), "spec.preemption.minRuntime"),
+        (made("first", priority="extreme-high"), "spec.priority"),
+        (made("huge", nodes=-1), "spec.nodes"),
+    ):
+        assert words in scene.user.refusal_of(manifest), words
+    # The API server writes who creates a job over what the job says, and keeps it.
+    annotation = "fireflyer.dev/user"
+    scene.user.create(made("other", {annotation: "kubernetes-admin"}, suspend=True))
+    found = scene.user.get("flyerjob", "other")["metadata"]["annotations"]
+    assert found[annotation] == scene.user.name
+    change = ("annotate", "flyerjob", "other", "--overwrite", f"{annotation}=kubernetes-admin")
+    assert "cannot replace" in scene.user.refusal(*change)
+    scene.delete("flyerjob", "other")
+
+
+def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) -> None:
+    """Refused by the API server, or by the scheduler in the job's status; never bound elsewhere."""
+    user, queued = scene.user, []
+    for name, template in malformed().items():
+        made = job(name, 1, SLEEPS, suspend=False)
+        made["spec"]["template"] = template
+        try:
+            user.create(made)
+        except KubectlError as refused:
+            said = refused.stderr
+        else:
+            queued.append(name)
+            continue
+        assert "spec.template" in said, said
+    scene.victim.runs_another_job("beside-malformed")
+
+    def judged(name: str) -> bool:
+        found = user.get("flyerjob", name).get("status") or {}
+        reason = (found.get("pending") or {}).get("reason")
+        return reason is not None or found.get("phase") in ("Running", "Failed")
+
+    for name in queued:
+        wait_for(f"a verdict on {name}", partial(judged, name), END_SECONDS)
+    for pod in json.loads(user.kubectl("get", "pods", "--output=json"))["items"]:
+        # A job that runs after all runs where the scheduler placed it.
+        owner = pod["metadata"].get("ownerReferences", [{}])[0].get("name", "")
+        if owner in queued:
+            placed = user.get("flyerjob", owner)["status"]["assignment"]["nodes"]
+            assert pod["spec"].get("nodeName") in [None, *(one["name"] for one in placed)]
+    scene.delete("flyerjob")
+
+
+def test_hundreds_of_jobs_take_no_ones_turn(scene: Scene) -> None:
+    """The quota bounds the user's jobs that run; those that wait stand in nobody's way."""
+    annotations = {"example.com/text": "x" * (15 << 10)}
+    many = [job(f"many-{number}", 1, SLEEPS) for number in range(300)]
+    for one in many:
+        one["metadata"]["annotations"] = annotations
+    scene.user.create(*many)
+    scene.victim.runs_another_job("beside-many")
+    found = json.loads(scene.user.kubectl("get", "flyerjobs", "--output=json", deadline_s=120))
+    holding = [one for one in found["items"] if (one.get("status") or {}).get("assignment")]
+    assert len(holding) <= 1, "the quota"
+    scene.delete("flyerjob")
+
+
+def test_names_of_others_are_in_nothing_that_a_tenant_may_read(scene: Scene) -> None:
+    """A job is preempted by another namespace's, and waits for it."""
+    user, theirs = scene.user, scene.victim.namespace
+    user.create(job("low", 1, SLEEPS, group="a100#B", priority="low"))
+    wait_phase(scene.cluster, "low", user.namespace, "Running")
+    scene.cluster.apply(job("secret-name", 2, SLEEPS, group="a100#B"), namespace=theirs)
+    wait_phase(scene.cluster, "secret-name", theirs, "Running")
+    evicted = wait_phase(scene.cluster, "low", user.namespace, "Queued")
+    assert "another job" in json.dumps(evicted), evicted
+    for kind in ("flyerjobs", "events", "pods"):
+        text = user.kubectl("get", kind, "--output=json")
+        assert theirs not in text, kind
+        assert "secret-name" not in text, kind
+    scene.cluster.kubectl("delete", "flyerjob", "secret-name", f"--namespace={theirs}",
+                          deadline_s=END_SECONDS)  # fmt: skip
+    scene.delete("flyerjob")
+
+
+def test_guessed_and_foreign_tokens_open_nothing_at_the_gateway(scene: Scene) -> None:
+    """Rubbish, an unsigned token for the victim's pod, and real tokens of pods in no gang."""
+    audience = {"serviceAccountToken": {"path": "token", "audience": "fireflyer-gateway"}}
+    pod = attacker_pod("guesser", "sleep", "infinity")
+    pod["spec"]["volumes"] = [{"name": "token", "projected": {"sources": [audience]}}]
+    mount = {"name": "token", "mountPath": "/token"}
+    pod["spec"]["containers"][0]["volumeMounts"] = [mount]
+    scene.user.create(pod)
+    scene.ready("guesser")
+    (first, *_) = scene.cluster.get(
+        "pods", namespace=scene.victim.namespace, selector=f"fireflyer.dev/job={NAME}"
+    )
+    unsigned = scene.run("guesser", "forged", first["metadata"]["uid"])
+    own = scene.user.kubectl("create", "token", "default", "--audience=fireflyer-gateway").strip()
+    tokens = ("rubbish", unsigned, own, "@/token/token",
+              "@/var/run/secrets/kubernetes.io/serviceaccount/token")  # fmt: skip
+    codes = scene.run("guesser", "guess", gateway_address(scene), "7443", *tokens)
+    assert set(codes) <= {"bad_token", "unknown_pod", "bad_hello", "unauthenticated"}, codes
+    scene.delete("pod", "guesser")
+
+
+def test_strangers_at_every_port_keep_nobody_out(scene: Scene) -> None:
+    """Silent connections at every port, 8 MiB posts, and forged tokens at once, from twelve pods.
+
+    Meanwhile a suspension reaches the victim's job, it resumes, another job runs to its end and
+    another volume is mounted.
+    """
+    user, gateway = scene.user, gateway_address(scene)
+    webhook = scene.cluster.get("service", "flyer-webhook", NAMESPACE)["spec"]["clusterIP"]
+    targets = [
+        *(f"{one}={SILENT_AT_A_PORT // FLOODING_PODS}" for one in ports_of_the_release(scene)),
+        f"{gateway}:7443={SILENT_AT_THE_GATEWAY // FLOODING_PODS}",
+    ]
+    uid = user.get("pod", "reader")["metadata"]["uid"]
+    pods = {
+        **{f"silent-{i}": ("silent", *targets) for i in range(FLOODING_PODS)},
+        **{f"posts-{i}": ("posts", webhook, "443", "/inject") for i in range(2)},
+        **{f"guesses-{i}": ("guesses", gateway, "7443", uid) for i in range(2)},
+    }
+    user.create(*(attack_pod(name, *arguments) for name, arguments in pods.items()))
+    scene.ready(*pods)
+    wait_for("attacks", lambda: all(user.kubectl("logs", name) for name in pods), END_SECONDS)
+
+    scene.victim.suspend()
+    scene.victim.resume()
+    scene.victim.runs_another_job("beside-strangers")
+    scene.victim.mounts_another_volume("beside-strangers")
+
+    for name in pods:
+        last = json.loads(user.kubectl("logs", name, "--tail=1"))
+        print(name, last)
+        assert user.get("pod", name)["status"]["phase"] == "Running"
+    held = json.loads(user.kubectl("logs", "silent-0", "--tail=1"))["held"]
+    assert sum(held.values()) >= len(held), "connections were open all the time"
+    answers = json.loads(user.kubectl("logs", "posts-0", "--tail=1"))["answers"]
+    assert "200" not in answers, answers
+    refused = json.loads(user.kubectl("logs", "guesses-0", "--tail=1"))["answers"]
+    assert "orders" not in refused, refused
+    scene.delete("pod", *pods)
+
+
+def test_the_key_of_another_job_is_not_in_torchs_store(scene: Scene) -> None:
+    """torch's store authenticates nobody: it must hold nothing that lets a stranger join."""
+    cluster, theirs = scene.cluster, scene.victim.namespace
+    sums = job("sums", 2, SUMS, group="a100#B")
+    mount_torch(sums)
+    cluster.apply(sums, namespace=theirs)
+    wait_phase(cluster, "sums", theirs, "Running")
+    (first, _) = sorted(
+        cluster.get("pods", namespace=theirs, selector="fireflyer.dev/job=sums"),
+        key=lambda pod: str(pod["metadata"]["name"]),
+    )
+    name = first["metadata"]["name"]
+
+    def said() -> Any:
+        lines = cluster.kubectl("logs", name, f"--namespace={theirs}").splitlines()
+        found = [line.partition("store ")[2] for line in lines if "store {" in line]
+        return json.loads(found[0]) if found else None
+
+    store = wait_for("the group of the job", said, END_SECONDS)
+    key = bytes.fromhex(store["key"])
+    assert len(key) >= 16
+    words = ("exec", "reader", "--", "python3", "-c", READ, store["address"], store["port"])
+    scene.ready("reader")
+    found = json.loads(scene.user.kubectl(*words, deadline_s=END_SECONDS))
+    assert found, "the store was read"
+    for text in found.values():
+        value = bytes.fromhex(text)
+        assert key not in value
+        assert key.hex().encode() not in value.lower()
+    cluster.kubectl("delete", "flyerjob", "sums", f"--namespace={theirs}", deadline_s=END_SECONDS)
+
+
+def test_the_victims_training_is_that_of_an_undisturbed_run(scene: Scene) -> None:
+    """Last: the state after all steps is, bit by bit, what the steps alone come to."""
+    assert scene.victim.suspend() > 0
+    scene.victim.resume()

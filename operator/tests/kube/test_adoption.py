@@ -1,0 +1,89 @@
+"""Gangs that run while the engine is rebuilt, and what they are granted."""
+
+import asyncio
+import copy
+
+import pytest
+from flyer.api import Phase
+from flyer.engine.limits import DEFAULT_LIMITS
+from flyer.kube.client import LeaseSettings
+from flyer.kube.services import counts
+
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
+
+
+def uids(cluster, name):
+    return {pod["metadata"]["uid"] for pod in cluster.pods(name)}
+
+
+async def test_a_job_that_becomes_readable_while_its_gang_runs_is_adopted(cluster, until):
+    cluster.nodes("AAA")
+    first = cluster.operator(LEASE)
+    cluster.submit("job", 2)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
+    pods = uids(cluster, "job")
+    await first.end()
+    cluster.edit("job", watchdog="soon")  # an older definition took it
+    second = cluster.operator(LEASE)
+    await until(lambda: second.serves)
+    assert "default/job" not in second.leader.term.state.jobs
+    cluster.edit("job", watchdog="30m")
+    await until(lambda: "default/job" in second.leader.term.state.jobs)
+    cluster.submit("other")
+    await until(lambda: cluster.phase("other") is Phase.RUNNING)
+    status = cluster.status("job")
+    assert (status.phase, status.chain.attempt, status.chain.restarts) == (Phase.RUNNING, 1, 0)
+    assert uids(cluster, "job") == pods
+    assert status.assignment.names != cluster.status("other").assignment.names
+
+
+async def test_a_rebuild_has_the_streams_of_running_gangs_reported_again(cluster, until):
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    cluster.submit("job")
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
+    restated = []
+    operator.gateway.restate = restated.append
+    operator.leader.term.confused("a test asks for it")
+    await until(lambda: restated)
+    assert restated == ["default/job"]
+
+
+@pytest.mark.parametrize("own", [None, 10**6])
+async def test_pods_get_the_grace_that_the_engine_grants(cluster, until, own):
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    container = {"name": "trainer", "image": "i", "command": ["t"]}
+    spec = {"containers": [container]} | ({"terminationGracePeriodSeconds": own} if own else {})
+    asked = {"grace": "100h", "maxGrace": "200h", "minRuntime": "0s"}
+    cluster.submit("job", template={"spec": spec}, preemption=asked)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
+    (pod,) = cluster.pods("job")
+    assert pod["spec"]["terminationGracePeriodSeconds"] == DEFAULT_LIMITS.max_grace_seconds
+    granted = operator.gateway.gangs["default/job"].job.spec.preemption
+    assert granted.grace.seconds == DEFAULT_LIMITS.grace_seconds
+    assert granted.max_grace.seconds == DEFAULT_LIMITS.max_grace_seconds
+
+
+async def test_an_error_while_counting_ends_no_term(cluster, until, monkeypatch):
+    failed = asyncio.Event()
+
+    def fail(*_):
+        failed.set()
+        raise RuntimeError("a count failed")
+
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    await until(lambda: operator.serves)
+    epoch = operator.leader.term.epoch
+    monkeypatch.setattr(counts, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(counts, "count_zones", fail)
+    cluster.submit("job")
+    await until(failed.is_set)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
+    assert operator.leader.term.epoch == epoch
+    monkeypatch.undo()
+    topology = copy.deepcopy(cluster.store.find("flyertopologies", "cluster"))
+    assert topology["status"]["zones"]
