@@ -49,7 +49,8 @@ async def accept_tls(
         context,
         done,
         server_side=True,
-        ssl_handshake_timeout=handshake_seconds,
+        # asyncio's own calls pass floats; typeshed says int.
+        ssl_handshake_timeout=handshake_seconds,  # type: ignore[arg-type]
         ssl_shutdown_timeout=shutdown_seconds,
     )
     transport, _ = await loop.connect_accepted_socket(lambda: tls, connection)
