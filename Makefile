@@ -108,8 +108,13 @@ cluster-down: ## remove it without a trace
 images: cluster-tools ## the container images as archives, without a daemon
 	$(PYTHON) -m images.build
 
+.PHONY: images-check
+images-check: install ## build every Containerfile without Docker and start what it installs
+	@scripts/bootstrap mmdebstrap=mmdebstrap buildah=buildah
+	$(PYTHON) -m images.check $(IMAGE)
+
 # The parts' own tests of a real API server first: they need no nodes and are over in minutes.
-e2e: images ## the stories on a real Kubernetes; JUnit files in build/e2e
+e2e: images images-check ## the stories on a real Kubernetes; JUnit files in build/e2e
 	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \
 		$(PYTHON) -m pytest -v --no-header -m real_server --junitxml=build/e2e/servers.xml
 	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \

@@ -55,6 +55,14 @@ ANNAS = (
 )
 
 
+def _class(name: str, user: str, account: str = "default") -> Words:
+    text = (
+        f"spec.priorityClassName: {name} is not for {user} and service account default/{account}: "
+        f"leave it out, or ask for the verb use on priorityclasses.scheduling.k8s.io/{name}"
+    )
+    return Words("pod-priority-classes", ForbiddenError, text)
+
+
 def _marked(label: str) -> Words:
     text = (
         f"metadata.labels[fireflyer.dev/{label}]: anna may not set, change or remove it: it marks "
@@ -90,6 +98,11 @@ WORDS = {
     "a node by its name": Words(
         "pod-dedicated-nodes", ForbiddenError, f"spec.nodeName: a node by its name {ANNAS}"
     ),
+    "a priority class of the chart": _class("flyer-job", "anna"),
+    "a priority class of the system": _class("system-node-critical", "anna"),
+    "a priority class above the services": _class("test-urgent", "anna"),
+    "a priority class of the chart in a template": _class("flyer-control", OPERATOR),
+    "a priority class of the system in a template": _class("system-node-critical", OPERATOR),
     "a pod of nobody by the operator": _operators("default/op"),
     "a pod of the system by the operator": _operators("kube-system/op"),
     "a webhook by the operator": Words(
