@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flyer.api.nodehealth import NodeHealth
-from flyer.kube.testing import ApiServer
 from flyer_node.hardware.driver import GpuStatus
 from flyer_node.health.ledger import Change, Ledger, Subject
 from flyer_node.health.machine import Health, State
@@ -21,6 +20,8 @@ from flyer_node.report.events import REASONS, Announcer, Bucket
 from flyer_node.report.reporter import Reporter
 from flyer_node.testing.stage import inventory_of
 from flyer_node.testing.sysfs import paper_node
+
+from fakekube import ApiServer
 
 if TYPE_CHECKING:
     from flyer_node.inventory import Inventory

@@ -15,9 +15,10 @@ from flyer.kube.client import Access, Api, Election, LeaseSettings, Limits, Watc
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
-from flyer.kube.testing import ApiServer, Kubelets
-from flyer.kube.testing.fakes import FakeGateway, outcome_of
-from flyer.kube.testing.leaks import nothing_left
+
+from fakekube import ApiServer, Kubelets
+from fakekube.fakes import FakeGateway, outcome_of
+from fakekube.leaks import nothing_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

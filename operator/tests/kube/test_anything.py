@@ -7,7 +7,8 @@ import pytest
 from flyer.api import Phase
 from flyer.kube.client import LeaseSettings
 from flyer.kube.services import starts, templates
-from flyer.kube.testing.anything import any_json, any_template
+
+from fakekube.anything import any_json, any_template
 
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1

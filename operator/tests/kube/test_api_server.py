@@ -5,9 +5,10 @@ import json
 
 import aiohttp
 import pytest
-from flyer.kube.testing import ApiServer, Call, Exit, Fault, Faults, Kubelets
-from flyer.kube.testing.errors import ApiRefusal
-from flyer.kube.testing.patches import apply, json_patch, merge, strategic
+
+from fakekube import ApiServer, Call, Exit, Fault, Faults, Kubelets
+from fakekube.errors import ApiRefusal
+from fakekube.patches import apply, json_patch, merge, strategic
 
 JOBS = "/apis/fireflyer.dev/v1alpha1/namespaces/default/flyerjobs"
 MERGE = {"Content-Type": "application/merge-patch+json"}

@@ -8,7 +8,8 @@ from flyer.kube.client import Cache, WatchSettings
 from flyer.kube.client.errors import UnreachableError
 from flyer.kube.client.resources import FLYERJOBS, NODEHEALTHS
 from flyer.kube.client.streams import Page
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from flyer.kube.client.errors import (
     UnreachableError,
 )
 from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 
 def job(name):

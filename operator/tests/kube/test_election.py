@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from flyer.kube.client import Election, LeadershipLostError, LeaseSettings
 from flyer.kube.client.resources import FLYERJOBS, LEASES
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 SETTINGS = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=1, renew_seconds=0.6, retry_seconds=0.05

@@ -8,7 +8,8 @@ from flyer.api import Phase
 from flyer.kube.client import LeadershipLostError
 from flyer.kube.metrics import Metrics
 from flyer.kube.services import Leader, World
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 
 async def test_a_standby_takes_over_a_running_gang(cluster, until):

@@ -17,8 +17,9 @@ from flyer.kube.client import LeaseSettings
 from flyer.kube.gateway import GatewayMetrics
 from flyer.kube.injection.webhook import InjectionMetrics
 from flyer.kube.metrics import EVICTION_REASONS, Metrics
-from flyer.kube.testing import Fault
 from prometheus_client import CollectorRegistry
+
+from fakekube import Fault
 
 TESTS = Path(__file__).parent
 LEASE = LeaseSettings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flyer.kube.testing.errors import ApiRefusal
+from fakekube.errors import ApiRefusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from flyer.kube.testing.errors import ApiRefusal
+from fakekube.errors import ApiRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flyer.kube.testing.store import Change, Object, Store
+    from fakekube.store import Change, Object, Store
 
 __all__ = ["Exit", "Kubelets", "node_object", "wanted_node"]
 

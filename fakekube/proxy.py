@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 from aiohttp import web
-
 from flyer.kube.client.answers import lines_of
-from flyer.kube.testing import paths
-from flyer.kube.testing.errors import ApiRefusal
-from flyer.kube.testing.faults import Call, Faults
+
+from fakekube import paths
+from fakekube.errors import ApiRefusal
+from fakekube.faults import Call, Faults
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
     from flyer.kube.client import Access
-    from flyer.kube.testing.faults import Fault
-    from flyer.kube.testing.reaper import Key, Reaper
+
+    from fakekube.faults import Fault
+    from fakekube.reaper import Key, Reaper
 
 __all__ = ["Proxy"]
 

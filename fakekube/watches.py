@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from flyer.kube.testing.errors import ApiRefusal
-from flyer.kube.testing.store import Change
+from fakekube.errors import ApiRefusal
+from fakekube.store import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flyer.kube.testing.faults import Faults
-    from flyer.kube.testing.store import Store, Table
+    from fakekube.faults import Faults
+    from fakekube.store import Store, Table
 
 
 class Watch:

@@ -4,11 +4,11 @@
 counts calls and commits faults. `Kubelets(api.store)` are the nodes.
 """
 
-from flyer.kube.testing.faults import Call, Death, Fault, Faults
-from flyer.kube.testing.kinds import KINDS, Kind
-from flyer.kube.testing.kubelets import Exit, Kubelets, node_object
-from flyer.kube.testing.server import ApiServer
-from flyer.kube.testing.store import Store
+from fakekube.faults import Call, Death, Fault, Faults
+from fakekube.kinds import KINDS, Kind
+from fakekube.kubelets import Exit, Kubelets, node_object
+from fakekube.server import ApiServer
+from fakekube.store import Store
 
 __all__ = [
     "KINDS", "ApiServer", "Call", "Death", "Exit", "Fault", "Faults", "Kind", "Kubelets", "Store",

@@ -61,7 +61,7 @@ class Fault:
     watches: bool = True  # also to requests that open a watch
     seen: int = 0
     committed: int = 0
-    _random: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - no secret
+    _random: Random = field(default_factory=lambda: Random(0))
 
     def matches(self, call: Call) -> bool:
         """Whether it is meant for this call."""

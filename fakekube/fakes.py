@@ -16,7 +16,8 @@ from flyer.engine import (
     Succeeded,
     SuspendReceived,
 )
-from flyer.kube.testing.kubelets import Exit
+
+from fakekube.kubelets import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

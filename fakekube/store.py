@@ -14,9 +14,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flyer.kube.testing import patches
-from flyer.kube.testing.errors import ApiRefusal, conflict, expired, invalid, not_found
-from flyer.kube.testing.kinds import KINDS, Kind
+from fakekube import patches
+from fakekube.errors import ApiRefusal, conflict, expired, invalid, not_found
+from fakekube.kinds import KINDS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from flyer.kube.testing.errors import ApiRefusal
+from fakekube.errors import ApiRefusal
 
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from flyer.kube.testing.kinds import Kind
-    from flyer.kube.testing.store import Store
+    from fakekube.kinds import Kind
+    from fakekube.store import Store
 
 _VERBS: Final = ["create", "delete", "get", "list", "patch", "update", "watch"]
 

@@ -11,7 +11,8 @@ from flyer.kube.client import Cache
 from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import NODES, PODS
 from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB
-from flyer.kube.testing.kubelets import Exit, node_object, wanted_node
+
+from fakekube.kubelets import Exit, node_object, wanted_node
 
 if TYPE_CHECKING:
     from flyer.kube.client import Api

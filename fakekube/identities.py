@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flyer.kube.testing.store import Store
+    from fakekube.store import Store
 
 
 @dataclass(frozen=True, slots=True)

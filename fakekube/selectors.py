@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from flyer.kube.testing.errors import ApiRefusal
+from fakekube.errors import ApiRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiohttp import web
 
-from flyer.kube.testing import paths
-from flyer.kube.testing.discovery import discover
-from flyer.kube.testing.errors import ApiRefusal, expired
-from flyer.kube.testing.faults import Call, Faults
-from flyer.kube.testing.identities import Tokens
-from flyer.kube.testing.podschema import unknown_fields
-from flyer.kube.testing.selectors import selector
-from flyer.kube.testing.store import Store
-from flyer.kube.testing.watches import Watch
+from fakekube import paths
+from fakekube.discovery import discover
+from fakekube.errors import ApiRefusal, expired
+from fakekube.faults import Call, Faults
+from fakekube.identities import Tokens
+from fakekube.podschema import unknown_fields
+from fakekube.selectors import selector
+from fakekube.store import Store
+from fakekube.watches import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flyer.kube.testing.faults import Fault
-    from flyer.kube.testing.paths import Place
+    from fakekube.faults import Fault
+    from fakekube.paths import Place
 
 __all__ = ["ApiServer"]
 
