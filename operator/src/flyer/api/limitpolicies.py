@@ -94,11 +94,17 @@ def _size() -> dict[str, Any]:
     kept = (
         f"{annotations}.map(k, k.startsWith('kubectl.kubernetes.io/') ? 0 : size({annotations}[k]))"
     )
+    # The CRD leaves initContainers open: any JSON may be there until the template is checked.
+    spec = "dyn(object).spec.?template.?spec"
+    first = f"{spec}.?initContainers.orValue([])"
     containers = (
-        "(dyn(object).spec.?template.?spec.?containers.orValue([])"
-        " + dyn(object).spec.?template.?spec.?initContainers.orValue([]))"
+        f"({spec}.?containers.orValue([]) + (type({first}) == list ? dyn({first}) : []))"
+        ".filter(c, type(c) == map)"
     )
-    env = "c.?env.orValue([])"
+    given = "c.?env.orValue([])"
+    env = f"(type({given}) == list ? dyn({given}) : [])"
+    value = "e.?value.orValue('')"
+    bytes_of = f"type(e) == map && type({value}) == string ? size(string({value})) : 0"
     return _policy(
         "flyerjob-size",
         variables=[
@@ -119,7 +125,7 @@ def _size() -> dict[str, Any]:
             },
             {
                 "expression": f"variables.containers.all(c, {env}.size() <= {ENV_MAX} &&"
-                f" {env}.map(e, size(string(e.?value.orValue('')))).sum() <= {ENV_BYTES_MAX})",
+                f" {env}.map(e, {bytes_of}).sum() <= {ENV_BYTES_MAX})",
                 "messageExpression": "'spec.template.spec.containers: env of a container has more"
                 f" than {ENV_MAX} variables or {ENV_BYTES_MAX} bytes: mount a ConfigMap'",
             },
