@@ -1,7 +1,9 @@
 """An API server in memory, over HTTP: what our clients and kopf use of a real one.
 
-Not served: admission (but see `Table.checks`), schemas and their defaults, authorization,
-server-side printing, old API versions.
+Our CRDs (schema, defaults, CEL rules) and our admission policies are in force. A request is from
+whom its impersonation headers name, else from an administrator. Not served: authentication, RBAC
+(but for `authorizer` in policies), validation of other kinds beyond metadata and the types of a
+pod's fields, server-side printing, old API versions.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from aiohttp import web
 
 from fakekube import paths
+from fakekube.admission import ADMINISTRATOR, Admission, Gate, Request, User
 from fakekube.discovery import discover
 from fakekube.errors import ApiRefusal, expired
 from fakekube.faults import Call, Faults
 from fakekube.identities import Tokens
-from fakekube.podschema import unknown_fields
+from fakekube.podschema import decode_pod
 from fakekube.selectors import selector
 from fakekube.store import Store
 from fakekube.watches import Watch
@@ -40,13 +43,21 @@ class ApiServer:
     """Serves one store on a free port of 127.0.0.1 until closed.
 
     `bookmark_seconds`: how often silent watches get a bookmark. Calls are recorded, and faults
-    asked for, in `faults`.
+    asked for, in `faults`. Requests that name nobody are from `user`.
     """
 
-    def __init__(self, store: Store | None = None, *, bookmark_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        bookmark_seconds: float = 1.0,
+        user: User = ADMINISTRATOR,
+    ) -> None:
         self.store = store or Store()
+        self._user = user
         self.faults = Faults()
         self.tokens = Tokens(self.store)
+        self.admission = Admission(self.store)
         self.logs: dict[tuple[str, str], str] = {}  # of pods: (namespace, name)
         self.url = ""
         self._kept: dict[int, tuple[int, dict[Any, Any]]] = {}  # by table
@@ -173,12 +184,13 @@ class ApiServer:
 
     def _perform(self, request: web.Request, place: Place, verb: str, body: bytes) -> web.Response:
         store = self.store
-        value = _json(body) if body else {}
+        value = _object(body) if verb != "patch" else _json(body)
         if place.plural in ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"):
             return _answer(self._review(place, value), 201)
         if place.subresource in ("binding", "eviction", "token", "log"):
             return self._subresource(place, value)
         table = store.table(place.plural, place.group)
+        admit = self._admission(request, place, verb, value)
         match verb:
             case "get":
                 entry = table.entries.get((place.namespace, place.name))
@@ -189,40 +201,58 @@ class ApiServer:
                 return self._list(request, place)
             case "create" | "dryrun":
                 value.setdefault("apiVersion", table.kind.api_version)
-                return _answer(self._create(request, place, value), 201)
+                return _answer(self._create(request, place, value, admit), 201)
             case "update":
                 value.setdefault("apiVersion", table.kind.api_version)
-                sub = place.subresource
-                return _answer(store.replace(place.plural, place.name, value, place.namespace, sub))
+                sub, namespace = place.subresource, place.namespace
+                return _answer(
+                    store.replace(place.plural, place.name, value, namespace, sub, admit=admit)
+                )
             case "patch":
                 return _answer(
                     store.patch(
                         place.plural, place.name, value, place.namespace, place.subresource,
                         kind=request.content_type, manager=request.query.get("fieldManager", ""),
-                        group=place.group,
+                        group=place.group, admit=admit,
                     )
                 )  # fmt: skip
             case "delete":
-                return _answer(store.delete(place.plural, place.name, place.namespace, value))
+                return _answer(
+                    store.delete(place.plural, place.name, place.namespace, value, admit=admit)
+                )
             case _:
-                selects = _selector(request)
-                for one in store.all(place.plural, place.namespace or None):
-                    if selects(one):
-                        name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
-                        store.delete(place.plural, name, namespace, value)
-                return _answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
+                return self._delete_collection(request, place, value, admit)
 
-    def _create(self, request: web.Request, place: Place, value: Any) -> Any:
-        table = self.store.table(place.plural, place.group)
-        known = (place.namespace, value["metadata"].get("name", "")) in table.entries
-        if place.plural == "pods" and request.query.get("fieldValidation") == "Strict":
-            unknown = ", ".join(f'unknown field "{one}"' for one in unknown_fields(value))
-            if unknown:
-                why = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: '
-                raise ApiRefusal(400, "BadRequest", why + unknown)
-        if request.query.get("dryRun") == "All" and not known:
-            return value
-        return self.store.create(place.plural, value, place.namespace)
+    def _delete_collection(
+        self, request: web.Request, place: Place, options: Any, admit: Any
+    ) -> web.Response:
+        selects = _selector(request)
+        for one in self.store.all(place.plural, place.namespace or None):
+            if selects(one):
+                name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
+                self.store.delete(place.plural, name, namespace, options, admit=admit)
+        return _answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+    def _admission(self, request: web.Request, place: Place, verb: str, value: Any) -> Gate:
+        user = User.of(request.headers, self._user)
+
+        def asked(old: dict[str, Any] | None, new: dict[str, Any] | None) -> Request:
+            operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
+            name = place.name or (old or new or value)["metadata"]["name"]
+            return Request(operation, place, name, user, dry_run=verb == "dryrun")
+
+        return self.admission.gate(asked)
+
+    def _create(self, request: web.Request, place: Place, value: Any, admit: Any) -> Any:
+        if not isinstance(value.get("metadata", {}), dict):
+            raise ApiRefusal(400, "BadRequest", "metadata: expected an object")
+        strict = request.query.get("fieldValidation") == "Strict"
+        if place.plural == "pods":
+            decode_pod(value, strict=strict)
+        dry_run = request.query.get("dryRun") == "All"
+        return self.store.create(
+            place.plural, value, place.namespace, admit=admit, strict=strict, dry_run=dry_run
+        )
 
     def _list(self, request: web.Request, place: Place) -> web.Response:
         table = self.store.table(place.plural, place.group)
@@ -327,10 +357,17 @@ def _name(body: bytes) -> str:
     return ""
 
 
+def _object(body: bytes) -> dict[str, Any]:
+    value = _json(body) if body else {}
+    if not isinstance(value, dict):
+        raise ApiRefusal(400, "BadRequest", "the body is not an object")
+    return value
+
+
 def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiRefusal(400, "BadRequest", f"the body is not JSON: {error}") from error
 
 

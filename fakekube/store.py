@@ -6,17 +6,21 @@ or a test holds stays what it was.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import time
 import uuid
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fakekube import patches
+from fakekube.definitions import definition_of
 from fakekube.errors import ApiRefusal, conflict, expired, invalid, not_found
 from fakekube.kinds import KINDS, Kind
+from fakekube.metadata import metadata_errors, type_error
+from fakekube.structural import as_decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,14 +71,29 @@ class Table:
     checks: list[Callable[[Object | None, Object], str]] = field(default_factory=list)
 
 
+class Admit(Protocol):
+    """Admission of one write; an object before or after it is None where there is none."""
+
+    def mutate(self, old: Object | None, new: Object) -> Object:
+        """Before validation: the object to store instead."""
+
+    def validate(self, old: Object | None, new: Object | None) -> None:
+        """After validation: refuse it, or not."""
+
+
 class Store:
-    """Everything that is stored."""
+    """Everything that is stored.
+
+    Objects of our kinds are checked against their CRDs, and the metadata of all objects against
+    what the API server takes, whoever writes them. Admission is the caller's: `admit` of a write.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.version = 0
         self.clock = clock
         self.tables = {(one.group, one.plural): Table(one) for one in KINDS}
         self._applied: dict[tuple[str, str, str, str], Object] = {}
+        self._checked = True
         for name in ("default", "kube-system", "fireflyer-system"):
             self.create("namespaces", {"metadata": {"name": name}})
 
@@ -125,12 +144,31 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def create(self, plural: str, value: Object, namespace: str = "") -> Object:
-        """Store a new object."""
+    @contextlib.contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """What is written inside was stored under an older definition: nothing is checked."""
+        self._checked = False
+        try:
+            yield
+        finally:
+            self._checked = True
+
+    def create(
+        self,
+        plural: str,
+        value: Object,
+        namespace: str = "",
+        *,
+        admit: Admit | None = None,
+        strict: bool = False,
+        dry_run: bool = False,
+    ) -> Object:
+        """Store a new object. `strict` refuses unknown fields, `dry_run` stores nothing."""
         table = self.table(plural, _group(value)) if "apiVersion" in value else self.table(plural)
         kind = table.kind
-        value = copy.deepcopy(value)
+        value = as_decoded(value) if self._checked else copy.deepcopy(value)
         metadata = value.setdefault("metadata", {})
+        self._decodes(kind, metadata)
         if not metadata.get("name"):
             if not metadata.get("generateName"):
                 raise invalid(kind.plural, "", "name or generateName is required")
@@ -142,10 +180,20 @@ class Store:
         if kind.status and kind.generation:
             value.pop("status", None)
         key = (namespace if kind.namespaced else "", metadata["name"])
+        value = {"apiVersion": kind.api_version, "kind": kind.kind, **value}
+        definition = definition_of(kind.plural, kind.group) if self._checked else None
+        if definition is not None:
+            definition.prune(value, strict=strict)
+            definition.complete(value)
+        if admit is not None:
+            value = admit.mutate(None, value)
+            metadata = value["metadata"]
+        self._check(kind, value, None)
+        if admit is not None:
+            admit.validate(None, value)
         if key in table.entries:
             message = f'{kind.plural} "{key[1]}" already exists'
             raise ApiRefusal(409, "AlreadyExists", message)
-        value = {"apiVersion": kind.api_version, "kind": kind.kind, **value}
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = self._timestamp()
         metadata.pop("resourceVersion", None)
@@ -153,10 +201,17 @@ class Store:
         if kind.generation:
             metadata["generation"] = 1
         _complete(kind, value)
-        return self._put(table, key, None, value)
+        return value if dry_run else self._put(table, key, None, value)
 
     def replace(
-        self, plural: str, name: str, value: Object, namespace: str = "", subresource: str = ""
+        self,
+        plural: str,
+        name: str,
+        value: Object,
+        namespace: str = "",
+        subresource: str = "",
+        *,
+        admit: Admit | None = None,
     ) -> Object:
         """Store another version (PUT)."""
         table, key = self.table(plural, _group(value)), (namespace, name)
@@ -164,7 +219,7 @@ class Store:
         version = value.get("metadata", {}).get("resourceVersion")
         if version and version != before.object["metadata"]["resourceVersion"]:
             raise _modified(plural, name)
-        return self._write(table, key, before, copy.deepcopy(value), subresource)
+        return self._write(table, key, before, as_decoded(value), subresource, admit)
 
     def patch(
         self,
@@ -177,12 +232,14 @@ class Store:
         kind: str = patches.MERGE,
         manager: str = "",
         group: str | None = None,
+        admit: Admit | None = None,
     ) -> Object:
         """Store a patched version."""
         table, key = self.table(plural, group), (namespace, name)
         if kind == patches.APPLY and key not in table.entries and not subresource:
             metadata = {**patch.get("metadata", {}), "name": name}
-            created = self.create(plural, {**patch, "metadata": metadata}, namespace)
+            value = {**patch, "metadata": metadata}
+            created = self.create(plural, value, namespace, admit=admit)
             self._applied[(manager, table.kind.group + plural, *key)] = patch
             return created
         before = self._entry(table, key)
@@ -197,10 +254,16 @@ class Store:
             self._guard(before, patch, plural, name)
             function = patches.strategic if kind == patches.STRATEGIC else patches.merge
             value = function(before.object, _without_version(patch))
-        return self._write(table, key, before, value, subresource)
+        return self._write(table, key, before, as_decoded(value), subresource, admit)
 
     def delete(
-        self, plural: str, name: str, namespace: str = "", options: Object | None = None
+        self,
+        plural: str,
+        name: str,
+        namespace: str = "",
+        options: Object | None = None,
+        *,
+        admit: Admit | None = None,
     ) -> Object:
         """Delete, or begin to: finalizers and the grace of pods keep an object for a while."""
         options = options or {}
@@ -211,6 +274,8 @@ class Store:
         for field_name in ("uid", "resourceVersion"):
             if wanted.get(field_name) not in (None, metadata.get(field_name)):
                 raise conflict(plural, name, f"the {field_name} in the precondition does not match")
+        if admit is not None:
+            admit.validate(before.object, None)
         grace = _grace(table.kind, before.object, options.get("gracePeriodSeconds"))
         stays = metadata.get("finalizers") or grace > 0 or table.kind.plural == "namespaces"
         if not stays:
@@ -293,12 +358,43 @@ class Store:
         if uid and uid != before.object["metadata"]["uid"]:
             raise conflict(plural, name, f"Precondition failed: UID in precondition: {uid}")
 
+    def _decodes(self, kind: Kind, metadata: Any) -> None:
+        if self._checked and (why := type_error(metadata)):
+            what = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
+            raise ApiRefusal(400, "BadRequest", f"{what}: {why}")
+
+    def _check(self, kind: Kind, value: Object, old: Object | None) -> None:
+        if not self._checked:
+            return
+        metadata = value["metadata"]
+        if old is None or metadata != old["metadata"]:
+            errors = list(metadata_errors(metadata, names_label=kind.plural == "namespaces"))
+            if errors:
+                raise invalid(kind.plural, metadata["name"], ", ".join(errors))
+        definition = definition_of(kind.plural, kind.group)
+        if definition is not None:
+            definition.check(value, old)
+
     def _write(
-        self, table: Table, key: tuple[str, str], before: Entry, value: Object, subresource: str
+        self,
+        table: Table,
+        key: tuple[str, str],
+        before: Entry,
+        value: Object,
+        subresource: str,
+        admit: Admit | None,
     ) -> Object:
         kind, old = table.kind, before.object
+        self._decodes(kind, value.get("metadata"))
+        definition = definition_of(kind.plural, kind.group) if self._checked else None
+        if definition is not None:
+            definition.prune(value)
+            definition.complete(value)
         if subresource == "status":
-            value = {**old, "status": value.get("status", {})}
+            status = {"status": value["status"]} if "status" in value else {}
+            if definition is None:
+                status = status or {"status": {}}
+            value = {name: one for name, one in old.items() if name != "status"} | status
         elif kind.status and kind.generation:
             value.pop("status", None)
             if "status" in old:
@@ -309,6 +405,11 @@ class Store:
         if kind.generation and subresource != "status" and _spec(value) != _spec(old):
             metadata["generation"] = old["metadata"].get("generation", 0) + 1
         value = {**value, "metadata": metadata}
+        if admit is not None:
+            value = admit.mutate(old, value)
+        self._check(kind, value, old)
+        if admit is not None:
+            admit.validate(old, value)
         if value == old:
             return old
         done = (

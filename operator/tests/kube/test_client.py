@@ -15,10 +15,7 @@ from flyer.kube.client.errors import (
 from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
 
 from fakekube import Fault
-
-
-def job(name):
-    return {"metadata": {"name": name}, "spec": {"nodes": 1}}
+from fakekube.samples import job_object as job
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,14 @@ async def test_a_late_commit_of_the_leader_before_is_seen_and_not_overwritten(cl
     rebuilds = leader.metrics.rebuilds._value.get()
     before = cluster.status("a")
     late = before.replace(
-        phase=Phase.SUCCEEDED, reason="Complete", message="late", epoch=leader.election.epoch
+        phase=Phase.FAILED, reason="Stopped", message="late", epoch=leader.election.epoch
     )
     cluster.store.patch("flyerjobs", "a", {"status": late.to_object()}, "default", "status")
     cluster.edit("a", suspend=False)  # to which the successor would answer with a start
     await until(lambda: leader.metrics.rebuilds._value.get() > rebuilds)
     cluster.submit("b", 1)
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
-    assert (cluster.phase("a"), cluster.status("a").message) == (Phase.SUCCEEDED, "late")
+    assert (cluster.phase("a"), cluster.status("a").message) == (Phase.FAILED, "late")
     assert "default/a" not in leader.leader.term.state.jobs
 
 

@@ -64,6 +64,7 @@ def test_any_template_ends_as_pods_or_a_refusal():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_any_template_many_times():
     _check(100_000)
 
