@@ -132,7 +132,7 @@ async def test_a_bound_pod_runs_ends_and_is_deleted_with_grace(http, api):
         kubelets.add_node("n1", "A")
         pods = "/api/v1/namespaces/default/pods"
         spec = {"schedulerName": "flyer", "containers": [{"name": "main"}]}
-        made = await (await http.post(pods, json={**job("p"), "spec": spec})).json()
+        made = await (await http.post(pods, json={"metadata": {"name": "p"}, "spec": spec})).json()
         target = {"target": {"name": "n1"}, "metadata": {"uid": made["metadata"]["uid"]}}
         assert (await http.post(f"{pods}/p/binding", json=target)).status == 201
         assert (await http.post(f"{pods}/p/binding", json=target)).status == 409
