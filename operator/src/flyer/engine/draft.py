@@ -45,6 +45,8 @@ class Draft:
         # What `auto` came to in this step, and what waits for a quota and why.
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
+        # Jobs that have a preemption plan and have not waited for `preemption_delay_seconds` yet.
+        self.delayed: set[str] = set()
         self._wake: float | None = None
         # The job that is looked at now, and the event of it: where a bug shows, they are named.
         self.about = ""

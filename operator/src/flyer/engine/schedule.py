@@ -15,7 +15,7 @@ from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine import blockers, placement, transitions
 from flyer.engine.claims import claim_for, claimed, is_ahead_of_turn
-from flyer.engine.draft import WAITING
+from flyer.engine.draft import ACTIVE, WAITING
 from flyer.engine.market import Market, by_zone, options, struggles, waits_for_split
 from flyer.engine.preemption import preempt, preemption_plan
 from flyer.engine.quotagate import QuotaGate
@@ -70,7 +70,7 @@ def schedule(draft: Draft) -> list[Claim]:
         ahead = blocked.get(needs)
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
             gate.fill(job)
-            _set_pending(draft, job, blockers.behind(ahead))
+            _wait_behind(draft, job, ahead)
             continue
         if _place(market, job, claims, gate):
             blocked.clear()
@@ -175,7 +175,16 @@ def _pause(draft: Draft, job: JobState) -> bool:
     return True
 
 
+def _wait_behind(draft: Draft, job: JobState, ahead: JobState) -> None:
+    if ahead.key in draft.delayed:
+        draft.delayed.add(job.key)
+    _set_pending(draft, job, blockers.behind(ahead))
+
+
 def _set_pending(draft: Draft, job: JobState, pending: Pending) -> None:
+    """Store why the job waits, unless it is planned again in a moment: that saves a write."""
+    if job.key in draft.delayed:
+        return
     if job.status.pending != pending:
         draft.update(job.key, pending=pending)
 
@@ -193,9 +202,12 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
     avoid = market.memory(job).avoid
     trusted = [[node for node in nodes if node.name not in avoid] for nodes in classes]
     ways = [[nodes for nodes in trusted if nodes], classes] if avoid else [classes]
-    return any(
-        _place_on(market, job, nodes, claims, same_split=patience is not None) for nodes in ways
-    )
+    for nodes in ways:
+        if _place_on(market, job, nodes, claims, same_split=patience is not None):
+            return True
+        if job.key in draft.delayed:
+            return False
+    return False
 
 
 def _place_on(
@@ -221,9 +233,14 @@ def _place_on(
             return True
     if _was_refused(draft, job):
         return False
+    if same_split and _fits_otherwise(market, job, classes, claims):
+        return False  # it will have free nodes at the latest when it stops waiting for the split
     for nodes, kind in ways:
         plan = preemption_plan(market, job, nodes, kind, claims)
         if plan is not None:
+            if _too_early(draft, job, plan[1]):
+                draft.delayed.add(job.key)
+                return False
             early = is_ahead_of_turn(market, job, plan[0], claims)
             preempt(market, job, *plan, backfill=early)
             market.refresh()
@@ -240,6 +257,26 @@ def _was_refused(draft: Draft, job: JobState) -> bool:
     until = (left.time if not_before is None else not_before) + draft.policy.refused_seconds
     draft.wake(until)
     return until > draft.now
+
+
+def _fits_otherwise(
+    market: Market, job: JobState, classes: Sequence[Sequence[Node]], claims: Sequence[Claim]
+) -> bool:
+    """Whether free nodes would do with another split over zones than the checkpoint's."""
+    return any(
+        _fit_free(market, job, nodes, kind, claims) is not None
+        for nodes in classes
+        for kind in options(market.draft, job, {node.zone for node in nodes}, same_split=False)
+    )
+
+
+def _too_early(draft: Draft, job: JobState, victims: Sequence[str]) -> bool:
+    """Whether running jobs would be interrupted for a job that has only just begun to wait."""
+    if not any(draft.jobs[key].status.phase in ACTIVE for key in victims):
+        return False
+    queued_at = job.status.chain.queued_at
+    since = queued_at if queued_at is not None else draft.now
+    return not draft.passed(since + draft.policy.preemption_delay_seconds)
 
 
 def _fit_free(
