@@ -41,6 +41,7 @@ def schedule(draft: Draft) -> list[Claim]:
     gate = QuotaGate(market)
     claims: list[Claim] = []
     blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
+    search = _Search(draft)
     verdicts: dict[tuple[object, ...], Pending | None] = {}
     contenders = _contenders(draft, gate)
     while contenders:
@@ -72,10 +73,12 @@ def schedule(draft: Draft) -> list[Claim]:
             gate.fill(job)
             _wait_behind(draft, job, ahead)
             continue
-        if _place(market, job, claims, gate):
+        if not search.is_hopeless(job, needs) and _place(market, job, claims, gate):
             blocked.clear()
+            search.clear()
             gate.fill(job)
             continue
+        search.failed(job, needs)
         gate.fill(job)
         own: list[Claim] = []
         if not _was_refused(draft, job):  # nobody waits for a job that may not have its pods
@@ -90,10 +93,13 @@ def schedule(draft: Draft) -> list[Claim]:
 
 def queue(draft: Draft) -> list[str]:
     """The waiting jobs, the next first."""
-    waiting = [
+    return [job.key for job in sorted(_waiting(draft), key=draft.place)]
+
+
+def _waiting(draft: Draft) -> list[JobState]:
+    return [
         job for job in draft.jobs.values() if job.status.phase is Phase.QUEUED and not job.removed
     ]
-    return [job.key for job in sorted(waiting, key=draft.place)]
 
 
 def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, float, str], str]]:
@@ -108,7 +114,7 @@ def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, f
         and job.status.suspension.reason == "Preempted"
         and not job.suspend
     ]
-    waiting = [draft.jobs[key] for key in queue(draft)]
+    waiting = _waiting(draft)
     for job in waiting:
         gate.enter(job)
     heap = [(draft.place(job), job.key) for job in waiting + leaving]
@@ -134,6 +140,36 @@ def _needs(market: Market, job: JobState, gate: QuotaGate) -> tuple[object, ...]
         draft.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
         spec.max_runtime, draft.terms(job), admitted, struggles(draft, job), alone,
     )  # fmt: skip
+
+
+class _Search:
+    """Needs for which no nodes were found since nodes were last given out.
+
+    What a job remembers of its nodes (the last part of its needs) decides which nodes it gets, but
+    not whether it gets any: with fewer or other wishes than another one, it finds no more nodes.
+    Claims are only added, and a later place in the queue has no more victims. Not comparable is a
+    job that waits for the split of its checkpoint, or may not preempt.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._least: dict[tuple[object, ...], int] = {}
+
+    def is_hopeless(self, job: JobState, needs: tuple[object, ...]) -> bool:
+        least = self._least.get(needs[:-1])
+        if least is None or least > job.spec.nodes:
+            return False
+        return waits_for_split(self._draft, job) is None
+
+    def failed(self, job: JobState, needs: tuple[object, ...]) -> None:
+        draft = self._draft
+        partial = job.key in draft.delayed or waits_for_split(draft, job) is not None
+        if not partial and not _was_refused(draft, job):
+            least = self._least.get(needs[:-1], job.spec.nodes)
+            self._least[needs[:-1]] = min(least, job.spec.nodes)
+
+    def clear(self) -> None:
+        self._least.clear()
 
 
 def _claim(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Claim]:
@@ -178,14 +214,17 @@ def _pause(draft: Draft, job: JobState) -> bool:
 def _wait_behind(draft: Draft, job: JobState, ahead: JobState) -> None:
     if ahead.key in draft.delayed:
         draft.delayed.add(job.key)
-    _set_pending(draft, job, blockers.behind(ahead))
+    known = draft.behind.get(ahead.key)
+    if known is None:
+        known = draft.behind[ahead.key] = blockers.behind(ahead)
+    _set_pending(draft, job, known)
 
 
 def _set_pending(draft: Draft, job: JobState, pending: Pending) -> None:
     """Store why the job waits, unless it is planned again in a moment: that saves a write."""
     if job.key in draft.delayed:
         return
-    if job.status.pending != pending:
+    if job.status.pending is not pending and job.status.pending != pending:
         draft.update(job.key, pending=pending)
 
 
