@@ -342,6 +342,11 @@ async def _sizes(reader: Reader, api: Api) -> None:
         value = made()
         value["spec"]["template"]["spec"]["containers"][0]["env"] = env
         await reader.refuses(api.create(jobs, value, "default"), "a large environment")
+    for kind, key in (("labels", "fireflyer.dev/leader"), ("annotations", "x.fireflyer.dev/y")):
+        value = made()
+        value["spec"]["template"]["metadata"] = {kind: {"team": "vision", key: "true"}}
+        what = f"a reserved {kind.removesuffix('s')} of the pods"
+        await reader.refuses(api.create(jobs, value, "default"), what)
     applied = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 20000, "mine": "y"}
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     value = made(annotations=applied)

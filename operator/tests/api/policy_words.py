@@ -79,6 +79,14 @@ def _cap(field: str, asked: str, cap: str, priority: str = "normal") -> Words:
     return Words("flyerjob-limits", InvalidError, text)
 
 
+def _reserved(field: str) -> Words:
+    text = (
+        f"spec.template.metadata.{field}: keys of fireflyer.dev are reserved for Fire-Flyer: "
+        "remove it, or use a domain of your own"
+    )
+    return Words("flyerjob-template", InvalidError, text)
+
+
 def _operators(pod: str) -> Words:
     text = (
         f"pod {pod}: the operator changes pods outside the system namespaces alone, and only those "
@@ -128,6 +136,8 @@ WORDS = {
         "spec.template.spec.containers: env of a container has more than 512 variables or 65536 "
         "bytes: mount a ConfigMap",
     ),
+    "a reserved label of the pods": _reserved("labels[fireflyer.dev/leader]"),
+    "a reserved annotation of the pods": _reserved("annotations[x.fireflyer.dev/y]"),
     "a job's status": _status(" (suspend, stop, priority)"),
     "a quota's status": _status(),
     "the topology's status": _status(),

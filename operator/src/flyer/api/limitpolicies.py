@@ -5,6 +5,8 @@
 - `flyerjob-size`: annotations, labels and environment of one job are small: the operator keeps the
   metadata of every job in memory, and each pod repeats the template. How many jobs a namespace may
   have is a ResourceQuota's (`count/flyerjobs.fireflyer.dev`).
+- `flyerjob-template`: labels and annotations of the pod template have no key of our domain. Such
+  keys select pods for the operator, the gateway, network policies and the injection webhook.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ENV_BYTES_MAX: Final = 64 * 1024
 
 def limit_policies() -> list[dict[str, Any]]:
     """The policies."""
-    return [_limits(), _size()]
+    return [_limits(), _size(), _template()]
 
 
 def _policy(name: str, **spec: Any) -> dict[str, Any]:
@@ -131,3 +133,23 @@ def _size() -> dict[str, Any]:
             },
         ],
     )
+
+
+def _template() -> dict[str, Any]:
+    variables, validations = [], []
+    for kind in ("labels", "annotations"):
+        found = f"dyn(object).spec.?template.?metadata.?{kind}.orValue({{}})"
+        before = f"dyn(oldObject).spec.?template.?metadata.?{kind}.orValue({{}})"
+        ours = f"k.startsWith('{names.GROUP}/') || k.contains('.{names.GROUP}/')"
+        variables.append({"name": kind, "expression": f"{found}.filter(k, {ours})"})
+        validations.append(
+            {
+                # A job that was stored before can still be suspended and stopped.
+                "expression": f"variables.{kind}.size() == 0"
+                f" || (request.operation == 'UPDATE' && {found} == {before})",
+                "messageExpression": f"'spec.template.metadata.{kind}[' +"
+                f" string(variables.{kind}[0]) + ']: keys of {names.GROUP} are reserved for"
+                " Fire-Flyer: remove it, or use a domain of your own'",
+            }
+        )
+    return _policy("flyerjob-template", variables=variables, validations=validations)
