@@ -12,6 +12,13 @@ impl TreeCore {
         if head.tree > 1 || !Self::owns(self.channel, head.chunk) {
             return Err(Violation::Protocol(format!("chunk {} is not of this link", head.chunk)));
         }
+        if self.prints.front().is_some_and(|(oldest, _)| head.sequence < *oldest) {
+            // The fingerprint of every operation that has not ended here is kept.
+            return Err(Violation::Protocol(format!(
+                "chunk {} of operation {} came, which has ended",
+                head.chunk, head.sequence
+            )));
+        }
         self.compare(head.sequence, head.print)?;
         if !self.links[link].receive[head.class()].arrive() {
             return Err(Violation::Protocol("a frame came without credit for it".into()));
