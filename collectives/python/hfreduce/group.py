@@ -9,9 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.distributed as dist
 from torch._C._autograd import _profiler_enabled
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, DebugLevel, get_debug_level
 
 from hfreduce import _native, gpu, tensors
 from hfreduce.attendance import Attendance
@@ -83,7 +82,7 @@ class Group(Base):
         self._gpus: set[int] = set()
         self._is_joining = False
         OPEN.add(self)
-        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        if get_debug_level() == DebugLevel.DETAIL:
             _WRAPPED.add(self)
         dropped = weakref.finalize(self, _close_dropped, connected, self._completer)
         # At exit the backends in OPEN are closed in their own order.
