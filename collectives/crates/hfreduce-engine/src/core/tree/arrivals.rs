@@ -49,6 +49,10 @@ impl TreeCore {
         if self.broken {
             return Ok(());
         }
+        if let Place::Slot(_) = place {
+            // This rank may have started the operation while the payload was under way.
+            self.compare(head.sequence, head.print)?;
+        }
         match (self.find(head.key()), place) {
             (Some(at), Place::Slot(_)) => {
                 // It may have become active while the payload was under way.

@@ -102,6 +102,12 @@ fn a_rank_that_calls_something_else_is_named_by_its_neighbours() {
     let (link, why) = core.start(0, ours).unwrap_err();
     assert_eq!((link, why), (0, Violation::Mismatch { sequence: 0, ours, theirs }));
     assert!(core.compare(0, theirs).is_err() && core.compare(0, ours).is_ok());
+    // Its head comes before, and the rest of it after we have begun.
+    let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
+    let place = core.place(0, &head).unwrap();
+    core.start(0, ours).unwrap();
+    let why = core.arrived(0, &head, place).unwrap_err();
+    assert_eq!(why, Violation::Mismatch { sequence: 0, ours, theirs });
 }
 
 #[test]
