@@ -33,6 +33,7 @@ from bench.sched.crew import Crew
 from bench.sched.lab import ROOT, Lab, LabError
 from bench.sched.loads import flyer_job
 from bench.storage_load import serving
+from e2e.cluster.handle import Cluster
 from e2e.cluster.processes import STATE_VARIABLE
 from e2e.cluster.state import free_ports
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
 
 LATE_SECONDS: Final = 0.1
+STRANGER: Final = "stranger"
 START_SECONDS_MAX: Final = 30.0
 JOBS_SECONDS_MAX: Final = 600.0
 KEPT: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -132,10 +134,30 @@ async def attack(lab: Lab, plan: dict[str, Any]) -> AsyncIterator[dict[str, Any]
         await reading
 
 
-async def large_jobs(lab: Lab, count: int, annotation: str) -> dict[str, Any]:
+def stranger(lab: Lab) -> Path:
+    """The kubeconfig of a user who may create FlyerJobs in another namespace."""
+    cluster = Cluster(lab.state)
+    cluster.kubectl("create", "namespace", STRANGER)
+    here = f"--namespace={STRANGER}"
+    cluster.kubectl("create", "serviceaccount", STRANGER, here)
+    cluster.kubectl(
+        "create", "role", STRANGER, here, "--verb=create", "--resource=flyerjobs.fireflyer.dev"
+    )
+    account = f"--serviceaccount={STRANGER}:{STRANGER}"
+    cluster.kubectl("create", "rolebinding", STRANGER, here, f"--role={STRANGER}", account)
+    config = json.loads(lab.state.kubeconfig.read_text())
+    token = cluster.kubectl("create", "token", STRANGER, here, "--duration=24h")
+    config["users"][0]["user"] = {"token": token.strip()}
+    path = lab.folder / "stranger.kubeconfig"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(config))
+    return path
+
+
+async def large_jobs(lab: Lab, access: Path, count: int, annotation: str) -> dict[str, Any]:
     """Create suspended jobs with 256 KiB of this annotation: how many were taken and refused."""
     process = await idle(
-        lab, "bench.hostile.large_jobs", str(lab.state.kubeconfig), str(count), annotation
+        lab, "bench.hostile.large_jobs", str(access), STRANGER, str(count), annotation
     )
     try:
         async with asyncio.timeout(JOBS_SECONDS_MAX):
@@ -257,9 +279,10 @@ async def _with_jobs(
     arguments: argparse.Namespace, lab: Lab, probes: Probes
 ) -> dict[str, dict[str, Any]]:
     say(f"twice {arguments.jobs:,} jobs with 256 KiB of annotations")
+    access = await asyncio.to_thread(stranger, lab)
     probing = asyncio.create_task(probes.run(2 * arguments.seconds))
-    counted = await large_jobs(lab, arguments.jobs, "example.com/text")
-    uncounted = await large_jobs(lab, arguments.jobs, KEPT)
+    counted = await large_jobs(lab, access, arguments.jobs, "example.com/text")
+    uncounted = await large_jobs(lab, access, arguments.jobs, KEPT)
     await probing
     return {"counted": counted, "uncounted": uncounted}
 

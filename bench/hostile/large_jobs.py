@@ -15,22 +15,22 @@ from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import FLYERJOBS
 
 from bench.sched.lab import IN_FLIGHT
-from bench.sched.loads import NAMESPACE, flyer_job
+from bench.sched.loads import flyer_job
 
 TEXT: Final = "x" * ((256 << 10) - 4096)  # the API server takes 256 KiB in all
 
 
-async def main(kubeconfig: str, count: int, annotation: str) -> None:
+async def main(kubeconfig: str, namespace: str, count: int, annotation: str) -> None:
     """Create them, 64 at a time."""
     gate = asyncio.Semaphore(IN_FLIGHT)
     refusals: list[str] = []
 
     async def create(api: Api, number: int) -> None:
         made = flyer_job(f"large-{number}", 1, suspend=True)
-        made["metadata"]["annotations"] = {annotation: TEXT}
+        made["metadata"] |= {"namespace": namespace, "annotations": {annotation: TEXT}}
         async with gate:
             try:
-                await api.create(FLYERJOBS, made, NAMESPACE)
+                await api.create(FLYERJOBS, made, namespace)
             except ApiError as error:
                 refusals.append(str(error))
 
@@ -46,4 +46,4 @@ async def main(kubeconfig: str, count: int, annotation: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))

@@ -15,8 +15,9 @@ from .test_process import free_port, kubeconfig, reached
 
 __all__ = ["kubeconfig"]
 
-FLOOD = Path(__file__).parent / "doors" / "flood.py"
+ROOT = Path(__file__).parents[3]
 FLOOD_SECONDS = 12
+SILENT = 160
 
 
 @pytest.fixture
@@ -63,22 +64,28 @@ async def test_floods_at_every_port_leave_the_lease_and_the_scheduler_alone(
         await reached(plain, "/leaderz")
         await reached(spare, "/readyz")
         lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
+        plan = {
+            "silent": dict.fromkeys((plain, webhook, gateway), SILENT),
+            "posts": [(webhook, "/inject", True), (plain, "/metrics", False), (gateway, "/", True)],
+        }
         flood = await asyncio.create_subprocess_exec(
-            sys.executable, str(FLOOD), *map(str, (FLOOD_SECONDS, plain, webhook, gateway)),
-            stdout=asyncio.subprocess.PIPE,
+            sys.executable, "-m", "bench.hostile.flood", json.dumps(plan),
+            cwd=ROOT, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
+        ends_at = asyncio.get_running_loop().time() + FLOOD_SECONDS
         renewed_at = {lease["renewTime"]}
         submitted = 0
-        while flood.returncode is None:
+        while asyncio.get_running_loop().time() < ends_at:
             found = cluster.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
             renewed_at.add(found["renewTime"])
             if len(renewed_at) == 6 and not submitted:
                 cluster.submit("a", 2)
                 submitted = len(renewed_at)
             await asyncio.sleep(0.05)
+        await stop(flood)
         assert flood.stdout is not None
-        done = json.loads(await flood.stdout.read())
-        assert done["opened"] >= 160
+        done = json.loads((await flood.stdout.read()).splitlines()[-1])
+        assert done["connections"] >= SILENT
         assert done["posts"] >= 20
         after = cluster.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
         assert after["leaseTransitions"] == lease["leaseTransitions"]

@@ -176,6 +176,20 @@ async def test_jobs_with_one_template_share_a_check_and_a_new_leader_repeats_non
     assert len(dry_runs(cluster)) <= 2  # the next job's start asks for its own template
 
 
+async def test_many_templates_of_one_namespace_delay_no_other_namespace(cluster, until):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    for number in range(100):
+        other = {"name": "N", "value": str(number)}
+        cluster.submit(f"j{number}", template=template({"env": [other]}), suspend=True)
+    cluster.store.create("namespaces", {"metadata": {"name": "other"}})
+    cluster.submit("quiet", namespace="other")
+    await until(lambda: cluster.status("quiet", "other").epoch, 20)
+    namespaces = [one.namespace for one in dry_runs(cluster)]
+    assert namespaces.index("other") <= 2 * templates.AT_ONCE
+    await until(lambda: len(dry_runs(cluster)) >= 101, 20)
+
+
 async def test_a_template_changed_while_queued_is_checked_before_it_is_built(cluster, until):
     cluster.nodes("A")
     cluster.operator(LEASE)
