@@ -187,6 +187,13 @@ class FlyerJobSpec(StrictModel):
         le=10_000,
         description="Consecutive restarts without a newer durable checkpoint",
     )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**31 - 1,
+        description="As in batch/v1 Job: the job is deleted, with its pods and their logs, so many "
+        "seconds after it has ended. Absent: it stays",
+    )
     preemption: Preemption = Field(default=Preemption(), description="How the job is interrupted")
     checkpoint: CheckpointPolicy | None = Field(
         default=None, description="Where the job saves and how often it means to"

@@ -45,6 +45,7 @@ from flyer.kube.services.apart import LeftAlone
 from flyer.kube.services.commits import QUARANTINED, Commits, refused_status
 from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
+from flyer.kube.services.expiry import Expiry
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox, leaving
 from flyer.kube.services.nodes import Nodes
@@ -113,6 +114,7 @@ class Term:
         self._takeover = TakeOver(api, world, self._token, raise_epoch)
         self._counts = Counts(api, world, self._token, lambda: self._state)
         self._announcer = Announcer(api)
+        self._expiry = Expiry(api, world, time.time)
         lane = pod_lane()
         self._left = LeftAlone(self._left_alone, self.confused)
         self._privacy = Privacy(self._was_job)
@@ -166,6 +168,7 @@ class Term:
                 # thousands of handshakes take the time in which they become known.
                 group.create_task(self._gateway.serve(), name="gateway")
                 group.create_task(self._probes.run(), name="probes")
+                group.create_task(self._expiry.run(), name="expiry")
                 self.ready.set()
                 self.served = True
                 await self._loop()
