@@ -109,12 +109,31 @@ async def test_a_dead_node_is_replaced(cluster, until):
     await until(lambda: {one.attempt for one in cluster.status("a").occupied} == {2})
 
 
-async def test_a_pod_deleted_by_hand_restarts_the_gang(cluster, until):
+async def test_a_gang_one_of_whose_pods_is_evicted_saves_before_it_leaves(cluster, until):
+    cluster.nodes("AAA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    drained = cluster.status("a").assignment.names[1]
+    cluster.store.patch("nodes", drained, {"spec": {"unschedulable": True}})
+    cluster.store.delete("pods", "a-1-1", "default")
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    status = cluster.status("a")
+    assert drained not in status.assignment.names
+    assert status.checkpoint.step == 1
+    assert status.chain.restarts == 0
+    assert status.eviction.suspend_code is SuspendCode.MAY_SUSPEND
+    assert "a-1-1" in status.eviction.message
+
+
+async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    cluster.store.delete("pods", "a-1-1", "default")
+    cluster.store.delete("pods", "a-1-1", "default", {"gracePeriodSeconds": 0})
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
     )

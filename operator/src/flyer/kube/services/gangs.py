@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from flyer.api import Duration, Phase, PodTemplate, SuspendCode
-from flyer.engine import Failed, NodeEmptied, PodExited, Start, StartRefused
+from flyer.engine import Failed, NodeEmptied, PodExited, RequeueRequested, Start, StartRefused
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
@@ -157,10 +157,23 @@ class Gangs:
         assert pod is not None, "a change of nothing"
         if after is not None and after.ip:
             self._gateway.locate(after.uid, after.ip)
+        if after is not None and after.deleting and not (before and before.deleting):
+            self._evicted(after)
         if after is None or after.ended:
             self.conclude(pod, gone=after is None)
         elif before is None or before.node != after.node:
             self.look(pod.job)
+
+    def _evicted(self, pod: PodView) -> None:
+        """`kubectl drain` or a person deletes a pod: the gang saves, leaves and queues again."""
+        state, view = self._state_of(pod.job), self._world.job(pod.job)
+        if view is None or view.deleting or view.uid != pod.owner:
+            return  # the pod goes with its job
+        if pod.ended or state is None or state.status.phase is not Phase.RUNNING:
+            return
+        if pod.attempt == state.status.chain.attempt:
+            why = f"pod {pod.name} on node {pod.node} is being deleted, as when a node is drained"
+            self._tell(RequeueRequested(pod.job, pod.attempt, by="kubernetes", reason=why))
 
     def conclude(self, pod: PodView, *, gone: bool = False) -> None:
         """A pod ended or is gone: get its account, then see whether its node is empty."""

@@ -176,7 +176,8 @@ class Inbox:
         now = asyncio.get_running_loop().time()
         for job in [job for job, held in self._held.items() if held.due_at <= now]:
             self._events += self._held.pop(job).events
-        events, self._events = [*self._submitted.take(submitted_max), *self._events], []
+        # A removal that is not among the submissions was told before them.
+        events, self._events = [*self._events, *self._submitted.take(submitted_max)], []
         self._emptied = {
             one for held in self._held.values() for one in held.events
             if isinstance(one, NodeEmptied)
