@@ -367,11 +367,24 @@ def test_why_says_that_a_template_is_refused(cluster: Cluster, client: KubeClien
     assert why in told.summary
 
 
-def test_a_job_that_released_its_nodes_lost_nothing(cluster: Cluster, client: KubeClient) -> None:
+def test_attempts_are_shown_as_they_were(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
-    gone = {
-        "reason": "Suspended", "time": "2026-01-01T00:00:00Z", "attempt": 1, "suspendCode": 3,
-        "lostSteps": 9,
-    }  # fmt: skip
-    cluster.set_status("one", {"phase": "Suspended", "chain": {"attempt": 1}, "eviction": gone})
-    assert [one.lost_steps for one in client.job("one").attempts] == [None]
+    history = [
+        {
+            "attempt": 1, "startedAt": "2026-01-01T00:00:00Z", "endedAt": "2026-01-01T00:00:13Z",
+            "reason": "Suspended", "nodeCount": 1, "nodes": [{"name": "a0", "zone": "A"}],
+        },
+        {
+            "attempt": 2, "startedAt": "2026-01-01T00:01:00Z", "endedAt": "2026-01-01T00:01:30Z",
+            "reason": "NodeFailures", "nodeCount": 1, "nodes": [{"name": "a1", "zone": "A"}],
+            "restoredStep": 7, "lostSteps": 3,
+        },
+    ]  # fmt: skip
+    status = {"phase": "Queued", "chain": {"attempt": 2}, "history": history}
+    cluster.set_status("one", status)
+    first, second = client.job("one").attempts
+    assert (first.ended_at or 0) - first.started_at == 13
+    assert (first.restored_step, first.outcome, first.lost_steps) == (None, "Suspended", None)
+    assert (second.ended_at or 0) - second.started_at == 30
+    assert (second.restored_step, second.outcome, second.lost_steps) == (7, "NodeFailures", 3)
+    assert [node.name for node in second.nodes] == ["a1"]

@@ -126,6 +126,12 @@ async def test_a_gang_one_of_whose_pods_is_evicted_saves_before_it_leaves(cluste
     assert status.chain.restarts == 0
     assert status.eviction.suspend_code is SuspendCode.MAY_SUSPEND
     assert "a-1-1" in status.eviction.message
+    (past,) = status.history
+    assert (past.attempt, past.reason, past.restored_step) == (1, "Requeued", None)
+    assert past.lost_steps is None
+    assert drained in [node.name for node in past.nodes]
+    assert past.started_at < past.ended_at
+    assert status.assignment.restored_step == 1
 
 
 async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):

@@ -34,6 +34,8 @@ from flyer.job.limits import PATH_CHARS_MAX, REASON_CHARS_MAX, TRACEBACK_CHARS_M
 NODES_MAX = 5_000
 _NAME_CHARS_MAX = 253
 _ZONE_CHARS_MAX = 63
+HISTORY_MAX = 5
+HISTORY_NODES_MAX = 8
 # Who asked: a user or a job. Longer names, as of service accounts, are cut.
 BY_CHARS_MAX = 253
 
@@ -75,6 +77,9 @@ class Assignment(Model):
         default=None, description="When all of them were empty and the pods were ordered"
     )
     running_at: Timestamp | None = Field(default=None, description="When all pods were up")
+    restored_step: int | None = Field(
+        default=None, description="The step of the checkpoint that the attempt started from"
+    )
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -237,6 +242,32 @@ class Eviction(Model):
     )
 
 
+class PastAttempt(Model):
+    """An attempt that lost its nodes without having ended the job."""
+
+    attempt: int = Field(ge=0, description="Its number")
+    started_at: Timestamp = Field(description="When its pods were ordered")
+    ended_at: Timestamp = Field(description="When it had left its nodes")
+    reason: str = Field(max_length=128, description="Why, as one CamelCase word")
+    node_count: int = Field(ge=0, description="On how many nodes it ran")
+    nodes: tuple[PreviousNode, ...] = Field(
+        default=(),
+        max_length=HISTORY_NODES_MAX,
+        description="The first of them, in rank order",
+    )
+    restored_step: int | None = Field(
+        default=None, description="The step of the checkpoint that it started from"
+    )
+    same_split: bool | None = Field(
+        default=None, description="As in status.assignment, which it was"
+    )
+    lost_steps: int | None = Field(
+        default=None,
+        description="Steps reported after the last durable checkpoint. Absent: none, the job said "
+        "that it had saved, or nothing was reported",
+    )
+
+
 class Checkpoint(Model):
     """The newest durable checkpoint: what a restart begins with."""
 
@@ -316,6 +347,11 @@ class FlyerJobStatus(Model):
     )
     eviction: Eviction | None = Field(
         default=None, description="The latest time that it lost its nodes without having ended"
+    )
+    history: tuple[PastAttempt, ...] = Field(
+        default=(),
+        max_length=HISTORY_MAX,
+        description="The latest attempts that lost their nodes, the oldest first",
     )
     progress: Progress | None = Field(
         default=None, description="The latest progress that it reported; written at intervals"

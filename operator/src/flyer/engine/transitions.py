@@ -17,6 +17,7 @@ from flyer.api import (
     Eviction,
     FlyerJobStatus,
     OccupiedNode,
+    PastAttempt,
     Pending,
     Phase,
     PreviousNode,
@@ -26,7 +27,7 @@ from flyer.api import (
     Suspension,
     quantize,
 )
-from flyer.api.status import BY_CHARS_MAX
+from flyer.api.status import BY_CHARS_MAX, HISTORY_MAX, HISTORY_NODES_MAX
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine.state import JobState, Seen, Sent
 from flyer.job.limits import readable
@@ -157,7 +158,9 @@ def start(draft: Draft, key: str) -> None:
         key,
         phase=Phase.STARTING,
         progress=progress,
-        assignment=assignment.replace(started_at=draft.now),
+        assignment=assignment.replace(
+            started_at=draft.now, restored_step=saved.step if saved else None
+        ),
         occupied=job.status.occupied
         + tuple(
             OccupiedNode(name=node.name, zone=node.zone, attempt=attempt)
@@ -395,6 +398,7 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
         priority=_still_held(job),
         suspension=None,
         pending=None,
+        history=_with_attempt(status, draft.now, reason, lost),
         eviction=Eviction(
             reason=reason,
             by=clipped(by, BY_CHARS_MAX),
@@ -406,6 +410,29 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
         ),
         chain=status.chain.replace(queued_at=draft.now, slice_used=_slice_used(draft, job)),
     )
+
+
+def _with_attempt(
+    status: FlyerJobStatus, now: float, reason: str, lost: int | None
+) -> tuple[PastAttempt, ...]:
+    """The history with the attempt that ends now, if any pods of it were ordered."""
+    assignment = status.assignment
+    if assignment is None or assignment.started_at is None:
+        return status.history
+    names = ((one.name, one.zone) for one in assignment.nodes[:HISTORY_NODES_MAX])
+    ended = PastAttempt(
+        attempt=status.chain.attempt,
+        started_at=assignment.started_at,
+        ended_at=now,
+        reason=reason,
+        node_count=len(assignment.nodes),
+        nodes=tuple(PreviousNode(name=name, zone=zone) for name, zone in names),
+        restored_step=assignment.restored_step,
+        same_split=assignment.same_split,
+        # Who released its nodes said that it has saved, wherever that is.
+        lost_steps=None if status.suspend_code is SuspendCode.MAY_SUSPEND else lost,
+    )
+    return (*status.history, ended)[-HISTORY_MAX:]
 
 
 def end_turn(draft: Draft, key: str) -> None:

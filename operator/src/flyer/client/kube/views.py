@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob, FlyerJobStatus, Phase, SuspendCode, parse_timestamp
+from flyer.api import FlyerJob, FlyerJobStatus, Phase, parse_timestamp
 from flyer.local.history import JobHistory
 from flyer.local.present import job_view
 from flyer.local.views import AttemptView, EventView, FailureView, NodeView, PlacedNode
@@ -16,7 +16,6 @@ from flyer.local.views import AttemptView, EventView, FailureView, NodeView, Pla
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from flyer.api import Eviction
     from flyer.engine import Node
     from flyer.local.views import JobView
 
@@ -33,42 +32,37 @@ def job_of(value: Mapping[str, Any]) -> FlyerJob | None:
 
 
 def view_of(job: FlyerJob) -> JobView:
-    """One job. What is not in its status (older attempts) its events and logs tell."""
+    """One job. What is not in its status (attempts before the last few) its events tell."""
     status = job.status or FlyerJobStatus()
     history = JobHistory(_attempts(status), _failure(status))
     return replace(job_view(job, history, None, Path()), log_folder="")
 
 
 def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
-    found = []
-    gone, assignment, attempt = status.eviction, status.assignment, status.chain.attempt
-    if gone is not None and (gone.attempt < attempt or assignment is None):
-        before = [PlacedNode(one.name, one.zone, 0) for one in status.chain.previous]
-        found.append(
-            AttemptView(
-                gone.attempt, gone.time, gone.time, before, None, None, gone.reason, _lost(gone)
-            )
+    found = [
+        AttemptView(
+            one.attempt, one.started_at, one.ended_at,
+            [PlacedNode(node.name, node.zone, 0) for node in one.nodes],
+            one.restored_step, one.same_split, one.reason, one.lost_steps,
         )
+        for one in status.history
+    ]  # fmt: skip
+    assignment = status.assignment
     if assignment is not None:
         ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
         closed = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
         found.append(
             AttemptView(
-                attempt,
+                status.chain.attempt,
                 assignment.started_at or assignment.reserved_at,
                 closed.last_transition_time if ended and closed else None,
                 [PlacedNode(one.name, one.zone, one.first_rank) for one in assignment.nodes],
-                status.chain.restored_step,
+                assignment.restored_step,
                 assignment.same_split,
                 status.reason if ended else "",
             )
         )
     return found
-
-
-def _lost(gone: Eviction) -> int | None:
-    """Steps to be done again. Who released its nodes said that it has saved, wherever that is."""
-    return None if gone.suspend_code is SuspendCode.MAY_SUSPEND else gone.lost_steps
 
 
 def _failure(status: FlyerJobStatus) -> FailureView | None:
