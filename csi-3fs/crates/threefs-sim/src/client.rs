@@ -66,7 +66,7 @@ impl Task {
     pub fn new(endpoint: usize, client: u128, channel: u32) -> Self {
         Self {
             endpoint,
-            client: ClientId(client),
+            client: ClientId::of_life(client << 32, 0),
             channel: ChannelId(channel),
             sequence: 0,
             routing: Rc::new(RoutingInfo::default()),

@@ -260,6 +260,9 @@ impl Replica {
         if request.change != ContentChange::Remove && self.is_forgotten(ctx, request.chunk.inode) {
             return Err(StorageError::InodeForgotten { inode: request.chunk.inode });
         }
+        if let Some(successor) = committed.tags.successor_of(&tag) {
+            return Err(StorageError::Superseded { tag, successor });
+        }
         if let Some(known) = committed.tags.of_channel(&tag) {
             if known.tag == tag {
                 return Ok(Some(self.updated(meta, known.version)));
@@ -272,6 +275,9 @@ impl Replica {
             Known::New => {}
             Known::Done(version) => return Ok(Some(self.updated(meta, version))),
             Known::Outdated => return Err(StorageError::DuplicateUpdate { tag }),
+            Known::Superseded(successor) => {
+                return Err(StorageError::Superseded { tag, successor });
+            }
         }
         if payload.is_empty() && matches!(request.change, ContentChange::Write { .. }) {
             let reason = "a write of 0 bytes: use a truncate to change the length".to_owned();
