@@ -12,7 +12,7 @@ use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::Shutdown;
 use rand::Rng;
-use threefs_core::heartbeat::Heartbeat;
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
 use threefs_meta::{
     At, Meta, MetaClient, MetaClientError, MetaConfig, MetaError, NoChunks, TreeConfig,
@@ -131,6 +131,7 @@ async fn work_while_services_are_killed() {
         sequence: 1,
         targets: Vec::new(),
         capacity_bytes: 0,
+        data: DataFolder::Empty,
     };
     mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
     let client = MetaClient::new(&meta_address, &key(), ClientId(7));

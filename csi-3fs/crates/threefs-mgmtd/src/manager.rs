@@ -352,7 +352,8 @@ impl Manager {
         }
         let nodes: Vec<NodeId> = view.nodes.keys().copied().collect();
         let alive = nodes.iter().all(|node| view.is_alive(*node, &self.timers, now));
-        if nodes.len() < self.bootstrap.nodes as usize || !alive {
+        let allowed = view.may_make_chains(&self.timers, now);
+        if nodes.len() < self.bootstrap.nodes as usize || !alive || !allowed {
             return Ok(());
         }
         let make = MakeChains { own: view.fence, nodes: &nodes, bootstrap: self.bootstrap };

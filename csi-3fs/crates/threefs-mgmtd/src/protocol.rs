@@ -19,7 +19,7 @@
 
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::Move;
 use threefs_core::routing::RoutingInfo;
 
@@ -229,6 +229,30 @@ pub enum MgmtdError {
         /// What it said.
         detail: String,
     },
+    /// The node's data belongs to another cluster. The sender must end.
+    #[error(
+        "{node} holds data of {theirs}, and this mgmtd serves {ours}: it takes no part. If mgmtd \
+         has lost its store, stop it and restore the store from a backup (`threefs mgmtd load`); \
+         if the node was given a wrong address of mgmtd or a wrong disk, correct that"
+    )]
+    OtherCluster {
+        /// Which node.
+        node: NodeId,
+        /// The cluster of its data.
+        theirs: ClusterId,
+        /// That of this mgmtd.
+        ours: ClusterId,
+    },
+    /// The node holds targets and this mgmtd has no chains: its store was lost. The sender must end.
+    #[error(
+        "{node} holds targets, and this mgmtd knows no chain: its store is lost or the wrong one. \
+         Stop mgmtd and restore its store from a backup (`threefs mgmtd load`); new chains over \
+         these disks would lose what they hold"
+    )]
+    ChainsLost {
+        /// Which node.
+        node: NodeId,
+    },
     /// A target cannot lead its chain.
     #[error("{target} cannot be promoted: {reason}")]
     CannotPromote {
@@ -240,6 +264,11 @@ pub enum MgmtdError {
 }
 
 impl MgmtdError {
+    /// True when the process that sent the heartbeat must end.
+    pub fn ends_node(&self) -> bool {
+        matches!(self, Self::Replaced { .. } | Self::OtherCluster { .. } | Self::ChainsLost { .. })
+    }
+
     /// True when the same call may go well a moment later.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::NotPrimary { .. } | Self::Starting { .. } | Self::Store { .. })

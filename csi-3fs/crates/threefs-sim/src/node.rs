@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rand::Rng;
 use threefs_core::chunk::Which;
 use threefs_core::error::StorageError;
-use threefs_core::heartbeat::{Heartbeat, LocalState, ServingLease, TargetReport};
+use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalState, ServingLease, TargetReport};
 use threefs_core::ids::{ChunkId, Incarnation, NodeId, RequestTag, StoreId, TargetId};
 use threefs_core::message::{StorageReply, StorageRequest, Updated, verify_payload};
 use threefs_core::replica::{Action, CallId, Config, Event, PeerFailure, Replica, Token};
@@ -175,6 +175,7 @@ impl World {
             incarnation: Incarnation(life),
             sequence: state.sequence,
             capacity_bytes: 0,
+            data: DataFolder::Empty,
             targets: vec![TargetReport {
                 target: state.target,
                 chain: CHAIN,

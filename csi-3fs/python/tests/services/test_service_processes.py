@@ -357,3 +357,30 @@ def test_the_key_is_never_on_a_command_line(pods: Pods) -> None:
     command = Path(f"/proc/{pods.processes['mgmtd'].pid}/cmdline").read_bytes()
     assert b"k" * 64 not in command
     assert os.environ.get("THREEFS_KEY") is None
+
+
+def test_mgmtd_without_its_store_makes_no_chains_over_the_data_of_the_old_ones(
+    pods: Pods,
+) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/kept", b"kept" * 100_000)
+    for name in tuple(pods.processes):
+        pods.stop(name, signal.SIGKILL)
+    (pods.folder / "mgmtd").rename(pods.folder / "backup")
+    for name in ("mgmtd", "storage-0", "storage-1", "storage-2"):
+        pods.start(name)
+    for number in range(3):
+        name = f"storage-{number}"
+        assert pods.processes.pop(name).wait(PATIENCE_SECONDS) != 0
+        assert "holds data of cluster-" in pods.log(name), pods.log(name)
+        assert "threefs mgmtd load" in pods.log(name)
+    assert pods.states() == {}, "no chain was made"
+    pods.stop("mgmtd")
+    shutil.rmtree(pods.folder / "mgmtd")
+    (pods.folder / "backup").rename(pods.folder / "mgmtd")
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        assert client.read_file("/kept") == b"kept" * 100_000
