@@ -340,7 +340,7 @@ async fn a_manager_that_lost_its_store_makes_no_chains_over_the_old_ones() {
 
 #[tokio::test]
 async fn a_node_of_another_cluster_is_refused_and_changes_nothing() {
-    let mut cluster = Cluster::whole().await;
+    let cluster = Cluster::whole().await;
     let before = cluster.manager.routing(cluster.now).await.unwrap();
     let mut stranger = FakeNode::new(1);
     stranger.restart();
