@@ -33,11 +33,17 @@ pub enum Mutant {
     IgnoreExpiry,
     /// The time in which an update may be begun counts from its arrival.
     ExpireFromArrival,
+    /// A node that shall end reports OFFLINE and serves on until it does.
+    ReportLeaveAtOnce,
+    /// A store is opened without a flush of what a killed process left in the page cache.
+    SkipFlushAtOpen,
+    /// An empty disk in the place of a lost one passes for the lost one.
+    TrustAnyStore,
 }
 
 impl Mutant {
     /// All bugs.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -51,5 +57,8 @@ impl Mutant {
         Self::AbandonServing,
         Self::IgnoreExpiry,
         Self::ExpireFromArrival,
+        Self::ReportLeaveAtOnce,
+        Self::SkipFlushAtOpen,
+        Self::TrustAnyStore,
     ];
 }

@@ -50,8 +50,12 @@ pub struct Node {
     pub disk_hangs_until: u64,
     /// The disk is full.
     pub full: bool,
+    /// It is asked to end.
+    pub leaving: bool,
     clock_offset: u64,
     clock_rate: f64,
+    /// When its clock went ahead, and by how many milliseconds.
+    jumps: Vec<(u64, u64)>,
     /// How often it asks for routing.
     poll_us: u64,
     // For mutants: who asked for which update.
@@ -76,8 +80,10 @@ impl Node {
             wake_at: None,
             disk_hangs_until: 0,
             full: false,
+            leaving: false,
             clock_offset,
             clock_rate,
+            jumps: Vec::new(),
             poll_us,
             update_tokens: BTreeMap::new(),
         }
@@ -86,11 +92,14 @@ impl Node {
     /// This node's monotonic clock.
     #[must_use]
     pub fn clock(&self, now_us: u64) -> Millis {
-        Millis(self.clock_offset + (now_us as f64 * self.clock_rate / 1_000.0) as u64)
+        let jumps = self.jumps.iter().filter(|(at, _)| *at <= now_us);
+        let ahead = self.clock_offset + jumps.map(|(_, by_ms)| by_ms).sum::<u64>();
+        Millis(ahead + (now_us as f64 * self.clock_rate / 1_000.0) as u64)
     }
 
     fn moment_of(&self, local: Millis) -> u64 {
-        let since = local.0.saturating_sub(self.clock_offset) as f64;
+        let ahead = self.clock_offset + self.jumps.iter().map(|(_, by_ms)| by_ms).sum::<u64>();
+        let since = local.0.saturating_sub(ahead) as f64;
         (since * 1_000.0 / self.clock_rate) as u64 + 1
     }
 
@@ -112,18 +121,26 @@ impl Node {
         }
     }
 
-    /// The process is gone; what was not flushed survives in part.
-    pub(crate) fn crash(&mut self, kept: impl FnOnce(usize) -> usize) {
+    /// The process is gone.
+    pub(crate) fn end(&mut self) {
         self.alive = false;
         self.paused = false;
         self.backlog.clear();
         self.life += 1;
-        self.store.crash(kept);
     }
 
-    /// A new process over the same disk.
-    pub(crate) fn restart(&mut self) {
+    /// Its clock goes ahead.
+    pub(crate) fn jump(&mut self, now_us: u64, by_ms: u64) {
+        self.jumps.push((now_us, by_ms));
+    }
+
+    /// A new process over the same disk, which makes durable what it finds.
+    pub(crate) fn restart(&mut self, mutant: Mutant) {
         self.alive = true;
+        self.leaving = false;
+        if mutant != Mutant::SkipFlushAtOpen {
+            self.store.flush();
+        }
         self.replica = replica(self.target, self.life);
         self.lease = ServingLease::default();
         self.routing_version = threefs_core::ids::RoutingVersion(0);
@@ -155,7 +172,7 @@ impl World {
         self.push(spread, Happening::Poll { node, life });
     }
 
-    pub(crate) fn beat(&mut self, node: usize, life: u64) {
+    pub(crate) fn beat(&mut self, node: usize, life: u64) -> Result<(), Violation> {
         let state = &mut self.nodes[node];
         let now = state.clock(self.now);
         state.sequence += 1;
@@ -169,6 +186,16 @@ impl World {
         if lies && report.state == LocalState::Online {
             report.state = LocalState::UpToDate;
         }
+        if self.mutant == Mutant::ReportLeaveAtOnce && state.leaving {
+            report.state = LocalState::Offline;
+        }
+        if report.state == LocalState::Offline && state.replica.serves(now) {
+            return Err(self.violation(format!("node {node} reports OFFLINE while it serves")));
+        }
+        let store = match self.mutant {
+            Mutant::TrustAnyStore => StoreId(state.target.0.into()),
+            _ => state.store.id,
+        };
         let heartbeat = Heartbeat {
             node: NodeId(node as u32),
             address: String::new(),
@@ -181,13 +208,14 @@ impl World {
                 chain: CHAIN,
                 report,
                 used_bytes: 0,
-                store: Some(state.store.id),
+                store: Some(store),
                 chunks: state.store.slots().len() as u64,
             }],
         };
         let packet = Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, life };
         self.send(node, self.manager_endpoint(), packet);
         self.push(HEARTBEAT_US, Happening::Beat { node, life });
+        Ok(())
     }
 
     pub(crate) fn poll(&mut self, node: usize, life: u64) {

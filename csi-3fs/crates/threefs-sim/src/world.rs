@@ -112,6 +112,8 @@ pub struct World {
     moves: ChaCha8Rng,
     pub(crate) rights: Rights,
     damaged: Vec<u32>,
+    /// The node whose disk was lost: one in a schedule.
+    lost: Option<usize>,
     scrubbed: bool,
     events: u64,
     trace: bool,
@@ -176,11 +178,15 @@ impl World {
             moves,
             rights,
             damaged: Vec::new(),
+            lost: None,
             scrubbed: false,
             events: 0,
             trace: std::env::var_os("THREEFS_SIM_TRACE").is_some(),
         };
         for (at, fault) in plan {
+            world.push(at, Happening::Fault(fault));
+        }
+        for (at, fault) in faults::more(seed, mutant, count) {
             world.push(at, Happening::Fault(fault));
         }
         if spare {
@@ -298,10 +304,7 @@ impl World {
             Happening::Deliver { from, to, packet } => self.deliver(from, to, packet),
             Happening::Disk { node, life, job } => self.disk_done(node, life, *job),
             Happening::Wake { node, .. } => self.node_wakes(node),
-            Happening::Beat { node, life } => {
-                self.beat(node, life);
-                Ok(())
-            }
+            Happening::Beat { node, life } => self.beat(node, life),
             Happening::Poll { node, life } => {
                 self.poll(node, life);
                 Ok(())
@@ -314,10 +317,7 @@ impl World {
                 self.task_wakes(task, generation);
                 Ok(())
             }
-            Happening::Fault(fault) => {
-                self.fault(fault);
-                Ok(())
-            }
+            Happening::Fault(fault) => self.fault(fault),
             Happening::Move => {
                 self.begin_move();
                 Ok(())
