@@ -129,6 +129,20 @@ impl fmt::Display for ClusterId {
     }
 }
 
+/// One metadata tree: 128 random bits, drawn when its store is made. A tree that was restored from a
+/// dump keeps the number.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct TreeId(pub u128);
+
+impl fmt::Display for TreeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tree-{:032x}", self.0)
+    }
+}
+
 /// One target's store: 128 random bits, drawn when it is made and kept in its log. An emptied or
 /// replaced disk has another one, whatever target it is used for.
 #[derive(

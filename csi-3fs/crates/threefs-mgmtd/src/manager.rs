@@ -18,10 +18,11 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use crate::config::{Bootstrap, Timers};
 use crate::course::{Course, Step};
 use crate::ops::{
-    AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
-    UpdateChains,
+    AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterMeta, RegisterNode,
+    RenewLease, UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MgmtdError, Promotion, RebalancePlan};
+use crate::registration::{MetaRegistered, MetaRegistration};
 use crate::view::{Changes, View};
 
 /// How long one transaction may take, retries included. Far below every lease.
@@ -212,6 +213,27 @@ impl Manager {
             self.answered(&mut role, promoted.map_err(Refusal::Op))?;
         }
         Ok(promotion)
+    }
+
+    /// Registers the store of a metadata service, which may not serve before.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`], or why the store does not belong to this cluster.
+    pub async fn register_meta(
+        &self,
+        registration: &MetaRegistration,
+        now: Millis,
+    ) -> Result<MetaRegistered, MgmtdError> {
+        let mut role = self.role.lock().await;
+        let view = self.view(&mut role, now)?;
+        let (own, cluster) = (view.fence, view.routing.cluster);
+        let register = RegisterMeta { own, cluster, registration };
+        let result = self.store.transact(deadline(), &register).await;
+        let result = self.answered(&mut role, result.map_err(Refusal::Op))?;
+        if let Err(refusal) = &result {
+            tracing::error!("{refusal}");
+        }
+        result
     }
 
     async fn write_promotion(

@@ -19,11 +19,12 @@
 
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId, TreeId};
 use threefs_core::moves::Move;
 use threefs_core::routing::RoutingInfo;
 
 use crate::rebalance::PlannedMove;
+use crate::registration::{MetaRegistered, MetaRegistration};
 
 /// Name of the service; both sides of a connection sign it.
 pub const CONTEXT: &str = "threefs/mgmtd";
@@ -61,6 +62,8 @@ pub enum MgmtdRequest {
         /// Whether it is to be done; otherwise only what it would mean is answered.
         apply: bool,
     },
+    /// A metadata service starts with this store. Answered with [`MgmtdReply::MetaRegistered`].
+    RegisterMeta(MetaRegistration),
 }
 
 /// The longest wait for a routing change that is granted.
@@ -79,6 +82,8 @@ pub enum MgmtdReply {
     Plan(RebalancePlan),
     /// What the promotion means.
     Promotion(Promotion),
+    /// The metadata service may serve.
+    MetaRegistered(MetaRegistered),
 }
 
 /// A target that is to lead its chain although others served after it. Every update that the
@@ -252,6 +257,48 @@ pub enum MgmtdError {
     ChainsLost {
         /// Which node.
         node: NodeId,
+    },
+    /// The metadata store is not the registered one: it was emptied, or belongs to another tree. The
+    /// sender must end.
+    #[error(
+        "the metadata store holds {theirs}, and the files of this cluster are in {ours}: it is empty \
+         or the wrong one. Stop the metadata service and give it the right folder, or restore a dump \
+         (`threefs meta load`). Only if the old metadata is lost and its files are given up: \
+         `threefs meta adopt`"
+    )]
+    ForeignTree {
+        /// The tree in the store.
+        theirs: TreeId,
+        /// The registered one.
+        ours: TreeId,
+    },
+    /// The metadata store is an old copy of the registered one. The sender must end.
+    #[error(
+        "the metadata store is an old copy: generation {generation} of {tree}, and generation \
+         {newest} has served. Stop the metadata service and give it the newest folder, or restore a \
+         dump (`threefs meta load`). To continue with this copy: `threefs meta adopt`"
+    )]
+    OldTree {
+        /// The tree.
+        tree: TreeId,
+        /// That of the store, counted with this start.
+        generation: u64,
+        /// The newest that has served.
+        newest: u64,
+    },
+    /// The metadata store belongs to another cluster. The sender must end.
+    #[error(
+        "the metadata store holds {tree} of {theirs}, and this mgmtd serves {ours}. If mgmtd has lost \
+         its store, stop it and restore the store from a backup (`threefs mgmtd load`); if the \
+         metadata service was given a wrong address of mgmtd or a wrong folder, correct that"
+    )]
+    TreeOfOtherCluster {
+        /// The tree in the store.
+        tree: TreeId,
+        /// Its cluster.
+        theirs: ClusterId,
+        /// That of this mgmtd.
+        ours: ClusterId,
     },
     /// A target cannot lead its chain.
     #[error("{target} cannot be promoted: {reason}")]
