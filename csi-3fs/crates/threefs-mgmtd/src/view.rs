@@ -382,9 +382,16 @@ impl View {
             let serving = next.chain.serving().map(|place| place.target);
             changes.stores.extend(serving.filter_map(|target| {
                 let line = lines.get(&target)?;
-                // A report of a former state of the chain may be about a former store.
-                let news = line.report.chain_version == chain.version
-                    && self.stores.get(&target).copied() != line.store;
+                // A report of a former state of the chain may be about a former store. Of a target
+                // that never served there is none, and its store is written down with the change
+                // that lets it serve: were it lost before its next heartbeat, an empty one would
+                // lead in its place.
+                let news = match self.stores.get(&target) {
+                    None => true,
+                    known => {
+                        line.report.chain_version == chain.version && known.copied() != line.store
+                    }
+                };
                 news.then_some((target, line.store?))
             }));
             if next.changed(chain) {
