@@ -1,5 +1,7 @@
-//! Bugs on purpose. They live in the simulator's driver, so that the product has no switch for
-//! them; each must be found by the same schedules that find nothing without it.
+//! Bugs on purpose, in the simulator's driver and in the replica itself (its feature `simulator`).
+//! Each must be found by the same schedules that find nothing without it.
+
+use threefs_core::replica::Check;
 
 /// A bug.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,11 +41,13 @@ pub enum Mutant {
     SkipFlushAtOpen,
     /// An empty disk in the place of a lost one passes for the lost one.
     TrustAnyStore,
+    /// The replica does not make one of its checks.
+    Without(Check),
 }
 
 impl Mutant {
-    /// All bugs.
-    pub const ALL: [Self; 16] = [
+    /// All bugs that are known to be found. `SkipFlushAtOpen` and the other checks were not yet run.
+    pub const ALL: [Self; 19] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -58,7 +62,15 @@ impl Mutant {
         Self::IgnoreExpiry,
         Self::ExpireFromArrival,
         Self::ReportLeaveAtOnce,
-        Self::SkipFlushAtOpen,
         Self::TrustAnyStore,
+        Self::Without(Check::Lease),
+        Self::Without(Check::NothingPending),
+        Self::Without(Check::Tags),
+        Self::Without(Check::Expiry),
     ];
+
+    /// Only schedules with a removed file find it.
+    pub(crate) fn needs_removal(self) -> bool {
+        self == Self::Without(Check::ForgetDownChain)
+    }
 }

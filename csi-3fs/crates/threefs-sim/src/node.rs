@@ -8,7 +8,9 @@ use rand::Rng;
 use threefs_core::chunk::Which;
 use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalState, ServingLease, TargetReport};
-use threefs_core::ids::{ChunkId, Incarnation, NodeId, RequestTag, StoreId, TargetId};
+use threefs_core::ids::{
+    ChainVersion, ChunkId, Incarnation, NodeId, RequestTag, StoreId, TargetId,
+};
 use threefs_core::message::{StorageReply, StorageRequest, Updated, verify_payload};
 use threefs_core::replica::{Action, CallId, Config, Event, PeerFailure, Replica, Token};
 use threefs_core::routing::{PublicState, RoutingInfo};
@@ -52,6 +54,8 @@ pub struct Node {
     pub full: bool,
     /// It is asked to end.
     pub leaving: bool,
+    /// The version of the chain in which it reported OFFLINE last, in this life.
+    reported_offline: Option<ChainVersion>,
     clock_offset: u64,
     clock_rate: f64,
     /// When its clock went ahead, and by how many milliseconds.
@@ -63,7 +67,13 @@ pub struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(target: TargetId, clock_offset: u64, clock_rate: f64, poll_us: u64) -> Self {
+    pub(crate) fn new(
+        target: TargetId,
+        clock_offset: u64,
+        clock_rate: f64,
+        poll_us: u64,
+        mutant: Mutant,
+    ) -> Self {
         Self {
             target,
             life: 1,
@@ -71,7 +81,8 @@ impl Node {
             paused: false,
             backlog: Vec::new(),
             store: Store::new(StoreId(target.0.into())),
-            replica: replica(target, 1),
+            replica: replica(target, 1, mutant),
+            reported_offline: None,
             lease: ServingLease::default(),
             routing_version: threefs_core::ids::RoutingVersion(0),
             sequence: 0,
@@ -141,7 +152,8 @@ impl Node {
         if mutant != Mutant::SkipFlushAtOpen {
             self.store.flush();
         }
-        self.replica = replica(self.target, self.life);
+        self.replica = replica(self.target, self.life, mutant);
+        self.reported_offline = None;
         self.lease = ServingLease::default();
         self.routing_version = threefs_core::ids::RoutingVersion(0);
         self.sequence = 0;
@@ -151,7 +163,7 @@ impl Node {
     }
 }
 
-fn replica(target: TargetId, life: u64) -> Replica {
+fn replica(target: TargetId, life: u64, mutant: Mutant) -> Replica {
     let mut config = Config::new(target, CHAIN, Incarnation(life));
     config.call_timeout_ms = 15;
     config.retry_wait_ms = 2;
@@ -160,6 +172,9 @@ fn replica(target: TargetId, life: u64) -> Replica {
     config.full_wait_ms = 30;
     config.sync_window = 2;
     config.sync_page = 2;
+    if let Mutant::Without(check) = mutant {
+        config.without = Some(check);
+    }
     Replica::new(config)
 }
 
@@ -189,9 +204,11 @@ impl World {
         if self.mutant == Mutant::ReportLeaveAtOnce && state.leaving {
             report.state = LocalState::Offline;
         }
-        if report.state == LocalState::Offline && state.replica.serves(now) {
-            return Err(self.violation(format!("node {node} reports OFFLINE while it serves")));
+        if report.state == LocalState::Offline {
+            state.reported_offline = Some(report.chain_version);
         }
+        self.check_serving(node)?;
+        let state = &mut self.nodes[node];
         let store = match self.mutant {
             Mutant::TrustAnyStore => StoreId(state.target.0.into()),
             _ => state.store.id,
@@ -428,12 +445,33 @@ impl World {
         }
     }
 
+    /// A replica that serves has not told mgmtd that it does not, about this version of the chain,
+    /// and mgmtd has written down the store with which it serves.
+    pub(crate) fn check_serving(&self, node: usize) -> Result<(), Violation> {
+        let state = &self.nodes[node];
+        if !state.replica.serves(state.clock(self.now)) {
+            return Ok(());
+        }
+        let version = state.replica.chain().map(|chain| chain.version);
+        if version == state.reported_offline {
+            return Err(self.violation(format!("node {node} reports OFFLINE while it serves")));
+        }
+        let (known, store) = (self.store_of(state.target), state.store.id);
+        if known != Some(store) {
+            let what = format!("node {node} serves with {store}, and mgmtd knows {known:?}");
+            return Err(self.violation(what));
+        }
+        Ok(())
+    }
+
     /// What a serving replica commits is the truth.
     fn observe_commit(&mut self, node: usize, chunk: ChunkId) -> Result<(), Violation> {
         let state = &self.nodes[node];
         if !state.replica.serves(state.clock(self.now)) {
             return Ok(());
         }
+        self.check_serving(node)?;
+        let state = &self.nodes[node];
         let Some(slot) = state.store.slots().get(&chunk) else { return Ok(()) };
         let Version { state: committed, bytes } = slot.committed.clone();
         let Some(newest) = committed.tags.newest() else { return Ok(()) };

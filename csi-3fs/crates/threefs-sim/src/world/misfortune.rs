@@ -9,6 +9,7 @@ use threefs_core::time::Millis;
 use super::{CHAIN, Happening, INODE, LAST_REQUEST_US, Network, Violation, World};
 use crate::faults::{CALM_AT_US, Fault};
 use crate::mutant::Mutant;
+use crate::node::Node;
 use crate::store::Store;
 
 /// A process that shall end has this long to leave.
@@ -16,6 +17,8 @@ const LEAVE_US: u64 = 20_000;
 /// Ids of the stores on disks that took a lost one's place.
 const OTHER_DISKS: u128 = 1_000;
 
+/// Several heartbeats.
+const HEARD_WITHIN_US: u64 = 40_000;
 /// Until the service is started again that has ended by itself.
 const RESTART_US: u64 = 5_000;
 
@@ -134,14 +137,19 @@ impl World {
         }
     }
 
-    /// A node comes back with an empty disk, once, while another one that serves has all that any
-    /// client knows: what was only on the lost disk could not be brought back by anybody.
+    /// A node comes back with an empty disk, once, while all others serve and none of them is cut
+    /// off: mgmtd could find one of those dead before the lost one, and the chain would wait for the
+    /// lost disk until an operator promotes another replica.
     fn lose_disk(&mut self, node: usize, back_after_us: u64) {
-        let lost = &self.nodes[node];
-        let others = self.members().filter(|(index, other)| {
-            *index != node && other.alive && other.replica.serves(other.clock(self.now))
-        });
-        if self.lost.is_some() || !lost.alive || others.count() == 0 {
+        let serves =
+            |node: &Node| node.alive && !node.paused && node.replica.serves(node.clock(self.now));
+        let all_serve = self.members().count() > 1 && self.members().all(|(_, node)| serves(node));
+        let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
+        let network = &self.network;
+        let heard = !self.manager_away
+            && network.loss + network.repeat + network.delay == 0.0
+            && network.blocked.values().all(|until| until + HEARD_WITHIN_US <= self.now);
+        if self.lost.is_some() || !self.nodes[node].alive || !all_serve || !whole || !heard {
             return;
         }
         self.lost = Some(node);
