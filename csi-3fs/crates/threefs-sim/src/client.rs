@@ -245,6 +245,12 @@ impl World {
         self.tasks[task].rpc = None;
         let (now, doing) = (self.now, self.tasks[task].doing.clone());
         let checked = match (doing, result) {
+            // Its time is over and its file may be forgotten: it found nothing to change.
+            (Doing::Updating { intent, end: Some(end), .. }, Ok(_))
+                if is_removed(intent.chunk) && now >= end =>
+            {
+                Ok(())
+            }
             (Doing::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
                 self.history.acknowledged(tag, invoked, now, done.version)
             }

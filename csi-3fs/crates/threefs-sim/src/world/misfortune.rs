@@ -3,7 +3,7 @@
 use rand::Rng;
 use threefs_core::ids::{ChunkId, StoreId};
 use threefs_core::replica::Event;
-use threefs_core::routing::Chain;
+use threefs_core::routing::{Chain, PublicState};
 use threefs_core::time::Millis;
 
 use super::{CHAIN, Happening, INODE, LAST_REQUEST_US, Network, Violation, World};
@@ -24,9 +24,17 @@ const RESTART_US: u64 = 5_000;
 
 impl World {
     pub(super) fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
-        let ends =
-            matches!(fault, Fault::Restart { .. } | Fault::Resume { .. } | Fault::Left { .. });
-        if self.calm && !ends {
+        let ends = matches!(
+            fault,
+            Fault::Restart { .. }
+                | Fault::Resume { .. }
+                | Fault::Left { .. }
+                | Fault::GoodNetwork
+                | Fault::EmptyDisk { .. }
+                | Fault::ManagerBack
+                | Fault::Calm
+        );
+        if !ends && (self.calm || self.lost_disk_leads()) {
             return Ok(());
         }
         match fault {
@@ -137,12 +145,24 @@ impl World {
         }
     }
 
-    /// A node comes back with an empty disk, once, while all others serve and none of them is cut
-    /// off: mgmtd could find one of those dead before the lost one, and the chain would wait for the
-    /// lost disk until an operator promotes another replica.
+    /// Whether mgmtd still counts a lost disk as up to date. A second fault now could make it the
+    /// last that served, and then the chain waits until an operator promotes another replica.
+    fn lost_disk_leads(&self) -> bool {
+        let Some(node) = self.lost else { return false };
+        let target = self.nodes[node].target;
+        let state = self.manager.chain(CHAIN).and_then(|chain| chain.state_of(target));
+        matches!(state, Some(PublicState::Serving | PublicState::LastSrv))
+            && self.manager.store_of(target) != Some(self.nodes[node].store.id)
+    }
+
+    /// A node comes back with an empty disk, once, while all others serve and no other fault is
+    /// under way.
     fn lose_disk(&mut self, node: usize, back_after_us: u64) {
-        let serves =
-            |node: &Node| node.alive && !node.paused && node.replica.serves(node.clock(self.now));
+        let serves = |node: &Node| {
+            let well = node.alive && !node.paused && !node.leaving && !node.full;
+            let hangs = node.disk_hangs_until > self.now;
+            well && !hangs && node.replica.serves(node.clock(self.now))
+        };
         let all_serve = self.members().count() > 1 && self.members().all(|(_, node)| serves(node));
         let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
         let network = &self.network;
