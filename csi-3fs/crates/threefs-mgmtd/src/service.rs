@@ -147,6 +147,11 @@ impl Handler {
                 let promotion = self.manager.promote(target, apply, self.clock.now()).await?;
                 Ok(MgmtdReply::Promotion(promotion))
             }
+            MgmtdRequest::RegisterMeta(registration) => {
+                let now = self.clock.now();
+                let registered = self.manager.register_meta(&registration, now).await?;
+                Ok(MgmtdReply::MetaRegistered(registered))
+            }
             MgmtdRequest::Status => {
                 Ok(MgmtdReply::Status(self.manager.status(self.clock.now()).await?))
             }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::lanes::{Begin, Op, Step, Work};
 use super::request::answer;
-use super::{Action, Context, Replica, Role, Standing, Token};
+use super::{Action, Check, Context, Replica, Role, Standing, Token};
 use crate::chunk::{ContentChange, StoreUpdate};
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion, TargetId};
@@ -125,7 +125,7 @@ impl Replica {
         }
         if let Some(receiving) = &mut self.receiving {
             let newest = receiving.newest.entry(chunk).or_insert(0);
-            if request.sequence <= *newest {
+            if request.sequence <= *newest && self.config.makes(Check::Sequence) {
                 let have = ctx.meta(chunk).committed.version;
                 let error = StorageError::ChunkStaleUpdate { chunk, have, update: request.version };
                 return answer(ctx, waiters, Err(error));

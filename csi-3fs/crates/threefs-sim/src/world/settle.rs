@@ -4,7 +4,7 @@ use threefs_core::ids::ChunkId;
 use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 
-use super::{CHAIN, SETTLED_BY_US, Violation, World};
+use super::{CHAIN, SETTLED_BY_US, Violation, World, is_removed};
 use crate::client::Doing;
 use crate::faults::CALM_AT_US;
 use crate::node::Node;
@@ -34,6 +34,7 @@ impl World {
         }
         self.history.check_order().map_err(|what| self.violation(what))?;
         self.check_replicas_equal()?;
+        self.check_forgotten()?;
         Ok(true)
     }
 
@@ -41,6 +42,7 @@ impl World {
         let chain = self.manager.chain(CHAIN);
         chain.is_some_and(Chain::is_whole)
             && self.manager.routing().moves.is_empty()
+            && self.removal.is_done()
             && self.tasks.iter().all(|task| matches!(task.doing, Doing::Resting))
             && self.members().all(|(_, node)| {
                 node.replica.is_idle()
@@ -74,7 +76,7 @@ impl World {
     }
 
     fn check_replicas_equal(&self) -> Result<(), Violation> {
-        for chunk in self.history.chunks() {
+        for chunk in self.history.chunks().filter(|chunk| !is_removed(*chunk)) {
             let known = self.history.newest_known(chunk);
             let mut first = None;
             for (index, node) in self.members() {
