@@ -83,7 +83,7 @@ bench-storage: install ## 3FS beside fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py
 .PHONY: bench-storage-load
-bench-storage-load: install ## 3FS with 4, 24 and 96 writers, a stopped replica, 120 readers of which half stop
+bench-storage-load: install ## 3FS with 4, 24 and 96 writers, services that are stopped, 120 readers of which half stop
 	$(PYTHON) bench/storage_load.py
 .PHONY: bench-hostile
 bench-hostile: cluster-tools ## one tenant's requests while every port is flooded, and 3,000 large jobs (ROUNDS=2 JOBS=3000)

@@ -1,4 +1,4 @@
-"""3FS under load: many writing processes, a stopped replica, many readers of which half stop.
+"""3FS under load: many writers, a stopped replica, mgmtd and meta; many readers of which half stop.
 
 Every process of a phase starts before the phase does. Rates are compared within one run only. All
 phases overwrite the same files, which are written once before: few writers that overwrite few files
@@ -38,9 +38,9 @@ BATCH_BYTES = 16 << 20
 READ_BYTES = 64 << 20
 THREADS = 2
 SERVICES = ["storage-1", "storage-2", "storage-3"]
-STOPPED_SECONDS = 12.0
+STOPPED_SECONDS = {"storage-2": 12.0, "mgmtd": 60.0, "meta": 60.0}
 READ_PATH = "/load-read"
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 120.0
 
 
 @dataclass
@@ -163,29 +163,43 @@ def write_phase(cluster: Cluster, writers: int, seconds: float, shared: Path, fi
     return phase_of(f"{writers} writers", reports, bps, cluster)
 
 
+def longest_pause(reports: list[dict[str, Any]], start: float, end: float) -> float:
+    """Seconds in which no batch of anybody was completed."""
+    ends = sorted(ended for report in reports for _, ended, _ in report["batches"])
+    moments = [start, *(moment for moment in ends if start < moment < end), end]
+    return max(later - earlier for earlier, later in itertools.pairwise(moments))
+
+
 def stopped_phase(
-    cluster: Cluster, writers: int, seconds: float, shared: Path, files: int
+    cluster: Cluster, service: str, writers: int, seconds: float, shared: Path, files: int
 ) -> Phase:
-    """A replica is stopped for a while in the middle of the writing."""
+    """A service is stopped for a while in the middle of the writing."""
+    stopped_seconds = STOPPED_SECONDS[service]
     workers = Workers(cluster, "writer", writers, shared, files)
     start = time.monotonic()
-    stop_at, end = start + seconds, start + 2 * seconds + STOPPED_SECONDS + 8
+    stop_at, end = start + seconds, start + 2 * seconds + stopped_seconds + 8
     workers.start(end)
     time.sleep(max(0.0, stop_at - time.monotonic()))
-    pid = cluster.pids["storage-2"]
+    pid = cluster.pids[service]
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(STOPPED_SECONDS)
+    time.sleep(stopped_seconds)
     os.kill(pid, signal.SIGCONT)
     back = time.monotonic()
     reports = workers.results()
     before = rate(reports, start + seconds / 5, stop_at)
-    found = phase_of(f"{writers} writers, a replica stopped", reports, before, cluster)
+    found = phase_of(
+        f"{writers} writers, {service} stopped for {stopped_seconds:.0f} s",
+        reports,
+        before,
+        cluster,
+    )
     after = [
         rate(reports, back + second, back + second + 2) for second in range(int(end - back) - 2)
     ]
     full = [second for second, bps in enumerate(after) if bps >= 0.8 * before]
     found.seconds = {
         "rate while stopped / before": rate(reports, stop_at, back) / before,
+        "longest pause in seconds": longest_pause(reports, stop_at, end),
         "rate in seconds 5 to 15 after / before": rate(reports, back + 5, end) / before,
         "seconds to 0.8 of the rate before": float(full[0]) if full else float("inf"),
     }
@@ -344,7 +358,8 @@ def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[
             for count in [*writers, writers[0]] if len(writers) > 1 else writers:
                 done(write_phase(cluster, count, seconds, shared, files))
             stopped = writers[min(1, len(writers) - 1)]
-            done(stopped_phase(cluster, stopped, seconds, shared, files))
+            for service in STOPPED_SECONDS:
+                done(stopped_phase(cluster, service, stopped, seconds, shared, files))
             remove(cluster, files)
         if readers:
             shared = shared_bytes(Path(memory), "read", READ_BYTES)
