@@ -165,7 +165,7 @@ def write_phase(cluster: Cluster, writers: int, seconds: float, shared: Path, fi
 
 def longest_pause(reports: list[dict[str, Any]], start: float, end: float) -> float:
     """Seconds in which no batch of anybody was completed."""
-    ends = sorted(ended for report in reports for _, ended, _ in report["batches"])
+    ends: list[float] = sorted(ended for report in reports for _, ended, _ in report["batches"])
     moments = [start, *(moment for moment in ends if start < moment < end), end]
     return max(later - earlier for earlier, later in itertools.pairwise(moments))
 
