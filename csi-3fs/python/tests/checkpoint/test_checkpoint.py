@@ -15,6 +15,7 @@ from threefs.checkpoint import (
     CheckpointError,
     CheckpointManager,
     CheckpointNotFoundError,
+    CheckpointSupersededError,
     LocalFiles,
     digest,
 )
@@ -358,6 +359,37 @@ def test_a_later_attempt_sweeps_what_an_earlier_one_left(files, folder):
     save_all(ranks, 2, {"x": b"2"})
     wait_for_threads()
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def attempt(files, monkeypatch, number, chain="job-1"):
+    monkeypatch.setenv("FLYER_CHAIN", chain)
+    monkeypatch.setenv("FLYER_ATTEMPT", str(number))
+    return CheckpointManager(files, FOLDER)
+
+
+def test_an_earlier_attempt_that_lives_on_commits_nothing(files, folder, monkeypatch):
+    first = attempt(files, monkeypatch, 1)
+    first.save(1, STATE).wait(10)
+    second = attempt(files, monkeypatch, 2)
+    first.save(2, STATE).wait(10)  # its successor has saved nothing yet
+    assert second.load().step == 2
+    second.save(3, STATE).wait(10)
+    with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has begun"):
+        first.save(4, STATE).wait(10)
+    late = attempt(files, monkeypatch, 1)
+    with pytest.raises(CheckpointSupersededError):
+        late.save(5, STATE).wait(10)
+    assert second.load().step == 3
+    second.save(6, STATE).wait(10)
+    assert second.load().step == 6
+    assert not list(folder.glob("step-*.tmp-*"))
+    assert [path.name for path in folder.glob("attempt-*")] == ["attempt-job_1-00000002"]
+
+
+def test_another_job_begins_with_its_first_attempt(files, monkeypatch):
+    attempt(files, monkeypatch, 7).save(1, STATE).wait(10)
+    attempt(files, monkeypatch, 1, chain="job-2").save(2, STATE).wait(10)
+    assert attempt(files, monkeypatch, 2, chain="job-2").load().step == 2
 
 
 def wait_for_threads():

@@ -10,6 +10,7 @@ from threefs.checkpoint.errors import (
     CheckpointDamagedError,
     CheckpointError,
     CheckpointNotFoundError,
+    CheckpointSupersededError,
 )
 from threefs.checkpoint.files import Files, LocalFiles
 from threefs.checkpoint.loading import Loaded, LoadReport, Skipped
@@ -22,6 +23,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointManager",
     "CheckpointNotFoundError",
+    "CheckpointSupersededError",
     "Files",
     "LoadReport",
     "Loaded",

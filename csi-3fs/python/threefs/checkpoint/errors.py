@@ -5,6 +5,7 @@ __all__ = [
     "CheckpointDamagedError",
     "CheckpointError",
     "CheckpointNotFoundError",
+    "CheckpointSupersededError",
 ]
 
 
@@ -18,6 +19,10 @@ class CheckpointBusyError(CheckpointError):
 
 class CheckpointDamagedError(CheckpointError):
     """What is stored is not what was saved: truncated, torn, altered or incomplete."""
+
+
+class CheckpointSupersededError(CheckpointError):
+    """A later attempt of the job has begun: nothing of this one is committed any more."""
 
 
 class CheckpointNotFoundError(CheckpointError):

@@ -16,6 +16,7 @@ from threefs.checkpoint.errors import (
     CheckpointBusyError,
     CheckpointError,
     CheckpointNotFoundError,
+    CheckpointSupersededError,
 )
 from threefs.checkpoint.loading import (
     Loaded,
@@ -30,9 +31,11 @@ from threefs.checkpoint.manifest import Piece, split
 from threefs.checkpoint.names import (
     MANIFEST_NAME,
     Name,
+    attempt_name,
     choice_folder,
     final_name,
     is_leftover,
+    parse_attempt,
     parse_commit,
     parse_name,
     shard_name,
@@ -71,7 +74,17 @@ def _attempt_from_environment(world_size: int) -> str:
             "nothing in the environment tells this start of the job from another: pass `attempt`, "
             "the same word on every rank and another one at every start"
         )
-    return "".join(letter if letter.isalnum() else "_" for letter in f"{chain}_{attempt}")
+    return _word(f"{chain}_{attempt}")
+
+
+def _numbered_attempt() -> tuple[str, int] | None:
+    """Under `flyer`: the job's chain, and which of its attempts this is."""
+    chain, attempt = os.environ.get("FLYER_CHAIN"), os.environ.get("FLYER_ATTEMPT", "")
+    return (_word(chain), int(attempt)) if chain and attempt.isdecimal() else None
+
+
+def _word(text: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in text)
 
 
 class CheckpointManager:
@@ -106,6 +119,7 @@ class CheckpointManager:
         self._attempt = attempt if attempt is not None else _attempt_from_environment(world_size)
         if not all(letter.isalnum() or letter == "_" for letter in self._attempt):
             raise CheckpointError(f"attempt {attempt!r} is not made of letters, digits and _")
+        self._numbered = _numbered_attempt() if attempt is None else None
         self._commit_seconds_max = commit_seconds_max
         self._busy_seconds_max = busy_seconds_max
         self._load_seconds_max = load_seconds_max
@@ -201,10 +215,35 @@ class CheckpointManager:
         if self._rank == 0 and not self._swept:
             self._swept = True
             try:
+                self._begin_attempt()
                 self._sweep()
             except Exception as error:  # noqa: BLE001  they cost space, nothing else
                 _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
         job.run(handle)
+
+    def _begin_attempt(self) -> None:
+        """What an earlier attempt, cut off but alive, saves from now on is refused."""
+        if self._numbered is None:
+            return
+        self._refuse_superseded()
+        chain, number = self._numbered
+        self._files.mkdir(f"{self.path}/{attempt_name(chain, number)}", parents=True)
+        for name in self._names():
+            other = parse_attempt(name)
+            if other is not None and other[0] == chain and other[1] < number:
+                throw_away(self._files, self.path, f"{self.path}/{name}")
+
+    def _refuse_superseded(self) -> None:
+        if self._numbered is None:
+            return
+        chain, number = self._numbered
+        attempts = [one for one in map(parse_attempt, self._names()) if one is not None]
+        last = max((other for name, other in attempts if name == chain), default=number)
+        if last > number:
+            raise CheckpointSupersededError(
+                f"attempt {last} of this job has begun, and this is attempt {number}: nothing that "
+                f"it saves in {self.path} is committed; end this process"
+            )
 
     def _finish(self) -> None:
         if self._handle is not None and not self._handle._done.wait(EXIT_SECONDS_MAX):
@@ -346,6 +385,7 @@ class CheckpointManager:
         return parse_commit(names) if MANIFEST_NAME in names else EMPTIED
 
     def _next_commit(self) -> int:
+        self._refuse_superseded()
         commits = {self._commit_of(name) for name in self._checkpoints()} - {EMPTIED}
         return max(commits, default=0) + 1
 

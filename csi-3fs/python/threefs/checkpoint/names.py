@@ -2,8 +2,9 @@
 
 `step-00000040` is a checkpoint, `step-00000040.2` a newer one of the same step,
 `step-00000040.tmp-ATTEMPT-NUMBER` one in the making, `trash.tmp-…` one being removed,
-`load.tmp-ATTEMPT-NUMBER` what rank 0 chose for a load of that attempt. In a checkpoint the empty
-file `commit-00000007` says that it is the seventh commit of the folder.
+`load.tmp-ATTEMPT-NUMBER` what rank 0 chose for a load of that attempt. The empty folder
+`attempt-CHAIN-00000003` says that attempt 3 of a job has begun. In a checkpoint the empty file
+`commit-00000007` says that it is the seventh commit of the folder.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ __all__ = [
     "CHOICE_NAME",
     "MANIFEST_NAME",
     "Name",
+    "attempt_name",
     "choice_folder",
     "commit_name",
     "final_name",
     "is_leftover",
+    "parse_attempt",
     "parse_commit",
     "parse_name",
     "part_name",
@@ -32,6 +35,7 @@ MANIFEST_NAME = "manifest.jsonl"
 ANNOUNCED_NAME = "announced"
 CHOICE_NAME = "choice.json"
 _COMMIT = re.compile(r"commit-(\d{8,})")
+_ATTEMPT = re.compile(r"attempt-(\w+)-(\d{8,})")
 _FINAL = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -57,6 +61,17 @@ def parse_commit(names: list[str]) -> int:
     """The place of the checkpoint with these files; 0 for one from before there were any."""
     matches = [_COMMIT.fullmatch(name) for name in names]
     return max((int(match[1]) for match in matches if match), default=0)
+
+
+def attempt_name(chain: str, number: int) -> str:
+    """The sign that an attempt of a job has begun."""
+    return f"attempt-{chain}-{number:08d}"
+
+
+def parse_attempt(name: str) -> tuple[str, int] | None:
+    """Chain and number; None for anything else."""
+    match = _ATTEMPT.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
 
 
 def choice_folder(load: str) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from threefs.checkpoint import manifest
 from threefs.checkpoint.checksum import ALGORITHM, checksum
-from threefs.checkpoint.errors import CheckpointError
+from threefs.checkpoint.errors import CheckpointError, CheckpointSupersededError
 from threefs.checkpoint.manifest import Part, Piece
 from threefs.checkpoint.names import (
     ANNOUNCED_NAME,
@@ -146,7 +146,8 @@ class SaveJob:
             else:
                 handle.path = self._await_commit()
         except Exception as error:  # noqa: BLE001  it must end in the handle, whatever it was
-            handle.error = CheckpointError(
+            kind = type(error) if isinstance(error, CheckpointError) else CheckpointError
+            handle.error = kind(
                 f"step {self.step} was not saved (rank {self.rank}, {self.temporary}): {error}"
             )
             handle.error.__cause__ = error
@@ -220,7 +221,12 @@ class SaveJob:
         entries = [manifest.entry_of(leaf) for leaf in self.leaves]
         whole = manifest.assemble(parts, self.tree, entries, ALGORITHM)
         self.files.write_file(f"{self.temporary}/{MANIFEST_NAME}", whole.encode())
-        self.files.write_file(f"{self.temporary}/{commit_name(self.next_commit())}", b"")
+        try:
+            commit = self.next_commit()
+        except CheckpointSupersededError:
+            throw_away(self.files, self.folder, self.temporary)
+            raise
+        self.files.write_file(f"{self.temporary}/{commit_name(commit)}", b"")
         return self._rename_into_place()
 
     def _rename_into_place(self) -> str:
