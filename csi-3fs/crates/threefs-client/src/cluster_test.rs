@@ -42,7 +42,7 @@ impl Cluster {
         let mgmtd = Mgmtd::open(MgmtdConfig {
             listen: "127.0.0.1:0".into(),
             advertise: None,
-            key: key(folder.path()),
+            key: key(folder.path()).into(),
             store_path: folder.path().join("mgmtd"),
             bootstrap: Bootstrap { nodes, replicas: nodes, chains_per_node: 1 },
             rebalance: true,

@@ -139,6 +139,8 @@ impl Attempts {
     pub(crate) fn rpc(&mut self, who: &str, error: &RpcError) -> Result<(), ClientError> {
         self.failed(who, error);
         match error {
+            // Expired credentials are renewed meanwhile, or the last error says so.
+            RpcError::Refused { .. } if error.retryable() => Ok(()),
             RpcError::Refused { .. } => Err(ClientError::Refused { detail: error.to_string() }),
             RpcError::TooLarge { .. } => {
                 Err(ClientError::InvalidArgument { detail: error.to_string() })

@@ -29,7 +29,7 @@ impl Metadata {
     ) -> Self {
         Self {
             identity,
-            client: MetaClient::fenced(&config.meta, &config.key, id, fence),
+            client: MetaClient::fenced(&config.meta, &config.credentials, id, fence),
             who: format!("meta at {}", config.meta),
             timeout: config.timeout,
         }

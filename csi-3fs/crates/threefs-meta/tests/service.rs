@@ -42,7 +42,7 @@ async fn be_service(kind: &str, listen: &str, mgmtd: &str, folder: &Path) {
         let config = MgmtdConfig {
             listen: listen.into(),
             advertise: None,
-            key: key(),
+            key: key().into(),
             store_path: folder.join("mgmtd"),
             bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
             rebalance: true,
@@ -56,7 +56,7 @@ async fn be_service(kind: &str, listen: &str, mgmtd: &str, folder: &Path) {
 fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
     MetaConfig {
         listen: listen.into(),
-        key: key(),
+        key: key().into(),
         store_path: folder.join("meta"),
         map_bytes_max: threefs_meta::MAP_BYTES_MAX,
         mgmtd: vec![mgmtd.into()],

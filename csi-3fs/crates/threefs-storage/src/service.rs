@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::BoxFuture;
-use fabric::auth::{AuthError, Key};
+use fabric::auth::AuthError;
 use fabric::class::TrafficClass;
+use fabric::keys::Keys;
 use fabric::moment::Moment;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
@@ -74,17 +75,17 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
             reason: error.to_string(),
         }
     })?;
-    let key = Key::read(&config.key_file)?;
-    let mut server_config = ServerConfig::new(crate::CONTEXT, key.clone());
+    let keys = Keys::read(&config.key_file)?;
+    let mut server_config = ServerConfig::new(crate::CONTEXT, &keys);
     server_config.class = TrafficClass::Storage;
     server_config.budgets = admission::budgets(config.memory_bytes);
     server_config.calls_of_connection_max = admission::CALLS_OF_CONNECTION_MAX;
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
-    let mgmtd = MgmtdClient::new(&config.mgmtd, &key);
+    let mgmtd = MgmtdClient::new(&config.mgmtd, &keys);
     let patience = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
-    let shared = Shared::new(Peers::new(&key, call_timeout));
+    let shared = Shared::new(Peers::new(&keys, call_timeout));
     let node = Arc::new(Node::new(config, draw_incarnation(), shared, budget));
     tracing::info!(node = %node.id, address, "storage service listens");
 
