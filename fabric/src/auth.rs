@@ -85,7 +85,9 @@ pub enum AuthError {
         id: u32,
     },
     /// A ticket cannot be read.
-    #[error("`{context}`: invalid ticket: {reason}; issue a new one with `threefs credential issue`")]
+    #[error(
+        "`{context}`: invalid ticket: {reason}; issue a new one with `threefs credential issue`"
+    )]
     BadTicket {
         /// The service that was addressed.
         context: String,

@@ -131,7 +131,9 @@ impl Dialer {
         let ticket = self.ticket.as_ref();
         match (verdict, ticket) {
             (WELCOME, _) => Ok(()),
-            (EXPIRED, Some(ticket)) => Err(AuthError::Expired { context, path: ticket.path.clone() }),
+            (EXPIRED, Some(ticket)) => {
+                Err(AuthError::Expired { context, path: ticket.path.clone() })
+            }
             (OTHER_CLUSTER, Some(ticket)) => {
                 let here = "another".into();
                 Err(AuthError::OtherCluster { context, ticket: ticket.cluster.clone(), here })

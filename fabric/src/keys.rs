@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::auth::{AuthError, Key};
+use crate::ticket::SealedTicket;
 use crate::watched::Watched;
 
 /// Keys of a ring at most: the old and the new one.
@@ -37,6 +38,10 @@ impl KeyRing {
             AuthError::BadKey { reason, .. } => bad(reason),
             other => other,
         };
+        if SealedTicket::is_text(content) {
+            let reason = "it holds a ticket, and the cluster's key is needed here";
+            return Err(bad(reason.into()));
+        }
         let content = content.trim_ascii();
         let lines: Vec<&[u8]> = content
             .split(|byte| *byte == b'\n')

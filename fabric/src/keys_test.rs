@@ -40,6 +40,7 @@ fn what_is_wrong_with_a_ring_is_named_and_keys_are_not_quoted() {
         ("1:short".into(), "at least 16"),
         ("1:".into(), "at least 16"),
         (String::new(), "at least 16"),
+        (format!("ffticket1:{FIRST}:{SECOND}"), "it holds a ticket"),
     ];
     for (content, expected) in cases {
         let error = refusal(&content);

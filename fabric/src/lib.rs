@@ -1,6 +1,7 @@
 //! What collectives and storage share on the wire: who may speak (`auth`; `handshake`, `keys`,
-//! `ticket` and `credentials` for remote calls), in which traffic class (`class`), at which address (`interfaces`), for how long a wait may last (`deadline`), until when a
-//! right lasts (`moment`), and the transports themselves.
+//! `ticket`, `capability` and `credentials` for remote calls), in which traffic class (`class`), at
+//! which address (`interfaces`), for how long a wait may last (`deadline`), until when a right
+//! lasts (`moment`), and the transports themselves.
 //!
 //! Absent on purpose: any knowledge of what the bytes mean.
 
@@ -9,6 +10,7 @@ use std::pin::Pin;
 mod admission;
 pub mod arena;
 pub mod auth;
+pub mod capability;
 pub mod class;
 pub mod credentials;
 pub mod deadline;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::auth::{AuthError, Key};
 use crate::keys::KeyRing;
+use crate::rpc::Fault;
 
 /// An encoded ticket at most.
 pub const TICKET_BYTES_MAX: usize = 1024;
@@ -176,6 +177,20 @@ pub enum Grant {
 }
 
 impl Grant {
+    /// Refuses whoever does not hold the cluster's key.
+    ///
+    /// # Errors
+    /// [`Fault::forbidden`] with what was asked for.
+    pub fn require_service(&self, what: &str) -> Result<(), Fault> {
+        match self.ticket() {
+            None => Ok(()),
+            Some(ticket) => Err(Fault::forbidden(format!(
+                "{what} needs the cluster's key; this credential is for `{}`",
+                ticket.path
+            ))),
+        }
+    }
+
     /// The ticket, if it holds one and not the key.
     pub fn ticket(&self) -> Option<&Ticket> {
         match self {

@@ -57,7 +57,11 @@ async fn keys_are_rotated_under_load_without_a_refused_connection() {
         for server in [server_first, !server_first] {
             let file = if server { &server_file } else { &client_file };
             std::fs::write(file, content).unwrap();
-            if server { server_keys.read_now() } else { credentials.read_now() }
+            if server {
+                server_keys.read_now()
+            } else {
+                credentials.read_now()
+            }
             let calls: Vec<_> = (0..16)
                 .map(|_| {
                     let pool = pool.clone();
@@ -119,8 +123,7 @@ async fn a_ticket_opens_for_its_time_and_is_renewed_from_its_file() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let short = Deadline::after(Duration::from_millis(300));
-    let error =
-        pool.call(Bytes::from_static(b"hello"), Payload::empty(), short).await.unwrap_err();
+    let error = pool.call(Bytes::from_static(b"hello"), Payload::empty(), short).await.unwrap_err();
     assert!(error.to_string().contains("`/volumes/pvc-1` has expired"), "{error}");
     assert!(error.retryable() && error.executed() == Executed::No);
     std::fs::write(&file, sealed(3600)).unwrap();

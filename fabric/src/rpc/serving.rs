@@ -23,12 +23,12 @@ use super::budget::{Budgets, Credit};
 use super::encode;
 use super::frame::{Header, Kind};
 use super::guard::ConnectionClock;
+use super::handshake::unix_now_s;
 use super::io::{
     Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
 };
 use super::room::Room;
 use super::server::{ServerConfig, ServerStats};
-use super::handshake::unix_now_s;
 use super::{Call, DIRECT_BYTES_MAX, Fault, FaultCode, Payload, Peer, Reply, Service};
 use crate::deadline::Deadline;
 use crate::ticket::Grant;

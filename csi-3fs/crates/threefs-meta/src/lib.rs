@@ -17,6 +17,7 @@ mod ops;
 pub mod protocol;
 mod restore;
 mod rows;
+mod scope;
 mod service;
 mod tree;
 mod written;

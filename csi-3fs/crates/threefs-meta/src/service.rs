@@ -1,19 +1,25 @@
 //! The tree behind a port.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fabric::BoxFuture;
+use fabric::capability::Capability;
+use fabric::deadline::Deadline;
+use fabric::keys::Keys;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
+use fabric::ticket::Ticket;
+use threefs_core::ids::InodeId;
 use threefs_kv::{EmbeddedConfig, KvError, Store};
 use threefs_mgmtd::{MgmtdClient, RoutingFollower};
 
 use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
-use crate::protocol::{CONTEXT, MetaError, MetaRequest};
-use crate::tree::Tree;
+use crate::protocol::{CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult};
+use crate::tree::{Tree, check_batch, now};
 
 /// Why a metadata service ended.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +39,7 @@ pub enum MetaRunError {
 pub struct Meta {
     server: Server,
     tree: Arc<Tree>,
+    keys: Keys,
     _routing: RoutingFollower,
 }
 
@@ -66,7 +73,7 @@ impl Meta {
         })?;
         let routing = MgmtdClient::new(&config.mgmtd, &config.key).follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
-        Ok(Self { server, tree: Arc::new(tree), _routing: routing })
+        Ok(Self { server, tree: Arc::new(tree), keys: config.key, _routing: routing })
     }
 
     /// Where it listens.
@@ -83,7 +90,7 @@ impl Meta {
     }
 
     async fn serve_now(self, shutdown: Shutdown) -> Result<(), MetaRunError> {
-        let handler = Handler(Arc::clone(&self.tree));
+        let handler = Handler { tree: Arc::clone(&self.tree), keys: self.keys };
         let background = async {
             if let Err(error) = self.tree.finish_all_trims().await {
                 tracing::warn!(%error, "truncations of a former life");
@@ -98,11 +105,41 @@ impl Meta {
     }
 }
 
-struct Handler(Arc<Tree>);
+struct Handler {
+    tree: Arc<Tree>,
+    keys: Keys,
+}
+
+impl Handler {
+    /// What the holder of a ticket shows the storage services.
+    async fn capabilities(
+        &self,
+        ticket: &Ticket,
+        inodes: &[InodeId],
+        deadline: Deadline,
+    ) -> MetaResult {
+        check_batch("inodes", inodes.len())?;
+        let there = self.tree.inside(InodeId(ticket.directory), inodes, deadline).await?;
+        let there: BTreeSet<InodeId> = there.into_iter().collect();
+        let (ring, now) = (self.keys.current(), now().0 / 1_000_000_000);
+        let signed = inodes.iter().map(|inode| {
+            let sign = || Capability::sign(&ring, ticket, inode.0, now.unsigned_abs());
+            there.contains(inode).then(sign)
+        });
+        Ok(MetaReply::Capabilities(signed.collect()))
+    }
+}
 
 impl Service for Handler {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request: MetaRequest = decode_request(&call)?;
-        Reply::of(&self.0.answer(request, call.deadline).await)
+        let result = match (&request, call.grant.ticket()) {
+            (
+                MetaRequest::Query { query: MetaQuery::Capabilities { inodes }, .. },
+                Some(ticket),
+            ) => self.capabilities(ticket, inodes, call.deadline).await,
+            _ => self.tree.answer_for(&call.grant, request, call.deadline).await,
+        };
+        Reply::of(&result)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use fabric::capability::Capability;
 use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
 use fabric::keys::Keys;
@@ -51,7 +52,7 @@ impl Peers {
             tracing::debug!(address, %error, "a call to another replica failed");
             (Err(PeerFailure::Unreachable), Bytes::new())
         };
-        let message = match encode(request) {
+        let message = match encode(&(request, None::<Capability>)) {
             Ok(message) => message,
             Err(error) => return unreachable(&error),
         };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::auth::AuthError;
+use fabric::capability::Capability;
 use fabric::class::TrafficClass;
 use fabric::keys::Keys;
 use fabric::moment::Moment;
@@ -20,6 +21,7 @@ use threefs_core::message::{StorageRequest, verify_payload};
 use threefs_mgmtd::{MgmtdClient, MgmtdError};
 use tokio::task::JoinSet;
 
+use crate::access;
 use crate::admission;
 use crate::config::StorageConfig;
 use crate::heartbeat;
@@ -93,7 +95,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let mut follow = JoinSet::new();
     follow.spawn(heartbeat::follow(Arc::clone(&node), mgmtd.clone()));
     let (drained, closing) = Shutdown::new();
-    let port = server.serve(Port { node: Arc::clone(&node) }, closing);
+    let port = server.serve(Port { node: Arc::clone(&node), keys }, closing);
     let drain = async {
         shutdown.requested().await;
         if !patience.is_zero() {
@@ -109,6 +111,12 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     }
 }
 
+/// The wall clock: credentials expire by it.
+fn unix_now_s() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
 /// One life of this service. From the system's generator: two lives must never be the same.
 fn draw_incarnation() -> Incarnation {
     let mut bytes = [0; 8];
@@ -122,11 +130,13 @@ fn draw_incarnation() -> Incarnation {
 
 struct Port {
     node: Arc<Node>,
+    keys: Keys,
 }
 
 impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
-        let request: StorageRequest = decode_request(&call)?;
+        let (request, capability): (StorageRequest, Option<Capability>) = decode_request(&call)?;
+        access::permit(&call.grant, &request, capability.as_ref(), &self.keys, unix_now_s())?;
         if request.class() != call.class {
             let (said, class) = (call.class, request.class());
             // A caller of version 1 names none, and sends updates and reads only.

@@ -1,0 +1,81 @@
+//! Whether an inode is within the directory that a caller's credential is for.
+//!
+//! A credential is for a directory with a quota: every inode names the quota that it counts for,
+//! and quotas name those above them, so this is a comparison for most inodes and never a walk.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{Operation, Transaction};
+
+use super::{OpError, load};
+use crate::identity::Identity;
+use crate::protocol::MetaError;
+use crate::rows::{self, InodeRow, QuotaRow};
+
+/// Directories with quotas within each other that are looked through.
+const NESTED_MAX: usize = 64;
+
+/// Refuses an inode that is not within the caller's scope.
+pub(crate) async fn check(
+    txn: &mut Transaction,
+    who: &Identity,
+    id: InodeId,
+    path: &str,
+) -> Result<(), OpError> {
+    let Some(scope) = who.scope else { return Ok(()) };
+    let row = load(txn, id, path).await?;
+    if contains(txn, scope, &row).await? {
+        return Ok(());
+    }
+    Err(if id == scope { without_quota(scope) } else { outside(path, scope) })
+}
+
+async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Result<bool, OpError> {
+    let mut next = row.inode.quota;
+    for _ in 0..NESTED_MAX {
+        match next {
+            None => return Ok(false),
+            Some(quota) if quota == scope => return Ok(true),
+            Some(quota) => {
+                let above: Option<QuotaRow> = rows::read(txn, &rows::quota(quota)).await?;
+                next = above.and_then(|above| above.above);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Which of these inodes exist. All of them must be within the caller's scope.
+pub(crate) struct CheckInside<'a> {
+    pub who: &'a Identity,
+    pub inodes: &'a [InodeId],
+}
+
+impl Operation for CheckInside<'_> {
+    type Output = Vec<InodeId>;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Vec<InodeId>, OpError> {
+        let mut there = Vec::with_capacity(self.inodes.len());
+        for id in self.inodes {
+            match check(txn, self.who, *id, "").await {
+                Ok(()) => there.push(*id),
+                Err(OpError::Refused(MetaError::NotFound { .. })) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(there)
+    }
+}
+
+pub(crate) fn outside(path: &str, scope: InodeId) -> OpError {
+    let detail = format!("it is outside directory {scope}, which the credential is for");
+    MetaError::PermissionDenied { path: path.into(), detail }.into()
+}
+
+fn without_quota(scope: InodeId) -> OpError {
+    let detail = format!(
+        "the credential is for directory {scope}, which has no quota; give it one first \
+         (`set_quota`, without limits if there shall be none): it marks what is within the directory"
+    );
+    MetaError::PermissionDenied { path: "/".into(), detail }.into()
+}

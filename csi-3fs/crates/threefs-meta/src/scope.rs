@@ -1,0 +1,177 @@
+//! What a volume's credential may ask: everything within its directory, and nothing else.
+//!
+//! Paths are confined by the walk (`ops::walk`), inodes that a request names are checked here
+//! before it runs, and what belongs to the control plane is refused.
+
+use fabric::BoxFuture;
+use fabric::deadline::Deadline;
+use fabric::ticket::{Grant, Ticket};
+use threefs_core::ids::InodeId;
+
+use crate::identity::{Identity, WRITE};
+use crate::ops::{self, OpError};
+use crate::protocol::{
+    At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, ROOT,
+};
+use crate::tree::Tree;
+
+/// Attributes that belong to the control plane begin with it.
+const RESERVED: &str = "user.threefs.";
+/// The reserved attribute that a mount keeps on the directory of its credential.
+const CLAIM: &str = "user.threefs.claim";
+
+impl Tree {
+    /// Answers one request as far as its sender's grant allows.
+    ///
+    /// # Errors
+    /// Any [`MetaError`].
+    pub fn answer_for<'a>(
+        &'a self,
+        grant: &'a Grant,
+        request: MetaRequest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, MetaResult> {
+        match grant.ticket() {
+            None => self.answer(request, deadline),
+            Some(ticket) => Box::pin(self.answer_within(ticket, request, deadline)),
+        }
+    }
+
+    async fn answer_within(
+        &self,
+        ticket: &Ticket,
+        mut request: MetaRequest,
+        deadline: Deadline,
+    ) -> MetaResult {
+        let scope = InodeId(ticket.directory);
+        permit(ticket, &request)?;
+        match &mut request {
+            MetaRequest::Query { who, .. } | MetaRequest::Change { who, .. } => {
+                who.scope = Some(scope);
+            }
+        }
+        if let MetaRequest::Query { query: MetaQuery::Hold { add, .. }, .. } = &mut request {
+            // An inode that does not exist yet may become another volume's.
+            *add = self.inside(scope, add, deadline).await?;
+        }
+        self.inside(scope, &inodes_of(&request), deadline).await?;
+        let mut reply = self.answer(request, deadline).await?;
+        match &mut reply {
+            // What is above the directory is the control plane's.
+            MetaReply::Quotas(quotas) => {
+                let own = quotas.iter().position(|quota| quota.directory == scope);
+                quotas.truncate(own.map_or(0, |own| own + 1));
+            }
+            MetaReply::Names(names) => names.retain(|name| !name.starts_with(RESERVED)),
+            _ => {}
+        }
+        Ok(reply)
+    }
+
+    /// Those of the inodes that exist; all must be within the directory.
+    ///
+    /// # Errors
+    /// [`MetaError::PermissionDenied`] for one that is not.
+    pub(crate) async fn inside(
+        &self,
+        scope: InodeId,
+        inodes: &[InodeId],
+        deadline: Deadline,
+    ) -> Result<Vec<InodeId>, MetaError> {
+        if inodes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let who = Identity { scope: Some(scope), ..Identity::ROOT };
+        let checked = self.transact(deadline, &ops::CheckInside { who: &who, inodes }).await;
+        Ok(checked.map_err(|error: OpError| error)?)
+    }
+}
+
+/// Inodes that a request names other than as the start of a path.
+fn inodes_of(request: &MetaRequest) -> Vec<InodeId> {
+    match request {
+        MetaRequest::Query { query: MetaQuery::Hold { release, .. }, .. } => release.clone(),
+        MetaRequest::Query { .. } => Vec::new(),
+        MetaRequest::Change { change, .. } => match change {
+            MetaChange::Close { inode, report, .. } => {
+                std::iter::once(*inode).chain(report.iter().map(|report| report.inode)).collect()
+            }
+            MetaChange::ReportLengths { reports, ends } => {
+                let reports = reports.iter().map(|report| report.inode);
+                reports.chain(ends.iter().map(|(inode, _)| *inode)).collect()
+            }
+            MetaChange::Reserve { reservations } => {
+                reservations.iter().map(|reservation| reservation.inode).collect()
+            }
+            _ => Vec::new(),
+        },
+    }
+}
+
+fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
+    let refused = |what: &str, why: &str| {
+        let path = ticket.path.clone();
+        let reason = format!("{what} {why}, and the credential is for this directory alone");
+        Err(MetaError::NotPermitted { path, reason })
+    };
+    let control = |what: &str| refused(what, "needs the cluster's key");
+    match request {
+        MetaRequest::Query { query, .. } => match query {
+            MetaQuery::PathOf { .. } => control("the path of a directory"),
+            MetaQuery::Status => control("the state of the service"),
+            MetaQuery::GetAttribute { at, name } => reserved(ticket, at, name),
+            MetaQuery::Open { access, .. } if ticket.read_only && access & WRITE != 0 => {
+                Err(read_only(ticket))
+            }
+            MetaQuery::Stat { .. }
+            | MetaQuery::StatMany { .. }
+            | MetaQuery::List { .. }
+            | MetaQuery::Open { .. }
+            | MetaQuery::Hold { .. }
+            | MetaQuery::Quotas { .. }
+            | MetaQuery::Capabilities { .. }
+            | MetaQuery::ListAttributes { .. } => Ok(()),
+        },
+        MetaRequest::Change { change, .. } => match change {
+            MetaChange::SetQuota { .. } => control("setting a quota"),
+            MetaChange::Open { write: false, .. } => Ok(()),
+            _ if ticket.read_only => Err(read_only(ticket)),
+            MetaChange::SetAttribute { at, name, .. } => reserved(ticket, at, name),
+            MetaChange::Create { .. }
+            | MetaChange::Open { .. }
+            | MetaChange::Close { .. }
+            | MetaChange::ReportLengths { .. }
+            | MetaChange::Reserve { .. }
+            | MetaChange::SetLength { .. }
+            | MetaChange::MakeDirectory { .. }
+            | MetaChange::MakeSymlink { .. }
+            | MetaChange::Link { .. }
+            | MetaChange::Rename { .. }
+            | MetaChange::Unlink { .. }
+            | MetaChange::RemoveDirectory { .. }
+            | MetaChange::RemoveTree { .. }
+            | MetaChange::SetAttributes { .. } => Ok(()),
+        },
+    }
+}
+
+fn read_only(ticket: &Ticket) -> MetaError {
+    let reason = "the credential is read-only".into();
+    MetaError::NotPermitted { path: ticket.path.clone(), reason }
+}
+
+/// A mount keeps its claim on its credential's directory; every other reserved attribute is the
+/// control plane's.
+fn reserved(ticket: &Ticket, at: &At, name: &str) -> Result<(), MetaError> {
+    let own = at.directory == ROOT || at.directory.0 == ticket.directory;
+    let own = own && at.path.split('/').all(|name| name.is_empty() || name == ".");
+    if !name.starts_with(RESERVED) || (own && name == CLAIM) {
+        return Ok(());
+    }
+    let reason = format!("attribute `{name}` is reserved: it needs the cluster's key");
+    Err(MetaError::NotPermitted { path: at.path.clone(), reason })
+}
+
+#[cfg(test)]
+#[path = "scope_test.rs"]
+mod tests;
