@@ -152,4 +152,6 @@ def test_keys_are_rotated_under_load(start_cluster: Any) -> None:
         writer.join()
     assert not failed
     log = "".join(path.read_text() for path in (cluster.folder / "logs").glob("*"))
-    assert "connection refused" not in log
+    # A client that is closed early breaks off its handshakes; refusals for a key have other words.
+    for refusal in ("holds another key", "uses key", "invalid ticket"):
+        assert refusal not in log

@@ -16,8 +16,8 @@ use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::heartbeat::Heartbeat;
 use threefs_core::ids::{
-    ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag, RoutingVersion,
-    TargetId,
+    ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,
+    RoutingVersion, TargetId,
 };
 use threefs_core::message::{
     Address, QueryChunks, QueryLastChunk, ReadRequest, RepairRequest, StorageRequest, SyncStart,
@@ -43,8 +43,7 @@ fn now() -> u64 {
 fn ticket(directory: u64, read_only: bool) -> SealedTicket {
     let (cluster, path) = ("default".into(), "/volumes/a".into());
     let (node, expires_unix_s) = (String::new(), now() + 600);
-    let ticket =
-        Ticket { cluster, key_id: 0, directory, path, read_only, node, expires_unix_s };
+    let ticket = Ticket { cluster, key_id: 0, directory, path, read_only, node, expires_unix_s };
     ticket.seal(&ring()).unwrap()
 }
 
@@ -103,7 +102,8 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let routing = routing.unwrap().unwrap();
     let address = routing.address(NodeId(1)).unwrap().to_owned();
 
-    let mgmtd = open(&cluster.mgmtd, threefs_mgmtd::protocol::CONTEXT, &ticket(VOLUME, false)).await;
+    let mgmtd =
+        open(&cluster.mgmtd, threefs_mgmtd::protocol::CONTEXT, &ticket(VOLUME, false)).await;
     let known = RoutingVersion(0);
     for (request, expected) in [
         (MgmtdRequest::Routing { known, wait_ms: 0 }, None),

@@ -8,12 +8,12 @@ use fabric::deadline::Deadline;
 use fabric::ticket::{Grant, Ticket};
 use threefs_core::ids::InodeId;
 
-use crate::identity::{Identity, WRITE};
-use crate::ops::{self, OpError};
+use crate::identity::WRITE;
+use crate::ops::{self, Sides};
 use crate::protocol::{
     At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, ROOT,
 };
-use crate::tree::Tree;
+use crate::tree::{Tree, check_batch};
 
 /// Attributes that belong to the control plane begin with it.
 const RESERVED: &str = "user.threefs.";
@@ -50,11 +50,7 @@ impl Tree {
                 who.scope = Some(scope);
             }
         }
-        if let MetaRequest::Query { query: MetaQuery::Hold { add, .. }, .. } = &mut request {
-            // An inode that does not exist yet may become another volume's.
-            *add = self.inside(scope, add, deadline).await?;
-        }
-        self.inside(scope, &inodes_of(&request), deadline).await?;
+        let refused = self.confine(scope, &mut request, deadline).await?;
         let mut reply = self.answer(request, deadline).await?;
         match &mut reply {
             // What is above the directory is the control plane's.
@@ -63,49 +59,80 @@ impl Tree {
                 quotas.truncate(own.map_or(0, |own| own + 1));
             }
             MetaReply::Names(names) => names.retain(|name| !name.starts_with(RESERVED)),
+            // In the order of the request.
+            MetaReply::Inodes(inodes) => {
+                for (place, error) in refused {
+                    inodes.insert(place.min(inodes.len()), Err(error));
+                }
+            }
             _ => {}
         }
         Ok(reply)
     }
 
-    /// Those of the inodes that exist; all must be within the directory.
-    ///
-    /// # Errors
-    /// [`MetaError::PermissionDenied`] for one that is not.
-    pub(crate) async fn inside(
+    /// Takes inodes that are not within the directory out of a request. One file that was moved
+    /// elsewhere does not stop the others of a batch: gives the places and errors of such files.
+    async fn confine(
+        &self,
+        scope: InodeId,
+        request: &mut MetaRequest,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, MetaError)>, MetaError> {
+        let mut refused = Vec::new();
+        match request {
+            // An inode that does not exist yet may become another volume's.
+            MetaRequest::Query { query: MetaQuery::Hold { add, .. }, .. } => {
+                let sides = self.sides(scope, add, deadline).await?;
+                add.retain(|inode| sides.inside.contains(inode));
+            }
+            MetaRequest::Change { change: MetaChange::Close { inode, report, .. }, .. } => {
+                let named: Vec<_> =
+                    report.iter().map(|report| report.inode).chain([*inode]).collect();
+                let sides = self.sides(scope, &named, deadline).await?;
+                if let Some(inode) = sides.outside.first() {
+                    return Err(outside(*inode, scope));
+                }
+            }
+            MetaRequest::Change { change: MetaChange::ReportLengths { reports, .. }, .. } => {
+                check_batch("reports", reports.len())?;
+                let named: Vec<_> = reports.iter().map(|report| report.inode).collect();
+                let sides = self.sides(scope, &named, deadline).await?;
+                refused = refuse(&named, &sides, scope);
+                reports.retain(|report| !sides.outside.contains(&report.inode));
+            }
+            MetaRequest::Change { change: MetaChange::Reserve { reservations }, .. } => {
+                check_batch("reservations", reservations.len())?;
+                let named: Vec<_> = reservations.iter().map(|wanted| wanted.inode).collect();
+                let sides = self.sides(scope, &named, deadline).await?;
+                refused = refuse(&named, &sides, scope);
+                reservations.retain(|wanted| !sides.outside.contains(&wanted.inode));
+            }
+            _ => {}
+        }
+        Ok(refused)
+    }
+
+    /// Which inodes are within the directory.
+    pub(crate) async fn sides(
         &self,
         scope: InodeId,
         inodes: &[InodeId],
         deadline: Deadline,
-    ) -> Result<Vec<InodeId>, MetaError> {
+    ) -> Result<Sides, MetaError> {
         if inodes.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Sides::default());
         }
-        let who = Identity { scope: Some(scope), ..Identity::ROOT };
-        let checked = self.transact(deadline, &ops::CheckInside { who: &who, inodes }).await;
-        Ok(checked.map_err(|error: OpError| error)?)
+        Ok(self.transact(deadline, &ops::CheckInside { scope, inodes }).await?)
     }
 }
 
-/// Inodes that a request names other than as the start of a path.
-fn inodes_of(request: &MetaRequest) -> Vec<InodeId> {
-    match request {
-        MetaRequest::Query { query: MetaQuery::Hold { release, .. }, .. } => release.clone(),
-        MetaRequest::Query { .. } => Vec::new(),
-        MetaRequest::Change { change, .. } => match change {
-            MetaChange::Close { inode, report, .. } => {
-                std::iter::once(*inode).chain(report.iter().map(|report| report.inode)).collect()
-            }
-            MetaChange::ReportLengths { reports, ends } => {
-                let reports = reports.iter().map(|report| report.inode);
-                reports.chain(ends.iter().map(|(inode, _)| *inode)).collect()
-            }
-            MetaChange::Reserve { reservations } => {
-                reservations.iter().map(|reservation| reservation.inode).collect()
-            }
-            _ => Vec::new(),
-        },
-    }
+fn refuse(named: &[InodeId], sides: &Sides, scope: InodeId) -> Vec<(usize, MetaError)> {
+    let places = named.iter().enumerate().filter(|(_, inode)| sides.outside.contains(inode));
+    places.map(|(place, inode)| (place, outside(*inode, scope))).collect()
+}
+
+pub(crate) fn outside(inode: InodeId, scope: InodeId) -> MetaError {
+    ops::scope::outside(&inode.to_string(), scope).into()
 }
 
 fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {

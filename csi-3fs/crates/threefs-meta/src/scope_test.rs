@@ -6,6 +6,7 @@ use std::sync::Arc;
 use threefs_core::ids::ClientId;
 
 use super::*;
+use crate::identity::Identity;
 use crate::protocol::{
     Inode, LayoutDefaults, LengthReport, RenameMode, Reservation, SessionId, SetMode,
 };
@@ -73,12 +74,16 @@ impl Volumes {
 
 fn is_refused<T: std::fmt::Debug>(result: Result<T, MetaError>) {
     assert!(
-        matches!(
-            result,
-            Err(MetaError::PermissionDenied { .. } | MetaError::NotPermitted { .. })
-        ),
+        matches!(result, Err(MetaError::PermissionDenied { .. } | MetaError::NotPermitted { .. })),
         "{result:?}"
     );
+}
+
+fn is_refused_in_batch(result: MetaResult) {
+    match result {
+        Ok(MetaReply::Inodes(inodes)) if inodes.len() == 1 => is_refused(inodes[0].clone()),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]
@@ -112,21 +117,19 @@ async fn inodes_of_others_cannot_be_named() {
         is_refused(volumes.query(MetaQuery::Quotas { at: At::inode(foreign) }).await);
         let (at, client) = (At::inode(foreign), ClientId(1));
         is_refused(volumes.query(MetaQuery::Open { at, access: 4, client }).await);
-        let add = vec![foreign];
-        let hold = MetaQuery::Hold { client, add, release: Vec::new(), all: false };
-        is_refused(volumes.query(hold).await);
         let (inode, session, truncate_version) = (foreign, SessionId(1), 0);
         let report = LengthReport { inode, length: 1 << 40, truncate_version };
         let reports = vec![report];
-        is_refused(volumes.change(MetaChange::ReportLengths { reports, ends: vec![] }).await);
-        let ends = vec![(foreign, session)];
-        is_refused(volumes.change(MetaChange::ReportLengths { reports: vec![], ends }).await);
+        let lengths = MetaChange::ReportLengths { reports, ends: vec![] };
+        is_refused_in_batch(volumes.change(lengths).await);
         let close = MetaChange::Close { inode: foreign, session, report: None };
         is_refused(volumes.change(close).await);
         let reservation = Reservation { inode, session, end: 1 << 20, truncate_version };
         let reservations = vec![reservation];
-        is_refused(volumes.change(MetaChange::Reserve { reservations }).await);
-        is_refused(volumes.change(MetaChange::SetLength { at: At::inode(foreign), length: 0 }).await);
+        is_refused_in_batch(volumes.change(MetaChange::Reserve { reservations }).await);
+        is_refused(
+            volumes.change(MetaChange::SetLength { at: At::inode(foreign), length: 0 }).await,
+        );
         let away = At::entry(foreign, "x");
         let mode = RenameMode::Replace;
         let from = At::path("/data/deep");
@@ -144,18 +147,49 @@ async fn inodes_of_others_cannot_be_named() {
 }
 
 #[tokio::test]
-async fn an_inode_that_does_not_exist_yet_cannot_be_held() {
+async fn one_foreign_file_of_a_batch_leaves_the_others() {
     let volumes = Volumes::new().await;
-    let add: Vec<InodeId> = (1..200).map(|more| InodeId(volumes.secret.id.0 + more)).collect();
+    let mut own = Vec::new();
+    for path in ["/data/one", "/data/two"] {
+        let created = volumes.change(create(path)).await.unwrap();
+        let MetaReply::Opened { inode, .. } = created else { panic!("{created:?}") };
+        own.push(inode.id);
+    }
+    let reports = [own[0], volumes.secret.id, own[1], volumes.b.id].map(|inode| LengthReport {
+        inode,
+        length: 5,
+        truncate_version: 0,
+    });
+    let reports = reports.to_vec();
+    let reply = volumes.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+    let MetaReply::Inodes(inodes) = reply else { panic!("{reply:?}") };
+    assert_eq!(inodes.len(), 4);
+    for (place, id) in [(0, own[0]), (2, own[1])] {
+        let inode = inodes[place].as_ref().unwrap();
+        assert_eq!((inode.id, inode.length()), (id, 5));
+    }
+    is_refused(inodes[1].clone());
+    is_refused(inodes[3].clone());
+}
+
+#[tokio::test]
+async fn what_is_not_in_the_volume_cannot_be_held() {
+    let volumes = Volumes::new().await;
+    // What exists elsewhere, and numbers that others will get.
+    let add: Vec<InodeId> = (0..200).map(|more| InodeId(volumes.secret.id.0 + more)).collect();
     let hold = MetaQuery::Hold { client: ClientId(1), add, release: Vec::new(), all: true };
     volumes.query(hold).await.unwrap();
-    let victim = volumes.fixture.create("/volumes/b/data/later").await;
-    let at = At::path("/volumes/b/data/later");
-    volumes.fixture.change(MetaChange::Unlink { at }).await.unwrap();
+    let later = volumes.fixture.create("/volumes/b/data/later").await;
+    for path in ["/volumes/b/data/secret", "/volumes/b/data/later"] {
+        let at = At::path(path);
+        volumes.fixture.change(MetaChange::Unlink { at }).await.unwrap();
+    }
     volumes.fixture.collect_all().await;
-    let at = At::inode(victim.id);
-    let gone = volumes.fixture.query(MetaQuery::Stat { at, follow: false }).await;
-    assert!(matches!(gone, Err(MetaError::NotFound { .. })), "{gone:?}");
+    for victim in [volumes.secret.id, later.id] {
+        let at = At::inode(victim);
+        let gone = volumes.fixture.query(MetaQuery::Stat { at, follow: false }).await;
+        assert!(matches!(gone, Err(MetaError::NotFound { .. })), "{gone:?}");
+    }
 }
 
 #[tokio::test]

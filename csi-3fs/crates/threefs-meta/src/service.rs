@@ -1,6 +1,5 @@
 //! The tree behind a port.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -19,6 +18,7 @@ use threefs_mgmtd::{MgmtdClient, RoutingFollower};
 use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
 use crate::protocol::{CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult};
+use crate::scope::outside;
 use crate::tree::{Tree, check_batch, now};
 
 /// Why a metadata service ended.
@@ -119,12 +119,15 @@ impl Handler {
         deadline: Deadline,
     ) -> MetaResult {
         check_batch("inodes", inodes.len())?;
-        let there = self.tree.inside(InodeId(ticket.directory), inodes, deadline).await?;
-        let there: BTreeSet<InodeId> = there.into_iter().collect();
+        let scope = InodeId(ticket.directory);
+        let sides = self.tree.sides(scope, inodes, deadline).await?;
+        if let Some(inode) = sides.outside.first() {
+            return Err(outside(*inode, scope));
+        }
         let (ring, now) = (self.keys.current(), now().0 / 1_000_000_000);
         let signed = inodes.iter().map(|inode| {
             let sign = || Capability::sign(&ring, ticket, inode.0, now.unsigned_abs());
-            there.contains(inode).then(sign)
+            sides.inside.contains(inode).then(sign)
         });
         Ok(MetaReply::Capabilities(signed.collect()))
     }

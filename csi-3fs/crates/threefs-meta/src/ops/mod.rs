@@ -43,7 +43,7 @@ pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatMany};
 pub(crate) use quota::{Quotas, SetQuota};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
-pub(crate) use scope::CheckInside;
+pub(crate) use scope::{CheckInside, Sides};
 pub(crate) use session::{Close, EndSession};
 pub(crate) use special::MakeSpecial;
 

@@ -3,6 +3,8 @@
 //! A credential is for a directory with a quota: every inode names the quota that it counts for,
 //! and quotas name those above them, so this is a comparison for most inodes and never a walk.
 
+use std::collections::BTreeSet;
+
 use threefs_core::ids::InodeId;
 use threefs_kv::{Operation, Transaction};
 
@@ -44,26 +46,33 @@ async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Resu
     Ok(false)
 }
 
-/// Which of these inodes exist. All of them must be within the caller's scope.
+/// Which of these inodes are within the caller's scope, and which are elsewhere. Those that do not
+/// exist are neither.
 pub(crate) struct CheckInside<'a> {
-    pub who: &'a Identity,
+    pub scope: InodeId,
     pub inodes: &'a [InodeId],
 }
 
+/// See [`CheckInside`].
+#[derive(Debug, Default)]
+pub(crate) struct Sides {
+    pub inside: BTreeSet<InodeId>,
+    pub outside: BTreeSet<InodeId>,
+}
+
 impl Operation for CheckInside<'_> {
-    type Output = Vec<InodeId>;
+    type Output = Sides;
     type Error = OpError;
 
-    async fn run(&self, txn: &mut Transaction) -> Result<Vec<InodeId>, OpError> {
-        let mut there = Vec::with_capacity(self.inodes.len());
+    async fn run(&self, txn: &mut Transaction) -> Result<Sides, OpError> {
+        let mut sides = Sides::default();
         for id in self.inodes {
-            match check(txn, self.who, *id, "").await {
-                Ok(()) => there.push(*id),
-                Err(OpError::Refused(MetaError::NotFound { .. })) => {}
-                Err(error) => return Err(error),
-            }
+            let row: Option<InodeRow> = rows::read(txn, &rows::inode(*id)).await?;
+            let Some(row) = row else { continue };
+            let inside = contains(txn, self.scope, &row).await?;
+            if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
         }
-        Ok(there)
+        Ok(sides)
     }
 }
 
