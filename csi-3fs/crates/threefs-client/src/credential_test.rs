@@ -96,7 +96,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let cluster = Cluster::of_three(64 << 20).await;
     let client = cluster.client();
     whole(&client).await;
-    let manager = MgmtdClient::new(&[cluster.mgmtd.clone()], ticket(VOLUME, false));
+    let manager = MgmtdClient::new(&[cluster.mgmtd.clone()], &ticket(VOLUME, false));
     let deadline = Deadline::after(Duration::from_secs(60));
     let routing = manager.routing(RoutingVersion(0), Duration::ZERO, deadline).await;
     let routing = routing.unwrap().unwrap();

@@ -59,22 +59,22 @@ struct Inner {
 impl MetaClient {
     /// A client of the service at `address` (`host:port`). `client` is one life of a client: a
     /// restarted program draws another.
-    pub fn new(
+    pub fn new<C: Clone + Into<Credentials>>(
         address: impl Into<String>,
-        credentials: impl Into<Credentials>,
+        credentials: &C,
         client: ClientId,
     ) -> Self {
         Self::fenced(address, credentials, client, Fence::default())
     }
 
     /// As [`MetaClient::new`], with a right that changes need: none is begun once it has ended.
-    pub fn fenced(
+    pub fn fenced<C: Clone + Into<Credentials>>(
         address: impl Into<String>,
-        credentials: impl Into<Credentials>,
+        credentials: &C,
         client: ClientId,
         fence: Fence,
     ) -> Self {
-        let connection = ConnectionConfig::new(CONTEXT, credentials);
+        let connection = ConnectionConfig::new(CONTEXT, credentials.clone());
         let pool = Pool::new(address, PoolConfig::new(connection));
         let (next, unfinished) = (AtomicU64::new(1), Mutex::default());
         Self(Arc::new(Inner { pool, fence, client, next, unfinished }))

@@ -8,15 +8,14 @@ use fabric::deadline::Deadline;
 use fabric::ticket::{Grant, Ticket};
 use threefs_core::ids::InodeId;
 
-use crate::identity::WRITE;
+use crate::identity::{Role, WRITE};
 use crate::ops::{self, Sides};
 use crate::protocol::{
-    At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, ROOT,
+    At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, RESERVED_ATTRIBUTES,
+    ROOT,
 };
 use crate::tree::{Tree, check_batch};
 
-/// Attributes that belong to the control plane begin with it.
-const RESERVED: &str = "user.threefs.";
 /// The reserved attribute that a mount keeps on the directory of its credential.
 const CLAIM: &str = "user.threefs.claim";
 
@@ -45,9 +44,14 @@ impl Tree {
     ) -> MetaResult {
         let scope = InodeId(ticket.directory);
         permit(ticket, &request)?;
+        let claims = attribute_of(&request) == Some(CLAIM);
         match &mut request {
             MetaRequest::Query { who, .. } | MetaRequest::Change { who, .. } => {
                 who.scope = Some(scope);
+                // What it says of itself counts for its own claim alone, which is permitted above.
+                if !claims {
+                    who.role = Role::User;
+                }
             }
         }
         let refused = self.confine(scope, &mut request, deadline).await?;
@@ -58,7 +62,7 @@ impl Tree {
                 let own = quotas.iter().position(|quota| quota.directory == scope);
                 quotas.truncate(own.map_or(0, |own| own + 1));
             }
-            MetaReply::Names(names) => names.retain(|name| !name.starts_with(RESERVED)),
+            MetaReply::Names(names) => names.retain(|name| !name.starts_with(RESERVED_ATTRIBUTES)),
             // In the order of the request.
             MetaReply::Inodes(inodes) => {
                 for (place, error) in refused {
@@ -172,6 +176,7 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             | MetaChange::SetLength { .. }
             | MetaChange::MakeDirectory { .. }
             | MetaChange::MakeSymlink { .. }
+            | MetaChange::MakeSpecial { .. }
             | MetaChange::Link { .. }
             | MetaChange::Rename { .. }
             | MetaChange::Unlink { .. }
@@ -179,6 +184,15 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             | MetaChange::RemoveTree { .. }
             | MetaChange::SetAttributes { .. } => Ok(()),
         },
+    }
+}
+
+/// The extended attribute that a request reads or sets.
+fn attribute_of(request: &MetaRequest) -> Option<&str> {
+    match request {
+        MetaRequest::Query { query: MetaQuery::GetAttribute { name, .. }, .. }
+        | MetaRequest::Change { change: MetaChange::SetAttribute { name, .. }, .. } => Some(name),
+        _ => None,
     }
 }
 
@@ -192,7 +206,7 @@ fn read_only(ticket: &Ticket) -> MetaError {
 fn reserved(ticket: &Ticket, at: &At, name: &str) -> Result<(), MetaError> {
     let own = at.directory == ROOT || at.directory.0 == ticket.directory;
     let own = own && at.path.split('/').all(|name| name.is_empty() || name == ".");
-    if !name.starts_with(RESERVED) || (own && name == CLAIM) {
+    if !name.starts_with(RESERVED_ATTRIBUTES) || (own && name == CLAIM) {
         return Ok(());
     }
     let reason = format!("attribute `{name}` is reserved: it needs the cluster's key");

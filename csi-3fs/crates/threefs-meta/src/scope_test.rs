@@ -50,7 +50,7 @@ impl Volumes {
     }
 
     async fn query(&self, query: MetaQuery) -> MetaResult {
-        let request = MetaRequest::Query { who: Identity::ROOT, query };
+        let request = MetaRequest::Query { who: Identity::CONTROL_PLANE, query };
         self.fixture.tree.answer_for(&self.grant(self.a.id, false), request, soon()).await
     }
 
@@ -60,7 +60,7 @@ impl Volumes {
 
     async fn change_with(&self, grant: &Grant, change: MetaChange) -> MetaResult {
         let id = self.fixture.next_id();
-        let request = MetaRequest::Change { id, who: Identity::ROOT, change };
+        let request = MetaRequest::Change { id, who: Identity::CONTROL_PLANE, change };
         self.fixture.tree.answer_for(grant, request, soon()).await
     }
 

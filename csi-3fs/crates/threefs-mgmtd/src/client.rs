@@ -57,8 +57,8 @@ struct Inner {
 
 impl MgmtdClient {
     /// A client of the mgmtds at these addresses (`host:port`). Connects when first asked.
-    pub fn new(addresses: &[String], credentials: impl Into<Credentials>) -> Self {
-        let credentials = credentials.into();
+    pub fn new<C: Clone + Into<Credentials>>(addresses: &[String], credentials: &C) -> Self {
+        let credentials: Credentials = credentials.clone().into();
         let pool = |address: &String| {
             let connection = ConnectionConfig::new(CONTEXT, &credentials);
             Pool::new(address, PoolConfig::new(connection))

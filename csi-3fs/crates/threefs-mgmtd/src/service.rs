@@ -161,6 +161,7 @@ fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
         MgmtdRequest::Routing { .. } | MgmtdRequest::Status => Ok(()),
         MgmtdRequest::Heartbeat(_) => grant.require_service("a heartbeat"),
         MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
+        MgmtdRequest::Promote { .. } => grant.require_service("promoting a target"),
     }
 }
 

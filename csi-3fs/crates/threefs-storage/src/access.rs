@@ -18,7 +18,7 @@ pub(crate) fn permit(
     let Some(ticket) = grant.ticket() else { return Ok(()) };
     let (inode, write) = match file_of(request) {
         Some(file) => file,
-        None => return grant.require_service("a request between replicas"),
+        None => return grant.require_service("a request of the services"),
     };
     let Some(capability) = capability else {
         return Err(Fault::forbidden(format!("{inode} without a capability for it")));
@@ -41,6 +41,7 @@ fn file_of(request: &StorageRequest) -> Option<(InodeId, bool)> {
         | StorageRequest::Repair(_)
         | StorageRequest::SyncStart(_)
         | StorageRequest::SyncMetas(_)
-        | StorageRequest::SyncDone(_) => None,
+        | StorageRequest::SyncDone(_)
+        | StorageRequest::ForgetInodes(_) => None,
     }
 }
