@@ -88,7 +88,8 @@ fn requests(inode: u64) -> Vec<StorageRequest> {
 
 fn heartbeat() -> Heartbeat {
     let (address, incarnation) = ("10.0.0.1:9002".into(), Incarnation(1));
-    Heartbeat { node: NodeId(1), address, incarnation, sequence: 1, targets: Vec::new() }
+    let targets = Vec::new();
+    Heartbeat { node: NodeId(1), address, incarnation, sequence: 1, targets, capacity_bytes: 0 }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -96,7 +97,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let cluster = Cluster::of_three(64 << 20).await;
     let client = cluster.client();
     whole(&client).await;
-    let manager = MgmtdClient::new(&[cluster.mgmtd.clone()], &ticket(VOLUME, false));
+    let manager = MgmtdClient::new(std::slice::from_ref(&cluster.mgmtd), &ticket(VOLUME, false));
     let deadline = Deadline::after(Duration::from_secs(60));
     let routing = manager.routing(RoutingVersion(0), Duration::ZERO, deadline).await;
     let routing = routing.unwrap().unwrap();

@@ -118,7 +118,8 @@ async fn inodes_of_others_cannot_be_named() {
         let (at, client) = (At::inode(foreign), ClientId(1));
         is_refused(volumes.query(MetaQuery::Open { at, access: 4, client }).await);
         let (inode, session, truncate_version) = (foreign, SessionId(1), 0);
-        let report = LengthReport { inode, length: 1 << 40, truncate_version };
+        let written = crate::Written::default();
+        let report = LengthReport { inode, length: 1 << 40, truncate_version, written };
         let reports = vec![report];
         let lengths = MetaChange::ReportLengths { reports, ends: vec![] };
         is_refused_in_batch(volumes.change(lengths).await);
@@ -159,6 +160,7 @@ async fn one_foreign_file_of_a_batch_leaves_the_others() {
         inode,
         length: 5,
         truncate_version: 0,
+        written: crate::Written::default(),
     });
     let reports = reports.to_vec();
     let reply = volumes.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
