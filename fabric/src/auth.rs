@@ -188,6 +188,12 @@ impl Key {
         Self(derived.into_bytes().to_vec())
     }
 
+    /// Whether `derived` is what `derive` gives for this purpose; in constant time.
+    pub(crate) fn has_derived(&self, purpose: &str, info: &[u8], derived: &Self) -> bool {
+        let mac = self.mac(&[b"derive", purpose.as_bytes(), info]);
+        mac.verify_slice(&derived.0).is_ok()
+    }
+
     /// The secret itself, for the file of a credential.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0

@@ -99,9 +99,12 @@ impl Ticket {
     }
 }
 
+/// What tickets' secrets are derived for.
+const PURPOSE: &str = "ticket";
+
 /// The secret of an encoded ticket.
 pub(crate) fn secret(key: &Key, ticket: &[u8]) -> Key {
-    key.derive("ticket", ticket)
+    key.derive(PURPOSE, ticket)
 }
 
 /// A ticket with its secret: what a credential's file holds.
@@ -116,6 +119,12 @@ impl SealedTicket {
     /// What it allows.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
+    }
+
+    /// Whether a key of the ring sealed it. Says nothing of its expiry.
+    pub fn is_genuine(&self, ring: &KeyRing) -> bool {
+        let key = ring.get(self.ticket.key_id);
+        key.is_some_and(|key| key.has_derived(PURPOSE, &self.bytes, &self.secret))
     }
 
     /// As it is sent.

@@ -38,6 +38,21 @@ fn neither_the_ring_key_nor_another_ticket_gives_the_secret() {
 }
 
 #[test]
+fn a_ticket_is_genuine_while_its_key_is_in_the_ring() {
+    let sealed = ticket().seal(&ring()).unwrap();
+    assert!(sealed.is_genuine(&ring()));
+    let parse = |content: &[u8]| KeyRing::parse(Path::new("ring"), content).unwrap();
+    let rotated = parse(b"4:fedcba9876543210fedcba9876543210\n3:0123456789abcdef0123456789abcdef");
+    assert!(sealed.is_genuine(&rotated));
+    assert!(!sealed.is_genuine(&parse(b"4:fedcba9876543210fedcba9876543210")));
+    // The same id, another key.
+    assert!(!sealed.is_genuine(&parse(b"3:fedcba9876543210fedcba9876543210")));
+    let other = Ticket { directory: 78, ..ticket() }.seal(&ring()).unwrap();
+    let forged = SealedTicket { bytes: other.bytes.clone(), ..sealed };
+    assert!(!forged.is_genuine(&ring()));
+}
+
+#[test]
 fn fields_have_bounds_and_a_long_path_is_cut() {
     let long = |field: &str, value: String| {
         let mut ticket = ticket();

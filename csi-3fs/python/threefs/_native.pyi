@@ -70,6 +70,9 @@ def issue_ticket(
 # cluster, directory's inode, path, read-only, node, expiry in seconds since 1970
 def read_ticket(file: str) -> tuple[str, int, str, bool, str, int]: ...
 
+# The same of a ticket that a key of the key file has sealed, expired or not.
+def verify_ticket(key_file: str, ticket: str) -> tuple[str, int, str, bool, str, int]: ...
+
 # An open file: stays with its inode when the name moves. Offsets are the caller's.
 class File:
     @property

@@ -28,6 +28,23 @@ pub fn issue_ticket(
     Ok(ticket.seal(&keys.current()).map_err(invalid)?.to_text())
 }
 
+/// What a ticket allows, if a key of the key file sealed it, expired or not: the fields of
+/// `read_ticket`.
+#[pyfunction]
+pub fn verify_ticket(
+    py: Python<'_>,
+    key_file: &str,
+    ticket: &str,
+) -> PyResult<(String, u64, String, bool, String, u64)> {
+    let invalid = |error: fabric::auth::AuthError| errors::invalid(py, &error.to_string());
+    let keys = Keys::read(Path::new(key_file)).map_err(invalid)?;
+    let sealed = SealedTicket::parse(Path::new("ticket"), ticket.as_bytes()).map_err(invalid)?;
+    if !sealed.is_genuine(&keys.current()) {
+        return Err(errors::invalid(py, "no key of the key file has sealed the ticket"));
+    }
+    Ok(fields(&sealed))
+}
+
 /// What a credential's file allows: cluster, directory's inode, path, read-only, node, expiry in
 /// seconds since 1970.
 #[pyfunction]
@@ -39,7 +56,11 @@ pub fn read_ticket(
     let content = std::fs::read(path)?;
     let sealed = SealedTicket::parse(path, &content)
         .map_err(|error| errors::invalid(py, &error.to_string()))?;
+    Ok(fields(&sealed))
+}
+
+fn fields(sealed: &SealedTicket) -> (String, u64, String, bool, String, u64) {
     let Ticket { cluster, directory, path, read_only, node, expires_unix_s, .. } =
         sealed.ticket().clone();
-    Ok((cluster, directory, path, read_only, node, expires_unix_s))
+    (cluster, directory, path, read_only, node, expires_unix_s)
 }

@@ -40,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(service::run_service, module)?)?;
     module.add_function(wrap_pyfunction!(credential::issue_ticket, module)?)?;
     module.add_function(wrap_pyfunction!(credential::read_ticket, module)?)?;
+    module.add_function(wrap_pyfunction!(credential::verify_ticket, module)?)?;
     module.add_function(wrap_pyfunction!(fuse::run_fuse, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_dump, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_load, module)?)?;
