@@ -1,6 +1,6 @@
 //! `crate::handshake` moved over a tokio stream.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -82,7 +82,7 @@ pub(super) async fn accept(
             return Err(acceptor.unknown_key().unwrap_or_else(|| broken(context)(error)));
         }
         let key_id = acceptor.key_id();
-        let (verdict, grant) = acceptor.check(&proof, cluster, unix_now_s());
+        let (verdict, grant) = acceptor.check(&proof, cluster, unix_now().as_secs());
         if let Some(verdict) = verdict {
             stream.write_all(&[verdict]).await.map_err(broken(context))?;
         }
@@ -91,9 +91,9 @@ pub(super) async fn accept(
     .await
 }
 
-/// The wall clock: tickets expire by it.
-pub(super) fn unix_now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+/// The wall clock, since 1970: tickets expire by it.
+pub(super) fn unix_now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 async fn within<T>(

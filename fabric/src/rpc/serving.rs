@@ -23,7 +23,7 @@ use super::budget::{Budgets, Credit};
 use super::encode;
 use super::frame::{Header, Kind};
 use super::guard::ConnectionClock;
-use super::handshake::unix_now_s;
+use super::handshake::unix_now;
 use super::io::{
     Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
 };
@@ -135,8 +135,9 @@ impl<S: Service> Shared<S> {
     async fn revoked(&self, proved: &Proved) -> ReadError {
         loop {
             let left = match proved.grant.ticket() {
+                // Not in whole seconds: the connection would outlive its ticket by up to one.
                 Some(ticket) => {
-                    Duration::from_secs(ticket.expires_unix_s.saturating_sub(unix_now_s()))
+                    Duration::from_secs(ticket.expires_unix_s).saturating_sub(unix_now())
                 }
                 None => self.config.key_poll,
             };
