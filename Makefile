@@ -85,6 +85,10 @@ bench-storage: install ## 3FS beside fio on the same disk
 .PHONY: bench-storage-load
 bench-storage-load: install ## 3FS with 4, 24 and 96 writers, a stopped replica, 120 readers of which half stop
 	$(PYTHON) bench/storage_load.py
+.PHONY: bench-hostile
+bench-hostile: cluster-tools ## one tenant's requests while every port is flooded, and 3,000 large jobs (ROUNDS=2 JOBS=3000)
+	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
+	$(PYTHON) -m bench.hostile $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JOBS),--jobs $(JOBS))
 bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs (ONLY=gang,small ROUNDS=1 MISSING=1)
 	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
 	$(PYTHON) -m bench.scheduler $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MISSING),--missing)

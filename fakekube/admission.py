@@ -36,6 +36,10 @@ AGENT: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{NODE_ACCOUNT}"
 MASTERS: Final = "system:masters"
 _CODES: Final = {"Forbidden": 403, "Invalid": 422, "Unauthorized": 401}
 _EXTRA: Final = "impersonate-extra-"
+_SYSTEM_CLASSES: Final = {
+    "system-cluster-critical": 2_000_000_000,
+    "system-node-critical": 2_000_001_000,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +286,19 @@ class Admission:
         """The object to store instead."""
         for policy in self.matching(request):
             new = policy.mutate(request, old, new)
-        return new
+        return self._with_priority(request, new)
+
+    def _with_priority(self, request: Request, new: Object) -> Object:
+        """A new pod with the value of its PriorityClass. A class that is not there is let pass."""
+        spec = new.get("spec")
+        if (request.operation, request.place.resource) != ("CREATE", "pods"):
+            return new
+        if not isinstance(spec, dict) or not isinstance(spec.get("priorityClassName"), str):
+            return new
+        name = spec["priorityClassName"]
+        found = self._store.find("priorityclasses", name)
+        value = found["value"] if found else _SYSTEM_CLASSES.get(name)
+        return new if value is None else {**new, "spec": {**spec, "priority": value}}
 
     def validate(self, request: Request, old: Object | None, new: Object | None) -> None:
         """Refuse the write, or not."""

@@ -2,8 +2,7 @@
 
     python -m bench.hostile.flood '{"silent": {"9000": 160}, "posts": [[9443, "/inject", true]]}'
 
-Runs only when the processor would be idle: attackers have processors of their own elsewhere. Prints
-its counters as JSON once a second.
+Prints its counters as JSON once a second.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import ssl
 import sys
 import time
@@ -54,6 +52,8 @@ async def post(port: int, path: str, tls: ssl.SSLContext | None, number: int, do
         try:
             writer.write(head)
             for start in range(0, len(BODY), CHUNK_BYTES):
+                if writer.is_closing():
+                    break
                 writer.write(BODY[start : start + CHUNK_BYTES])
                 await writer.drain()
                 done["posted KiB"] += CHUNK_BYTES >> 10
@@ -102,6 +102,5 @@ async def main(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main(json.loads(sys.argv[1])))

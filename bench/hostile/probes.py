@@ -98,7 +98,7 @@ class Probes:
         return [self.webhook, self.order, self.start, self.write, self.connect]
 
     async def run(self, seconds: float) -> None:
-        """Every probe in a rhythm of its own."""
+        """Repeat each request at its own interval."""
         ends_at = time.monotonic() + seconds
 
         async def repeat(work: Any, pause: float) -> None:
@@ -119,7 +119,7 @@ class Probes:
             await asyncio.to_thread(client.close)
 
     async def _review(self) -> None:
-        """On a connection of its own, which is harder than the API server's kept one."""
+        """On a new connection each time; the API server would reuse one."""
         body = json.dumps(REVIEW).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._tls)
         try:

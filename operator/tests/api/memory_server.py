@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flyer.kube.client import Access
 
 from fakekube.errors import ApiRefusal
+from fakekube.kinds import KINDS
 
 if TYPE_CHECKING:
     from fakekube import ApiServer
@@ -31,7 +32,7 @@ class MemoryCluster:
             elif one["kind"] == "ClusterRoleBinding":
                 self._grant(one)
             else:
-                plural = one["kind"].lower() + "s"
+                plural = next(kind.plural for kind in KINDS if kind.kind == one["kind"])
                 with contextlib.suppress(ApiRefusal):  # it is there
                     self.server.store.create(plural, one, namespace)
 
@@ -52,6 +53,9 @@ class MemoryCluster:
             self.server.admission.off.add(name.partition(".")[0])
         elif kind == "mutatingwebhookconfiguration":
             self.server.store.delete("mutatingwebhookconfigurations", names[0])
+        elif kind == "priorityclass":
+            for one in names:
+                self.server.store.delete("priorityclasses", one)
         else:
             assert kind.startswith("clusterrole"), what
             self.server.admission.grants.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -327,7 +328,7 @@ async def _sizes(reader: Reader, api: Api) -> None:
     name = f"size-{secrets.token_hex(4)}"
 
     def made(**metadata: Any) -> dict[str, Any]:
-        value = named("flyerjobs", name, job())
+        value = copy.deepcopy(named("flyerjobs", name, job()))
         value["metadata"].update(metadata)
         return value
 

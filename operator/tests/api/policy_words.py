@@ -183,7 +183,7 @@ class Reader:
         said = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: "
         with pytest.raises(words.error) as refusal:
             await call
-        assert str(refusal.value).endswith(said + words.text)
+        assert str(refusal.value).endswith(said + words.text), str(refusal.value)
         self.read.add(key)
 
 
