@@ -194,6 +194,11 @@ impl Key {
         mac.verify_slice(&derived.0).is_ok()
     }
 
+    /// Whether it is the same secret.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+
     /// The secret itself, for the file of a credential.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::serving::Proved;
 use crate::auth::{AuthError, nonce};
 use crate::credentials::Credential;
 use crate::deadline::Deadline;
@@ -12,7 +13,6 @@ use crate::handshake::{
     Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, Hello, MAGIC_BYTES, PROOF_BYTES,
 };
 use crate::keys::KeyRing;
-use crate::ticket::Grant;
 
 /// Authenticates a connection that we opened.
 pub(super) async fn dial(
@@ -36,15 +36,9 @@ pub(super) async fn dial(
 }
 
 /// What became of a connection that we accepted.
-#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Accepted {
     /// The other side has proved a key or a ticket.
-    Authenticated {
-        /// What it may do.
-        grant: Grant,
-        /// The key of the ring that it used.
-        key_id: u32,
-    },
+    Authenticated(Proved),
     /// It left before its first byte: a probe that only asks whether the port is open.
     Silent,
 }
@@ -82,11 +76,14 @@ pub(super) async fn accept(
             return Err(acceptor.unknown_key().unwrap_or_else(|| broken(context)(error)));
         }
         let key_id = acceptor.key_id();
+        let held = ring.get(key_id).cloned();
         let (verdict, grant) = acceptor.check(&proof, cluster, unix_now().as_secs());
         if let Some(verdict) = verdict {
             stream.write_all(&[verdict]).await.map_err(broken(context))?;
         }
-        Ok(Accepted::Authenticated { grant: grant?, key_id })
+        let unknown = AuthError::UnknownKey { context: context.into(), id: key_id };
+        let (grant, key) = (grant?, held.ok_or(unknown)?);
+        Ok(Accepted::Authenticated(Proved { grant, key_id, key }))
     })
     .await
 }

@@ -88,6 +88,16 @@ async fn keys_are_rotated_under_load_without_a_refused_connection() {
 
 #[tokio::test]
 async fn a_connection_whose_key_was_removed_is_closed() {
+    closes_connections(NEW).await;
+}
+
+#[tokio::test]
+async fn a_connection_whose_key_was_replaced_under_its_id_is_closed() {
+    closes_connections("0:ffeeddccbbaa99887766554433221100").await;
+}
+
+/// Connections of a key and of its ticket, when the service's file has this key instead.
+async fn closes_connections(instead: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("key");
     std::fs::write(&file, OLD).unwrap();
@@ -97,13 +107,19 @@ async fn a_connection_whose_key_was_removed_is_closed() {
         (config.keys, config.key_poll) = (served, Duration::from_millis(10));
     };
     let running = serve("127.0.0.1:0", change).await;
-    let old = Keys::from(KeyRing::parse(Path::new("old"), OLD.as_bytes()).unwrap());
-    let config = ConnectionConfig::new(CONTEXT, old);
-    let connection = Connection::open(&running.address, config, soon()).await.unwrap();
-    std::fs::write(&file, NEW).unwrap();
+    let old = KeyRing::parse(Path::new("old"), OLD.as_bytes()).unwrap();
+    let sealed = ticket(3600).seal(&old).unwrap();
+    let mut connections = Vec::new();
+    for credentials in [Credentials::from(Keys::from(old)), sealed.into()] {
+        let config = ConnectionConfig::new(CONTEXT, credentials);
+        connections.push(Connection::open(&running.address, config, soon()).await.unwrap());
+    }
+    std::fs::write(&file, instead).unwrap();
     keys.read_now();
-    while !connection.is_closed() {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+    let deadline = soon();
+    while !connections.iter().all(Connection::is_closed) {
+        assert!(deadline.remaining().is_some(), "still open");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

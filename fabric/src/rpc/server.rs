@@ -282,7 +282,7 @@ async fn connection<S: Service>(
     };
     doors.strangers().leave(peer.address.ip(), peer.connection);
     let proved = match accepted {
-        Ok(Accepted::Authenticated { grant, key_id }) => Proved { grant, key_id },
+        Ok(Accepted::Authenticated(proved)) => proved,
         Ok(Accepted::Silent) => {
             stats.silent.fetch_add(1, Relaxed);
             tracing::debug!(context, address = %peer.address, "connection closed unused");

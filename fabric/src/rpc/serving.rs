@@ -30,6 +30,7 @@ use super::io::{
 use super::room::Room;
 use super::server::{ServerConfig, ServerStats};
 use super::{Call, DIRECT_BYTES_MAX, Fault, FaultCode, Payload, Peer, Reply, Service};
+use crate::auth::Key;
 use crate::deadline::Deadline;
 use crate::ticket::Grant;
 
@@ -39,8 +40,9 @@ const OUTBOX_MAX: usize = 1024;
 /// What the handshake of a connection has shown.
 pub(super) struct Proved {
     pub grant: Grant,
-    /// The key of the ring that it rests on.
+    /// The key of the ring that it rests on, and its id.
     pub key_id: u32,
+    pub key: Key,
 }
 
 pub(super) struct Shared<S> {
@@ -145,7 +147,9 @@ impl<S: Service> Shared<S> {
                 return ReadError::Expired;
             }
             tokio::time::sleep(left.min(self.config.key_poll)).await;
-            if self.config.keys.current().get(proved.key_id).is_none() {
+            // Another key under the same id does not stand for this one.
+            let ring = self.config.keys.current();
+            if ring.get(proved.key_id).is_none_or(|key| !key.is(&proved.key)) {
                 return ReadError::KeyRemoved(proved.key_id);
             }
         }

@@ -106,6 +106,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let mgmtd =
         open(&cluster.mgmtd, threefs_mgmtd::protocol::CONTEXT, &ticket(VOLUME, false)).await;
     let known = RoutingVersion(0);
+    let promote = MgmtdRequest::Promote { target: TargetId(1), apply: true };
     for (request, expected) in [
         (MgmtdRequest::Routing { known, wait_ms: 0 }, None),
         (MgmtdRequest::Status, None),
@@ -115,6 +116,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
             Some(FaultCode::Forbidden),
         ),
         (MgmtdRequest::Heartbeat(heartbeat()), Some(FaultCode::Forbidden)),
+        (promote, Some(FaultCode::Forbidden)),
     ] {
         let shown = format!("{request:?}");
         assert_eq!(code(call(&mgmtd, encode(&request).unwrap(), 0).await), expected, "{shown}");

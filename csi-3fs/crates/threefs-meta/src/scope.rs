@@ -97,8 +97,11 @@ impl Tree {
                     return Err(outside(*inode, scope));
                 }
             }
-            MetaRequest::Change { change: MetaChange::ReportLengths { reports, .. }, .. } => {
-                check_batch("reports", reports.len())?;
+            MetaRequest::Change { change: MetaChange::ReportLengths { reports, ends }, .. } => {
+                check_batch("reports", reports.len().max(ends.len()))?;
+                let ended: Vec<_> = ends.iter().map(|(inode, _)| *inode).collect();
+                let sides = self.sides(scope, &ended, deadline).await?;
+                ends.retain(|(inode, _)| !sides.outside.contains(inode));
                 let named: Vec<_> = reports.iter().map(|report| report.inode).collect();
                 let sides = self.sides(scope, &named, deadline).await?;
                 refused = refuse(&named, &sides, scope);

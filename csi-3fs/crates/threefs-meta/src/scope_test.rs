@@ -8,7 +8,8 @@ use threefs_core::ids::ClientId;
 use super::*;
 use crate::identity::Identity;
 use crate::protocol::{
-    Inode, LayoutDefaults, LengthReport, RenameMode, Reservation, SessionId, SetMode,
+    BATCH_MAX, Inode, InodeKind, LayoutDefaults, LengthReport, RenameMode, Reservation, SessionId,
+    SetMode,
 };
 use crate::testing::{Fixture, create, make_directory, rename, soon};
 
@@ -172,6 +173,62 @@ async fn one_foreign_file_of_a_batch_leaves_the_others() {
     }
     is_refused(inodes[1].clone());
     is_refused(inodes[3].clone());
+}
+
+#[tokio::test]
+async fn sessions_of_files_elsewhere_are_not_ended() {
+    let volumes = Volumes::new().await;
+    let created = volumes.change(create("/data/own")).await.unwrap();
+    let MetaReply::Opened { inode: own, .. } = created else { panic!("{created:?}") };
+    let (session, end, truncate_version) = (SessionId(7), 1 << 20, 0);
+    for inode in [own.id, volumes.secret.id] {
+        let reservations = vec![Reservation { inode, session, end, truncate_version }];
+        volumes.fixture.change(MetaChange::Reserve { reservations }).await.unwrap();
+    }
+    // Even by somebody who knows their names.
+    let ends = vec![(own.id, session), (volumes.secret.id, session)];
+    volumes.change(MetaChange::ReportLengths { reports: vec![], ends }).await.unwrap();
+    for (path, kept) in [("/volumes/a/data/own", 0), ("/volumes/b/data/secret", end)] {
+        let InodeKind::File { reserved, .. } = volumes.fixture.stat(path).await.unwrap().kind
+        else {
+            panic!("{path} is no file")
+        };
+        assert_eq!(reserved, kept, "{path}");
+    }
+    let ends = vec![(own.id, session); BATCH_MAX + 1];
+    let many = volumes.change(MetaChange::ReportLengths { reports: vec![], ends }).await;
+    assert!(many.is_err(), "{many:?}");
+}
+
+#[tokio::test]
+async fn a_volume_that_is_made_again_is_none_of_a_former_credential() {
+    let volumes = Volumes::new().await;
+    let created = volumes.change(create("/data/former")).await.unwrap();
+    let MetaReply::Opened { inode: former, .. } = created else { panic!("{created:?}") };
+    let at = At::path("/volumes/a");
+    volumes.fixture.change(MetaChange::RemoveTree { at: at.clone() }).await.unwrap();
+    let gone = |result: Result<InodeId, MetaError>| {
+        assert!(matches!(result, Err(MetaError::NotFound { .. })), "{result:?}");
+    };
+    // At once: who adds files all the time could keep it from being collected.
+    gone(volumes.stat(At::path("/")).await);
+    gone(volumes.stat(At::inode(former.id)).await);
+    for path in ["/more", "/data/more"] {
+        assert!(volumes.change(create(path)).await.is_err(), "{path}");
+    }
+    let sides = volumes.fixture.tree.sides(volumes.a.id, &[former.id], soon()).await.unwrap();
+    assert!(sides.inside.is_empty(), "no capability for what was in it");
+    volumes.fixture.collect_all().await;
+    let again = volumes.fixture.make_directory("/volumes/a").await;
+    let quota = MetaChange::SetQuota { at, bytes_max: Some(1 << 30), inodes_max: None };
+    volumes.fixture.change(quota).await.unwrap();
+    let secret = volumes.fixture.create("/volumes/a/secret").await;
+    assert_ne!(again.id, volumes.a.id);
+    let inodes = [former.id, again.id, secret.id].map(At::inode);
+    for at in [At::path("/"), At::path("/secret")].into_iter().chain(inodes) {
+        gone(volumes.stat(at).await);
+    }
+    assert!(volumes.change(create("/more")).await.is_err());
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use threefs_core::ids::InodeId;
 use threefs_kv::{Operation, Transaction};
 
-use super::{OpError, load};
+use super::{OpError, load, not_found};
 use crate::identity::Identity;
 use crate::protocol::MetaError;
 use crate::rows::{self, InodeRow, QuotaRow};
@@ -24,11 +24,21 @@ pub(crate) async fn check(
     path: &str,
 ) -> Result<(), OpError> {
     let Some(scope) = who.scope else { return Ok(()) };
+    if is_removed(txn, scope).await? {
+        return Err(not_found(path, scope));
+    }
     let row = load(txn, id, path).await?;
     if contains(txn, scope, &row).await? {
         return Ok(());
     }
     Err(if id == scope { without_quota(scope) } else { outside(path, scope) })
+}
+
+/// Whether the directory was removed, with everything in it, collected or not. Its row changes
+/// rarely, so those who read it do not conflict.
+async fn is_removed(txn: &mut Transaction, scope: InodeId) -> Result<bool, OpError> {
+    let row: Option<InodeRow> = rows::read(txn, &rows::inode(scope)).await?;
+    Ok(row.is_none_or(|row| row.inode.links == 0))
 }
 
 async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Result<bool, OpError> {
@@ -47,7 +57,7 @@ async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Resu
 }
 
 /// Which of these inodes are within the caller's scope, and which are elsewhere. Those that do not
-/// exist are neither.
+/// exist are neither, and nothing is within a directory that was removed.
 pub(crate) struct CheckInside<'a> {
     pub scope: InodeId,
     pub inodes: &'a [InodeId],
@@ -66,10 +76,11 @@ impl Operation for CheckInside<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<Sides, OpError> {
         let mut sides = Sides::default();
+        let removed = is_removed(txn, self.scope).await?;
         for id in self.inodes {
             let row: Option<InodeRow> = rows::read(txn, &rows::inode(*id)).await?;
             let Some(row) = row else { continue };
-            let inside = contains(txn, self.scope, &row).await?;
+            let inside = !removed && contains(txn, self.scope, &row).await?;
             if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
         }
         Ok(sides)
