@@ -5,6 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import json
+import socket
+import ssl
+import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +29,7 @@ from threefs.csi.errors import (
 from threefs.csi.issuer.client import METHOD, SERVICE, TOKENS, IssuerClient
 from threefs.csi.issuer.kubernetes import ApiServer
 from threefs.csi.issuer.review import PodName, Policy
-from threefs.csi.issuer.server import TlsFiles, serve_issuer
+from threefs.csi.issuer.server import Places, TlsFiles, serve_issuer
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.volume_id import VolumeId
 
@@ -118,7 +122,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     controller.create("theirs")
     controller.key_issuer._seal = seal
     certificate(tmp_path / "tls")
-    server, port = serve_issuer(
+    server = serve_issuer(
         "127.0.0.1:0",
         TlsFiles(tmp_path / "tls"),
         controller.key_issuer,
@@ -128,12 +132,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     )
     token_file = tmp_path / "token"
     token_file.write_text(api.add_node_plugin("node-a"))
-    client = IssuerClient(f"localhost:{port}", tmp_path / "tls" / "ca.crt", token_file)
+    client = IssuerClient(f"localhost:{server.port}", tmp_path / "tls" / "ca.crt", token_file)
     for tenant, volume in (("a", MINE), ("b", THEIRS)):
         api.add_claim(tenant, "claim", volume)
         api.add_pod(tenant, "pod", "node-a", ("claim",))
     yield Cluster(api, controller, client, tmp_path, seals)
-    server.stop(None)
+    server.stop(0.0)
     controller.close()
     api.close()
 
@@ -287,6 +291,51 @@ def test_a_request_that_is_none_is_refused_before_any_review(cluster: Cluster, r
     refused: Any = caught.value
     assert refused.code().name in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
     assert cluster.api.asked == []
+
+
+def test_connections_that_say_nothing_keep_nobody_waiting(cluster: Cluster) -> None:
+    """Without TLS, after TLS, and calls whose request never comes, several on a connection."""
+    host, _, port = cluster.client.address.rpartition(":")
+    ca = cluster.client.ca_file
+    trust = ssl.create_default_context(cafile=str(ca))
+    trust.set_alpn_protocols(["h2"])
+    credentials = grpc.ssl_channel_credentials(ca.read_bytes())
+    never = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        never.wait()
+        yield from ()
+
+    with ExitStack() as stack:
+        stack.callback(never.set)
+        for number in range(160):
+            plain = stack.enter_context(socket.create_connection((host, int(port))))
+            if number % 2:
+                stack.enter_context(trust.wrap_socket(plain, server_hostname=host))
+        calls = []
+        for number in range(40):
+            options = [("grpc.use_local_subchannel_pool", 1), ("test.number", number)]
+            channel = grpc.secure_channel(cluster.client.address, credentials, options)
+            stack.enter_context(channel)
+            call = channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
+            calls += [call.future(nothing(), wait_for_ready=True) for _ in range(4)]
+            grpc.channel_ready_future(channel).result(60)
+        for tenant, volume in (("a", MINE), ("b", THEIRS)) * 4:
+            cluster.issue(volume, cluster.api.issue(tenant, "pod"))
+        for call in calls:
+            call.cancel()
+
+
+def test_one_address_has_its_share_of_places_alone() -> None:
+    places = Places(in_all=8, of_address=3)
+    held = [places.take("ipv4:10.0.0.1:4000") for _ in range(3)]
+    assert places.take("ipv4:10.0.0.1:5000") is None
+    assert places.take("ipv6:%5B::1%5D:5000") is not None
+    for free in held:
+        assert free is not None
+        free()
+    others = [places.take(f"ipv4:10.0.1.{number}:1") for number in range(9)]
+    assert [free is not None for free in others] == [True] * 7 + [False] * 2
 
 
 def test_a_node_plugin_trusts_the_issuers_certificate_alone(cluster: Cluster) -> None:
@@ -446,6 +495,26 @@ def test_a_renewal_needs_a_genuine_ticket_of_this_node_and_volume(cluster: Clust
     cluster.node_token(api.issue("a", "pod"))
     with pytest.raises(NoPermission):
         client.renew(mine, ticket, pods)
+    assert len(cluster.seals) == seals
+
+
+def test_no_ticket_is_renewed_whose_claim_or_volume_is_gone(cluster: Cluster) -> None:
+    api, mine = cluster.api, VolumeId.parse(MINE)
+    pods = [PodName("a", "pod", api.objects[pod_path("a", "pod")]["metadata"]["uid"])]
+    ticket = cluster.issue(MINE, api.issue("a", "pod")).ticket
+    # Deleted and made again under its name, by the same tenant: another directory.
+    cluster.driver.call(csi.DeleteVolumeRequest(volume_id=MINE))
+    with pytest.raises(Missing):
+        cluster.client.renew(mine, ticket, pods)
+    cluster.driver.create("mine")
+    with pytest.raises(FailedPrecondition, match="deleted and made again"):
+        cluster.client.renew(mine, ticket, pods)
+    fresh = cluster.issue(MINE, api.issue("a", "pod")).ticket
+    cluster.client.renew(mine, fresh, pods)
+    seals = len(cluster.seals)
+    del api.objects["/api/v1/namespaces/a/persistentvolumeclaims/claim"]
+    with pytest.raises(NoPermission, match="no claim"):
+        cluster.client.renew(mine, fresh, pods)
     assert len(cluster.seals) == seals
 
 

@@ -84,7 +84,7 @@ def run_controller(settings: ControllerSettings) -> None:
     if not settings.issuer_listen:
         _serve_until_told(server, settings.endpoint)
         return
-    issuer, port = serve_issuer(
+    issuer = serve_issuer(
         settings.issuer_listen,
         TlsFiles(settings.issuer_tls),
         KeyIssuer(clusters, seconds=settings.ticket_seconds),
@@ -92,9 +92,9 @@ def run_controller(settings: ControllerSettings) -> None:
         Policy(settings.namespace, settings.node_account, settings.driver_name),
         metrics,
     )
-    logger().info("issuer listens", port=port)
+    logger().info("issuer listens", port=issuer.port)
     _serve_until_told(server, settings.endpoint)
-    issuer.stop(STOP_SECONDS).wait(STOP_SECONDS + 1)
+    issuer.stop(STOP_SECONDS)
 
 
 def run_node(settings: NodeSettings) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
@@ -16,22 +19,34 @@ from threefs.csi.volume_id import VolumeId
 from threefs.errors import ThreeFSError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from threefs.csi.issuer.review import Kubernetes
     from threefs.csi.metrics import Metrics
     from threefs.csi.tickets import Issued, KeyIssuer
 
-__all__ = ["TlsFiles", "serve_issuer"]
+__all__ = ["IssuerServer", "Places", "TlsFiles", "serve_issuer"]
+
+T = TypeVar("T")
 
 WORKERS = 8
-WAITING_MAX = 56
-"""Calls that may wait for a worker; each takes some milliseconds. More are refused, and come back
-with the kubelet's next call."""
-HANDSHAKE_MILLISECONDS = 5_000
-IDLE_MILLISECONDS = 30_000
-"""Node plugins open a connection for each call."""
+PLACES = 512
+"""Requests that are worked on or wait, each some milliseconds of a worker and at most
+`TEXT_BYTES_MAX`. More are refused, and come back with the kubelet's next call."""
+PLACES_OF_ADDRESS = 32
+"""Twice as many as a node plugin has workers; node plugins have an address each."""
+OPTIONS = [
+    ("grpc.max_receive_message_length", TEXT_BYTES_MAX),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    # Node plugins open a connection for each call.
+    ("grpc.max_connection_idle_ms", 30_000),
+    ("grpc.max_concurrent_streams", 4),
+    # Ends calls whose request does not come.
+    ("grpc.max_connection_age_ms", 60_000),
+    ("grpc.max_connection_age_grace_ms", 15_000),
+    ("grpc.so_reuseport", 0),
+]
 
 
 class TlsFiles:
@@ -65,6 +80,15 @@ class TlsFiles:
         return grpc.ssl_server_certificate_configuration([read])
 
 
+class Refused(Exception):  # noqa: N818 -- it is an answer
+    """A code and a sentence for the caller."""
+
+    def __init__(self, error: CsiError) -> None:
+        super().__init__(error.message)
+        self.code = error.code
+        self.message = error.message
+
+
 class Issue:
     """The one call."""
 
@@ -76,8 +100,8 @@ class Issue:
         self._policy = policy
         self._metrics = metrics
 
-    def __call__(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer with a ticket, or with a code and a sentence."""
+    def __call__(self, raw: bytes) -> bytes:
+        """Answer with a ticket, or raise `Refused`."""
         volume = ""
         try:
             asked = _fields(raw)
@@ -87,11 +111,11 @@ class Issue:
                 raise NoPermission(f"`{volume}` is an inline volume; those have no issuer")
             issued = self._issued(parsed, asked)
         except Denied as denied:
-            return self._refuse(context, volume, NoPermission(f"no ticket: {denied}"))
+            raise self._refused(volume, NoPermission(f"no ticket: {denied}")) from denied
         except CsiError as error:
-            return self._refuse(context, volume, error)
+            raise self._refused(volume, error) from error
         except ThreeFSError as error:
-            return self._refuse(context, volume, from_storage(error))
+            raise self._refused(volume, from_storage(error)) from error
         self._metrics.tickets.labels("issued").inc()
         logger().info("ticket issued", volume_id=volume, renewed="ticket" in asked)
         return json.dumps(
@@ -116,10 +140,99 @@ class Issue:
             volume, allowed.node, read_only=allowed.read_only, directory=held.directory
         )
 
-    def _refuse(self, context: grpc.ServicerContext, volume: str, error: CsiError) -> bytes:
+    def _refused(self, volume: str, error: CsiError) -> Refused:
         self._metrics.tickets.labels("refused").inc()
         logger().warning("ticket refused", volume_id=volume[:128], error=error.message)
-        context.abort(error.code, error.message)
+        return Refused(error)
+
+
+class Places:
+    """Requests that are worked on or wait, in all and of one address."""
+
+    def __init__(self, in_all: int = PLACES, of_address: int = PLACES_OF_ADDRESS) -> None:
+        self._in_all = in_all
+        self._of_address = of_address
+        self._taken: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def take(self, peer: str) -> Callable[[], None] | None:
+        """A place for a request of a peer (`ipv4:10.0.0.1:4711`); what is returned frees it."""
+        address = peer.rpartition(":")[0]
+        with self._lock:
+            full = self._taken.total() >= self._in_all
+            if full or self._taken[address] >= self._of_address:
+                return None
+            self._taken[address] += 1
+        return lambda: self._free(address)
+
+    def _free(self, address: str) -> None:
+        with self._lock:
+            self._taken[address] -= 1
+            if not self._taken[address]:
+                del self._taken[address]
+
+
+class IssuerServer:
+    """The port, on a thread with an event loop: a call takes a worker when its request is there.
+
+    With a server of threads, a call without its request would hold a thread.
+    """
+
+    def __init__(self, address: str, tls: TlsFiles, issue: Issue) -> None:
+        self._issue = issue
+        self._places = Places()
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="issuer")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="issuer", daemon=True)
+        self._thread.start()
+        try:
+            self._server, self.port = self._run(self._start(address, tls))
+        except CsiError:
+            self._end()
+            raise
+
+    def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls; end those that are there when this time has passed."""
+        self._run(self._server.stop(grace_seconds))
+        self._end()
+
+    async def _start(self, address: str, tls: TlsFiles) -> tuple[grpc.aio.Server, int]:
+        handler = grpc.unary_unary_rpc_method_handler(self._call)
+        server = grpc.aio.server(
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})],
+            options=OPTIONS,
+        )
+        try:
+            port = server.add_secure_port(address, tls.credentials())
+        except RuntimeError as error:
+            raise InvalidArgument(f"--issuer-listen: {error}") from error
+        if port == 0:
+            raise InvalidArgument(f"--issuer-listen: `{address}` cannot be listened at")
+        await server.start()
+        return server, port
+
+    async def _call(self, raw: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        free = self._places.take(context.peer())
+        if free is None:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests at once; ask again later"
+            )
+        work = self._workers.submit(self._issue, raw)
+        # Not when the caller has gone: the work is still done then.
+        work.add_done_callback(lambda _: free())
+        try:
+            return await asyncio.wrap_future(work)
+        except Refused as refused:
+            await context.abort(refused.code, refused.message)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def serve_issuer(
@@ -129,28 +242,9 @@ def serve_issuer(
     kubernetes: Kubernetes,
     policy: Policy,
     metrics: Metrics,
-) -> tuple[grpc.Server, int]:
-    """A server that has started, and its port."""
-    call: Callable[[bytes, grpc.ServicerContext], bytes] = Issue(
-        issuer, kubernetes, policy, metrics
-    )
-    handler = grpc.unary_unary_rpc_method_handler(call)
-    server = grpc.server(
-        ThreadPoolExecutor(WORKERS, thread_name_prefix="issuer"),
-        handlers=[grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})],
-        maximum_concurrent_rpcs=WORKERS + WAITING_MAX,
-        options=[
-            ("grpc.max_receive_message_length", TEXT_BYTES_MAX),
-            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
-            ("grpc.max_connection_idle_ms", IDLE_MILLISECONDS),
-            ("grpc.so_reuseport", 0),
-        ],
-    )
-    port = server.add_secure_port(address, tls.credentials())
-    if port == 0:
-        raise InvalidArgument(f"--issuer-listen: `{address}` cannot be listened at")
-    server.start()
-    return server, port
+) -> IssuerServer:
+    """A server that has started."""
+    return IssuerServer(address, tls, Issue(issuer, kubernetes, policy, metrics))
 
 
 def _fields(raw: bytes) -> dict[str, Any]:
