@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use super::budget::{Budget, Budgets};
 use super::frame::Limits;
 use super::handshake::{self, Accepted};
-use super::serving::{Proved, Shared};
+use super::serving::Shared;
 use super::strangers::Strangers;
 use super::{Peer, ServerError, Service, Shutdown};
 use crate::class::TrafficClass;
