@@ -85,6 +85,10 @@ bench-storage: install ## 3FS beside fio on the same disk
 .PHONY: bench-storage-load
 bench-storage-load: install ## 3FS with 4, 24 and 96 writers, a stopped replica, 120 readers of which half stop
 	$(PYTHON) bench/storage_load.py
+.PHONY: bench-hostile
+bench-hostile: cluster-tools ## one tenant's requests while every port is flooded, and 3,000 large jobs (ROUNDS=2 JOBS=3000)
+	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
+	$(PYTHON) -m bench.hostile $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JOBS),--jobs $(JOBS))
 bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs (ONLY=gang,small ROUNDS=1 MISSING=1)
 	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
 	$(PYTHON) -m bench.scheduler $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MISSING),--missing)
@@ -108,8 +112,13 @@ cluster-down: ## remove it without a trace
 images: cluster-tools ## the container images as archives, without a daemon
 	$(PYTHON) -m images.build
 
+.PHONY: images-check
+images-check: install ## build every Containerfile without Docker and start what it installs
+	@scripts/bootstrap mmdebstrap=mmdebstrap buildah=buildah
+	$(PYTHON) -m images.check $(IMAGE)
+
 # The parts' own tests of a real API server first: they need no nodes and are over in minutes.
-e2e: images ## the stories on a real Kubernetes; JUnit files in build/e2e
+e2e: images images-check ## the stories on a real Kubernetes; JUnit files in build/e2e
 	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \
 		$(PYTHON) -m pytest -v --no-header -m real_server --junitxml=build/e2e/servers.xml
 	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \

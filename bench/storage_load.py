@@ -1,7 +1,9 @@
 """3FS under load: many writing processes, a stopped replica, many readers of which half stop.
 
-Every process of a phase starts before the phase does. Rates are compared within one run only. Each
-writer checks that its files hold exactly its last acknowledged batches; any error counts.
+Every process of a phase starts before the phase does. Rates are compared within one run only. All
+phases overwrite the same files, which are written once before: few writers that overwrite few files
+would measure the page cache. Each writer checks that its files hold exactly its last acknowledged
+batches; any error counts.
 
     python bench/storage_load.py [--writers 4,24,96] [--seconds 12] [--readers 120] [--output FILE]
 """
@@ -9,9 +11,11 @@ writer checks that its files hold exactly its last acknowledged batches; any err
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import mmap
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -77,11 +81,16 @@ def serving(folder: Path) -> Iterator[Cluster]:
 class Workers:
     """Processes of one phase, all ready before the first of them starts."""
 
-    def __init__(self, cluster: Cluster, kind: str, count: int, shared: Path) -> None:
+    def __init__(
+        self, cluster: Cluster, kind: str, count: int, shared: Path, files: int = 0
+    ) -> None:
         command = [sys.executable, __file__, "--worker", kind, str(cluster.file), str(shared)]
         self.processes = [
             subprocess.Popen(
-                [*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [*command, str(number), str(count), str(files)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for number in range(count)
         ]
@@ -144,9 +153,9 @@ def phase_of(name: str, reports: list[dict[str, Any]], bps: float, cluster: Clus
     )
 
 
-def write_phase(cluster: Cluster, writers: int, seconds: float, shared: Path) -> Phase:
+def write_phase(cluster: Cluster, writers: int, seconds: float, shared: Path, files: int) -> Phase:
     """All writers for `seconds`; the first fifth, in which they start, does not count."""
-    workers = Workers(cluster, "writer", writers, shared)
+    workers = Workers(cluster, "writer", writers, shared, files)
     start = time.monotonic()
     workers.start(start + seconds)
     reports = workers.results()
@@ -154,9 +163,11 @@ def write_phase(cluster: Cluster, writers: int, seconds: float, shared: Path) ->
     return phase_of(f"{writers} writers", reports, bps, cluster)
 
 
-def stopped_phase(cluster: Cluster, writers: int, seconds: float, shared: Path) -> Phase:
+def stopped_phase(
+    cluster: Cluster, writers: int, seconds: float, shared: Path, files: int
+) -> Phase:
     """A replica is stopped for a while in the middle of the writing."""
-    workers = Workers(cluster, "writer", writers, shared)
+    workers = Workers(cluster, "writer", writers, shared, files)
     start = time.monotonic()
     stop_at, end = start + seconds, start + 2 * seconds + STOPPED_SECONDS + 8
     workers.start(end)
@@ -207,7 +218,7 @@ def read_phase(cluster: Cluster, readers: int, seconds: float, shared: Path) -> 
     return found
 
 
-def worker(kind: str, file: str, shared: str, number: int) -> None:
+def worker(kind: str, file: str, shared: str, number: int, count: int, files: int) -> None:
     """One process: ready, waits for its end time, works, reports one line of JSON."""
     with threefs.connect(file, timeout_seconds=TIMEOUT_SECONDS) as client:
         descriptor = os.open(shared, os.O_RDWR)
@@ -215,48 +226,51 @@ def worker(kind: str, file: str, shared: str, number: int) -> None:
         report: dict[str, Any] = {"batches": [], "errors": [], "wrong": 0}
         print("ready", flush=True)
         end = float(sys.stdin.readline())
-        action = write if kind == "writer" else read
-        threads = [
-            threading.Thread(target=action, args=(client, memory, end, number, thread, report))
-            for thread in range(THREADS if kind == "writer" else 1)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        if kind == "reader":
+            read(client, memory, end, number, report)
+        else:
+            threads = [
+                threading.Thread(target=write, args=(client, memory, end, own, report))
+                for own in (
+                    range(number * THREADS + thread, files, count * THREADS)
+                    for thread in range(THREADS)
+                )
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         print(json.dumps(report), flush=True)
 
 
 def write(
-    client: threefs.Client,
-    memory: memoryview,
-    end: float,
-    number: int,
-    thread: int,
-    report: dict[str, Any],
+    client: threefs.Client, memory: memoryview, end: float, own: range, report: dict[str, Any]
 ) -> None:
-    """Overwrite one file with parts of the shared random bytes; check the last acknowledged one."""
-    path = f"/load-{number}-{thread}"
+    """Overwrite own files in turn with parts of the shared random bytes, then check them."""
     room = len(memory) - BATCH_BYTES
-    turn = 0
-    last: int | None = None
-    while time.monotonic() < end:
-        turn += 1
-        at = (number * 7919 + thread * 104_729 + turn * 1_299_709) % room
+    last: dict[str, int | None] = {}
+    for turn, index in enumerate(itertools.cycle(own)):
+        if time.monotonic() >= end:
+            break
+        path = path_of(index)
+        at = (index * 104_729 + turn * 1_299_709) % room
         begun = time.monotonic()
         try:
             client.batch_write([(path, 0, memory[at : at + BATCH_BYTES])])
         except threefs.ThreeFSError as error:
             report["errors"].append(f"{path}: {error}")
-            last = None
+            last[path] = None
             continue
-        last = at
+        last[path] = at
         report["batches"].append((begun, time.monotonic(), BATCH_BYTES))
-    if last is None:
-        return
-    if client.read_file(path) != memory[last : last + BATCH_BYTES]:
-        report["wrong"] += 1
-    client.remove(path)
+    for path, at in ((path, at) for path, at in last.items() if at is not None):
+        if client.read_file(path) != memory[at : at + BATCH_BYTES]:
+            report["wrong"] += 1
+
+
+def path_of(index: int) -> str:
+    """The file of this number."""
+    return f"/load-{index}"
 
 
 def read(
@@ -264,7 +278,6 @@ def read(
     memory: memoryview,
     end: float,
     number: int,
-    _thread: int,
     report: dict[str, Any],
 ) -> None:
     """Read one file into memory that all readers share: all read the same bytes."""
@@ -285,6 +298,33 @@ def shared_bytes(folder: Path, name: str, size: int) -> Path:
     return path
 
 
+def fill(cluster: Cluster, files: int, shared: Path) -> None:
+    """Write each file once."""
+    memory = memoryview(shared.read_bytes())[:BATCH_BYTES]
+    with threefs.connect(cluster.file, timeout_seconds=TIMEOUT_SECONDS) as client:
+        for index in range(files):
+            client.write_file(path_of(index), memory)
+
+
+def remove(cluster: Cluster, files: int) -> None:
+    """Remove them all."""
+    with threefs.connect(cluster.file, timeout_seconds=TIMEOUT_SECONDS) as client:
+        for index in range(files):
+            client.remove(path_of(index))
+
+
+def check_room(folder: Path, writers: list[int]) -> None:
+    """Refuse to start where the files of the largest phase do not fit."""
+    # Three replicas of each file, and as much again while one is overwritten and another synced.
+    needed = 2 * len(SERVICES) * max(writers, default=0) * THREADS * BATCH_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise SystemExit(
+            f"{folder} has {free >> 30} GiB free, {max(writers)} writers need {needed >> 30}: "
+            "give another --folder or fewer --writers"
+        )
+
+
 def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[Phase]:
     """All phases on one cluster; the smallest number of writers once more at the end."""
     phases = []
@@ -298,14 +338,14 @@ def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[
         serving(folder) as cluster,
     ):
         shared = shared_bytes(Path(memory), "write", BATCH_BYTES + (8 << 20))
-        for count in [*writers, writers[0]] if len(writers) > 1 else writers:
-            done(write_phase(cluster, count, seconds, shared))
         if writers:
-            done(
-                stopped_phase(
-                    cluster, writers[-1] if len(writers) == 1 else writers[1], seconds, shared
-                )
-            )
+            files = max(writers) * THREADS
+            fill(cluster, files, shared)
+            for count in [*writers, writers[0]] if len(writers) > 1 else writers:
+                done(write_phase(cluster, count, seconds, shared, files))
+            stopped = writers[min(1, len(writers) - 1)]
+            done(stopped_phase(cluster, stopped, seconds, shared, files))
+            remove(cluster, files)
         if readers:
             shared = shared_bytes(Path(memory), "read", READ_BYTES)
             with threefs.connect(cluster.file, timeout_seconds=TIMEOUT_SECONDS) as client:
@@ -348,14 +388,15 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=120, help="reading processes; 0: none")
     parser.add_argument("--folder", type=Path, help="where the cluster's data goes")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/storage_load.json")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        kind, file, shared, number = args.worker
-        worker(kind, file, shared, int(number))
+        kind, file, shared, *numbers = args.worker
+        worker(kind, file, shared, *map(int, numbers))
         return
     writers = [int(count) for count in args.writers.split(",") if count]
     with tempfile.TemporaryDirectory(prefix="storage-load-", dir=args.folder) as folder:
+        check_room(Path(folder), writers)
         phases = run(writers, args.seconds, args.readers, Path(folder))
     ratios = ratios_of(phases, writers)
     for name, ratio in ratios.items():

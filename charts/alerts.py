@@ -34,6 +34,8 @@ def of_leader(metric: str) -> str:
 
 QUEUED, READY = 'flyer_jobs{phase="Queued"}', 'flyer_nodes{state="ready"}'
 
+REMOVALS = 'flyer_node_removals{state="%s"}'
+
 GROUPS: dict[str, tuple[Alert, ...]] = {
     "fire-flyer-operator": (
         Alert(
@@ -57,6 +59,28 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "10m",
             "A scheduling step takes {{ $value | humanizeDuration }} at the 99th percentile",
             "Expected are milliseconds; suspends and starts are late by as much.",
+        ),
+        Alert(
+            "FlyerRemovalBudgetSpent", "warning",
+            f"{of_leader(REMOVALS % 'spent')} > 0 and on (pod, group)"
+            f" {of_leader(REMOVALS % 'spent')} >= on (pod, group) {of_leader(REMOVALS % 'budget')}",
+            "5m",
+            "{{ $value }} nodes of class {{ $labels.group }} are out because their health is unknown:"
+            " the removal budget is spent",
+            "The next node of this class whose health cannot be observed keeps getting jobs.",
+        ),
+        Alert(
+            "FlyerSuspectNodesHeld", "critical", f"{of_leader(REMOVALS % 'held')} > 0", "2m",
+            "{{ $value }} nodes of class {{ $labels.group }} get jobs although their health is unknown",
+            "Beyond the removal budget: a driver, an agent or a policy that changed everywhere is"
+            " likelier than this many defects.",
+        ),
+        Alert(
+            "FlyerNodesDefectiveTogether", "critical",
+            f"{of_leader(REMOVALS % 'defective')} > on (pod, group) {of_leader(REMOVALS % 'budget')}",
+            "2m",
+            "{{ $value }} nodes of class {{ $labels.group }} are lost or have a hardware fault",
+            "Evidence is not bounded by the removal budget: look at what these nodes share.",
         ),
         Alert(
             "FlyerGangStartsRollBack", "warning",
@@ -136,6 +160,15 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "5m",
             "{{ $value | humanizePercentage }} of the nodes have unhealthy devices",
             "So many at once are rarely the nodes: look at a switch, the subnet manager, a driver.",
+        ),
+        Alert(
+            "FlyerNodesUnknownTogether", "critical",
+            'count(count by (node) (flyer_node_device_state{state="Unknown"} == 1)) > 2'
+            ' and count(count by (node) (flyer_node_device_state{state="Unknown"} == 1))'
+            " / count(count by (node) (flyer_node_devices)) > 0.1",
+            "2m",
+            "The devices of {{ $value | humanize }} nodes do not answer, without a fault that was seen",
+            "More than two nodes and more than a tenth: a driver or an agent update, not the nodes.",
         ),
         Alert(
             "FlyerXidHardware", "warning",

@@ -39,6 +39,7 @@ source = "paper: uncorrectable"
 
 AGENT_VALUES: dict[str, Any] = {
     "maxUnavailable": "100%",
+    "deviceMode": "nodes",  # the test cluster's containerd 1.6 has no CDI
     "extraArgs": [
         f"--sysfs-root={FOLDER}/sys",
         f"--device-root={FOLDER}/dev",

@@ -19,21 +19,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyer.kube.client import Access
-from flyer.kube.testing.proxy import Proxy
-from flyer.kube.testing.reaper import Reaper
 
 from e2e.chart import NAMESPACE
 from e2e.cluster.handle import wait_for
 from e2e.cluster.pki import Authority
 from e2e.cluster.processes import wait_gone
+from fakekube.proxy import Proxy
+from fakekube.reaper import Reaper
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from flyer.kube.testing.faults import Call
-    from flyer.kube.testing.reaper import Key
-
     from e2e.cluster.handle import Cluster
+    from fakekube.faults import Call
+    from fakekube.reaper import Key
 
 __all__ = ["Killed", "behind_proxy", "write_key"]
 

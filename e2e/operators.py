@@ -21,10 +21,11 @@ from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
-from flyer.kube.testing.api_nodes import ApiNodes
-from flyer.kube.testing.fakes import FakeGateway, outcome_of
-from flyer.kube.testing.leaks import nothing_left
-from flyer.kube.testing.proxy import Proxy
+
+from fakekube.api_nodes import ApiNodes
+from fakekube.fakes import FakeGateway, outcome_of
+from fakekube.leaks import nothing_left
+from fakekube.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -19,7 +19,7 @@ from pathlib import Path
 from images.contents import BASE_PACKAGES, NON_ROOT
 from images.oci import Layer
 
-__all__ = ["ImageError", "base_layer", "python_version"]
+__all__ = ["ImageError", "base_layer", "python_version", "suite"]
 
 # What a container never reads: documentation, translations, tests of the standard library.
 EXCLUDED = (
@@ -57,14 +57,18 @@ class ImageError(Exception):
 
 def base_layer(cache: Path) -> Layer:
     """The base layer from the cache, or newly made (half a minute, with a Debian mirror)."""
-    suite = platform.freedesktop_os_release().get("VERSION_CODENAME", "bookworm")
-    parts = [suite, BASE_PACKAGES, EXCLUDED, FINISH]
+    parts = [suite(), BASE_PACKAGES, EXCLUDED, FINISH]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-    target = cache / f"base-{suite}-{key}.tar.gz"
+    target = cache / f"base-{suite()}-{key}.tar.gz"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        _make(suite, target)
+        _make(target)
     return Layer.load(target)
+
+
+def suite() -> str:
+    """The release of the host's distribution, as its mirrors name it."""
+    return platform.freedesktop_os_release().get("VERSION_CODENAME", "bookworm")
 
 
 def python_version(layer: Layer) -> str:
@@ -86,12 +90,12 @@ def python_version(layer: Layer) -> str:
     return names[0].rpartition("python")[2]
 
 
-def _make(suite: str, target: Path) -> None:
+def _make(target: Path) -> None:
     if shutil.which("mmdebstrap") is None or os.geteuid() != 0:
         raise ImageError(
             "the base layer needs root and Debian's mmdebstrap; apt install mmdebstrap"
         )
-    print(f"images: making the base layer from {suite}", flush=True)
+    print(f"images: making the base layer from {suite()}", flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         root, archive = Path(scratch) / "root", Path(scratch) / "base.tar"
         command = [
@@ -102,7 +106,7 @@ def _make(suite: str, target: Path) -> None:
             f"--include={','.join(BASE_PACKAGES)}",
             "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
             *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED),
-            suite,
+            suite(),
             str(root),
         ]
         _run(command, "mmdebstrap failed (is a Debian mirror reachable?)")

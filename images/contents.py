@@ -39,6 +39,7 @@ class Image:
     programs: tuple[str, ...] = ()  # programs of the Go modules of the test cluster
     user: int = NON_ROOT
     entrypoint: tuple[str, ...] = ()
+    not_started: tuple[str, ...] = ()  # entry points that this image lacks the dependencies of
 
     @property
     def reference(self) -> str:

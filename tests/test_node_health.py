@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flyer.api.nodehealth import NodeHealth
-from flyer.kube.testing import ApiServer
 from flyer_node.hardware.driver import GpuStatus
 from flyer_node.health.ledger import Change, Ledger, Subject
 from flyer_node.health.machine import Health, State
@@ -22,9 +21,13 @@ from flyer_node.report.reporter import Reporter
 from flyer_node.testing.stage import inventory_of
 from flyer_node.testing.sysfs import paper_node
 
+from fakekube import ApiServer
+from fakekube.admission import AGENT, User
+
 if TYPE_CHECKING:
     from flyer_node.inventory import Inventory
 
+ON_NODE_1 = User(AGENT, extra={"authentication.kubernetes.io/node-name": ["node-1"]})
 NOWHERE = Path("/nonexistent/token")
 
 
@@ -101,7 +104,7 @@ async def test_the_object_is_made_once_and_written_only_when_something_changed(
     inventory = node(tmp_path)
     book = Ledger(load_policy())
     book.know(inventory, 1.0)
-    async with ApiServer() as api:
+    async with ApiServer(user=ON_NODE_1) as api:
         client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
         metrics = Metrics()
 
@@ -135,7 +138,7 @@ async def test_an_api_server_that_is_away_is_asked_again(tmp_path: Path) -> None
     book = Ledger(load_policy())
     book.know(inventory, 1.0)
     metrics = Metrics()
-    async with ApiServer() as api:
+    async with ApiServer(user=ON_NODE_1) as api:
         port = int(api.url.rsplit(":", 1)[1])
     client = NodeHealthClient(f"http://127.0.0.1:{port}", NOWHERE, NOWHERE, "node-1")
     reporter = Reporter(client, lambda _before, now: document(inventory, book, now), metrics)
@@ -143,7 +146,7 @@ async def test_an_api_server_that_is_away_is_asked_again(tmp_path: Path) -> None
     try:
         reporter.changed()
         await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="failed") >= 1)
-        back = ApiServer()
+        back = ApiServer(user=ON_NODE_1)
         await back.start(port)
         try:
             await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="ok") >= 1)
@@ -165,7 +168,7 @@ def change(name: str, before: State, after: Health) -> Change:
 
 async def test_events_tell_of_the_node_count_up_and_are_bounded() -> None:
     metrics = Metrics()
-    async with ApiServer() as api:
+    async with ApiServer(user=ON_NODE_1) as api:
         client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
         announcer = Announcer(client, metrics, Bucket(burst=4, seconds_each=3600))
         running = asyncio.create_task(announcer.run())
@@ -200,7 +203,7 @@ async def test_events_tell_of_the_node_count_up_and_are_bounded() -> None:
 
 async def test_an_event_that_is_refused_is_given_up_and_counted() -> None:
     metrics = Metrics()
-    async with ApiServer() as api:
+    async with ApiServer(user=ON_NODE_1) as api:
         port = int(api.url.rsplit(":", 1)[1])
     client = NodeHealthClient(f"http://127.0.0.1:{port}", NOWHERE, NOWHERE, "node-1")
     announcer = Announcer(client, metrics)

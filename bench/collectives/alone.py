@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,26 +114,49 @@ def imports(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
 def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
     """Both exchanges of a start through torch's store; this process plays all ranks in turn.
 
-    Only the collector's part and one rank's are in sequence when ranks have processes of their own.
+    Only the collector's part and one rank's are in sequence when ranks are separate processes.
     """
     from hfreduce.exchange import Member, gather
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     size = 64 if quick else JOIN_RANKS
+    phases = _cards(size)
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    seconds = []
+    seconds, read = [], 0
     for number in range(rounds):
         store = PrefixStore(f"round-{number}", server)
         deadline = time.monotonic() + PROGRAM_SECONDS
         start = time.perf_counter()
-        for phase, value_bytes in (("place", 200), ("endpoint", 400)):
+        for phase, values in phases.items():
             for rank in range(1, size):
-                store.set(f"hfreduce/{phase}/{rank}", f"{rank:0{value_bytes}}")
+                store.set(f"hfreduce/{phase}/{rank}", values[rank])
             for rank in range(size):
-                member = Member(rank, range(size))
-                gather(store, member, phase, f"{rank:0{value_bytes}}", deadline)
+                gather(store, Member(rank, range(size)), phase, values[rank], deadline)
         seconds.append(time.perf_counter() - start)
-    return [row(f"{size} ranks exchange places, endpoints", "s", seconds, 5.0)], {"s": seconds}
+        read = sum(len(store.get(f"hfreduce/{phase}/all/0")) for phase in phases)
+    rows = [
+        row(f"{size} ranks exchange places, endpoints", "s", seconds, 5.0),
+        row(f"{size} ranks: bytes of a rank to each", "bytes", [read / size], 64.0),
+    ]
+    return rows, {"s": seconds, "bytes": read}
+
+
+def _cards(size: int) -> dict[str, list[str]]:
+    """What the ranks bring: endpoints of the engine, on nodes with 8 ranks and other names."""
+    from hfreduce import _native
+
+    nodes = [(f"node-{rank // 8:05}", "AB"[rank * 2 // size]) for rank in range(size)]
+    places, endpoints = [], []
+    for rank, (node, zone) in enumerate(nodes):
+        info = json.loads(_native.Endpoint(rank, size, nodes, b"k" * 32, job="bench").info())
+        at = rank // 8
+        boot = uuid.UUID(int=random.Random(at).getrandbits(128))  # as random as a boot's
+        info |= {"host": f"{boot} net:[{4026531840 + at}]", "addresses": [f"10.3.0.{at}"]}
+        endpoints.append(json.dumps(info, separators=(",", ":")))
+        place = {"node": node, "zone": zone, "address": None}
+        said = {"place": place, "job": "bench", "ranks": "0123456789abcdef", "size": size}
+        places.append(json.dumps(said | {"bridges": []}))
+    return {"place": places, "endpoint": endpoints}
 
 
 def program(*words: str) -> str:

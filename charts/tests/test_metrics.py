@@ -88,7 +88,7 @@ def test_every_metric_is_shown_or_told_about() -> None:
     rest = {
         "flyer_node_kubelet_restarts_total", "flyer_node_findings", "flyer_node_report_writes_total",
         "flyer_node_kernel_log_lost_total", "flyer_node_events_total", "flyer_node_gpu_probes_total",
-        "flyer_queued_nodes", "flyer_waiting_jobs", "flyer_node_removals",
+        "flyer_queued_nodes", "flyer_waiting_jobs",
         "threefs_csi_calls_in_flight", "threefs_csi_inline_removals_deferred_total",
         "threefs_csi_unreadable_records_total", "threefs_csi_mounts_undone_total",
     }  # fmt: skip
@@ -142,6 +142,23 @@ def test_dashboards_are_what_grafana_imports(render: Render) -> None:
 # For each alert: series that make it fire after some time, and the same once all is well.
 # Promtool's notation: "0+1x60" begins at 0 and grows by 1 at each of 60 steps of one minute.
 Series = dict[str, str]
+
+
+def removals(spent: int, held: int, defective: int) -> Series:
+    """A class with a budget of two, as the leader counts it; another replica saw worse before."""
+    counts = {"budget": 2, "spent": spent, "held": held, "defective": defective}
+    series = {
+        f'flyer_node_removals{{group="a100",pod="a",state="{state}"}}': f"{number}x180"
+        for state, number in counts.items()
+    }
+    earlier = {
+        f'flyer_node_removals{{group="a100",pod="b",state="{state}"}}': f"{number}x180"
+        for state, number in {"budget": 2, "spent": 2, "held": 9, "defective": 9}.items()
+    }
+    leader = {f'flyer_leader{{pod="{pod}"}}': f"{pod == 'a':d}x180" for pod in "ab"}
+    return {**series, **earlier, **leader}
+
+
 CASES: dict[str, tuple[Series, Series]] = {
     "FlyerNoLeader": (
         {'flyer_leader{pod="a"}': "0x180", 'flyer_leader{pod="b"}': "0x180"},
@@ -167,6 +184,9 @@ CASES: dict[str, tuple[Series, Series]] = {
             'flyer_decision_duration_seconds_bucket{le="+Inf"}': "0+100x180",
         },
     ),
+    "FlyerRemovalBudgetSpent": (removals(2, 0, 0), removals(1, 0, 1)),
+    "FlyerSuspectNodesHeld": (removals(2, 1, 0), removals(2, 0, 0)),
+    "FlyerNodesDefectiveTogether": (removals(0, 0, 3), removals(0, 0, 2)),
     "FlyerGangStartsRollBack": (
         {'flyer_evictions_total{reason="PodsReadyTimeout"}': "0+1x180"},
         {'flyer_evictions_total{reason="Preempted"}': "0+1x180"},
@@ -247,6 +267,25 @@ CASES: dict[str, tuple[Series, Series]] = {
     "FlyerDeviceUnhealthy": (
         {'flyer_node_devices{health="unhealthy",node="x",resource="gpu"}': "1x180"},
         {'flyer_node_devices{health="recovering",node="x",resource="gpu"}': "1x180"},
+    ),
+    "FlyerNodesUnknownTogether": (
+        {
+            series: "1x180"
+            for node in ("a", "b", "c")
+            for series in (
+                f'flyer_node_device_state{{node="{node}",kind="gpu",device="0",state="Unknown"}}',
+                f'flyer_node_devices{{node="{node}",health="unhealthy",resource="gpu"}}',
+            )
+        },
+        {  # two of two, and evidence
+            series: "1x180"
+            for node in ("a", "b")
+            for series in (
+                f'flyer_node_device_state{{node="{node}",kind="gpu",device="0",state="Unknown"}}',
+                f'flyer_node_device_state{{node="x{node}",kind="gpu",device="0",state="Unhealthy"}}',
+                f'flyer_node_devices{{node="{node}",health="unhealthy",resource="gpu"}}',
+            )
+        },
     ),
     "FlyerNodesUnhealthyTogether": (
         {

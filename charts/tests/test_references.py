@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from threefs.metrics_server import HEALTH_PATH
+
 from charts.tests.conftest import (
     ALL,
     CHART,
@@ -106,6 +108,13 @@ def test_ports_have_the_names_by_which_others_call_them(everything: Rendered) ->
             for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
                 if "httpGet" in container.get(probe, {}):
                     assert container[probe]["httpGet"]["port"] in names
+
+
+def test_the_exporter_of_3fs_answers_its_probe(everything: Rendered) -> None:
+    """Its server answers two paths: a probe of another one restarts the container for ever."""
+    mgmtd = everything.named("StatefulSet", "threefs-mgmtd")["spec"]["template"]
+    (exporter,) = (one for one in containers(mgmtd) if one["name"] == "metrics")
+    assert exporter["livenessProbe"]["httpGet"] == {"path": HEALTH_PATH, "port": "metrics"}
 
 
 def test_a_port_is_given_once_in_a_pod(everything: Rendered) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from flyer.api.podpolicies import CRITICAL_PRIORITY
 from ruamel.yaml import YAML
 
 from charts.tests.conftest import Render, Rendered, containers, pods, template
@@ -16,6 +17,7 @@ NODE_PARTS = {
 HOST_PATHS = {
     "DaemonSet/flyer-node": {
         "/var/lib/kubelet/device-plugins", "/var/lib/fire-flyer/node", "/sys", "/dev",
+        "/var/run/cdi", "/etc/cdi",
     },
     "DaemonSet/threefs-csi-node": {
         "/var/lib/kubelet/plugins/3fs.csi.fireflyer.dev", "/var/lib/kubelet/plugins_registry",
@@ -116,14 +118,22 @@ def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rende
     assert {name: paths for name, paths in found.items() if paths} == HOST_PATHS
 
 
-def test_the_node_agent_writes_into_two_folders_alone(everything: Rendered) -> None:
+def test_the_node_agent_writes_into_its_folders_alone(everything: Rendered) -> None:
     [agent] = [pod for name, pod in pods(everything) if name == "DaemonSet/flyer-node"]
     [container] = containers(agent)
     writable = {
         mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly", False)
     }
-    assert writable == {"device-plugins", "state", "tmp"}
+    assert writable == {"cdi", "device-plugins", "state", "tmp"}
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_without_cdi_the_agent_sees_none_of_its_folders(render: Render) -> None:
+    rendered = render(**{"nodeAgent.deviceMode": "nodes"})
+    [agent] = [pod for name, pod in pods(rendered) if name == "DaemonSet/flyer-node"]
+    [container] = containers(agent)
+    assert not [mount for mount in container["volumeMounts"] if mount["name"].startswith("cdi")]
+    assert {"name": "FLYER_NODE_DEVICE_MODE", "value": "nodes"} in container["env"]
 
 
 @pytest.mark.parametrize("field", ["resources", "securityContext", "livenessProbe"])
@@ -317,6 +327,40 @@ def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> N
         f"system:serviceaccounts:{name}"
         for name in ("kube-system", "monitoring", "fireflyer-system")
     ]
+
+
+def test_high_priorities_are_for_system_namespaces_and_ours(render: Render) -> None:
+    found = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
+    name = "flyer-priority-classes"
+    everywhere = found.named("ClusterRoleBinding", name)["subjects"]
+    here = found.named("RoleBinding", name)
+    accounts = "system:serviceaccounts:"
+    assert [one["name"] for one in everywhere] == [
+        f"{accounts}kube-system",
+        f"{accounts}monitoring",
+    ]
+    assert here["metadata"]["namespace"] == "fireflyer-system"
+    assert [one["name"] for one in here["subjects"]] == [f"{accounts}fireflyer-system"]
+
+
+def test_the_operator_may_use_the_class_of_jobs_alone(everything: Rendered) -> None:
+    """It creates pods of templates that tenants write, in their namespaces."""
+    rules = [
+        rule
+        for binding in everything.of("ClusterRoleBinding")
+        for subject in binding["subjects"]
+        if subject["name"] in (OPERATOR, "system:serviceaccounts:fireflyer-system")
+        for rule in everything.named("ClusterRole", binding["roleRef"]["name"])["rules"]
+        if "priorityclasses" in rule["resources"]
+    ]
+    assert [rule["resourceNames"] for rule in rules] == [["flyer-job"]]
+
+
+def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -> None:
+    values = {one["metadata"]["name"]: one["value"] for one in everything.of("PriorityClass")}
+    assert all(name.startswith("flyer-") for name in values)
+    assert values["flyer-storage"] == CRITICAL_PRIORITY
+    assert values["flyer-control"] >= CRITICAL_PRIORITY
 
 
 @pytest.mark.parametrize(("version", "own"), [("1.35.0", False), ("1.36.3", True)])

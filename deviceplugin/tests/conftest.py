@@ -157,6 +157,8 @@ def machine(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
             "plugin_folder": str(folder / "p"),
             "sysfs_root": str(folder / "sys"),
             "device_root": str(devices),
+            "cdi_folder": str(folder / "cdi"),
+            "cdi_static_folder": str(folder / "etc-cdi"),
             "state_folder": str(folder / "state"),
             "kernel_log": "",
             "policy": str(folder / "policy.toml"),

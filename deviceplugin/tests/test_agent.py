@@ -307,9 +307,19 @@ async def test_a_metrics_port_that_is_taken_is_named(node: Node) -> None:
 
 
 async def test_the_topology_file_lies_where_containers_mount_it(node: Node) -> None:
+    """By the specification that the grant names."""
     got = await node.kubelet.admit("fireflyer.dev/rdma-nccl", "a", 1)
     text = await asyncio.to_thread((node.folder / "state/nccl-topology.xml").read_text)
-    assert got.mounts[0].host_path == str(node.folder / "state/nccl-topology.xml")
+    paths = sorted((node.folder / "cdi").glob("*.json"))
+    specifications = [json.loads(path.read_text()) for path in paths]
+    mounts = [
+        mount["hostPath"]
+        for one in specifications
+        for device in one["devices"]
+        if f"{one['kind']}={device['name']}" in {granted.name for granted in got.cdi_devices}
+        for mount in device["containerEdits"].get("mounts", [])
+    ]
+    assert mounts == [str(node.folder / "state/nccl-topology.xml")]
     assert text.count('class="0x030200"') == 8
     assert text.count('class="0x020700"') == 1
 

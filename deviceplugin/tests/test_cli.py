@@ -85,7 +85,7 @@ def test_the_commands_of_the_guide_are_understood(machine: Node) -> None:
         ("slots", "many", "a whole number"),
         ("poll", "0", "a number from 0.1"),
         ("poll", "nan", "a number from 0.1"),
-        ("device-mode", "both", "nodes or cdi"),
+        ("device-mode", "both", "cdi or nodes"),
         ("metrics-port", "70000", "0 to 65535"),
         ("sysfs-root", "sys", "an absolute path"),
         ("log-level", "loud", "debug or info"),

@@ -69,14 +69,40 @@ async def test_a_container_gets_whole_pairs_nodes_and_environment(stage: Stage) 
     assert not got.cdi_devices
 
 
+async def test_a_grant_of_gpus_never_speaks_through_the_environment(tmp_path: Path) -> None:
+    """NVIDIA's runtime adds the GPUs of NVIDIA_VISIBLE_DEVICES: a grant must name none there."""
+    inventory = inventory_of(paper_node(), tmp_path / "sys")
+    for mode in ("nodes", "cdi"):
+        async with staged(NodeView(inventory, device_mode=mode)) as stage:
+            await stage.ready()
+            got = await stage.kubelet.admit(GPU, "a", 2)
+            assert got.envs["NVIDIA_VISIBLE_DEVICES"] == "void", mode
+
+
 async def test_cdi_names_or_device_nodes_but_never_both(tmp_path: Path) -> None:
-    view = NodeView(inventory_of(paper_node(), tmp_path / "sys"), device_mode="cdi")
+    inventory = inventory_of(paper_node(), tmp_path / "sys")
+    view = NodeView(inventory, device_mode="cdi", topology_file="/var/lib/x/nccl.xml")
     async with staged(view) as stage:
         await stage.ready()
-        got = await stage.kubelet.admit(GPU, "a", 2)
-        assert not got.devices
-        assert [one.name.split("=")[0] for one in got.cdi_devices] == ["nvidia.com/gpu"] * 2
-        assert got.envs["NVIDIA_VISIBLE_DEVICES"] == "void"
+        for resource in RESOURCES:
+            got = await stage.kubelet.admit(resource, f"a-{resource[-3:]}", 2)
+            assert not got.devices, resource
+            assert not got.mounts, resource
+            assert got.cdi_devices, resource
+        got = await stage.kubelet.admit(GPU, "b", 2)
+        names = [one.name for one in got.cdi_devices]
+        assert names == [f"fireflyer.dev/gpu={one}" for one in got.envs["FLYER_GPUS"].split(",")]
+
+
+async def test_without_specifications_a_grant_says_why(tmp_path: Path) -> None:
+    """A name that the runtime does not know gives an error of containerd that names no remedy."""
+    inventory = inventory_of(paper_node(), tmp_path / "sys")
+    view = NodeView(inventory, device_mode="cdi", cdi_error="/var/run/cdi cannot be written")
+    async with staged(view) as stage:
+        await stage.ready()
+        for resource in RESOURCES:
+            with pytest.raises(grpc.aio.AioRpcError, match="/var/run/cdi cannot be written"):
+                await stage.kubelet.admit(resource, "a", 1)
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])

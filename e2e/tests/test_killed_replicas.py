@@ -29,9 +29,8 @@ from e2e.tests import lockstep
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flyer.kube.testing.reaper import Key
-
     from e2e import chart
+    from fakekube.reaper import Key
 
 # Some fifty deaths, a Lease each; and the first test of a session installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1200)]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flyer.kube.client.resources import LEASES
-from flyer.kube.testing.faults import Fault, WatchFaults
+
+from fakekube.faults import Fault, WatchFaults
 
 if TYPE_CHECKING:
     from e2e.operators import Stage

@@ -361,8 +361,10 @@ class HFReduceBackend(Group):
         return self._work(name, [operation], tensor_list, inputs=[tensor], finish=finish)
 
     def barrier(self, opts: Any) -> CollectiveWork:
-        """Until everybody is here."""
+        """Until everybody is here, after all work in the current streams of GPUs in use."""
         seconds, lazy = self._terms(opts)
+        for ordinal in sorted(self._gpus):
+            torch.cuda.current_stream(ordinal).synchronize()
         return self._work("barrier", [self.communicator.barrier(seconds, lazy)], [])
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002

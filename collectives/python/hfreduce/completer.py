@@ -40,6 +40,7 @@ class Completer:
         self._idle = 0
         self._watched = 0
         self._is_stopped = False
+        self._ending: list[threading.Thread] = []
 
     def watch(self, work: CollectiveWork) -> None:
         """Completes `work` once its operations have ended; the caller need not wait for it."""
@@ -74,6 +75,9 @@ class Completer:
             return
         with self._changed:
             self._changed.wait_for(lambda: self._idle == 0, STOP_SECONDS)
+            ended, self._ending = self._ending, []
+        for thread in ended:
+            thread.join(STOP_SECONDS)
 
     def _start(self) -> None:
         self._idle += 1
@@ -109,6 +113,8 @@ class Completer:
                     return work
                 if self._watched == 0 or self._idle > 1:
                     self._idle -= 1
+                    if self._is_stopped:
+                        self._ending.append(threading.current_thread())
                     self._changed.notify_all()
                     return None
             if self._is_stopped:

@@ -8,6 +8,7 @@ come is named in the blob, so that all ranks report the same absentees at the sa
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import secrets
 import time
@@ -102,9 +103,9 @@ def _collect(store: Store, member: Member, phase: str, deadline: float) -> Gathe
         absent = _absent(store, member, phase, keys, error)
         _publish(store, phase, {"absent": absent})
         raise _named(member, phase, absent, str(error)) from error
-    texts = [value.decode("utf-8", "replace") for value in values]
     meeting = secrets.token_hex(8)
-    _publish(store, phase, {"meeting": meeting, "values": texts})
+    lengths = [len(value) for value in values]
+    _publish(store, phase, {"meeting": meeting, "lengths": lengths}, values)
     return Gathered(values, meeting)
 
 
@@ -117,8 +118,12 @@ def _multi_get(store: Store, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
-def _publish(store: Store, phase: str, document: dict[str, object]) -> None:
-    packed = zlib.compress(json.dumps(document, separators=(",", ":")).encode())
+def _publish(
+    store: Store, phase: str, head: dict[str, object], values: Sequence[bytes] = ()
+) -> None:
+    """One line of JSON, and the values as they are: every rank cuts them out without parsing."""
+    line = json.dumps(head, separators=(",", ":")).encode()
+    packed = zlib.compress(line + b"\n" + b"".join(values))
     text = base64.b64encode(packed).decode()
     parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
     # The first part is set last: whoever finds it finds all.
@@ -141,12 +146,14 @@ def _read_blob(store: Store, member: Member, phase: str, deadline: float) -> byt
 
 def _decode(member: Member, phase: str, text: bytes) -> Gathered:
     try:
-        # What is longer than the limit is cut there, and then no JSON.
+        # What is longer than the limit is cut there, and then not as long as it says.
         packed = base64.b64decode(text, validate=True)
-        document = json.loads(zlib.decompressobj().decompress(packed, GATHERED_BYTES_MAX))
-        absent = [int(rank) for rank in document.get("absent", ())]
-        values = [str(value).encode() for value in document.get("values", ())]
-        meeting = str(document.get("meeting", ""))
+        plain = zlib.decompressobj().decompress(packed, GATHERED_BYTES_MAX)
+        line, _, rest = plain.partition(b"\n")
+        head = json.loads(line)
+        absent = [int(rank) for rank in head.get("absent", ())]
+        values = _cut(rest, [int(length) for length in head.get("lengths", ())])
+        meeting = str(head.get("meeting", ""))
     except (ValueError, TypeError, AttributeError, zlib.error) as error:
         raise _error(
             member, phase, f"what rank 0 published cannot be read ({error}); use one release"
@@ -157,6 +164,13 @@ def _decode(member: Member, phase: str, text: bytes) -> Gathered:
         detail = f"rank 0 has a group of {len(values)}, this rank of {len(member.global_ranks)}"
         raise _error(member, phase, detail)
     return Gathered(values, meeting)
+
+
+def _cut(values: bytes, lengths: list[int]) -> list[bytes]:
+    ends = list(itertools.accumulate(lengths, initial=0))
+    if ends[-1] != len(values) or min(lengths, default=0) < 0:
+        raise ValueError(f"{len(values)} bytes, not {ends[-1]}")
+    return [values[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _absence(

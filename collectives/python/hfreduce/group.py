@@ -5,11 +5,12 @@ What the collectives of `hfreduce.backend` have in common; none of them is here.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch._C._autograd import _profiler_enabled
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, DebugLevel, get_debug_level
 
 from hfreduce import _native, gpu, tensors
 from hfreduce.attendance import Attendance
@@ -34,12 +35,20 @@ NAME = "hfreduce"
 CLOSE_SECONDS = 5.0
 """How long taking leave of the peers may last."""
 
-OPEN: set[Group] = set()
-"""Groups that torch has not shut down.
+OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
+"""Groups that torch has not shut down, closed at exit. One that is dropped before is closed when it
+is collected: its threads, sockets and memory do not last as long as the process."""
 
-torch holds on to the C++ half of a backend alone (behind its debug wrapper, for one); without a
-reference here the Python half would be collected, and its methods with it.
-"""
+_WRAPPED: set[Group] = set()
+"""Groups that torch's debug wrapper may hold, which keeps the C++ half of a backend alone: without
+a reference here the Python half would be collected, and its methods with it. They last until torch
+shuts them down."""
+
+
+def _close_dropped(connected: _native.Communicator, completer: Completer) -> None:
+    """Closes a group that nothing refers to any more: nobody waits for what is under way."""
+    completer.stop()
+    connected.close(0.0)
 
 
 class Options(Protocol):
@@ -70,9 +79,15 @@ class Group(Base):
         self._completer = Completer("hfreduce-futures")
         self._started = 0
         self._closed = False
-        self._uses_gpus = False
+        self._gpus: set[int] = set()
         self._is_joining = False
         OPEN.add(self)
+        if get_debug_level() == DebugLevel.DETAIL:
+            _WRAPPED.add(self)
+        dropped = weakref.finalize(self, _close_dropped, connected, self._completer)
+        # At exit the backends in OPEN are closed in their own order.
+        dropped.atexit = False
+        self._dropped = dropped
 
     # Life cycle
 
@@ -131,6 +146,8 @@ class Group(Base):
     def shutdown(self) -> None:
         """Takes leave of the peers."""
         OPEN.discard(self)
+        _WRAPPED.discard(self)
+        self._dropped.detach()
         if not self._closed:
             self._closed = True
             self._completer.stop()
@@ -162,8 +179,8 @@ class Group(Base):
         if len(places) > 1:
             names = ", ".join(sorted(places))
             raise ValueError(f"tensors of one operation are on {names}: one device is needed")
-        self._uses_gpus = True
         ordinal = memory[0].get_device()
+        self._gpus.add(ordinal)
         stream = torch.cuda.current_stream(ordinal).cuda_stream
         return gpu.view(self.communicator, ordinal, stream)
 
@@ -187,7 +204,7 @@ class Group(Base):
         here frees what the engine still uses. `inputs` are for the profiler.
         """
         self._started += len(operations)
-        if self._uses_gpus:
+        if self._gpus:
             for operation in operations:
                 # Its copies may outlive the caller's wait.
                 hold(operation, (result, inputs))

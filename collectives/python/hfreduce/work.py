@@ -115,7 +115,10 @@ class CollectiveWork(Work):
         with _LOCK:
             if self._future is not None:
                 return self._future
-            started: Future[Any] = Future()
+            # With its devices a future orders the streams of its waiters, and those that callbacks
+            # run in, after the kernels of callbacks before them.
+            devices = {tensor.device for tensor in self._result if not tensor.is_cpu}
+            started: Future[Any] = Future(devices=sorted(devices, key=str) or None)
             self._started = started
             self._future = future = started.then(self._settle)
         self._completer.watch(self)

@@ -1,10 +1,16 @@
 """The exchange through torch's store: what it costs, and who is named where it fails."""
 
+import base64
+import json
+import random
 import threading
 import time
+import uuid
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hfreduce import _native
 from hfreduce.errors import RendezvousError
 from hfreduce.exchange import Member, gather
 
@@ -115,6 +121,41 @@ def test_a_thousand_ranks_cost_a_few_requests_and_bytes_each():
     assert set(reads[1:]) == {blob}
 
 
+def cards(size):
+    """What ranks of a cluster bring to the two exchanges of a start: endpoints as the engine makes
+    them, of nodes with 8 ranks that differ in what is random or counted on real ones."""
+    nodes = [(f"node-{rank // 8:05}", "AB"[rank * 2 // size]) for rank in range(size)]
+    places, endpoints = [], []
+    for rank, (node, zone) in enumerate(nodes):
+        info = _native.Endpoint(rank, size, nodes, b"k" * 32, job="team/train").info()
+        at = rank // 8
+        boot = uuid.UUID(int=random.Random(at).getrandbits(128))
+        machine = {
+            "host": f"{boot} net:[{4026531840 + at * 77}]",
+            "addresses": [f"10.3.{at // 256}.{at % 256}", f"fd00::{at:x}"],
+            "local_socket": f"hfreduce-{boot.hex[:16]}" if rank % 8 == 0 else "",
+        }
+        endpoints.append(json.dumps(json.loads(info) | machine, separators=(",", ":")))
+        place = {"node": node, "zone": zone, "address": None}
+        said = {"place": place, "job": "team/train", "ranks": "0123456789abcdef", "size": size}
+        places.append(json.dumps(said | {"bridges": []}))
+    return {"place": places, "endpoint": endpoints}
+
+
+def test_a_start_brings_at_most_64_bytes_of_a_rank_to_each():
+    size, store, read = 1024, CountingStore(), 0
+    for phase, values in cards(size).items():
+        for rank in range(1, size):
+            store.values[f"hfreduce/{phase}/{rank}"] = values[rank].encode()
+        for rank in (0, size - 1):
+            store.read.clear()
+            deadline = time.monotonic() + LONG_SECONDS
+            result = gather(store, Member(rank, range(size)), phase, values[rank], deadline)
+            assert result.values == [value.encode() for value in values]
+        read += sum(store.read.values())
+    assert read <= 64 * size, read / size
+
+
 def test_all_ranks_name_the_same_absentees():
     results = meet(CountingStore(), 6, present=[0, 1, 3, 5], seconds=0.5)
     for result in results:
@@ -129,9 +170,19 @@ def test_without_the_collector_it_is_named(monkeypatch):
     assert all(list(result.absent) == [0] for result in results)
 
 
+def blob(text):
+    return f"1 {base64.b64encode(zlib.compress(text)).decode()}"
+
+
 @pytest.mark.parametrize(
-    "blob", ["", "x", "1 ", "1 AAAA", "99999999 AAAA", "1 eJyrVkpOLFKyUqiuBQAZ4gQG", "-1 x"]
-)
+    "blob",
+    [
+        "", "x", "1 ", "1 AAAA", "99999999 AAAA", "-1 x", blob(b""), blob(b"[]"), blob(b"{}"),
+        blob(b'{"lengths":[1,2]}\nab'), blob(b'{"lengths":[-1,3]}\nab'),
+        blob(b'{"lengths":[2]}\nabc'), blob(b'{"lengths":["a",2]}\nab'),
+        blob(b'{"absent":["x"]}\n'), blob(b'{"absent":[7]}\n'),
+    ],
+)  # fmt: skip
 def test_a_blob_that_cannot_be_read_is_an_error(blob):
     store = CountingStore()
     store.set("hfreduce/place/all/0", blob)

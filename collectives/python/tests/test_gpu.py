@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce import CollectiveError, _native, gpu
+from hfreduce import CollectiveError, _native, gpu, work
 from hfreduce.keeping import is_held
 from hfreduce.pairs import Pairs
 from hfreduce.testing import Layout, run, values
@@ -237,7 +237,17 @@ def content(rank, numel=NUMEL):
 
 def backend_operations(rank, size):
     """Every collective of the backend, on tensors that say they are on a GPU."""
-    torch.cuda.current_stream = lambda _device: SimpleNamespace(cuda_stream=0)
+    synchronized, asked = [], []
+
+    def stream(device):
+        return SimpleNamespace(cuda_stream=0, synchronize=lambda: synchronized.append(device))
+
+    def future(devices=None, of=work.Future):
+        # torch would ask the real driver for events of these devices.
+        asked.append(devices)
+        return of()
+
+    torch.cuda.current_stream, work.Future = stream, future
     library, everybody = stub(), range(size)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert dist.group.WORLD._get_backend(torch.device("cuda")) is backend
@@ -251,15 +261,20 @@ def backend_operations(rank, size):
     assert torch.equal(plain(tensor), total)
     # The future is what DDP waits for.
     tensor = put(content(rank))
-    future = backend.allreduce([tensor], dist.AllreduceOptions()).get_future()
-    assert torch.equal(plain(future.wait()[0]), total)
+    reduced = backend.allreduce([tensor], dist.AllreduceOptions()).get_future()
+    assert torch.equal(plain(reduced.wait()[0]), total)
+    # So torch orders the streams of callbacks and waiters.
+    assert asked == [[torch.device("cuda", 0)]]
+    backend.barrier(dist.BarrierOptions()).wait()
+    assert synchronized == [0]
     several = [put(content(rank, numel)) for numel in (3, 5, 70_001)]
     backend.allreduce_coalesced(several, dist.AllreduceCoalescedOptions()).wait()
     assert torch.equal(plain(several[2]), sum(content(r, 70_001) for r in everybody))
     # On the CPU in between: one order of operations for all devices.
     host = content(rank)
-    dist.all_reduce(host)
+    dist.all_reduce(host, async_op=True).get_future().wait()
     assert torch.equal(host, total)
+    assert asked[1:] == [None]
     tensor, options = put(content(rank)), dist.BroadcastOptions()
     options.rootRank = size - 1
     backend.broadcast([tensor], options).wait()

@@ -16,6 +16,7 @@ from threefs.metrics_server import (
     CONNECTION_SECONDS,
     CONNECTIONS_MAX,
     CONNECTIONS_PER_SOURCE_MAX,
+    HEALTH_PATH,
     MetricsServer,
 )
 
@@ -86,6 +87,14 @@ def test_a_scrape_is_answered(server: MetricsServer) -> None:
     assert "answer 42.0" in scrape(server)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         scrape(server, "/other")
+
+
+def test_a_probe_is_answered_without_asking_the_collectors(
+    server: MetricsServer, collector: CountingCollector
+) -> None:
+    before = collector.count
+    assert scrape(server, HEALTH_PATH) == "ok\n"
+    assert collector.count == before
 
 
 def test_silent_connections_of_many_sources_do_not_keep_a_scrape_out(

@@ -21,7 +21,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_SOURCE_MAX", "MetricsServer"]
+__all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_SOURCE_MAX", "HEALTH_PATH", "MetricsServer"]
+
+HEALTH_PATH = "/healthz"
+"""Of the kubelet's probe: it asks nothing of the collectors."""
 
 CONNECTIONS_MAX = 32
 CONNECTIONS_PER_SOURCE_MAX = 4
@@ -32,7 +35,7 @@ PAGE_SECONDS = 1.0
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves `/metrics` of a registry; `start`, then `stop`."""
+    """Serves `/metrics` of a registry, and `/healthz`; `start`, then `stop`."""
 
     daemon_threads = True
     block_on_close = False
@@ -124,12 +127,16 @@ def _handler(page: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
         timeout = CONNECTION_SECONDS
 
         def do_GET(self) -> None:
-            if self.path.partition("?")[0] != "/metrics":
+            path = self.path.partition("?")[0]
+            if path == HEALTH_PATH:
+                kind, body = "text/plain; charset=utf-8", b"ok\n"
+            elif path == "/metrics":
+                kind, body = CONTENT_TYPE_LATEST, page()
+            else:
                 self.send_error(404, explain="try /metrics")
                 return
-            body = page()
             self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from flyer_node.cdi import CdiFolder, nvidia_specifications
 from flyer_node.errors import DataError, HardwareError
 from flyer_node.hardware.client import Deadlines, Hardware
 from flyer_node.hardware.driver import DriverEvent, EventKind
@@ -77,6 +78,7 @@ class Agent:
         self._look_now = asyncio.Event()
         self._misses = {"driver": 0, "sysfs": 0}
         self._topology = ""
+        self._cdi = CdiFolder(settings.cdi_folder)
         self._last_error: dict[str, str] = {}
         self._gone: set[str] = set()
         self.web = Web(
@@ -203,6 +205,9 @@ class Agent:
                 findings=[f"{one.where}: {one.detail}" for one in inventory.findings][:8],
             )
             self._publish()
+        else:
+            # Device nodes and NVIDIA's specification come and go without a change of the inventory.
+            self.offers.publish(self._view())
         self.metrics.observed.labels("inventory").set_to_current_time()
 
     async def _look_at_gpus(self) -> None:
@@ -321,8 +326,8 @@ class Agent:
         if changes:
             self._publish()
 
-    def _publish(self) -> None:
-        """The newest facts to kubelet, metrics, disk and API server, in this order."""
+    def _view(self) -> NodeView:
+        """Inventory and health; in mode `cdi` with specifications that the runtime can read."""
         settings, ledger = self.settings, self.ledger
         view = NodeView(
             self.inventory,
@@ -335,7 +340,15 @@ class Agent:
             topology_file=self._topology,
             exists=self._device_exists,
         )
-        self.offers.publish(view)
+        if settings.device_mode == "cdi":
+            nvidia = nvidia_specifications((settings.cdi_static_folder, settings.cdi_folder))
+            view = replace(view, cdi_error=self._cdi.write(view), nvidia_cdi=nvidia)
+        return view
+
+    def _publish(self) -> None:
+        """The newest facts to kubelet, metrics, disk and API server, in this order."""
+        ledger = self.ledger
+        self.offers.publish(self._view())
         for name in RESOURCES:
             devices = self.offers.resource(name).devices()
             healthy = sum(device.healthy for device in devices)

@@ -25,7 +25,9 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("sysfs-root", "/sys", "where sysfs is mounted for the agent"),
     ("device-root", "/dev", "where device nodes are on the host, for the container runtime"),
     ("device-view", "", "where the agent sees the host's device nodes (default: --device-root)"),
-    ("device-mode", "nodes", "nodes: give out character devices; cdi: names for the runtime's CDI"),
+    ("device-mode", "cdi", "cdi: name devices to the runtime's CDI; nodes: pass character devices"),
+    ("cdi-folder", "/var/run/cdi", "the runtime's folder for CDI specifications of this node"),
+    ("cdi-static-folder", "/etc/cdi", "where NVIDIA's CDI specification may also be; read only"),
     ("state-folder", "/var/lib/fire-flyer/node", "for what survives the agent, on the host's disk"),
     ("kernel-log", "/dev/kmsg", "the kernel's log; empty: do not read it"),
     ("policy", "", "policy of Xids and times (TOML; default: the built-in one)"),
@@ -50,6 +52,8 @@ class Settings:
     device_root: str
     device_view: Path
     device_mode: str
+    cdi_folder: Path
+    cdi_static_folder: Path
     state_folder: Path
     kernel_log: Path | None
     policy: Path | None
@@ -89,7 +93,9 @@ def read_settings(values: argparse.Namespace, environment: Mapping[str, str]) ->
         sysfs_root=_absolute("sysfs-root", text("sysfs-root")),
         device_root=str(_absolute("device-root", text("device-root"))),
         device_view=_absolute("device-view", text("device-view") or text("device-root")),
-        device_mode=_one_of("device-mode", text("device-mode"), ("nodes", "cdi")),
+        device_mode=_one_of("device-mode", text("device-mode"), ("cdi", "nodes")),
+        cdi_folder=_absolute("cdi-folder", text("cdi-folder")),
+        cdi_static_folder=_absolute("cdi-static-folder", text("cdi-static-folder")),
         state_folder=_absolute("state-folder", text("state-folder")),
         kernel_log=Path(text("kernel-log")) if text("kernel-log") else None,
         policy=Path(text("policy")) if text("policy") else None,

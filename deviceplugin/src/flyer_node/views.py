@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flyer_node.cdi import nvidia_specifications
 from flyer_node.inventory import LinkLayer
 from flyer_node.inventory.pci import is_gpu
 from flyer_node.traffic import MARKS, TrafficClass
@@ -90,6 +91,7 @@ def doctor(inventory: Inventory, settings: Settings, problems: Sequence[str]) ->
         text = f"{len(inventory.gpus)} GPUs, {len(inventory.bridges)} pairs"
         found.append(Remedy("ok", text, ""))
         found += _device_nodes(inventory, settings)
+        found += _cdi(inventory, settings)
     else:
         text = "no GPU: libnvidia-ml.so.1 is missing or lists none"
         remedy = "install the driver, or run this pod with the runtime class nvidia"
@@ -140,11 +142,31 @@ def _kubelet(folder: Path) -> Remedy:
 
 
 def _device_nodes(inventory: Inventory, settings: Settings) -> list[Remedy]:
-    if settings.device_mode == "cdi":
-        return []
     names = [f"nvidia{gpu.minor}" for gpu in inventory.gpus] + ["nvidiactl"]
     missing = [name for name in names if not (settings.device_view / name).exists()]
     if not missing:
         return [Remedy("ok", f"device nodes below {settings.device_view}", "")]
     text = f"no {', '.join(missing)} below {settings.device_view}"
-    return [Remedy("error", text, "nvidia-modprobe makes them; or use --device-mode cdi")]
+    return [Remedy("error", text, "is the driver loaded? nvidia-modprobe -u -c=0 creates them")]
+
+
+def _cdi(inventory: Inventory, settings: Settings) -> list[Remedy]:
+    """Whether the runtime's folder can be written, and whether the libraries come by CDI."""
+    if settings.device_mode != "cdi":
+        return []
+    folder = settings.cdi_folder
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        remedy = "mount it writable, or use --device-mode nodes"
+        return [Remedy("error", f"{folder} cannot be written: no CDI specifications", remedy)]
+    found = [Remedy("ok", f"CDI specifications below {folder}", "")]
+    named = nvidia_specifications((settings.cdi_static_folder, folder))
+    missing = [gpu.uuid for gpu in inventory.gpus if gpu.uuid not in named]
+    if missing:
+        text = f"no CDI specification of NVIDIA names {missing[0]} ({len(missing)} of the GPUs)"
+        remedy = (
+            "the driver's libraries must be in the image; or run nvidia-ctk cdi generate "
+            f"--device-name-strategy=uuid --output={folder}/nvidia.yaml"
+        )
+        found.append(Remedy("warning", text, remedy))
+    return found

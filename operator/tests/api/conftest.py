@@ -1,11 +1,13 @@
-"""A real API server with our kinds. Skipped where none was built."""
+"""API servers with our kinds: a real one, skipped where none was built, and the one in memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.kube.client import Api, find_access
+from flyer.kube.client import Access, Api, find_access
+
+from fakekube import ApiServer
 
 from .real_api import CRDS
 
@@ -30,3 +32,12 @@ async def api(kinds: Cluster) -> AsyncIterator[Api]:
     access = await find_access(kinds.kubeconfig)
     async with Api(access, agent="tests") as found:
         yield found
+
+
+@pytest.fixture
+async def memory_api() -> AsyncIterator[Api]:
+    """The API server in memory, with the CRDs alone, as `kinds` has them."""
+    async with ApiServer() as server:
+        server.admission.off.add("*")
+        async with Api(Access(server.url), agent="tests") as found:
+            yield found

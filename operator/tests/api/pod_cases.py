@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from flyer.api.podpolicies import CRITICAL_PRIORITY
 from flyer.kube.client import resources as known
 from flyer.kube.client.errors import ApiError, ForbiddenError
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 DEDICATED = "fireflyer.dev/dedicated"
 DAEMON_SETS = "system:serviceaccount:kube-system:daemon-set-controller"
+JOBS = "flyer-job"
+CLASSES = {JOBS: 1000, "flyer-control": 900_000_000, "test-urgent": CRITICAL_PRIORITY,
+           "test-high": CRITICAL_PRIORITY - 1}  # fmt: skip
 HOOK = {
     "apiVersion": "admissionregistration.k8s.io/v1",
     "kind": "MutatingWebhookConfiguration",
@@ -70,13 +75,15 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
         }  # fmt: skip
         await _labels(reader, anna, operator, api, owner)
         await _dedicated(reader, anna, controller)
+        await _priority_classes(cluster, reader, anna, controller, operator, owner)
         await _operators_own(cluster, reader, operator, api, owner)
         await gone(api, "flyerjobs", "gpt")
     await _caps(reader, api)
     async with await acting(cluster, "anna") as root:
         await _sizes(reader, root)
-    cluster.kubectl("delete", "clusterrolebinding", "test-people", "test-system")
-    cluster.kubectl("delete", "clusterrole", "test-people", "test-system")
+    roles = ("test-people", "test-system", "test-operator")
+    cluster.kubectl("delete", "clusterrolebinding", *roles)
+    cluster.kubectl("delete", "clusterrole", *roles)
 
 
 def _rights(cluster: Cluster) -> None:
@@ -100,10 +107,17 @@ def _rights(cluster: Cluster) -> None:
     use = {"apiGroups": ["fireflyer.dev"], "resources": ["flyernodes"], "verbs": ["use"]}
     cluster.apply(*role("test-people", "people", {**everything, "resources": listed}))
     # As the chart gives it: the service accounts of system namespaces.
-    right = role("test-system", "system:serviceaccounts:kube-system", use)
+    classes = {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"]}
+    right = role(
+        "test-system", "system:serviceaccounts:kube-system", use, {**classes, "verbs": ["use"]}
+    )
     controller = {"kind": "User", "name": DAEMON_SETS, "apiGroup": "rbac.authorization.k8s.io"}
     right[1]["subjects"].append(controller)
     cluster.apply(*right)
+    # As the chart gives it to the operator.
+    own = role("test-operator", "nobody", {**classes, "resourceNames": [JOBS], "verbs": ["use"]})
+    own[1]["subjects"] = [{**controller, "name": OPERATOR}]
+    cluster.apply(*own)
     for namespace in ("default", "kube-system", "fireflyer-system"):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         account = {"name": "default", "namespace": namespace}
@@ -182,6 +196,63 @@ async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
     await _dry(controller, wild, "kube-system")
 
 
+async def _priority_classes(
+    cluster: Cluster,
+    reader: Reader,
+    anna: Api,
+    controller: Api,
+    operator: Api,
+    owner: dict[str, Any],
+) -> None:
+    for name, value in CLASSES.items():
+        kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+        cluster.apply({**kind, "metadata": {"name": name}, "value": value})
+
+    def classed(name: str) -> dict[str, Any]:
+        return pod("t", priorityClassName=name)
+
+    async def ready() -> None:
+        """The API server reads classes from a watch."""
+        for _ in range(300):
+            try:
+                await _dry(anna, classed("test-high"))
+            except ForbiddenError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+        raise AssertionError("the class is never known")
+
+    try:
+        await ready()
+        system = "system-node-critical"
+        await reader.refuses(_dry(anna, classed(JOBS)), "a priority class of the chart")
+        await reader.refuses(_dry(anna, classed(system)), "a priority class of the system")
+        await reader.refuses(
+            _dry(anna, classed("test-urgent")), "a priority class above the services"
+        )
+        # A tenant's DaemonSet is no way around it; one of a system namespace has the right.
+        try:
+            await _dry(controller, classed(system))
+        except ForbiddenError as error:
+            assert "service account default/default" in str(error)  # noqa: PT017
+        else:
+            raise AssertionError("the controller's right was the tenant's")
+        await _dry(controller, classed(system), "kube-system")
+        # Of pods that the operator makes the template is the tenant's, and the class the chart's.
+        for name, key in (
+            ("flyer-control", "a priority class of the chart in a template"),
+            (system, "a priority class of the system in a template"),
+        ):
+            owned = classed(name)
+            owned["metadata"]["ownerReferences"] = [owner]
+            await reader.refuses(_dry(operator, owned), key)
+        owned = classed(JOBS)
+        owned["metadata"]["ownerReferences"] = [owner]
+        await _dry(operator, owned)
+    finally:
+        cluster.kubectl("delete", "priorityclass", *CLASSES)
+
+
 async def _operators_own(
     cluster: Cluster, reader: Reader, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
@@ -257,7 +328,7 @@ async def _sizes(reader: Reader, api: Api) -> None:
     name = f"size-{secrets.token_hex(4)}"
 
     def made(**metadata: Any) -> dict[str, Any]:
-        value = named("flyerjobs", name, job())
+        value = copy.deepcopy(named("flyerjobs", name, job()))
         value["metadata"].update(metadata)
         return value
 
@@ -272,6 +343,11 @@ async def _sizes(reader: Reader, api: Api) -> None:
         value = made()
         value["spec"]["template"]["spec"]["containers"][0]["env"] = env
         await reader.refuses(api.create(jobs, value, "default"), "a large environment")
+    for kind, key in (("labels", "fireflyer.dev/leader"), ("annotations", "x.fireflyer.dev/y")):
+        value = made()
+        value["spec"]["template"]["metadata"] = {kind: {"team": "vision", key: "true"}}
+        what = f"a reserved {kind.removesuffix('s')} of the pods"
+        await reader.refuses(api.create(jobs, value, "default"), what)
     applied = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 20000, "mine": "y"}
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     value = made(annotations=applied)

@@ -55,6 +55,14 @@ ANNAS = (
 )
 
 
+def _class(name: str, user: str, account: str = "default") -> Words:
+    text = (
+        f"spec.priorityClassName: {name} is not for {user} and service account default/{account}: "
+        f"leave it out, or ask for the verb use on priorityclasses.scheduling.k8s.io/{name}"
+    )
+    return Words("pod-priority-classes", ForbiddenError, text)
+
+
 def _marked(label: str) -> Words:
     text = (
         f"metadata.labels[fireflyer.dev/{label}]: anna may not set, change or remove it: it marks "
@@ -69,6 +77,14 @@ def _cap(field: str, asked: str, cap: str, priority: str = "normal") -> Words:
         "less; the caps are spec.limits of FlyerTopology cluster"
     )
     return Words("flyerjob-limits", InvalidError, text)
+
+
+def _reserved(field: str) -> Words:
+    text = (
+        f"spec.template.metadata.{field}: keys of fireflyer.dev are reserved for Fire-Flyer: "
+        "remove it, or use a domain of your own"
+    )
+    return Words("flyerjob-template", InvalidError, text)
 
 
 def _operators(pod: str) -> Words:
@@ -90,6 +106,11 @@ WORDS = {
     "a node by its name": Words(
         "pod-dedicated-nodes", ForbiddenError, f"spec.nodeName: a node by its name {ANNAS}"
     ),
+    "a priority class of the chart": _class("flyer-job", "anna"),
+    "a priority class of the system": _class("system-node-critical", "anna"),
+    "a priority class above the services": _class("test-urgent", "anna"),
+    "a priority class of the chart in a template": _class("flyer-control", OPERATOR),
+    "a priority class of the system in a template": _class("system-node-critical", OPERATOR),
     "a pod of nobody by the operator": _operators("default/op"),
     "a pod of the system by the operator": _operators("kube-system/op"),
     "a webhook by the operator": Words(
@@ -115,6 +136,8 @@ WORDS = {
         "spec.template.spec.containers: env of a container has more than 512 variables or 65536 "
         "bytes: mount a ConfigMap",
     ),
+    "a reserved label of the pods": _reserved("labels[fireflyer.dev/leader]"),
+    "a reserved annotation of the pods": _reserved("annotations[x.fireflyer.dev/y]"),
     "a job's status": _status(" (suspend, stop, priority)"),
     "a quota's status": _status(),
     "the topology's status": _status(),
@@ -160,7 +183,7 @@ class Reader:
         said = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: "
         with pytest.raises(words.error) as refusal:
             await call
-        assert str(refusal.value).endswith(said + words.text)
+        assert str(refusal.value).endswith(said + words.text), str(refusal.value)
         self.read.add(key)
 
 

@@ -11,6 +11,8 @@ from flyer.kube.client import Access, Api, find_access
 from flyer.kube.client import resources as known
 from flyer.kube.client.errors import NotFoundError
 
+from .memory_server import MemoryCluster
+
 if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
 
@@ -28,9 +30,12 @@ OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
 AGENT = "system:serviceaccount:fireflyer-system:flyer-node"
 
 
-async def acting(kinds: Cluster, user: str, *groups: str, node: str = "") -> Api:
+async def acting(kinds: Cluster | MemoryCluster, user: str, *groups: str, node: str = "") -> Api:
     """The same server, seen by somebody else."""
-    access = await find_access(kinds.kubeconfig)
+    if isinstance(kinds, MemoryCluster):
+        access = kinds.access()
+    else:
+        access = await find_access(kinds.kubeconfig)
 
     async def headers() -> dict[str, str]:
         found = {**await access.headers(), "Impersonate-User": user}

@@ -101,6 +101,10 @@ async def refused(call: Awaitable[object]) -> bool:
 
 async def test_policies(policies: Cluster, api: Api) -> None:
     """All of them in one: they take seconds to come into force."""
+    await every_policy(policies, api)
+
+
+async def every_policy(policies: Cluster, api: Api) -> None:
     await in_force(api)
     reader = Reader()
     name = f"policy-{secrets.token_hex(4)}"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyer.client.kube import AsyncKubeClient, KubeClient
 from flyer.kube.client import Access, Api
-from flyer.kube.testing import ApiServer, node_object
 from flyer.sim import sample_job
+
+from fakekube import ApiServer, node_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from flyer.cli import act
+from flyer.cli.output import Output
 from flyer.client import FlyerError
 from flyer.client.kube.loglines import PodLog
 from ruamel.yaml import YAML
@@ -339,6 +342,10 @@ def test_why_and_suspend_say_that_no_operator_leads(
     assert told.verdict == "cannot"
     assert told.summary.startswith("no operator leads")
     assert told.reasons[0].reason == "NoLeader"
+    target = SimpleNamespace(connect=lambda: client)
+    with pytest.raises(FlyerError, match="`one` is still") as caught:
+        act.suspend("one", target, Output.TABLE, reason="", wait=True, timeout_seconds=0.5)
+    assert caught.value.hint.startswith("no operator leads")
 
 
 def test_a_leader_that_renews_is_not_missed(cluster: Cluster, client: KubeClient) -> None:

@@ -92,10 +92,13 @@ class Desk:
 
 @pytest.fixture
 def desk() -> Callable[..., Desk]:
-    """`desk(nodes=None, **policy)`: two zones of three nodes unless told otherwise."""
+    """`desk(nodes=None, **policy)`: two zones of three nodes, and preemption without delay."""
 
     def make(nodes: list[Node] | None = None, **policy: Any) -> Desk:
-        return Desk(two_zones() if nodes is None else nodes, Policy(**policy))
+        return Desk(
+            two_zones() if nodes is None else nodes,
+            Policy(**{"preemption_delay_seconds": 0.0, **policy}),
+        )
 
     return make
 

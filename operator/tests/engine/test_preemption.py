@@ -16,12 +16,14 @@ from flyer.engine import (
     ProgressReported,
     Released,
     ReleaseToken,
+    ResumeRequested,
     Signal,
     Start,
     Stop,
     StopRequested,
     Succeeded,
     SuspendReceived,
+    SuspendRequested,
 )
 from flyer.sim import two_zones
 
@@ -130,6 +132,72 @@ def test_nobody_is_preempted_within_the_minimum_runtime(desk: Callable) -> None:
     assert actions[-1].time == d.now + 5  # it wakes when the minimum is over
     d.wait(5)
     assert d.status("a").phase is Phase.SUSPENDING
+
+
+def test_no_job_is_interrupted_for_one_that_has_just_arrived(
+    desk: Callable, pick: Callable
+) -> None:
+    d = desk(preemption_delay_seconds=0.5)
+    d.run("a", 6)
+    d.wait(10)
+    actions = d.submit("b", 3, priority="high")
+    assert d.status("a").phase is Phase.RUNNING
+    assert not pick(actions, Signal)
+    assert actions[-1].time == d.now + 0.5
+    d.wait(0.5)
+    assert (d.status("a").phase, d.status("b").phase) == (Phase.SUSPENDING, Phase.DRAINING)
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "nodes are free", "suspended"])
+def test_a_preemption_that_is_not_needed_any_more_is_called_off(desk: Callable, ends: str) -> None:
+    d = desk(preemption_delay_seconds=0.5)
+    d.run("a", 3, group="default#A", priority="low")
+    d.run("other", 3, group="default#B", priority="extreme-high")
+    d.wait(10)
+    d.submit("b", 3, priority="high")
+    d.now += 0.2
+    if ends == "cancelled":
+        d.tell(StopRequested("default/b"))
+    elif ends == "suspended":
+        d.tell(SuspendRequested("default/b"))
+    else:
+        d.tell(
+            *(PodExited("default/other", 1, name, Succeeded()) for name in d.names("other")),
+            *(NodeEmptied(name, "default/other", 1) for name in d.names("other")),
+        )
+        assert d.status("b").phase is Phase.STARTING
+    for _ in range(5):
+        d.wait(1)
+    assert d.status("a").phase is Phase.RUNNING
+    assert d.status("a").chain.attempt == 1
+
+
+def test_several_that_arrive_together_wait_for_one_delay(desk: Callable) -> None:
+    d = desk(preemption_delay_seconds=0.5)
+    for name in ("x", "y", "z"):
+        d.run(name, 2, priority="low", crossZone="lastResort")
+    d.wait(10)
+    for name in ("a", "b", "c"):
+        d.submit(name, 2, priority="high")
+    d.wait(0.5)
+    assert {d.status(name).phase for name in ("x", "y", "z")} == {Phase.SUSPENDING}
+    assert {d.status(name).phase for name in ("a", "b", "c")} == {Phase.DRAINING}
+
+
+def test_nobody_is_preempted_for_the_split_while_other_nodes_are_free(desk: Callable) -> None:
+    d = desk(same_split_seconds=60.0)
+    d.run("a", 4)
+    assert d.status("a").zones == "A+B"
+    d.tell(CheckpointReported("default/a", 1, 5, "/ckpt/5"), SuspendRequested("default/a"))
+    d.tell(Released("default/a", 1))
+    d.empty("a")
+    d.run("low", 2, group="default#A", priority="low")
+    d.wait(10)
+    d.tell(ResumeRequested("default/a"))  # one node of A and three of B are free
+    d.wait(1)
+    assert (d.status("a").phase, d.status("low").phase) == (Phase.QUEUED, Phase.RUNNING)
+    d.wait(60)
+    assert (d.status("a").phase, d.status("low").phase) == (Phase.STARTING, Phase.RUNNING)
 
 
 def test_the_victim_is_who_loses_least_work(desk: Callable) -> None:

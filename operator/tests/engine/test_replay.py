@@ -105,7 +105,7 @@ def test_a_decision_that_differs_is_found() -> None:
     [
         (["{"], "line 1: cannot be read"),
         (['{"now":1,"events":[],"actions":[]}'], "line 1: comes before a rebuild"),
-        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 4"),
+        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 5"),
     ],
 )
 def test_a_log_that_cannot_be_read_says_where(lines: list[str], why: str) -> None:

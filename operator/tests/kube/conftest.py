@@ -15,9 +15,11 @@ from flyer.kube.client import Access, Api, Election, LeaseSettings, Limits, Watc
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
-from flyer.kube.testing import ApiServer, Kubelets
-from flyer.kube.testing.fakes import FakeGateway, outcome_of
-from flyer.kube.testing.leaks import nothing_left
+
+from fakekube import ApiServer, Kubelets
+from fakekube.admission import OPERATOR, User
+from fakekube.fakes import FakeGateway, outcome_of
+from fakekube.leaks import nothing_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -94,7 +96,7 @@ class Cluster:
     """The API server, its nodes, and operators."""
 
     def __init__(self) -> None:
-        self.server = ApiServer(bookmark_seconds=0.2)
+        self.server = ApiServer(bookmark_seconds=0.2, user=User(OPERATOR))
         self.kubelets = Kubelets(self.server.store)
         self.store = self.server.store
         self.operators: list[Operator] = []
@@ -109,7 +111,6 @@ class Cluster:
         self.kubelets.open()
         for plural in ("pods", "flyerjobs", "flyertopologies"):
             self.store.table(plural).watchers.add(self._check)
-        self.store.table("flyerjobs").checks.append(self._refuse_lower_epochs)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -171,17 +172,6 @@ class Cluster:
 
     # -- what must hold ------------------------------------------------------------------------
 
-    def _refuse_lower_epochs(self, before: Any, after: Any) -> str:
-        """What the CRD's rules say, and an admission policy with the topology as parameter."""
-        epoch = (after.get("status") or {}).get("epoch", 0)
-        old = ((before or {}).get("status") or {}).get("epoch", 0)
-        topology = self.store.find("flyertopologies", "cluster") or {}
-        least = max(old, (topology.get("status") or {}).get("epoch", 0))
-        changed = (before or {}).get("status") != after.get("status")
-        if changed and epoch < least:
-            return f"status.epoch: {epoch} is lower than {least}"
-        return ""
-
     def _check(self, change: Any) -> None:
         for why in self.broken():
             if why not in self.violations:
@@ -242,13 +232,13 @@ class Cluster:
 
 @pytest.fixture
 async def api_server() -> AsyncIterator[ApiServer]:
-    async with ApiServer(bookmark_seconds=0.1) as server:
+    async with ApiServer(bookmark_seconds=0.1, user=User(OPERATOR)) as server:
         yield server
 
 
 @pytest.fixture
 async def connect(api_server: ApiServer) -> AsyncIterator[Callable[..., Api]]:
-    """`connect(agent, **limits)`: a client of its own."""
+    """`connect(agent, **limits)`: another client of the operator."""
     opened: list[Api] = []
 
     def make(agent: str = "test", **limits: float) -> Api:

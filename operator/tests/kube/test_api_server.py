@@ -5,12 +5,17 @@ import json
 
 import aiohttp
 import pytest
-from flyer.kube.testing import ApiServer, Call, Exit, Fault, Faults, Kubelets
-from flyer.kube.testing.errors import ApiRefusal
-from flyer.kube.testing.patches import apply, json_patch, merge, strategic
+
+from fakekube import ApiServer, Call, Exit, Fault, Faults, Kubelets
+from fakekube.admission import OPERATOR, acting
+from fakekube.errors import ApiRefusal
+from fakekube.patches import apply, json_patch, merge, strategic
+from fakekube.samples import job_object as job
+from fakekube.samples import owned_by
 
 JOBS = "/apis/fireflyer.dev/v1alpha1/namespaces/default/flyerjobs"
 MERGE = {"Content-Type": "application/merge-patch+json"}
+AS_OPERATOR = MERGE | acting(OPERATOR)
 
 
 @pytest.fixture
@@ -23,10 +28,6 @@ async def api():
 async def http(api):
     async with aiohttp.ClientSession(api.url, headers={"User-Agent": "test"}) as session:
         yield session
-
-
-def job(name, **spec):
-    return {"metadata": {"name": name}, "spec": spec}
 
 
 async def events(response, count):
@@ -46,16 +47,16 @@ async def test_a_status_is_written_apart_and_compared_by_version(http):
     assert "status" not in made
     version = made["metadata"]["resourceVersion"]
     patch = {"metadata": {"resourceVersion": version}, "status": {"phase": "Queued"}}
-    answer = await http.patch(f"{JOBS}/a/status", json=patch, headers=MERGE)
+    answer = await http.patch(f"{JOBS}/a/status", json=patch, headers=AS_OPERATOR)
     assert answer.status == 200
     assert (await answer.json())["metadata"]["generation"] == 1
-    answer = await http.patch(f"{JOBS}/a/status", json=patch, headers=MERGE)
+    answer = await http.patch(f"{JOBS}/a/status", json=patch, headers=AS_OPERATOR)
     assert answer.status == 409
     assert (await answer.json())["reason"] == "Conflict"
     answer = await http.patch(f"{JOBS}/a", json={"spec": {"nodes": 2}}, headers=MERGE)
     changed = await answer.json()
     assert changed["metadata"]["generation"] == 2
-    assert changed["status"] == {"phase": "Queued"}
+    assert changed["status"]["phase"] == "Queued"
 
 
 async def test_a_write_that_changes_nothing_is_no_new_version(http, api):
@@ -117,7 +118,7 @@ async def test_watches_get_bookmarks_and_410_in_the_stream_and_at_the_start(http
 
 
 async def test_finalizers_keep_a_deleted_object(http, api):
-    value = {"metadata": {"name": "a", "finalizers": ["x/y"]}, "spec": {}}
+    value = {**job("a"), "metadata": {"name": "a", "finalizers": ["example.com/y"]}}
     api.store.create("flyerjobs", value, "default")
     await http.delete(f"{JOBS}/a")
     assert "deletionTimestamp" in api.store.get("flyerjobs", "a", "default")["metadata"]
@@ -131,7 +132,7 @@ async def test_a_bound_pod_runs_ends_and_is_deleted_with_grace(http, api):
         kubelets.add_node("n1", "A")
         pods = "/api/v1/namespaces/default/pods"
         spec = {"schedulerName": "flyer", "containers": [{"name": "main"}]}
-        made = await (await http.post(pods, json={**job("p"), "spec": spec})).json()
+        made = await (await http.post(pods, json={"metadata": {"name": "p"}, "spec": spec})).json()
         target = {"target": {"name": "n1"}, "metadata": {"uid": made["metadata"]["uid"]}}
         assert (await http.post(f"{pods}/p/binding", json=target)).status == 201
         assert (await http.post(f"{pods}/p/binding", json=target)).status == 409
@@ -149,8 +150,7 @@ async def test_garbage_and_namespaces_are_collected_on_request(api):
     store = api.store
     store.create("namespaces", {"metadata": {"name": "team"}})
     owner = store.create("flyerjobs", job("a"), "team")
-    owned = {"ownerReferences": [{"uid": owner["metadata"]["uid"]}], "name": "p"}
-    store.create("pods", {"metadata": owned, "spec": {}}, "team")
+    store.create("pods", {"metadata": {"name": "p", **owned_by(owner)}, "spec": {}}, "team")
     store.delete("namespaces", "team")
     with pytest.raises(ApiRefusal, match="being terminated"):
         store.create("flyerjobs", job("b"), "team")

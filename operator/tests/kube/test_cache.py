@@ -8,12 +8,13 @@ from flyer.kube.client import Cache, WatchSettings
 from flyer.kube.client.errors import UnreachableError
 from flyer.kube.client.resources import FLYERJOBS, NODEHEALTHS
 from flyer.kube.client.streams import Page
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 
 @pytest.fixture
 async def watched(api_server, connect):
-    """`watched(**settings)`: a running cache of FlyerJobs as their spec.n, and what it told."""
+    """`watched(**settings)`: a running cache of each FlyerJob's maxRestarts, and its changes."""
     tasks = []
 
     async def start(resource=FLYERJOBS, *, optional=False, **settings):
@@ -21,7 +22,7 @@ async def watched(api_server, connect):
         cache = Cache(
             connect(page_objects=3),
             resource,
-            lambda one: one["spec"]["n"],
+            lambda one: one["spec"]["maxRestarts"],
             lambda key, before, after: told.append((key[1], before, after)),
             settings=WatchSettings(backoff_seconds=0.01, **settings),
             optional=optional,
@@ -38,16 +39,23 @@ async def watched(api_server, connect):
             await task
 
 
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["train"]}]}}
+
+
 def put(api_server, name, n):
     store = api_server.store
     if store.find("flyerjobs", name, "default"):
-        store.patch("flyerjobs", name, {"spec": {"n": n}}, "default")
+        store.patch("flyerjobs", name, {"spec": {"maxRestarts": n}}, "default")
     else:
-        store.create("flyerjobs", {"metadata": {"name": name}, "spec": {"n": n}}, "default")
+        spec = {"nodes": 1, "template": TEMPLATE, "maxRestarts": n}
+        store.create("flyerjobs", {"metadata": {"name": name}, "spec": spec}, "default")
 
 
 def stored(api_server):
-    return {one["metadata"]["name"]: one["spec"]["n"] for one in api_server.store.all("flyerjobs")}
+    return {
+        one["metadata"]["name"]: one["spec"]["maxRestarts"]
+        for one in api_server.store.all("flyerjobs")
+    }
 
 
 def held(cache, api_server):

@@ -13,11 +13,9 @@ from flyer.kube.client.errors import (
     UnreachableError,
 )
 from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
-from flyer.kube.testing import Fault
 
-
-def job(name):
-    return {"metadata": {"name": name}, "spec": {"nodes": 1}}
+from fakekube import Fault
+from fakekube.samples import job_object as job
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from flyer.kube.client import Election, LeadershipLostError, LeaseSettings
 from flyer.kube.client.resources import FLYERJOBS, LEASES
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
+from fakekube.samples import job_object
 
 SETTINGS = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=1, renew_seconds=0.6, retry_seconds=0.05
@@ -85,7 +87,7 @@ async def test_each_term_has_an_epoch_of_its_own(candidate):
 async def test_a_renewal_waits_behind_no_other_call(api_server, connect, until):
     api = connect("a", concurrency_max=1, answer_seconds=300, call_seconds=300)
     stuck = api_server.faults.add(Fault("hang", resource="flyerjobs"))
-    job = {"metadata": {"name": "x"}, "spec": {}}
+    job = job_object("x")
     others = [asyncio.create_task(api.create(FLYERJOBS, job, "default")) for _ in range(9)]
     await until(lambda: not stuck.times)
     one = Election(api, "a", SETTINGS)
@@ -181,7 +183,7 @@ async def test_a_fenced_client_writes_no_more(api_server, connect, candidate):
     one = candidate("a")
     await one.acquire()
     api = connect("writer").fenced(one.fence)
-    await api.create(FLYERJOBS, {"metadata": {"name": "x"}, "spec": {}}, "default")
+    await api.create(FLYERJOBS, job_object("x"), "default")
     await one.release()
     with pytest.raises(LeadershipLostError):
         await api.delete(FLYERJOBS, "x", "default")

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from flyer.api import Phase
 from flyer.kube.client import LeaseSettings
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 # Nobody loses it by being late.
 LEASE = LeaseSettings(

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import json
+import threading
 
 import pytest
 from flyer.engine import Node
-from flyer.kube.handlers import Handlers
+from flyer.kube.handlers import Handlers, runner
 from flyer.kube.handlers.verdicts import condition_patch, quota_verdict, topology_verdict
 
 NODES = [Node("a0", "A", "leaf1", "a100"), Node("b0", "B", "leaf2", "a100")]
@@ -84,7 +85,8 @@ async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, 
     try:
         await until(lambda: reason("flyerquotas", "q") == "UnknownGroup")
         await until(lambda: reason("flyertopologies", "cluster") == "UnknownZone")
-        store.patch("flyerquotas", "q", {"spec": {"group": "a100"}})
+        with store.unchecked():  # a server refuses to change what a quota is about
+            store.patch("flyerquotas", "q", {"spec": {"group": "a100"}})
         await until(lambda: reason("flyerquotas", "q") == "Effective")
         version = store.version
         await asyncio.sleep(1.0)
@@ -95,3 +97,36 @@ async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, 
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def test_a_thread_that_does_not_stop_is_alone_and_writes_nothing(monkeypatch):
+    begun, gate = [], threading.Event()
+
+    def serve(handlers, stop):
+        begun.append((handlers, stop))
+        gate.wait(30)  # whatever it is told
+
+    monkeypatch.setattr(Handlers, "_serve", serve)
+    monkeypatch.setattr(runner, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(runner, "WAIT_SECONDS", 0.01)
+    first, second = Handlers(lambda: NODES), Handlers(lambda: NODES)
+    tasks = [asyncio.create_task(first.run())]
+    try:
+        while not begun:
+            await asyncio.sleep(0.01)
+        tasks[0].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await tasks[0]
+        assert begun[0][1].is_set()
+        tasks.append(asyncio.create_task(second.run()))
+        await asyncio.sleep(0.1)
+        assert [one for one, _ in begun] == [first]
+        gate.set()
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+        assert begun[1][0] is second
+    finally:
+        gate.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,7 +8,8 @@ from flyer.api import Phase
 from flyer.kube.client import LeadershipLostError
 from flyer.kube.metrics import Metrics
 from flyer.kube.services import Leader, World
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 
 async def test_a_standby_takes_over_a_running_gang(cluster, until):
@@ -98,14 +99,14 @@ async def test_a_late_commit_of_the_leader_before_is_seen_and_not_overwritten(cl
     rebuilds = leader.metrics.rebuilds._value.get()
     before = cluster.status("a")
     late = before.replace(
-        phase=Phase.SUCCEEDED, reason="Complete", message="late", epoch=leader.election.epoch
+        phase=Phase.FAILED, reason="Stopped", message="late", epoch=leader.election.epoch
     )
     cluster.store.patch("flyerjobs", "a", {"status": late.to_object()}, "default", "status")
     cluster.edit("a", suspend=False)  # to which the successor would answer with a start
     await until(lambda: leader.metrics.rebuilds._value.get() > rebuilds)
     cluster.submit("b", 1)
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
-    assert (cluster.phase("a"), cluster.status("a").message) == (Phase.SUCCEEDED, "late")
+    assert (cluster.phase("a"), cluster.status("a").message) == (Phase.FAILED, "late")
     assert "default/a" not in leader.leader.term.state.jobs
 
 

@@ -4,7 +4,8 @@ import asyncio
 import socket
 
 import pytest
-from flyer.kube.testing.leaks import nothing_left
+
+from fakekube.leaks import nothing_left
 
 
 async def test_a_task_that_goes_on_is_named():

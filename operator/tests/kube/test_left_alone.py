@@ -9,7 +9,8 @@ from flyer.kube.services.apart import LeftAlone
 from flyer.kube.services.leader import LABEL_LEADER, LeaderMark
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.views import shape_job
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 # Whoever stalls for a while does not lose it: terms are compared here.
 LEASE = LeaseSettings(

@@ -3,8 +3,9 @@
 import pytest
 from flyer.api import Phase, SuspendCode
 from flyer.kube.services.gangs import Gangs
-from flyer.kube.testing import Exit, Fault
-from flyer.kube.testing.fakes import FakeGateway
+
+from fakekube import Exit, Fault
+from fakekube.fakes import FakeGateway
 
 
 async def test_a_gang_starts_runs_and_succeeds(cluster, until):

@@ -17,8 +17,9 @@ from flyer.kube.client import LeaseSettings
 from flyer.kube.gateway import GatewayMetrics
 from flyer.kube.injection.webhook import InjectionMetrics
 from flyer.kube.metrics import EVICTION_REASONS, Metrics
-from flyer.kube.testing import Fault
 from prometheus_client import CollectorRegistry
+
+from fakekube import Fault
 
 TESTS = Path(__file__).parent
 LEASE = LeaseSettings(
@@ -75,6 +76,28 @@ def level(jobs=None, waiting=None, *, held=0, occupancy=0.0, token=0):
 
 def waited(status):
     return status.assignment.running_at - status.chain.queued_at
+
+
+def test_a_state_of_nodes_that_no_node_has_any_more_is_counted_as_0():
+    metrics = Metrics(CollectorRegistry())
+
+    def counted(*events):
+        nonlocal state
+        state, _ = engine.step(state, events, state.now + 1)
+        metrics.observe(state, "")
+        metrics.count()
+        return {
+            name: metrics.registry.get_sample_value("flyer_nodes", {"zone": "A", "state": name})
+            for name in ("ready", "lost")
+        }
+
+    nodes = [engine.Node("n0", "A"), engine.Node("n1", "A")]
+    state = engine.rebuild(nodes, (), 1_800_000_000.0, 1)
+    assert counted(engine.NodeLost("n0", "PowerLost")) == {"ready": 1, "lost": 1}
+    assert counted(engine.NodeObserved(nodes[0])) == {"ready": 2, "lost": 0}
+    both = (engine.NodeLost("n0", "PowerLost"), engine.NodeLost("n1", "PowerLost"))
+    assert counted(*both) == {"ready": 0, "lost": 2}
+    assert counted(engine.NodeRemoved("n0"), engine.NodeRemoved("n1")) == {"ready": 0, "lost": 0}
 
 
 async def test_a_preemption_over_two_zones(cluster, until):

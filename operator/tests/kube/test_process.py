@@ -15,7 +15,8 @@ from flyer.kube.gateway import IdentityUnknownError, TokenRefusedError
 from flyer.kube.services import certificates
 from flyer.kube.services.certificates import CertificateKeeper
 from flyer.kube.settings import parse_settings
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 
 def free_port():

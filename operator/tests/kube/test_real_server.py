@@ -21,8 +21,9 @@ from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
-from flyer.kube.testing.api_nodes import ApiNodes
-from flyer.kube.testing.fakes import FakeGateway, outcome_of
+
+from fakekube.api_nodes import ApiNodes
+from fakekube.fakes import FakeGateway, outcome_of
 
 CRDS = Path(__file__).parents[3] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"

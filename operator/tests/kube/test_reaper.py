@@ -6,9 +6,10 @@ import pytest
 from flyer.kube.client import Access, Api, Limits
 from flyer.kube.client.errors import ConflictError, UnreachableError
 from flyer.kube.client.resources import LEASES, PODS
-from flyer.kube.testing import ApiServer
-from flyer.kube.testing.proxy import Proxy
-from flyer.kube.testing.reaper import Reaper
+
+from fakekube import ApiServer
+from fakekube.proxy import Proxy
+from fakekube.reaper import Reaper
 
 LEASE = {
     "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}, "spec": {},

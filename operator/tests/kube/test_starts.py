@@ -7,7 +7,8 @@ from flyer.api import Phase
 from flyer.kube.client import LeaseSettings
 from flyer.kube.services import starts
 from flyer.kube.services.troubles import trouble_of
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1

@@ -4,8 +4,9 @@ from flyer.api import TOPOLOGY_NAME, Phase, ZoneCount
 from flyer.kube.services import World
 from flyer.kube.services.takeover import TakeOver
 from flyer.kube.services.token import Token
-from flyer.kube.testing import Fault
-from flyer.kube.testing.fakes import outcome_of
+
+from fakekube import Fault
+from fakekube.fakes import outcome_of
 
 
 async def running(cluster, until, name="a", nodes=2):

@@ -4,7 +4,8 @@ import pytest
 from flyer.api import Phase
 from flyer.kube.client import LeaseSettings
 from flyer.kube.services import templates
-from flyer.kube.testing import Fault
+
+from fakekube import Fault
 
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1

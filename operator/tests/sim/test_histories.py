@@ -11,9 +11,20 @@ from dataclasses import replace
 
 import pytest
 from flyer.api import Phase
-from flyer.engine import JobSubmitted, Node, Quota, rebuild, schedule, step, transitions
+from flyer.engine import (
+    GangStarted,
+    JobSubmitted,
+    Node,
+    Quota,
+    preemption,
+    rebuild,
+    schedule,
+    step,
+    transitions,
+)
 from flyer.sim import Violation, sample_job
 from flyer.sim.histories import POLICY, History
+from flyer.sim.necessity import preempted_in_vain
 
 CHUNK = 500
 CHUNKS = 40
@@ -73,6 +84,32 @@ def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch
         "flyer.engine.market.Market._is_open", lambda market, name: market._may_be_had(name)
     )
     finds("is reserved for")
+
+
+def test_a_victim_that_is_not_needed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        preemption, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
+    )
+    finds("gave way to .*, which has other nodes", 600)
+
+
+def test_a_victim_that_is_taken_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "_too_early", lambda *_args: False)
+    finds("preempts after 0")
+
+
+def test_a_preemption_although_nodes_are_free_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = replace(POLICY, preemption_delay_seconds=0.0)
+    state = rebuild([Node("a0", "A"), Node("a1", "A")], (), 1_800_000_000.0, 1, policy)
+    state, _ = step(state, [JobSubmitted(sample_job("low", priority="low"))], 1_800_000_001.0)
+    state, _ = step(state, [GangStarted("default/low", 1)], 1_800_000_002.0)
+    high = JobSubmitted(sample_job("high", priority="high"))
+    after, _ = step(state, [high], 1_800_000_060.0)
+    assert preempted_in_vain(state, after) == ""
+    monkeypatch.setattr(schedule, "_fit_free", lambda *_args: None)
+    monkeypatch.setattr(preemption, "claimed", lambda *_args: True)
+    after, _ = step(state, [high], 1_800_000_060.0)
+    assert preempted_in_vain(state, after).endswith("for which ['a1'] were free")
 
 
 @pytest.mark.parametrize("more", ["node", "quota"])

@@ -123,7 +123,7 @@ spec:
           ports:
             - {name: metrics, containerPort: {{ .root.Values.monitoring.port }}}
           livenessProbe:
-            httpGet: {path: /, port: metrics}
+            httpGet: {path: /healthz, port: metrics}
             periodSeconds: 30
             timeoutSeconds: 10
             failureThreshold: 6

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! header        abort record
-//! rank[L]       beat, sleeping, left, entered; staged, published, released; where its memory of the
-//!               last operations lies; their fingerprints
+//! rank[L]       beat, sleeping, left, entered; staged, published, released, ended; where its memory
+//!               of the last operations lies; their fingerprints
 //! roll[K]       who has contributed to a chunk that the last one adds up
 //! input[L][K]   chunks on their way in        result[K]   chunks on their way out        sum[R]
 //! ```
@@ -45,14 +45,17 @@ use fabric::shm::Segment;
 use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::FINGERPRINT_BYTES;
 use crate::core::Fingerprint;
+use crate::core::OUTSTANDING_MAX;
 use blocks::{Counter, Record, Recorded, Sleeper, Stamped, Toucher};
 use rolls::RollBlock;
 
 /// Operations of a rank whose registered memory is known at a time. It registers none while the
 /// oldest of so many is under way, so nothing that others still read is written over.
 pub const REGISTERED_MAX: usize = 16;
-/// Fingerprints that are kept for each rank.
-const PRINTS: usize = 64;
+/// Fingerprints that are kept for each rank. No rank starts more operations than this after one that
+/// another rank of the node has not ended (see the driver's `window`), so that every fingerprint that
+/// is still compared is kept: 16 KiB a rank.
+pub const PRINTS: usize = OUTSTANDING_MAX;
 const PAGE_BYTES: usize = 4096;
 /// How long a half-written abort record is waited for: a second.
 const ABORT_LOOKS: u32 = 1000;
@@ -71,6 +74,8 @@ pub const FOR_ABORT: u32 = 8;
 pub const FOR_END: u32 = 16;
 /// Sleeping for the rank before to have added to a sum that goes round.
 pub const FOR_TURN: u32 = 32;
+/// Sleeping for other ranks to end operations, so that this one may start more.
+pub const FOR_WINDOW: u32 = 64;
 
 const NOT_REGISTERED: u64 = u64::MAX;
 
@@ -102,7 +107,8 @@ struct RankBlock {
     staged: Counter,
     published: Counter,
     released: Counter,
-    _gap2: [u8; 32],
+    ended: Counter,
+    _gap2: [u8; 24],
     /// Input and output; stamped as the fingerprints are.
     registered: [Stamped<2>; REGISTERED_MAX],
     /// Stamped with the operation's number + 1.
@@ -147,6 +153,26 @@ impl Shape {
 pub struct Board {
     segment: Segment,
     shape: Shape,
+}
+
+/// The abort record.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Aborted {
+    /// The encoded cause.
+    Because(Vec<u8>),
+    /// This local rank began to write it and did not finish within [`ABORT_LOOKS`]: it was killed.
+    Unfinished(usize),
+}
+
+/// A local rank's operation next to this rank's of the same number.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// The same.
+    Equal,
+    /// This other one.
+    Differs(Fingerprint),
+    /// It has not started that operation. The one that it started last, if any.
+    Absent(Option<(u64, Fingerprint)>),
 }
 
 impl Board {
@@ -311,6 +337,33 @@ impl Board {
         self.rank(local).entered.told()
     }
 
+    /// Says that every operation below `sequence` has ended at `local`.
+    pub fn end(&self, local: usize, sequence: u64) {
+        self.rank(local).ended.tell(sequence);
+    }
+
+    /// Every operation below this one has ended at `local`.
+    pub fn ended(&self, local: usize) -> u64 {
+        self.rank(local).ended.told()
+    }
+
+    /// Every operation below this one has ended at every rank.
+    pub fn ended_by_all(&self) -> u64 {
+        self.least(|rank| &rank.ended)
+    }
+
+    /// Compares what `local` runs as operation `sequence` with `ours`.
+    pub fn compare(&self, local: usize, sequence: u64, ours: Fingerprint) -> Compared {
+        match self.print(local, sequence) {
+            Some(theirs) if theirs == ours => Compared::Equal,
+            Some(theirs) => Compared::Differs(theirs),
+            None => {
+                let latest = self.entered(local).checked_sub(1);
+                Compared::Absent(latest.and_then(|at| Some((at, self.print(local, at)?))))
+            }
+        }
+    }
+
     /// What `local` said it runs as operation `sequence`, while that is remembered.
     pub fn print(&self, local: usize, sequence: u64) -> Option<Fingerprint> {
         let block = &self.rank(local).prints[sequence as usize % PRINTS];
@@ -367,23 +420,25 @@ impl Board {
         self.rank(local).sleeping.must_wake(reasons)
     }
 
-    /// Records why everything ends; false if somebody else did before.
-    pub fn abort(&self, cause: &[u8]) -> bool {
-        self.header().abort.write(cause)
+    /// Records why everything ends, as `local`; false if another rank did before.
+    pub fn abort(&self, local: usize, cause: &[u8]) -> bool {
+        self.header().abort.write(local as u32, cause)
     }
 
-    /// Why everything ended, if it did. An empty record: somebody died while writing it.
-    pub fn aborted(&self) -> Option<Vec<u8>> {
+    /// Why everything ended, if it did.
+    pub fn aborted(&self) -> Option<Aborted> {
         // The writer needs a microsecond, unless it lost its processor in it; if it was killed in
         // it, the fact must do.
+        let mut by = 0;
         for _ in 0..ABORT_LOOKS {
             match self.header().abort.read() {
                 Recorded::Nothing => return None,
-                Recorded::There(cause) => return Some(cause),
-                Recorded::InPart => std::thread::sleep(ABORT_LOOK_EVERY),
+                Recorded::There(cause) => return Some(Aborted::Because(cause)),
+                Recorded::InPart(writer) => by = writer as usize,
             }
+            std::thread::sleep(ABORT_LOOK_EVERY);
         }
-        Some(Vec::new())
+        Some(Aborted::Unfinished(by))
     }
 
     /// True if an abort is recorded; cheap enough for every look.

@@ -7,6 +7,19 @@ fn board() -> Board {
     Board::create(Segment::create("board", SHAPE.bytes()).unwrap(), SHAPE).unwrap()
 }
 
+fn print() -> Fingerprint {
+    Fingerprint {
+        kind: Kind::Reduce,
+        dtype: 1,
+        element_bytes: 2,
+        op: 3,
+        root: 4,
+        count: 5,
+        shape: 6,
+        modes: Determinism::DEFAULT,
+    }
+}
+
 #[test]
 fn a_slot_is_free_again_when_every_rank_released_it() {
     let board = board();
@@ -34,7 +47,7 @@ fn registered_memory_is_known_by_operation() {
 fn nobody_begins_to_touch_memory_after_the_end() {
     let board = board();
     assert!(board.begin_touching(0) && board.is_touching(0));
-    board.abort(b"over");
+    board.abort(0, b"over");
     assert!(board.is_touching(0) && !board.begin_touching(1) && !board.is_touching(1));
     board.end_touching(0);
     assert!(!board.is_touching(0));
@@ -43,19 +56,10 @@ fn nobody_begins_to_touch_memory_after_the_end() {
 #[test]
 fn fingerprints_are_remembered_for_a_while() {
     let board = board();
-    let print = Fingerprint {
-        kind: Kind::Reduce,
-        dtype: 1,
-        element_bytes: 2,
-        op: 3,
-        root: 4,
-        count: 5,
-        shape: 6,
-        modes: Determinism::DEFAULT,
-    };
+    let print = print();
     board.enter(1, 70, &print);
     assert_eq!(
-        (board.print(1, 70), board.print(1, 6), board.print(0, 70)),
+        (board.print(1, 70), board.print(1, 70 + PRINTS as u64), board.print(0, 70)),
         (Some(print), None, None)
     );
     assert_eq!((board.entered(1), board.entered(0)), (71, 0));
@@ -79,8 +83,42 @@ fn a_roll_forgets_the_chunk_before() {
 fn the_first_abort_stays() {
     let board = board();
     assert!(board.aborted().is_none() && !board.is_aborted());
-    assert!(board.abort(b"first") && !board.abort(b"second"));
-    assert_eq!(board.aborted().unwrap(), b"first");
+    assert!(board.abort(1, b"first") && !board.abort(0, b"second"));
+    assert_eq!(board.aborted().unwrap(), Aborted::Because(b"first".to_vec()));
+}
+
+#[test]
+fn a_rank_that_died_in_its_abort_record_is_named() {
+    let board = board();
+    assert!(board.header().abort.claim(1) && board.is_aborted());
+    assert!(!board.abort(0, b"second"));
+    assert_eq!(board.aborted(), Some(Aborted::Unfinished(1)));
+}
+
+#[test]
+fn a_fingerprint_is_kept_until_the_window_has_passed_it() {
+    let (board, ours) = (board(), print());
+    assert_eq!(board.compare(1, 0, ours), Compared::Absent(None));
+    board.enter(1, 0, &ours);
+    assert_eq!(board.compare(1, 0, ours), Compared::Equal);
+    let other = Fingerprint { count: ours.count + 1, ..ours };
+    assert_eq!(board.compare(1, 0, other), Compared::Differs(ours));
+    // As far as a rank gets while the other has not ended operation 0.
+    for sequence in 1..crate::core::OUTSTANDING_MAX as u64 {
+        board.enter(1, sequence, &other);
+    }
+    assert_eq!(board.compare(1, 0, ours), Compared::Equal);
+    let next = crate::core::OUTSTANDING_MAX as u64;
+    assert_eq!(board.compare(1, next, ours), Compared::Absent(Some((next - 1, other))));
+}
+
+#[test]
+fn the_slowest_rank_says_what_all_have_ended() {
+    let board = board();
+    board.end(1, 9);
+    assert_eq!(board.ended_by_all(), 0);
+    board.end(0, 7);
+    assert_eq!((board.ended(0), board.ended(1), board.ended_by_all()), (7, 9, 7));
 }
 
 #[test]

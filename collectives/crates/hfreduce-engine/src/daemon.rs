@@ -37,6 +37,7 @@ mod daemon_test;
 mod entrance;
 mod listener;
 mod memory;
+mod outstanding;
 mod paced;
 mod regroup;
 mod seat;
@@ -57,7 +58,7 @@ pub use listener::{Daemon, ListenError, Rules};
 pub(crate) use seat::Seat;
 
 use crate::cause::{Cause, CauseKind, CollectiveError};
-use crate::core::FINGERPRINT_BYTES;
+use crate::core::{FINGERPRINT_BYTES, OUTSTANDING_MAX};
 use crate::endpoint::{Member, Options};
 use crate::line::Line;
 use crate::operation::Transfer;
@@ -72,8 +73,15 @@ const WORD_BYTES_MAX: usize = 16 << 20;
 const BEAT: Duration = Duration::from_secs(1);
 /// How long the other side may take for an answer that needs nobody else's.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Calls of a rank that are under way; what comes after them waits in the socket.
-const CALLS_MAX: usize = 4096;
+/// Calls of a rank that are under way here at most, each about 1 KiB; what comes after them waits in
+/// the socket.
+const CALLS_MAX: usize = COLLECTIVES_MAX + 2 * MESSAGES_MAX;
+/// Of them, collective operations: more than one window, so that the engine always has the next.
+const COLLECTIVES_MAX: usize = 2 * OUTSTANDING_MAX;
+/// Sends, and as many receives: counted apart, since the sends may be what lets another rank's sends
+/// reach the receives. Messages that are received in the order in which they are sent may be any number;
+/// of others, no more than this may wait for an earlier one.
+const MESSAGES_MAX: usize = 32 << 10;
 
 /// What a rank says.
 #[derive(Debug, Serialize, Deserialize)]

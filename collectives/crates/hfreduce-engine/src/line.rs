@@ -15,9 +15,35 @@ const READ_BYTES: usize = 16 << 10;
 pub struct Line<S = TcpStream> {
     stream: S,
     bytes_max: usize,
-    came: Vec<u8>,
-    going: Vec<u8>,
+    came: Bytes,
+    going: Bytes,
     ended: Option<String>,
+}
+
+/// A queue of bytes. What was taken from its front is given back when it is more than what is left,
+/// so that many short words cost a copy each and not one of all that waits.
+#[derive(Default)]
+struct Bytes {
+    all: Vec<u8>,
+    taken: usize,
+}
+
+impl Bytes {
+    fn rest(&self) -> &[u8] {
+        &self.all[self.taken..]
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.taken += bytes;
+        if self.taken * 2 >= self.all.len() {
+            self.all.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
 }
 
 /// A word as it travels.
@@ -42,7 +68,7 @@ impl Line {
 impl<S: Read + Write> Line<S> {
     /// Over a socket that does not block; a word has at most so many bytes.
     pub fn over(stream: S, bytes_max: usize) -> Self {
-        Self { stream, bytes_max, came: Vec::new(), going: Vec::new(), ended: None }
+        Self { stream, bytes_max, came: Bytes::default(), going: Bytes::default(), ended: None }
     }
 
     /// The socket.
@@ -52,20 +78,20 @@ impl<S: Read + Write> Line<S> {
 
     /// Queues a word.
     pub fn say(&mut self, word: &impl Serialize) {
-        self.going.extend(framed(word));
+        self.going.all.extend(framed(word));
         self.flush();
     }
 
     /// Bytes that the socket has not taken yet.
     pub fn unsent(&self) -> usize {
-        self.going.len()
+        self.going.rest().len()
     }
 
     /// Sends what the socket takes; true if nothing is left or nobody listens.
     pub fn flush(&mut self) -> bool {
-        while !self.going.is_empty() && self.ended.is_none() {
-            match self.stream.write(&self.going) {
-                Ok(bytes) => drop(self.going.drain(..bytes)),
+        while !self.going.rest().is_empty() && self.ended.is_none() {
+            match self.stream.write(self.going.rest()) {
+                Ok(bytes) => self.going.take(bytes),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // What it said before is still read.
@@ -78,14 +104,14 @@ impl<S: Read + Write> Line<S> {
     /// The next word that is complete.
     pub fn next_word<W: DeserializeOwned>(&mut self) -> Option<W> {
         self.receive();
-        let (length, rest) = self.came.split_first_chunk::<4>()?;
+        let (length, rest) = self.came.rest().split_first_chunk::<4>()?;
         let length = u32::from_le_bytes(*length) as usize;
         if length > self.bytes_max {
             self.end(format!("a word of {length} bytes, over {}", self.bytes_max));
             return None;
         }
         let word = serde_json::from_slice(rest.get(..length)?);
-        self.came.drain(..4 + length);
+        self.came.take(4 + length);
         match word {
             Ok(word) => Some(word),
             Err(error) => {
@@ -97,9 +123,9 @@ impl<S: Read + Write> Line<S> {
 
     /// Takes what has come; true if anything has, or it has ended.
     pub fn has_more(&mut self) -> bool {
-        let before = self.came.len();
+        let before = self.came.rest().len();
         self.receive();
-        self.came.len() > before || self.ended.is_some()
+        self.came.rest().len() > before || self.ended.is_some()
     }
 
     /// How it ended, once all that came was read.
@@ -115,10 +141,10 @@ impl<S: Read + Write> Line<S> {
 
     fn receive(&mut self) {
         let mut some = [0; READ_BYTES];
-        while self.ended.is_none() && self.came.len() < 4 + self.bytes_max {
+        while self.ended.is_none() && self.came.rest().len() < 4 + self.bytes_max {
             match self.stream.read(&mut some) {
                 Ok(0) => self.ended = Some("its connection was closed".into()),
-                Ok(bytes) => self.came.extend(&some[..bytes]),
+                Ok(bytes) => self.came.all.extend(&some[..bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => self.ended = Some(format!("its connection broke: {error}")),

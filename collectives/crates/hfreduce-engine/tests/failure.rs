@@ -115,6 +115,61 @@ fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
     }
 }
 
+/// How a rank calls an operation that has a root.
+type Rooted = fn(&Communicator, &mut [f32], &mut [f32], u32) -> Result<Work, CollectiveError>;
+
+#[test]
+fn roots_that_differ_are_named_whatever_the_operation() {
+    // Blocks that go through slots, in one message, and empty ones.
+    for count in [0, 100, 300_000] {
+        for (nodes, locals) in [(1, 3), (3, 1), (2, 2), (4, 1)] {
+            roots_differ(nodes, locals, count);
+        }
+    }
+}
+
+fn roots_differ(nodes: usize, locals: usize, count: usize) {
+    const OPERATIONS: [(&str, Rooted); 4] = [
+        ("broadcast", |comm, one, _, root| {
+            comm.broadcast(buffer(one), DType::F32, root, TIMEOUT, true)
+        }),
+        ("reduce", |comm, one, _, root| {
+            comm.reduce(buffer(one), DType::F32, ReduceOp::Sum, root, TIMEOUT, true)
+        }),
+        ("gather", |comm, one, all, root| {
+            comm.gather(buffer(one), buffer(all), DType::F32, root, TIMEOUT, true)
+        }),
+        ("scatter", |comm, one, all, root| {
+            comm.scatter(buffer(all), buffer(one), DType::F32, root, TIMEOUT, true)
+        }),
+    ];
+    let world = (nodes * locals) as u32;
+    let everybody: Vec<u32> = (0..world).collect();
+    for (name, operation) in OPERATIONS {
+        // Every rank names itself, or the next one, or one rank names itself and the others rank 0.
+        let roots: [fn(u32, u32) -> u32; 3] = [
+            |own, _| own,
+            |own, world| (own + 1) % world,
+            |own, world| if own + 1 == world { own } else { 0 },
+        ];
+        for root_of in roots {
+            let errors = all_report(nodes, locals, CauseKind::Mismatch, &everybody, |comm| {
+                let (mut one, mut all) = (vec![1.0; count], vec![1.0; count * world as usize]);
+                let work = operation(comm, &mut one, &mut all, root_of(comm.rank(), world));
+                match work.map(|work| work.wait(None)) {
+                    Err(error) | Ok(Err(WaitError::Failed(error))) => error,
+                    // A root has sent its part and hears of it in what follows.
+                    Ok(Ok(())) => failed(comm.barrier(TIMEOUT, true)),
+                    other => panic!("{other:?}"),
+                }
+            });
+            let detail = &errors[0].cause.detail;
+            assert_eq!(detail.matches(name).count(), 2, "{detail}");
+            assert_eq!(detail.matches(", root ").count(), 2, "{detail}");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_never_comes_is_named_when_time_is_up() {
     for (nodes, locals, absent) in [(1, 3, 1), (3, 1, 2), (2, 2, 3), (2, 2, 0)] {

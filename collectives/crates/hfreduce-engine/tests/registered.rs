@@ -349,6 +349,46 @@ fn an_arena_of_another_size_than_was_told_is_refused() {
 }
 
 #[test]
+fn a_peers_arena_takes_addresses_once_it_has_registered_memory() {
+    // A size that no other test has: they run in the same process.
+    const ARENA: u64 = 67 << 30;
+    const RANKS: u64 = 3;
+    let met = Barrier::new(RANKS as usize);
+    let arenas = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let of_size = |line: &&str| {
+            let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let from = u64::from_str_radix(from, 16).unwrap();
+            u64::from_str_radix(to, 16).unwrap() - from == ARENA
+        };
+        maps.lines().filter(of_size).count() as u64
+    };
+    run(
+        &placement(1, RANKS as usize),
+        |options| {
+            options.registered_bytes = ARENA as usize;
+            options.channels = Some(RANKS as usize);
+        },
+        |comm| {
+            met.wait();
+            assert_eq!(arenas(), RANKS, "each rank's own");
+            met.wait();
+            for registered in [false, true] {
+                let mut memory = Memory::of(&comm, registered, &bytes_of(&[1.0; 400_000]));
+                let buffer = memory.buffer();
+                let sum = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+                sum.unwrap().wait(None).unwrap();
+                assert_eq!(memory.bytes(), bytes_of(&[RANKS as f32; 400_000]));
+                met.wait();
+                let expected = if registered { RANKS * RANKS } else { RANKS };
+                assert_eq!(arenas(), expected);
+                met.wait();
+            }
+        },
+    );
+}
+
+#[test]
 fn a_thousand_blocks_leave_nothing_behind() {
     let lines = |path: &str| std::fs::read_to_string(path).unwrap().lines().count();
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();

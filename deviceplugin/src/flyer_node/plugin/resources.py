@@ -14,10 +14,12 @@ from flyer_node import traffic
 from flyer_node.allocate import Board, board_of, choose
 from flyer_node.errors import RequestError
 from flyer_node.health.ledger import port_id
+from flyer_node.plugin import cdi
+from flyer_node.plugin.devices import gpu_common, gpu_nodes, rdma_common, rdma_nodes
 from flyer_node.traffic import TrafficClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from flyer_node.inventory import Inventory, LinkLayer
 
@@ -42,7 +44,9 @@ RDMA = {
 RESOURCES = (GPU, *RDMA)
 """Every resource; each is registered on every node, with no devices where there are none."""
 
-TOPOLOGY_IN_CONTAINER = "/etc/fireflyer/nccl-topology.xml"
+NO_DEVICES = "void"
+"""The value of NVIDIA_VISIBLE_DEVICES by which NVIDIA's runtime adds nothing. It takes the place of
+the `all` in the environment of many images; a pod's own value has the last word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class NodeView:
     bad_ports: frozenset[str] = frozenset()
     device_mode: str = "nodes"
     """`nodes`: character devices; `cdi`: names for the runtime's CDI. Never both."""
+    cdi_error: str = ""
+    """Why the specifications of mode `cdi` could not be written."""
+    nvidia_cdi: frozenset[str] = frozenset()
+    """GPUs that NVIDIA's own CDI specification names: with it come the driver's libraries."""
     device_root: str = "/dev"
     slots: int = 64
     """Containers that may share one port, a traffic class each counts for itself."""
@@ -124,6 +132,13 @@ def _known(resource: str, ids: Sequence[str], devices: dict[str, Device]) -> Non
             raise RequestError("FAILED_PRECONDITION", text)
 
 
+def _written(resource: str, view: NodeView) -> None:
+    """Refuses to name devices that the container runtime cannot know."""
+    if view.cdi_error:
+        text = f"{resource}: no CDI specification: {view.cdi_error}"
+        raise RequestError("FAILED_PRECONDITION", text)
+
+
 class GpuResource:
     """Whole GPUs; pairs are kept by the preferred allocation."""
 
@@ -165,25 +180,14 @@ class GpuResource:
             "FLYER_GPU_PAIRS": ",".join(pairs),
             "FLYER_GPU_NUMA": ",".join("" if node is None else str(node) for node in numa),
         }
+        environment["NVIDIA_VISIBLE_DEVICES"] = NO_DEVICES
+        nodes = [node for uuid in chosen for node in gpu_nodes(view, uuid)]
         if view.device_mode == "cdi":
-            environment["NVIDIA_VISIBLE_DEVICES"] = "void"
-            return Grant(environment, cdi_devices=tuple(f"nvidia.com/gpu={one}" for one in chosen))
-        environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(chosen)
-        return Grant(environment, device_nodes=self._nodes(chosen))
-
-    def _nodes(self, chosen: Collection[str]) -> tuple[tuple[str, str], ...]:
-        view = self._view
-        names = []
-        for uuid in chosen:
-            minor = view.inventory.gpus_by_uuid[uuid].minor
-            name = f"nvidia{minor}"
-            if minor is None or not view.exists(f"{view.device_root}/{name}"):
-                text = f"{self.name}: {uuid} has no device node {view.device_root}/{name}"
-                raise RequestError("FAILED_PRECONDITION", f"{text}: is the driver loaded?")
-            names.append(name)
-        common = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-        names += [name for name in common if view.exists(f"{view.device_root}/{name}")]
-        return tuple((f"/dev/{name}", f"{view.device_root}/{name}") for name in names)
+            _written(self.name, view)
+            names = [cdi.gpu_name(uuid) for uuid in chosen]
+            names += [cdi.nvidia_name(uuid) for uuid in chosen if uuid in view.nvidia_cdi]
+            return Grant(environment, cdi_devices=tuple(names))
+        return Grant(environment, device_nodes=(*nodes, *gpu_common(view)))
 
 
 class RdmaResource:
@@ -241,22 +245,15 @@ class RdmaResource:
         view = self._view
         ports = sorted({self._place[one] for one in ids})
         adapters = {name for name, _, _ in ports}
-        names = [
-            f"infiniband/{hca.verbs_device}"
-            for hca in view.inventory.hcas
-            if hca.name in adapters and hca.verbs_device
-        ]
-        for name in names:
-            if not view.exists(f"{view.device_root}/{name}"):
-                text = f"{self.name}: no device node {view.device_root}/{name}"
-                raise RequestError("FAILED_PRECONDITION", f"{text}: is ib_uverbs loaded?")
-        manager = "infiniband/rdma_cm"
-        if view.exists(f"{view.device_root}/{manager}"):
-            names.append(manager)
+        nodes = (*rdma_nodes(view, adapters), *rdma_common(view))
         environment = traffic.environment(self._class, ports, prefix=self._prefix)
-        mounts: tuple[tuple[str, str], ...] = ()
-        if self._class is TrafficClass.NCCL and view.topology_file:
-            environment["NCCL_TOPO_FILE"] = TOPOLOGY_IN_CONTAINER
-            mounts = ((TOPOLOGY_IN_CONTAINER, view.topology_file),)
-        nodes = tuple((f"/dev/{name}", f"{view.device_root}/{name}") for name in names)
+        topology = self._class is TrafficClass.NCCL and bool(view.topology_file)
+        if topology:
+            environment["NCCL_TOPO_FILE"] = cdi.TOPOLOGY_IN_CONTAINER
+        if view.device_mode == "cdi":
+            _written(self.name, view)
+            names = [cdi.rdma_name(adapter) for adapter in sorted(adapters)]
+            names += [cdi.topology_name()] if topology else []
+            return Grant(environment, cdi_devices=tuple(names))
+        mounts = ((cdi.TOPOLOGY_IN_CONTAINER, view.topology_file),) if topology else ()
         return Grant(environment, device_nodes=nodes, mounts=mounts)

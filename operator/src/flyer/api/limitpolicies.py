@@ -5,6 +5,8 @@
 - `flyerjob-size`: annotations, labels and environment of one job are small: the operator keeps the
   metadata of every job in memory, and each pod repeats the template. How many jobs a namespace may
   have is a ResourceQuota's (`count/flyerjobs.fireflyer.dev`).
+- `flyerjob-template`: labels and annotations of the pod template have no key of our domain. Such
+  keys select pods for the operator, the gateway, network policies and the injection webhook.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ENV_BYTES_MAX: Final = 64 * 1024
 
 def limit_policies() -> list[dict[str, Any]]:
     """The policies."""
-    return [_limits(), _size()]
+    return [_limits(), _size(), _template()]
 
 
 def _policy(name: str, **spec: Any) -> dict[str, Any]:
@@ -94,11 +96,17 @@ def _size() -> dict[str, Any]:
     kept = (
         f"{annotations}.map(k, k.startsWith('kubectl.kubernetes.io/') ? 0 : size({annotations}[k]))"
     )
+    # The CRD leaves initContainers open: any JSON may be there until the template is checked.
+    spec = "dyn(object).spec.?template.?spec"
+    first = f"{spec}.?initContainers.orValue([])"
     containers = (
-        "(dyn(object).spec.?template.?spec.?containers.orValue([])"
-        " + dyn(object).spec.?template.?spec.?initContainers.orValue([]))"
+        f"({spec}.?containers.orValue([]) + (type({first}) == list ? dyn({first}) : []))"
+        ".filter(c, type(c) == map)"
     )
-    env = "c.?env.orValue([])"
+    given = "c.?env.orValue([])"
+    env = f"(type({given}) == list ? dyn({given}) : [])"
+    value = "e.?value.orValue('')"
+    bytes_of = f"type(e) == map && type({value}) == string ? size(string({value})) : 0"
     return _policy(
         "flyerjob-size",
         variables=[
@@ -119,9 +127,29 @@ def _size() -> dict[str, Any]:
             },
             {
                 "expression": f"variables.containers.all(c, {env}.size() <= {ENV_MAX} &&"
-                f" {env}.map(e, size(string(e.?value.orValue('')))).sum() <= {ENV_BYTES_MAX})",
+                f" {env}.map(e, {bytes_of}).sum() <= {ENV_BYTES_MAX})",
                 "messageExpression": "'spec.template.spec.containers: env of a container has more"
                 f" than {ENV_MAX} variables or {ENV_BYTES_MAX} bytes: mount a ConfigMap'",
             },
         ],
     )
+
+
+def _template() -> dict[str, Any]:
+    variables, validations = [], []
+    for kind in ("labels", "annotations"):
+        found = f"dyn(object).spec.?template.?metadata.?{kind}.orValue({{}})"
+        before = f"dyn(oldObject).spec.?template.?metadata.?{kind}.orValue({{}})"
+        ours = f"k.startsWith('{names.GROUP}/') || k.contains('.{names.GROUP}/')"
+        variables.append({"name": kind, "expression": f"{found}.filter(k, {ours})"})
+        validations.append(
+            {
+                # A job that was stored before can still be suspended and stopped.
+                "expression": f"variables.{kind}.size() == 0"
+                f" || (request.operation == 'UPDATE' && {found} == {before})",
+                "messageExpression": f"'spec.template.metadata.{kind}[' +"
+                f" string(variables.{kind}[0]) + ']: keys of {names.GROUP} are reserved for"
+                " Fire-Flyer: remove it, or use a domain of your own'",
+            }
+        )
+    return _policy("flyerjob-template", variables=variables, validations=validations)

@@ -6,6 +6,10 @@
   `spec.nodeName`, need the verb `use` on the resource `flyernodes` named `dedicated`, either
   of the account that creates the pod or of the pod's own service account (a DaemonSet's pods are
   created by a controller). A controller's own right does not count: it acts for anybody.
+- `pod-priority-classes`: pods with a PriorityClass of the chart (`flyer-*`), or with a priority at
+  which kube-scheduler preempts the suite's own pods, need the verb `use` on that PriorityClass, of
+  the same accounts, in the pod's namespace. Outside its own namespace the operator may use
+  `flyer-job` alone, so that a job's template cannot name another one.
 - `operator-pods`: the operator creates, changes and deletes pods of FlyerJobs alone, and none in
   the system namespaces. In its own namespace it changes labels of its own pods: who leads.
 - `operator-webhook`: of the webhook's registration the operator changes the authority alone.
@@ -18,12 +22,14 @@ from typing import Any, Final
 
 from flyer.api import names
 
-__all__ = ["CLUSTER_NAMESPACE", "RESERVED_LABELS", "pod_policies"]
+__all__ = ["CLUSTER_NAMESPACE", "CRITICAL_PRIORITY", "RESERVED_LABELS", "pod_policies"]
 
 RESERVED_LABELS: Final = tuple(
     f"{names.GROUP}/{name}" for name in ("job", "chain", "attempt", "node-rank", "leader")
 )
 CLUSTER_NAMESPACE: Final = "kube-system"
+# The lowest priority of a service whose loss stops other tenants: the chart's class flyer-storage.
+CRITICAL_PRIORITY: Final = 800_000_000
 _DEDICATED: Final = f"{names.GROUP}/dedicated"
 _NODES: Final = "flyernodes"
 _WEBHOOK: Final = "flyer-injection"
@@ -39,6 +45,7 @@ def pod_policies(operator: str, namespace: str) -> list[dict[str, Any]]:
     return [
         _labels(operator),
         _dedicated(operator),
+        _priority_classes(),
         _operators_pods(operator, namespace),
         _operators_webhook(operator),
     ]
@@ -143,6 +150,44 @@ def _dedicated(operator: str) -> dict[str, Any]:
                 " + ' and service account ' + request.namespace + '/' + variables.account"
                 f" + ': leave it out, submit a FlyerJob, or ask for the verb use on {_NODES}."
                 f"{names.GROUP}/dedicated'",
+                "reason": "Forbidden",
+            }
+        ],
+    )  # fmt: skip
+
+
+def _priority_classes() -> dict[str, Any]:
+    """The API server has resolved the class by then: `spec.priority` is the class's value."""
+    pod = "dyn(object).spec"
+    check = "group('scheduling.k8s.io').resource('priorityclasses')"
+    check += ".namespace(request.namespace).name(variables.name).check('use').allowed()"
+    return _policy(
+        "pod-priority-classes", "", "pods", ["CREATE"],
+        matchConditions=[
+            {
+                "name": "others",
+                "expression": "!('system:nodes' in request.userInfo.?groups.orValue([]))",
+            },
+            {
+                "name": "asks",
+                "expression": f"{pod}.?priority.orValue(0) >= {CRITICAL_PRIORITY}"
+                f" || {pod}.?priorityClassName.orValue('').startsWith('flyer-')",
+            },
+        ],
+        variables=[
+            {"name": "account", "expression": f"{pod}.?serviceAccountName.orValue('default')"},
+            {"name": "name", "expression": f"{pod}.?priorityClassName.orValue('')"},
+        ],
+        validations=[
+            {
+                "expression": "(!request.userInfo.username.startsWith("
+                f"'system:serviceaccount:{CLUSTER_NAMESPACE}:') && authorizer.{check})"
+                " || authorizer.serviceAccount(request.namespace, variables.account)"
+                f".{check}",
+                "messageExpression": "'spec.priorityClassName: ' + variables.name + ' is not for '"
+                " + request.userInfo.username + ' and service account ' + request.namespace + '/'"
+                " + variables.account + ': leave it out, or ask for the verb use on"
+                " priorityclasses.scheduling.k8s.io/' + variables.name",
                 "reason": "Forbidden",
             }
         ],

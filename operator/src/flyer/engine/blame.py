@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine import incidents
+from flyer.engine.draft import ACTIVE
 
 if TYPE_CHECKING:
     from flyer.api import Exit
@@ -143,11 +144,9 @@ def judged(draft: Draft, cause: Cause) -> tuple[bool, str]:
 
 def observe(draft: Draft) -> None:
     """Record what is to be judged in this step, before any of it is: many may fail at once."""
-    for key in sorted(draft.jobs):
+    for key in sorted(key for key, job in draft.jobs.items() if job.status.phase in ACTIVE):
         job = draft.jobs[key]
         draft.about = key
-        if job.status.phase not in (Phase.STARTING, Phase.RUNNING):
-            continue
         cause = (
             infrastructure(draft, job) or start_overdue(draft, job) or watchdog_expired(draft, job)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from flyer.api import CrossZone, Pending
@@ -21,7 +22,7 @@ from flyer.engine.explanation import Blocker
 from flyer.engine.market import by_zone, memory_of, waits_for_split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from flyer.engine.claims import Claim
     from flyer.engine.draft import Draft
@@ -141,36 +142,44 @@ def behind(ahead: JobState) -> Pending:
 
 def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float | None) -> Pending:
     """Why the job was not placed in this step, in one line."""
-    found = blockers(market, job, claims)
-    first = found[0]
-    message = "; ".join(one.message for one in found[:_NAMES_MAX])
-    if len(found) > _NAMES_MAX:
-        message += f"; and {len(found) - _NAMES_MAX} more reasons"
-    jobs = tuple(dict.fromkeys(one.job for one in found if one.job))
-    return Pending(reason=first.reason, message=message, eta=eta, blocked_by=jobs)
+    count = 1 + len(_holders(market, job)) + len(_ahead(market, job, claims))
+    count += len(market.supply(job).out)
+    found = list(islice(_reasons(market, job, claims), _NAMES_MAX))
+    message = "; ".join(one.message for one in found)
+    if count > _NAMES_MAX:
+        message += f"; and {count - _NAMES_MAX} more reasons"
+    jobs = [found[0].job] if found[0].job else []
+    jobs += [key for key, _ in _holders(market, job)]
+    jobs += [claim.job for claim, _ in _ahead(market, job, claims)]
+    return Pending(
+        reason=found[0].reason, message=message, eta=eta, blocked_by=tuple(dict.fromkeys(jobs))
+    )
 
 
 def blockers(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blocker]:
     """Every reason, the deciding one first."""
-    draft = market.draft
-    nodes = [node for group in market.classes(job) for node in group]
-    free = [node for node in nodes if market.is_open(node)]
-    zones = by_zone(free)
-    sizes = ", ".join(f"{len(zones.get(zone, ()))} in {zone}" for zone in sorted(by_zone(nodes)))
-    short = job.spec.nodes - len(free)
-    found: list[Blocker] = []
+    return list(_reasons(market, job, claims))
+
+
+def _reasons(market: Market, job: JobState, claims: Sequence[Claim]) -> Iterator[Blocker]:
+    draft, supply = market.draft, market.supply(job)
+    free = sum(supply.free.values())
+    short = job.spec.nodes - free
     if short > 0:
-        text = f"{short} of {job.spec.nodes} nodes missing ({len(free)} free: {sizes})"
-        found.append(Blocker(WAITING_FOR_NODES, text))
+        text = f"{short} of {job.spec.nodes} nodes missing ({free} free: {supply.sizes})"
+        yield Blocker(WAITING_FOR_NODES, text)
     else:
-        found.append(_topology(market, job, sizes))
-    found += _owners(market, job, claims)
-    for node in nodes:
-        state = draft.nodes[node.name]
-        if not state.eligible:
-            why = state.node.reason or state.lost or state.out or "not ready"
-            found.append(Blocker("NodeNotReady", f"node {node.name} is out: {why}", node=node.name))
-    return found
+        yield _topology(market, job, supply.sizes)
+    for key, count in _holders(market, job):
+        yield _holder(market, job, draft.jobs[key], count)
+    for claim, nodes in _ahead(market, job, claims):
+        text = f"{claim.job} is ahead and waits for {nodes} of the nodes"
+        user = draft.jobs[claim.job].user
+        yield Blocker(WAITING_FOR_TURN, text, job=claim.job, user=user)
+    for name in supply.out:
+        state = draft.nodes[name]
+        why = state.node.reason or state.lost or state.out or "not ready"
+        yield Blocker("NodeNotReady", f"node {name} is out: {why}", node=name)
 
 
 def _topology(market: Market, job: JobState, sizes: str) -> Blocker:
@@ -190,38 +199,35 @@ def _topology(market: Market, job: JobState, sizes: str) -> Blocker:
     return Blocker(WAITING_FOR_ZONE, text)
 
 
-def _owners(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blocker]:
+def _holders(market: Market, job: JobState) -> list[tuple[str, int]]:
+    """The other jobs that have nodes which this one could use, and how many."""
+    return [one for one in market.supply(job).held if one[0] != job.key]
+
+
+def _ahead(market: Market, job: JobState, claims: Sequence[Claim]) -> list[tuple[Claim, int]]:
+    """The claims of other jobs on nodes which this one could use, and on how many."""
+    usable = market.supply(job).usable
+    counted = [(claim, len(claim.nodes & usable)) for claim in claims if claim.job != job.key]
+    return [one for one in counted if one[1]]
+
+
+def _holder(market: Market, job: JobState, other: JobState, count: int) -> Blocker:
     draft = market.draft
-    usable = {node.name for group in market.classes(job) for node in group}
-    held: Counter[str] = Counter()
-    for name in usable:
-        owner = market.reserved_by.get(name) or market.occupied_by.get(name)
-        if owner is not None and owner != job.key:
-            held[owner] += 1
-    found = []
-    for key, count in sorted(held.items(), key=lambda one: (-one[1], one[0])):
-        other = draft.jobs[key]
-        assignment = other.status.assignment
-        until: float | None = None
-        text = f"{key} of {other.user} has {count}"
-        at = market.preemptible_at(job, other)
-        lower = draft.level(other) < draft.level(job)
-        if draft.now < at < math.inf:
-            until = at
-        if lower and until is not None:
-            text += " and is in its minimum runtime"
-        elif not lower and other.status.phase.value != "Suspending":
-            text += f" at priority {other.spec.priority}"
-        since = assignment.reserved_at if assignment else None
-        found.append(
-            Blocker(WAITING_FOR_NODES, text, job=key, user=other.user, since=since, until=until)
-        )
-    for claim in claims:
-        if claim.job != job.key and claim.nodes & usable:
-            ahead = draft.jobs[claim.job]
-            text = f"{claim.job} is ahead and waits for {len(claim.nodes & usable)} of the nodes"
-            found.append(Blocker(WAITING_FOR_TURN, text, job=claim.job, user=ahead.user))
-    return found
+    assignment = other.status.assignment
+    until: float | None = None
+    text = f"{other.key} of {other.user} has {count}"
+    at = market.preemptible_at(job, other)
+    lower = draft.level(other) < draft.level(job)
+    if draft.now < at < math.inf:
+        until = at
+    if lower and until is not None:
+        text += " and is in its minimum runtime"
+    elif not lower and other.status.phase.value != "Suspending":
+        text += f" at priority {other.spec.priority}"
+    since = assignment.reserved_at if assignment else None
+    return Blocker(
+        WAITING_FOR_NODES, text, job=other.key, user=other.user, since=since, until=until
+    )
 
 
 __all__ = ["behind", "blockers", "draining", "never", "pausing", "pending"]

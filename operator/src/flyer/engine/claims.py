@@ -78,18 +78,19 @@ def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim |
     taken = {name for claim in claims for name in claim.nodes}
     best: tuple[float, int, tuple[str, ...], frozenset[str]] | None = None
     count = job.spec.nodes
+    known: dict[str, float] = {}
     for nodes in market.classes(job):
         zones = sorted({node.zone for node in nodes})
         pools: list[tuple[str, ...]] = [(zone,) for zone in zones]
         if market.draft.may_cross(job):
             pools += [one.zones for one in placement.cross_zone_options(count, zones)]
+        times = sorted(
+            (market.available_at(job, node, known), node.name, node.zone)
+            for node in nodes
+            if node.name not in taken and market.draft.nodes[node.name].eligible
+        )
         for pool in pools:
-            timed = sorted(
-                (market.available_at(job, node), node.name)
-                for node in nodes
-                if node.zone in pool and node.name not in taken
-                and market.draft.nodes[node.name].eligible
-            )  # fmt: skip
+            timed = [(at, name) for at, name, zone in times if zone in pool]
             if len(timed) < count:
                 continue
             needed_at = timed[count - 1][0]

@@ -12,9 +12,10 @@ from flyer.engine.state import HOLDING, EngineState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from flyer.api import FlyerJobSpec, Pending
     from flyer.engine.explanation import Blocker
     from flyer.engine.incidents import Incident
-    from flyer.engine.limits import Terms
+    from flyer.engine.limits import Limits, Terms
     from flyer.engine.nodes import Node
     from flyer.engine.quotas import Quota
     from flyer.engine.state import JobState, NodeState
@@ -45,7 +46,12 @@ class Draft:
         # What `auto` came to in this step, and what waits for a quota and why.
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
+        # Jobs that have a preemption plan and have not waited for `preemption_delay_seconds` yet.
+        self.delayed: set[str] = set()
+        # What jobs say that wait behind this one.
+        self.behind: dict[str, Pending] = {}
         self._wake: float | None = None
+        self._terms: dict[tuple[int, Priority], tuple[Limits, FlyerJobSpec, Terms]] = {}
         # The job that is looked at now, and the event of it: where a bug shows, they are named.
         self.about = ""
         self.event: object | None = None
@@ -97,7 +103,12 @@ class Draft:
 
     def terms(self, job: JobState) -> Terms:
         """How the job may be preempted: what it asks for, within the administrator's caps."""
-        return self.zones.limits.terms(job.spec, self.priority(job))
+        priority, limits, spec = self.priority(job), self.zones.limits, job.spec
+        known = self._terms.get((id(spec), priority))
+        if known is None or known[0] is not limits:
+            # The entry keeps the spec alive: no other one gets its id.
+            known = self._terms[id(spec), priority] = (limits, spec, limits.terms(spec, priority))
+        return known[2]
 
     def place(self, job: JobState) -> tuple[int, float, float, str]:
         """Its place in the queue: priority, then the chain's submit time, or its latest turn.

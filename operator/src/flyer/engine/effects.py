@@ -26,7 +26,7 @@ def effects(draft: Draft) -> list[Action]:
     signalled: list[Action] = []
     started: list[Action] = []
     finished: list[Action] = []
-    for key in sorted(draft.jobs):
+    for key in sorted(key for key, job in draft.jobs.items() if not _is_idle(job)):
         draft.about = key
         released += _release_token(draft, draft.jobs[key])
         stopped += _stops(draft, draft.jobs[key])
@@ -35,6 +35,13 @@ def effects(draft: Draft) -> list[Action]:
         finished += _finish(draft, draft.jobs[key])
     draft.about = ""
     return released + stopped + signalled + started + finished
+
+
+def _is_idle(job: JobState) -> bool:
+    """Whether nothing is to be done for a waiting job: most of a long queue."""
+    status, sent = job.status, job.sent
+    waits = status.phase is Phase.QUEUED or status.phase is Phase.SUSPENDED
+    return waits and sent.token is False and not status.occupied and not sent.stops
 
 
 def _release_token(draft: Draft, job: JobState) -> list[Action]:

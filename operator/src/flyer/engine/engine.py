@@ -134,7 +134,12 @@ def _commits(
     """Commit every changed status: those that keep no new node first."""
     first: list[Commit] = []
     then: list[Commit] = []
-    for key in sorted(draft.jobs):
+    changed = [
+        key
+        for key, job in draft.jobs.items()
+        if job.status is not committed.get(key) or job.generation != job.status.observed_generation
+    ]
+    for key in sorted(changed):
         job, before = draft.jobs[key], committed.get(key)
         draft.about = key
         unseen = job.generation != job.status.observed_generation and not job.removed

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flyer.engine.events import Event
     from flyer.engine.state import EngineState
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)

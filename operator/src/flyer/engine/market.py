@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flyer.api import quantize
 from flyer.engine import placement
 from flyer.engine.draft import ACTIVE, RESERVING
+from flyer.engine.nodes import natural_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flyer.engine.draft import Draft
     from flyer.engine.nodes import Node
@@ -20,6 +22,22 @@ if TYPE_CHECKING:
 
 # A node is suspect when the starts of so many jobs failed because of it.
 _SUSPECT_JOBS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """The nodes of one kind in one moment, and the jobs that have them."""
+
+    usable: frozenset[str]
+    zones: tuple[str, ...]
+    free: Mapping[str, int]  # open nodes by zone
+    held: tuple[tuple[str, int], ...]  # jobs and how many of the nodes each has, the most first
+    out: tuple[str, ...]  # nodes that are not eligible
+
+    @property
+    def sizes(self) -> str:
+        """The free nodes of each zone, for people."""
+        return ", ".join(f"{self.free.get(zone, 0)} in {zone}" for zone in self.zones)
 
 
 @dataclass(slots=True)
@@ -34,9 +52,13 @@ class Market:
     _suspects: frozenset[str] = field(init=False)
     _holders: tuple[list[str], list[str]] | None = field(init=False)
     _classes: dict[tuple[str | None, str | None, int], list[list[Node]]] = field(init=False)
+    _positions: dict[str, int] | None = field(init=False)
+    _supplies: dict[tuple[str | None, str | None, int], Supply] = field(init=False)
+    _protections: dict[str, tuple[float, float]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._classes = {}
+        self._positions = None
         self._suspects = self._suspected()
         self.refresh()
 
@@ -46,6 +68,8 @@ class Market:
         self.occupied_by = self.draft.occupied_by()
         self._open = {name for name in self.draft.nodes if self._is_open(name)}
         self._holders = None
+        self._supplies = {}
+        self._protections = {}
 
     def reserved(self, key: str) -> None:
         """The job was given nodes that were nobody's; nothing else has changed."""
@@ -54,6 +78,7 @@ class Market:
         names = assignment.names
         self.reserved_by |= dict.fromkeys(names, key)
         self._open.difference_update(names)
+        self._supplies = {}
         if len(assignment.zones) > 1:
             self._holders = None
 
@@ -67,6 +92,27 @@ class Market:
                 found.setdefault(node.node_class, []).append(node)
             self._classes[key] = [found[name] for name in sorted(found)]
         return self._classes[key]
+
+    def supply(self, job: JobState) -> Supply:
+        """The usable nodes of `classes`, counted."""
+        spec = job.spec
+        key = (spec.node_class, spec.zone, spec.ranks_per_node)
+        if key not in self._supplies:
+            self._supplies[key] = self._count(
+                [node for nodes in self.classes(job) for node in nodes]
+            )
+        return self._supplies[key]
+
+    def _count(self, nodes: Sequence[Node]) -> Supply:
+        owners = (self.reserved_by.get(one.name) or self.occupied_by.get(one.name) for one in nodes)
+        held = Counter(owner for owner in owners if owner is not None)
+        return Supply(
+            frozenset(node.name for node in nodes),
+            tuple(sorted({node.zone for node in nodes})),
+            Counter(node.zone for node in nodes if node.name in self._open),
+            tuple(sorted(held.items(), key=lambda one: (-one[1], one[0]))),
+            tuple(node.name for node in nodes if not self.draft.nodes[node.name].eligible),
+        )
 
     def is_open(self, node: Node) -> bool:
         """Whether a job may reserve the node now: healthy, nobody's, and being left if not empty.
@@ -89,15 +135,32 @@ class Market:
         holder = self.occupied_by.get(name)
         return holder is None or not self.draft.gone_from(self.draft.jobs[holder], name)
 
-    def freed_by(self, victim: JobState, nodes: Sequence[Node]) -> list[Node]:
+    def freed_by(self, victim: JobState, nodes: Mapping[str, Node]) -> list[Node]:
         """Those of the nodes that could be had if the victim gave its reservation back."""
-        return [
-            node
-            for node in nodes
-            if self.reserved_by.get(node.name) == victim.key
-            and (victim.status.phase in ACTIVE or self._may_be_had(node.name))
-            and self.draft.nodes[node.name].eligible
+        assignment = victim.status.assignment
+        assert assignment is not None, f"{victim.key}: a victim without nodes"
+        active = victim.status.phase in ACTIVE
+        freed = [
+            nodes[name]
+            for name in assignment.names
+            if name in nodes
+            and self.reserved_by.get(name) == victim.key
+            and (active or self._may_be_had(name))
+            and self.draft.nodes[name].eligible
         ]
+        freed.sort(key=self._position)
+        return freed
+
+    def _position(self, node: Node) -> int:
+        """The place of the node in natural order."""
+        if self._positions is None:
+            names = sorted(self.draft.nodes, key=natural_order)
+            self._positions = {name: index for index, name in enumerate(names)}
+        return self._positions[node.name]
+
+    def reserving(self) -> list[str]:
+        """The jobs that have nodes reserved, sorted by key."""
+        return sorted(set(self.reserved_by.values()))
 
     def is_empty(self, node: Node) -> bool:
         """Whether no job has processes there."""
@@ -114,7 +177,12 @@ class Market:
 
     def _token_holders(self) -> tuple[list[str], list[str]]:
         keeping, leaving = [], []
-        for key in sorted(self.draft.jobs):
+        having = (
+            key
+            for key, job in self.draft.jobs.items()
+            if job.status.occupied or job.status.phase in RESERVING
+        )
+        for key in sorted(having):
             other = self.draft.jobs[key]
             if self.draft.wants_token(other):
                 keeping.append(key)
@@ -129,15 +197,14 @@ class Market:
         one gives way when its time slice is over, or after its minimum runtime where it started
         ahead of its turn.
         """
-        draft, now = self.draft, self.draft.now
+        draft = self.draft
         assignment, phase = victim.status.assignment, victim.status.phase
         if victim.key == job.key or phase not in RESERVING or assignment is None:
             return math.inf
         above = draft.level(job) - draft.level(victim)
-        running_at = assignment.running_at
-        protected_until = now
-        if phase in ACTIVE and running_at is not None:
-            protected_until = quantize(running_at + draft.terms(victim).min_runtime)
+        if victim.key not in self._protections:
+            self._protections[victim.key] = self._protection(victim)
+        protected_until, turn_over_at = self._protections[victim.key]
         if above > 0:
             return protected_until
         if above < 0 or struggles(draft, job):
@@ -147,7 +214,19 @@ class Market:
             return protected_until
         if phase not in ACTIVE:
             return math.inf
-        return max(protected_until, self._slice_ends_at(victim))
+        return max(protected_until, turn_over_at)
+
+    def _protection(self, victim: JobState) -> tuple[float, float]:
+        """The ends of the victim's minimum runtime and of its time slice, for any other job."""
+        assignment, phase = victim.status.assignment, victim.status.phase
+        assert assignment is not None, f"{victim.key}: a victim without nodes"
+        if phase not in ACTIVE:
+            return self.draft.now, math.inf
+        protected_until = self.draft.now
+        if assignment.running_at is not None:
+            minimum = self.draft.terms(victim).min_runtime
+            protected_until = quantize(assignment.running_at + minimum)
+        return protected_until, self._slice_ends_at(victim)
 
     def _slice_ends_at(self, victim: JobState) -> float:
         """When the job has used its time slice. Who saves nothing loses most, and has longer."""
@@ -204,8 +283,11 @@ class Market:
             if sum(time >= since for _, time in state.start_failures) >= _SUSPECT_JOBS
         )
 
-    def available_at(self, job: JobState, node: Node) -> float:
-        """When the job could have this node if nobody surprises us; infinite if nobody knows."""
+    def available_at(self, job: JobState, node: Node, known: dict[str, float]) -> float:
+        """When the job could have this node if nothing fails; infinite: it is not known.
+
+        `known` keeps the answer for each owner between calls for the same job.
+        """
         now = self.draft.now
         if not self.draft.nodes[node.name].eligible:
             return math.inf
@@ -214,7 +296,12 @@ class Market:
             return now
         if owner is None:
             return self._left_at(self.occupied_by.get(node.name), node)
-        other = self.draft.jobs[owner]
+        if owner not in known:
+            known[owner] = self._given_back_at(job, self.draft.jobs[owner])
+        return known[owner]
+
+    def _given_back_at(self, job: JobState, other: JobState) -> float:
+        now = self.draft.now
         assignment, terms = other.status.assignment, self.draft.terms(other)
         begun = assignment.running_at if assignment and assignment.running_at else now
         ends = math.inf
@@ -287,4 +374,4 @@ def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
     return found
 
 
-__all__ = ["Market", "by_zone", "memory_of", "options", "struggles", "waits_for_split"]
+__all__ = ["Market", "Supply", "by_zone", "memory_of", "options", "struggles", "waits_for_split"]

@@ -40,6 +40,9 @@ class Policy:
     # A job that has not saved for so many of its checkpoint intervals loses the protection of its
     # unsaved work: otherwise those that never save would be preempted last.
     unsaved_intervals: int = 3
+    # No running job is interrupted for a job that has waited for less: what arrives together (a job
+    # and its deletion, the ends of others) is known by then, and nobody has to be called off.
+    preemption_delay_seconds: float = 0.5
     # Among equal priorities a waiting job has its turn when another ran for so long; 0: never.
     # One that saved nothing in its attempt keeps its nodes for so many slices.
     time_slice_seconds: float = 14_400.0

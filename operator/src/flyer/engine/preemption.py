@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase
 from flyer.engine import placement, transitions
 from flyer.engine.claims import claimed
-from flyer.engine.draft import RESERVING, WAITING
+from flyer.engine.draft import WAITING
 from flyer.engine.market import by_zone
 from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 
@@ -41,9 +41,9 @@ def preemption_plan(
         node for node in nodes if market.is_open(node) and not claimed(market, job, node, claims)
     ]
     victims: dict[str, JobState] = {}
-    for key in sorted(draft.jobs):
+    for key in market.reserving():
         other = draft.jobs[key]
-        if other.key == job.key or other.status.phase not in RESERVING:
+        if other.key == job.key:
             continue
         if anyone:
             if other.status.phase is Phase.RUNNING:
@@ -54,7 +54,8 @@ def preemption_plan(
             victims[key] = other
         elif math.isfinite(at):
             draft.wake(at)
-    wanted = [node for node in nodes if not any(node.name in claim.nodes for claim in claims)]
+    kept = {name for claim in claims for name in claim.nodes}
+    wanted = {node.name: node for node in nodes if node.name not in kept}
     freed = {key: market.freed_by(victim, wanted) for key, victim in victims.items()}
     plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
     for index, option in enumerate(kind):

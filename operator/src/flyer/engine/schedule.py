@@ -15,7 +15,7 @@ from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine import blockers, placement, transitions
 from flyer.engine.claims import claim_for, claimed, is_ahead_of_turn
-from flyer.engine.draft import WAITING
+from flyer.engine.draft import ACTIVE, WAITING
 from flyer.engine.market import Market, by_zone, options, struggles, waits_for_split
 from flyer.engine.preemption import preempt, preemption_plan
 from flyer.engine.quotagate import QuotaGate
@@ -41,6 +41,7 @@ def schedule(draft: Draft) -> list[Claim]:
     gate = QuotaGate(market)
     claims: list[Claim] = []
     blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
+    search = _Search(draft)
     verdicts: dict[tuple[object, ...], Pending | None] = {}
     contenders = _contenders(draft, gate)
     while contenders:
@@ -70,12 +71,14 @@ def schedule(draft: Draft) -> list[Claim]:
         ahead = blocked.get(needs)
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
             gate.fill(job)
-            _set_pending(draft, job, blockers.behind(ahead))
+            _wait_behind(draft, job, ahead)
             continue
-        if _place(market, job, claims, gate):
+        if not search.is_hopeless(job, needs) and _place(market, job, claims, gate):
             blocked.clear()
+            search.clear()
             gate.fill(job)
             continue
+        search.failed(job, needs)
         gate.fill(job)
         own: list[Claim] = []
         if not _was_refused(draft, job):  # nobody waits for a job that may not have its pods
@@ -90,10 +93,13 @@ def schedule(draft: Draft) -> list[Claim]:
 
 def queue(draft: Draft) -> list[str]:
     """The waiting jobs, the next first."""
-    waiting = [
+    return [job.key for job in sorted(_waiting(draft), key=draft.place)]
+
+
+def _waiting(draft: Draft) -> list[JobState]:
+    return [
         job for job in draft.jobs.values() if job.status.phase is Phase.QUEUED and not job.removed
     ]
-    return [job.key for job in sorted(waiting, key=draft.place)]
 
 
 def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, float, str], str]]:
@@ -108,7 +114,7 @@ def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, f
         and job.status.suspension.reason == "Preempted"
         and not job.suspend
     ]
-    waiting = [draft.jobs[key] for key in queue(draft)]
+    waiting = _waiting(draft)
     for job in waiting:
         gate.enter(job)
     heap = [(draft.place(job), job.key) for job in waiting + leaving]
@@ -134,6 +140,36 @@ def _needs(market: Market, job: JobState, gate: QuotaGate) -> tuple[object, ...]
         draft.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
         spec.max_runtime, draft.terms(job), admitted, struggles(draft, job), alone,
     )  # fmt: skip
+
+
+class _Search:
+    """Needs for which no nodes were found since nodes were last given out.
+
+    What a job remembers of its nodes (the last part of its needs) decides which nodes it gets, but
+    not whether it gets any: with fewer or other wishes than another one, it finds no more nodes.
+    Claims are only added, and a later place in the queue has no more victims. Not comparable is a
+    job that waits for the split of its checkpoint, or may not preempt.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._least: dict[tuple[object, ...], int] = {}
+
+    def is_hopeless(self, job: JobState, needs: tuple[object, ...]) -> bool:
+        least = self._least.get(needs[:-1])
+        if least is None or least > job.spec.nodes:
+            return False
+        return waits_for_split(self._draft, job) is None
+
+    def failed(self, job: JobState, needs: tuple[object, ...]) -> None:
+        draft = self._draft
+        partial = job.key in draft.delayed or waits_for_split(draft, job) is not None
+        if not partial and not _was_refused(draft, job):
+            least = self._least.get(needs[:-1], job.spec.nodes)
+            self._least[needs[:-1]] = min(least, job.spec.nodes)
+
+    def clear(self) -> None:
+        self._least.clear()
 
 
 def _claim(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Claim]:
@@ -175,8 +211,20 @@ def _pause(draft: Draft, job: JobState) -> bool:
     return True
 
 
+def _wait_behind(draft: Draft, job: JobState, ahead: JobState) -> None:
+    if ahead.key in draft.delayed:
+        draft.delayed.add(job.key)
+    known = draft.behind.get(ahead.key)
+    if known is None:
+        known = draft.behind[ahead.key] = blockers.behind(ahead)
+    _set_pending(draft, job, known)
+
+
 def _set_pending(draft: Draft, job: JobState, pending: Pending) -> None:
-    if job.status.pending != pending:
+    """Store why the job waits, unless it is planned again in a moment: that saves a write."""
+    if job.key in draft.delayed:
+        return
+    if job.status.pending is not pending and job.status.pending != pending:
         draft.update(job.key, pending=pending)
 
 
@@ -193,9 +241,12 @@ def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGa
     avoid = market.memory(job).avoid
     trusted = [[node for node in nodes if node.name not in avoid] for nodes in classes]
     ways = [[nodes for nodes in trusted if nodes], classes] if avoid else [classes]
-    return any(
-        _place_on(market, job, nodes, claims, same_split=patience is not None) for nodes in ways
-    )
+    for nodes in ways:
+        if _place_on(market, job, nodes, claims, same_split=patience is not None):
+            return True
+        if job.key in draft.delayed:
+            return False
+    return False
 
 
 def _place_on(
@@ -221,9 +272,14 @@ def _place_on(
             return True
     if _was_refused(draft, job):
         return False
+    if same_split and _fits_otherwise(market, job, classes, claims):
+        return False  # it will have free nodes at the latest when it stops waiting for the split
     for nodes, kind in ways:
         plan = preemption_plan(market, job, nodes, kind, claims)
         if plan is not None:
+            if _too_early(draft, job, plan[1]):
+                draft.delayed.add(job.key)
+                return False
             early = is_ahead_of_turn(market, job, plan[0], claims)
             preempt(market, job, *plan, backfill=early)
             market.refresh()
@@ -240,6 +296,26 @@ def _was_refused(draft: Draft, job: JobState) -> bool:
     until = (left.time if not_before is None else not_before) + draft.policy.refused_seconds
     draft.wake(until)
     return until > draft.now
+
+
+def _fits_otherwise(
+    market: Market, job: JobState, classes: Sequence[Sequence[Node]], claims: Sequence[Claim]
+) -> bool:
+    """Whether free nodes would do with another split over zones than the checkpoint's."""
+    return any(
+        _fit_free(market, job, nodes, kind, claims) is not None
+        for nodes in classes
+        for kind in options(market.draft, job, {node.zone for node in nodes}, same_split=False)
+    )
+
+
+def _too_early(draft: Draft, job: JobState, victims: Sequence[str]) -> bool:
+    """Whether running jobs would be interrupted for a job that has only just begun to wait."""
+    if not any(draft.jobs[key].status.phase in ACTIVE for key in victims):
+        return False
+    queued_at = job.status.chain.queued_at
+    since = queued_at if queued_at is not None else draft.now
+    return not draft.passed(since + draft.policy.preemption_delay_seconds)
 
 
 def _fit_free(

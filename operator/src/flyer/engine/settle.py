@@ -27,7 +27,7 @@ def settle(draft: Draft) -> None:
     """Bring every job to rest."""
     occupied_by = draft.occupied_by()
     blame.observe(draft)
-    for key in sorted(draft.jobs):
+    for key in sorted(key for key, job in draft.jobs.items() if not _is_idle(job)):
         draft.about = key
         for _ in range(_MOVES_MAX):
             job = draft.jobs[key]
@@ -41,6 +41,16 @@ def settle(draft: Draft) -> None:
             raise AssertionError(f"{key} does not come to rest")
     draft.about = ""
     _confirm_reservations(draft, occupied_by)
+
+
+def _is_idle(job: JobState) -> bool:
+    """Whether no rule applies to a queued job: most of a long queue."""
+    return (
+        job.status.phase is Phase.QUEUED
+        and not job.suspend
+        and job.spec.stop is None
+        and job.generation == job.status.observed_generation
+    )
 
 
 def _stopped(draft: Draft, job: JobState) -> bool:
@@ -218,9 +228,9 @@ _RULES: dict[Phase, Callable[[Draft, JobState], None]] = {
 
 def _confirm_reservations(draft: Draft, occupied_by: dict[str, str]) -> None:
     """Whoever waits for a node waits for somebody who is leaving it, and who does leave."""
-    for key in sorted(draft.jobs):
+    for key in sorted(key for key, job in draft.jobs.items() if job.status.phase in WAITING):
         job = draft.jobs[key]
-        if job.status.phase not in WAITING or job.status.assignment is None:
+        if job.status.assignment is None:
             continue
         for name in job.status.assignment.names:
             holder = draft.jobs.get(occupied_by.get(name, ""))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["install", "main"]
 
+_USAGE = "usage: flyer-install DIR\n"
+
 # An image may have its own `flyer`: what is not here is found there.
 _PACKAGE = '''"""`flyer` inside a job: `flyer.job`, and what else the image has of it."""
 
@@ -108,8 +110,11 @@ def _place(source: Path, parent: Path, name: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The script `flyer-install`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--help"]:
+        sys.stdout.write(_USAGE)
+        return 0
     if len(words) != 1 or words[0].startswith("-"):
-        sys.stderr.write("usage: flyer-install DIR\n")
+        sys.stderr.write(_USAGE)
         return 2
     os.umask(0o022)
     try:

@@ -125,6 +125,7 @@ class Metrics:
         )  # fmt: skip
         self._latest: tuple[EngineState, str] | None = None  # not counted yet
         self._answering_since: float | None = None
+        self._counted: set[tuple[str, str]] = set()  # zones and states of nodes, ever seen
         for reason in EVICTION_REASONS:
             self.evictions.labels(reason)
             self.lost_node_seconds.labels(reason)
@@ -212,8 +213,9 @@ class Metrics:
         for node in state.nodes.values():
             name = "lost" if node.lost else "ready" if node.eligible else "notReady"
             tally[(node.node.zone, name)] += 1
-        for (zone, name), count in tally.items():
-            self.nodes.labels(zone, name).set(count)
+        self._counted |= tally.keys()
+        for zone, name in self._counted:  # a state that no node has any more is counted as 0
+            self.nodes.labels(zone, name).set(tally[(zone, name)])
         usable = sum(count for (_, name), count in tally.items() if name == "ready")
         self.occupancy.set(min(1.0, used / usable) if usable else 0.0)
         self.token.set(1 if holder else 0)

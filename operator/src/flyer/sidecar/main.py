@@ -23,6 +23,7 @@ __all__ = ["main"]
 PROBE_SECONDS: Final = 10.0
 PROBE_POLL_SECONDS: Final = 0.02
 EXIT_BAD_SETTING: Final = 2
+USAGE: Final = "usage: flyer-sidecar [probe]\n"
 
 
 def main() -> int:
@@ -30,8 +31,11 @@ def main() -> int:
     words = sys.argv[1:]
     if words == ["probe"]:
         return _probe(Path(os.environ.get("FLYER_RUN_FOLDER") or "/run/flyer"))
+    if words == ["--help"]:
+        sys.stdout.write(USAGE)
+        return 0
     if words:
-        sys.stderr.write("usage: flyer-sidecar [probe]\n")
+        sys.stderr.write(USAGE)
         return EXIT_BAD_SETTING
     from flyer.sidecar.settings import SettingError, SidecarSettings
 

@@ -48,6 +48,7 @@ from flyer.engine import (
 )
 from flyer.sim.invariants import Violation
 from flyer.sim.liveness import idle_although_wanted
+from flyer.sim.necessity import preempted_in_vain
 from flyer.sim.samples import sample_job
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ POLICY = Policy(
     backoff_seconds_max=4.0,
     time_slice_seconds=60.0,
     unsaved_slices=2,
+    preemption_delay_seconds=0.2,
 )
 # A job that could run does so within this time.
 _PATIENCE_SECONDS = 30.0
@@ -149,7 +151,10 @@ class History:
         return events
 
     def _step(self, events: Sequence[Event]) -> None:
-        self.state, actions = step(self.state, events, self.now)
+        before = self.state
+        self.state, actions = step(before, events, self.now)
+        if why := preempted_in_vain(before, self.state):
+            raise Violation(why)
         for action in actions:
             self._do(action)
         self._check()

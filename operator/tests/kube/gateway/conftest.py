@@ -25,11 +25,12 @@ from flyer.kube.gateway import (
     certificates_of,
     renewed,
 )
-from flyer.kube.testing.leaks import nothing_left
 from flyer.sidecar.settings import SidecarSettings
 from flyer.sidecar.sidecar import Sidecar
 from flyer.sidecar.wire import VERSION, encode
 from prometheus_client import CollectorRegistry
+
+from fakekube.leaks import nothing_left
 
 from .tokens import token_of
 

@@ -8,8 +8,9 @@ from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus
 from flyer.engine import Start
 from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods
 from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
-from flyer.kube.testing.anything import WHOLE, any_template
 from pydantic import ValidationError
+
+from fakekube.anything import WHOLE, any_template
 
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="x")
 SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
@@ -63,6 +64,7 @@ def test_any_template_ends_as_pods_or_a_refusal():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_any_template_many_times():
     _check(100_000)
 

@@ -133,6 +133,18 @@ def test_what_cannot_run_is_refused_with_field_value_and_remedy(
     assert caught.value.reasons == [reason]
 
 
+@pytest.mark.parametrize("kind", ["labels", "annotations"])
+@pytest.mark.parametrize("key", ["fireflyer.dev/leader", "fireflyer.dev/job", "x.fireflyer.dev/y"])
+def test_keys_of_our_domain_are_refused(kind: str, key: str) -> None:
+    job = changed(lambda _spec: None)
+    template = job.spec.template
+    metadata = template.metadata.replace(**{kind: {"team": "vision", key: "true"}})
+    template = template.replace(metadata=metadata)
+    (reason,) = refusals(job.replace(spec=job.spec.replace(template=template)))
+    assert reason.startswith(f"spec.template.metadata.{kind}[{key}]: ")
+    assert "remove it" in reason
+
+
 def test_a_node_without_the_resources_is_asked_for_none() -> None:
     job = job_of((GOLDEN / "small.job.yaml").read_text())
     start = start_of(job)

@@ -168,7 +168,7 @@ impl<A: Atomics> Sleeper<A> {
 /// Bytes that are written once, by whoever is first.
 #[repr(C)]
 pub struct Record<const WORDS: usize, A: Atomics = Native> {
-    /// 0 nothing, 1 being written, 2 there.
+    /// 0 nothing, 1 there, otherwise 2 + the writer, which has not finished.
     state: A::U32,
     length: A::U32,
     words: [A::U64; WORDS],
@@ -178,15 +178,18 @@ pub struct Record<const WORDS: usize, A: Atomics = Native> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Recorded {
     Nothing,
-    /// Somebody is writing it, or died while it did.
-    InPart,
+    /// This writer is writing it, or died while it did.
+    InPart(u32),
     There(Vec<u8>),
 }
 
 impl<const WORDS: usize, A: Atomics> Record<WORDS, A> {
-    /// False if somebody else was first. What does not fit is cut off.
-    pub fn write(&self, bytes: &[u8]) -> bool {
-        if self.state.compare_exchange(0, 1, AcqRel, Acquire).is_err() {
+    const THERE: u32 = 1;
+    const WRITER: u32 = 2;
+
+    /// False if another writer was first. What does not fit is cut off.
+    pub fn write(&self, writer: u32, bytes: &[u8]) -> bool {
+        if !self.claim(writer) {
             return false;
         }
         let length = bytes.len().min(WORDS * 8);
@@ -196,15 +199,21 @@ impl<const WORDS: usize, A: Atomics> Record<WORDS, A> {
             word.store(u64::from_le_bytes(value), Relaxed);
         }
         self.length.store(length as u32, Relaxed);
-        self.state.store(2, Release);
+        self.state.store(Self::THERE, Release);
         true
+    }
+
+    /// Makes `writer` the one that writes; false if another was first. One exchange does both, so no
+    /// record is begun by an unknown writer.
+    pub fn claim(&self, writer: u32) -> bool {
+        self.state.compare_exchange(0, Self::WRITER + writer, AcqRel, Acquire).is_ok()
     }
 
     pub fn read(&self) -> Recorded {
         match self.state.load(Acquire) {
             0 => return Recorded::Nothing,
-            1 => return Recorded::InPart,
-            _ => {}
+            Self::THERE => {}
+            other => return Recorded::InPart(other - Self::WRITER),
         }
         let length = self.length.load(Relaxed) as usize;
         let words = self.words.iter().take(length.div_ceil(8));

@@ -77,6 +77,11 @@ impl Work {
         }
     }
 
+    /// The same for a caller that moves the data itself: the background thread is left alone.
+    pub(crate) fn when_ended(&self, callback: Callback) {
+        self.state.on_end(callback);
+    }
+
     /// True if it should have ended long ago: the engine has a fault, or gets no processor.
     pub fn is_overdue(&self) -> bool {
         !self.is_done() && Instant::now() > self.state.deadline + Duration::from_secs(60)

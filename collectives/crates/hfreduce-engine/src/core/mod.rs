@@ -27,6 +27,11 @@ pub mod pair;
 pub mod regroup;
 pub mod tree;
 
+/// Collective operations that a rank has started and that it or another rank of its node has not
+/// ended. Later ones are held back: with more, no more bytes would be under way (board slots and
+/// credits are far fewer), only more fingerprints would have to be kept.
+pub const OUTSTANDING_MAX: usize = 512;
+
 pub use determinism::Determinism;
 pub use fingerprint::{FINGERPRINT_BYTES, Fingerprint, Kind};
 pub use flow::{Flow, Flows};

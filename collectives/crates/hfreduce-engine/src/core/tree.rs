@@ -14,6 +14,7 @@ mod progress;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::OUTSTANDING_MAX;
 pub use super::action::*;
 use super::credit::{CLASSES, Key, ReceiveWindow, SendWindow, class};
 use super::fingerprint::Fingerprint;
@@ -73,8 +74,10 @@ impl Onward {
     }
 }
 
-/// Fingerprints that are remembered for comparison.
-const HISTORY: usize = 64;
+/// Fingerprints that are kept for comparison: of every operation that has not ended here, and of
+/// those that a rank elsewhere may still be in. That rank's node and a node that waits for it have at
+/// most [`OUTSTANDING_MAX`] operations outstanding each, so it is fewer than two windows behind.
+const HISTORY: usize = 3 * OUTSTANDING_MAX;
 
 /// See the module's text.
 #[derive(Debug)]

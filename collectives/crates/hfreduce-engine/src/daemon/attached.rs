@@ -2,7 +2,7 @@
 //!
 //! It has the place of the engine's own driver: whoever waits has it, and sleeps in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use fabric::arena::Arena;
 
 use super::memory::{Laid, Memory};
-use super::{Ask, BEAT, CALLS_MAX, Call, Done, Tell};
+use super::outstanding::Queued;
+use super::{Ask, BEAT, Call, Done, Tell};
 use crate::cause::{Cause, CauseKind};
 use crate::drivers::poller::{Poller, Ready};
 use crate::drivers::{Shared, Submission, TICK, lock};
@@ -26,8 +27,6 @@ const TOKEN_DAEMON: u64 = 1;
 const LATER: Duration = Duration::from_secs(2);
 /// How long the daemon may take to say that nobody touches our memory any more.
 const QUIET_WITHIN: Duration = Duration::from_millis(500);
-/// One fewer than the daemon takes: with as many it hears nothing, of what has arrived neither.
-const CALLS_MOST: usize = CALLS_MAX - 1;
 
 /// See the module's text.
 pub struct Attached {
@@ -37,6 +36,9 @@ pub struct Attached {
     name: String,
     pub(super) memory: Memory,
     pub(super) calls: BTreeMap<u64, UnderWay>,
+    /// Those of them whose input fills meanwhile.
+    pub(super) paced: BTreeSet<u64>,
+    queued: Queued,
     next_ticket: u64,
     poller: Poller,
     ready: Vec<Ready>,
@@ -79,6 +81,8 @@ impl Attached {
             name,
             memory: Memory::new(arena),
             calls: BTreeMap::new(),
+            paced: BTreeSet::new(),
+            queued: Queued::default(),
             next_ticket: 0,
             poller,
             ready: Vec::new(),
@@ -94,7 +98,9 @@ impl Attached {
 
     /// True while something is under way.
     pub fn is_busy(&self) -> bool {
-        !self.calls.is_empty() || !lock(&self.shared.submissions).is_empty()
+        !self.calls.is_empty()
+            || self.queued.iter().next().is_some()
+            || !lock(&self.shared.submissions).is_empty()
     }
 
     /// Hands over and brings back until `done` holds or `until` has come.
@@ -171,14 +177,13 @@ impl Attached {
             self.line.say(&Ask::Abort { kind, reason: reason.clone() });
             self.fail(self.blame(kind, &reason));
         }
-        let room = CALLS_MOST.saturating_sub(self.calls.len());
-        let calls: Vec<Submission> = {
-            let mut waiting = lock(&self.shared.submissions);
-            let taken = room.min(waiting.len());
-            waiting.drain(..taken).collect()
-        };
-        let any = !calls.is_empty();
-        calls.into_iter().for_each(|call| self.begin(call));
+        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        calls.into_iter().for_each(|call| self.queued.push(call));
+        let mut any = false;
+        while let Some(call) = self.queued.next() {
+            self.begin(call);
+            any = true;
+        }
         any
     }
 
@@ -215,6 +220,9 @@ impl Attached {
             timeout_ms: left.as_millis() as u64,
             paced: operation.input.is_paced() || operation.output.is_paced(),
         })));
+        if operation.input.is_paced() {
+            self.paced.insert(ticket);
+        }
         self.calls.insert(ticket, UnderWay { operation, work, laid, copied: (0, 0) });
     }
 
@@ -261,10 +269,11 @@ impl Attached {
     }
 
     fn complete(&mut self, done: Done) {
-        if self.calls.len() >= CALLS_MOST {
-            self.shared.news.store(true, Ordering::SeqCst); // There may be calls that waited for a place.
-        }
         let Some(ended) = self.calls.remove(&done.ticket) else { return };
+        self.paced.remove(&done.ticket);
+        if self.queued.ended(ended.operation.print.kind) {
+            self.shared.news.store(true, Ordering::SeqCst);
+        }
         let UnderWay { operation, work, laid, copied: (_, out) } = ended;
         if let Some(source) = done.source {
             work.came_from(source);
@@ -293,9 +302,12 @@ impl Attached {
             self.beat = now;
             self.line.say(&Ask::Beat);
         }
-        let late = self.calls.values().find(|call| now >= call.work.deadline + LATER);
+        let works = self.calls.values().map(|call| &call.work);
+        let mut works = works.chain(self.queued.iter().map(|call| &call.work));
+        let late = works.find(|work| now >= work.deadline + LATER).cloned();
+        drop(works);
         if let Some(late) = late {
-            let seconds = late.work.timeout.as_secs_f64();
+            let seconds = late.timeout.as_secs_f64();
             let detail = format!("not done within {seconds:.1} s, and {} says nothing", self.name);
             return self.fail(self.blame(CauseKind::TimedOut, &detail));
         }
@@ -331,7 +343,8 @@ impl Attached {
             self.memory.keep(call.laid);
             self.fail_work(&call.work);
         }
-        for call in std::mem::take(&mut *lock(&self.shared.submissions)) {
+        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        for call in self.queued.take_all().into_iter().chain(calls) {
             self.fail_work(&call.work);
         }
         self.shared.room.call();

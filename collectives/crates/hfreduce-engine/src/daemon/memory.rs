@@ -10,8 +10,10 @@ use super::Region;
 use crate::core::Kind;
 use crate::operation::{Buffer, Operation, Transfer};
 
-/// Blocks for buffers that are not registered have a multiple of this, so that they serve again.
+/// Blocks for buffers that are not registered have a multiple of this, so that they serve again; those
+/// for smaller buffers have a power of two of pages.
 const STEP_BYTES: usize = 64 << 10;
+const PAGE_BYTES: usize = 4096;
 /// Bytes of such blocks that are kept for the next operations.
 const KEPT_BYTES_MAX: usize = 256 << 20;
 /// How many they may be.
@@ -102,7 +104,10 @@ impl Memory {
         if let Some(found) = found.filter(|found| found.whole_pages) {
             return Ok(Place::Registered(Region { offset: found.offset, bytes }));
         }
-        let whole = bytes.next_multiple_of(STEP_BYTES);
+        let whole = match bytes < STEP_BYTES {
+            true => bytes.next_power_of_two().max(PAGE_BYTES),
+            false => bytes.next_multiple_of(STEP_BYTES),
+        };
         let fits = |block: &Block| block.bytes() >= whole && block.bytes() <= whole * 2;
         let block = match self.kept.iter().rposition(fits) {
             Some(at) => self.kept.remove(at),

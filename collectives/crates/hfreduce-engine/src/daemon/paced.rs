@@ -18,7 +18,8 @@ impl Attached {
     /// Copies what has arrived to where the daemon finds it, and says so; true if anything has.
     pub(super) fn bring_arrived(&mut self) -> bool {
         let mut any = false;
-        for (ticket, call) in &mut self.calls {
+        for ticket in &self.paced {
+            let Some(call) = self.calls.get_mut(ticket) else { continue };
             let Some(end) = call.operation.input.arrived() else { continue };
             if end > call.copied.0 {
                 call.laid.lay(&call.operation, call.copied.0..end);

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use fabric::arena::Arena;
 
 use super::client::{Client, ENDED, STOPPED};
+use super::outstanding::Calls;
 use super::paced::{Paced, Served};
-use super::{ANSWER, Ask, BEAT, CALLS_MAX, Call, Done, Tell, check};
+use super::{ANSWER, Ask, BEAT, CALLS_MAX, Call, Tell, check};
 use crate::cause::CauseKind;
 use crate::communicator::Communicator;
 use crate::drivers::TICK;
@@ -24,7 +25,7 @@ pub struct Session<'a> {
     pub(super) communicator: Communicator,
     pub(super) arena: Arc<Arena>,
     liveness: Duration,
-    pub(super) calls: Vec<Served>,
+    pub(super) calls: Calls,
     /// It knows that this epoch is over; it may leave, or go on with other members.
     pub(super) told: bool,
     pub(super) heard: Instant,
@@ -45,7 +46,7 @@ impl<'a> Session<'a> {
         arena: Arc<Arena>,
         liveness: Duration,
     ) -> Self {
-        let (calls, told, now) = (Vec::new(), false, Instant::now());
+        let (calls, told, now) = (Calls::default(), false, Instant::now());
         let (heard, beat) = (now, now);
         Self { client, communicator, arena, liveness, calls, told, heard, beat }
     }
@@ -68,8 +69,7 @@ impl<'a> Session<'a> {
             match word {
                 Ask::Call(call) => self.call(&call),
                 Ask::Arrived { ticket, end } => {
-                    let call = self.calls.iter().find(|call| call.ticket == ticket);
-                    call.into_iter().for_each(|call| call.arrived(end));
+                    self.calls.get(ticket).into_iter().for_each(|call| call.arrived(end));
                 }
                 Ask::Beat => {}
                 Ask::Abort { kind, reason } => self.fail(kind, reason),
@@ -115,6 +115,10 @@ impl<'a> Session<'a> {
                     return self.fail(CauseKind::Protocol, detail);
                 }
             };
+        if self.calls.contains(call.ticket) {
+            let detail = format!("its call cannot be: ticket {} is under way", call.ticket);
+            return self.fail(CauseKind::Protocol, detail);
+        }
         let paced = call.paced.then(|| Paced { pace: Arc::new(Pace::default()), told: 0 });
         if let Some(Paced { pace, .. }) = &paced {
             (input, output) = (input.paced(pace.clone()), output.paced(pace.clone()));
@@ -122,30 +126,21 @@ impl<'a> Session<'a> {
         let timeout = Duration::from_millis(call.timeout_ms);
         // An error has broken the group, which it is told below.
         if let Ok(work) = self.communicator.submit(print, input, output, transfers, timeout, true) {
-            self.calls.push(Served { ticket: call.ticket, work, paced });
+            self.calls.insert(Served { ticket: call.ticket, work, paced });
         }
     }
 
     /// What has ended, and whether all has.
     fn tell(&mut self) -> Next {
-        let mut done = Vec::new();
-        let line = &mut self.client.line;
-        self.calls.retain_mut(|call| {
-            call.tell_delivered(line);
-            let Served { ticket, work, .. } = &call;
-            let well = work.is_done() && work.error().is_none();
-            if well {
-                done.push(Done { ticket: *ticket, source: work.source() });
-            }
-            !well
-        });
+        self.calls.tell_delivered(&mut self.client.line);
+        let done = self.calls.take_done();
         if !done.is_empty() {
             self.client.line.say(&Tell::Done(done));
         }
         // All works of a broken group end, after which nobody touches their memory.
         if !self.told
             && let Some(error) = self.communicator.error()
-            && self.calls.iter().all(|call| call.work.is_done())
+            && self.calls.have_all_ended()
         {
             let record = error.flight_record.map(String::from);
             let retired = self.arena.is_retired();
@@ -175,7 +170,7 @@ impl<'a> Session<'a> {
             return self.client.wait(TICK);
         }
         let Self { client, calls, communicator, .. } = self;
-        let done = || calls.iter().any(Served::has_news);
+        let done = || calls.has_news();
         communicator.wait_for_client(Instant::now() + TICK, done, || client.line.has_more());
     }
 }

@@ -1,7 +1,7 @@
 //! The chunks that this rank owns: from everybody's contributions to results in their places.
 
 use super::{Active, Driver, Way};
-use crate::board::{FOR_END, FOR_RESULT, Registered};
+use crate::board::{Compared, FOR_END, FOR_RESULT, Registered};
 use crate::core::{Action, Chunk, Who};
 
 impl Driver {
@@ -161,23 +161,26 @@ impl Driver {
                 && operation.output.contiguous(chunk.output_offset, chunk.bytes).is_some()
     }
 
-    /// Compares the operation of a local rank with ours; false if everything ends because of it.
+    /// Compares the operation of a local rank, which has contributed to it, with ours; false if
+    /// everything ends because of it.
     pub(super) fn verify(&mut self, at: usize, local: usize) -> bool {
         let active = &mut self.active[at];
         if active.verified & (1 << local) != 0 {
             return true;
         }
         let (sequence, ours) = (active.work.sequence, active.operation.print);
-        match self.board.print(local, sequence) {
-            Some(theirs) if theirs != ours => {
+        match self.board.compare(local, sequence, ours) {
+            Compared::Equal => {
+                active.verified |= 1 << local;
+                true
+            }
+            Compared::Differs(theirs) => {
                 self.local_mismatch(local, sequence, ours, theirs);
                 false
             }
-            found => {
-                if found.is_some() {
-                    active.verified |= 1 << local;
-                }
-                true
+            Compared::Absent(latest) => {
+                self.local_absent(local, (sequence, ours), latest);
+                false
             }
         }
     }

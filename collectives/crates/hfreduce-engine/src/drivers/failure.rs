@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::wire::{Frame, Head};
 use super::{Driver, TICK, Way, lock};
-use crate::board::FOR_ABORT;
+use crate::board::{Aborted, FOR_ABORT};
 use crate::cause::{Cause, CauseKind};
 use crate::core::tree::{Violation, Waiting};
 use crate::core::{Fingerprint, Kind, Stage, Who};
@@ -33,9 +33,10 @@ impl Driver {
             cause = cause.during(&print.describe(), sequence as i64, &phase);
         }
         // A neighbour in this node may have been first: then its cause is the one to tell.
-        if !self.board.abort(&cause.encode()) {
-            let first = self.board.aborted().unwrap_or_default();
-            cause = Cause::decode(&first, self.shared.identity.rank);
+        if !self.board.abort(self.shared.identity.local(), &cause.encode())
+            && let Some(first) = self.board.aborted()
+        {
+            cause = self.recorded_cause(first);
         }
         let encoded = cause.encode();
         tracing::error!(rank = self.shared.identity.rank, cause = ?cause, "communicator broken");
@@ -61,9 +62,10 @@ impl Driver {
     fn fail_works(&mut self, phase: &str) {
         let active = std::mem::take(&mut self.active);
         let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        let held = std::mem::take(&mut self.held);
         let works = active.into_iter().map(|active| active.work);
-        let works =
-            works.chain(self.mesh.take_works()).chain(calls.into_iter().map(|call| call.work));
+        let calls = held.into_iter().chain(calls).map(|call| call.work);
+        let works = works.chain(self.mesh.take_works()).chain(calls);
         let works: Vec<_> = works.collect();
         let oldest = works.iter().map(|work| work.sequence).min();
         let now = Instant::now();
@@ -97,7 +99,22 @@ impl Driver {
             && self.shared.broken.get().is_none()
             && let Some(record) = self.board.aborted()
         {
-            self.fail(Cause::decode(&record, self.shared.identity.rank), None);
+            self.fail(self.recorded_cause(record), None);
+        }
+    }
+
+    /// The cause in the node's abort record. A rank that was killed while it wrote the record is the
+    /// cause that is left.
+    fn recorded_cause(&self, record: Aborted) -> Cause {
+        match record {
+            Aborted::Because(bytes) => Cause::decode(&bytes, self.shared.identity.rank),
+            Aborted::Unfinished(local) => {
+                // The number comes from shared memory: an unknown one names this rank's own node.
+                let identity = &self.shared.identity;
+                let rank = identity.locals().get(local).copied().unwrap_or(identity.rank);
+                let detail = "died while it recorded why the group ends; its own log may say more";
+                self.blame(CauseKind::PeerDied, rank, detail.to_owned())
+            }
         }
     }
 
@@ -155,6 +172,7 @@ impl Driver {
         // Whoever owns a channel sees further: the others give it two ticks to name the culprit.
         let patience = if self.trunk.is_some() { Duration::ZERO } else { TICK * 2 };
         let works = self.active.iter().map(|active| &active.work).chain(self.mesh.works());
+        let works = works.chain(self.held.iter().map(|call| &call.work));
         let late = works
             .filter(|work| now >= work.deadline + patience)
             .min_by_key(|work| work.sequence)
@@ -195,6 +213,29 @@ impl Driver {
     ) {
         let rank = self.shared.identity.locals()[local];
         let detail = self.disagreement(rank, sequence, ours, theirs);
+        self.fail(self.blame(CauseKind::Mismatch, rank, detail), None);
+    }
+
+    /// `local` has contributed to a chunk of an operation that it has not started: their chunks
+    /// are numbered differently.
+    pub(super) fn local_absent(
+        &mut self,
+        local: usize,
+        (sequence, ours): (u64, Fingerprint),
+        latest: Option<(u64, Fingerprint)>,
+    ) {
+        let rank = self.shared.identity.locals()[local];
+        let theirs = latest.map_or_else(
+            || "has not called any operation".to_owned(),
+            |(at, print)| {
+                format!("called {} as operation #{at} and none after it", print.describe())
+            },
+        );
+        let own = self.shared.identity.rank;
+        let detail = format!(
+            "rank {rank} {theirs}, and rank {own} called {} as operation #{sequence}",
+            ours.describe()
+        );
         self.fail(self.blame(CauseKind::Mismatch, rank, detail), None);
     }
 
@@ -275,6 +316,7 @@ impl Driver {
     /// Operations that need somebody who took leave cannot end.
     pub(super) fn refuse_the_departed(&mut self) {
         let newest = self.active.back().map(|active| &active.work).into_iter();
+        let newest = newest.chain(self.held.back().map(|call| &call.work));
         let newest = newest.chain(self.mesh.collectives()).map(|work| work.sequence).max();
         let Some(newest) = newest else { return };
         let locals = self.shared.identity.locals();
@@ -334,13 +376,15 @@ impl Driver {
         let Some(active) = self.active.front() else {
             let oldest = self.mesh.works().min_by_key(|work| work.sequence);
             let waiting = oldest.and_then(|work| self.mesh.waiting_for(work));
-            return waiting.unwrap_or_default();
+            return waiting.or_else(|| self.waiting_for_window()).unwrap_or_default();
         };
         let identity = &self.shared.identity;
         let sequence = active.work.sequence;
-        if let Some(absent) =
-            (0..identity.locals().len()).find(|local| self.board.entered(*local) <= sequence)
-        {
+        // Of several, one that the window holds back is not the cause.
+        let absent = (0..identity.locals().len())
+            .filter(|local| self.board.entered(*local) <= sequence)
+            .min_by_key(|local| self.board.ended(*local));
+        if let Some(absent) = absent {
             let rank = identity.locals()[absent];
             return (format!("waiting for rank {rank} to call it"), Some(rank));
         }

@@ -13,7 +13,7 @@ mod farewell;
 mod receive;
 mod send;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -73,10 +73,17 @@ impl MeshOperation {
     }
 }
 
+/// True for operations that all ranks count.
+fn is_collective(work: &WorkState) -> bool {
+    !matches!(work.print.kind, Kind::Send | Kind::Recv)
+}
+
 /// All of them.
 pub struct Mesh {
     pairs: Pairs,
     operations: BTreeMap<u64, MeshOperation>,
+    /// The numbers of those that all ranks count.
+    collectives: BTreeSet<u64>,
     next: u64,
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
@@ -89,6 +96,7 @@ impl Mesh {
         Self {
             pairs: Pairs::default(),
             operations: BTreeMap::new(),
+            collectives: BTreeSet::new(),
             next: 0,
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
@@ -109,12 +117,16 @@ impl Mesh {
     pub(super) fn adopt(&mut self, operation: Operation, work: Arc<WorkState>) -> u64 {
         let number = self.next;
         self.next += 1;
+        if is_collective(&work) {
+            self.collectives.insert(work.sequence);
+        }
         let done = vec![false; operation.transfers.len()];
         self.operations.insert(number, MeshOperation { operation, work, done });
         number
     }
 
     pub(super) fn take_works(&mut self) -> Vec<Arc<WorkState>> {
+        self.collectives.clear();
         std::mem::take(&mut self.operations).into_values().map(|o| o.work).collect()
     }
 
@@ -123,7 +135,12 @@ impl Mesh {
     }
 
     pub(super) fn collectives(&self) -> impl Iterator<Item = &Arc<WorkState>> {
-        self.works().filter(|work| !matches!(work.print.kind, Kind::Send | Kind::Recv))
+        self.works().filter(|work| is_collective(work))
+    }
+
+    /// The number of the oldest collective operation.
+    pub(super) fn oldest_collective(&self) -> Option<u64> {
+        self.collectives.first().copied()
     }
 
     /// What this operation waits for, and for whom if that is known.
@@ -226,6 +243,11 @@ impl Driver {
             use std::sync::atomic::Ordering;
             self.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
             self.shared.recorder.finished(done.work.flight, false, Instant::now());
+            // A message by itself has the number of the collective that comes after it.
+            if is_collective(&done.work) {
+                self.mesh.collectives.remove(&done.work.sequence);
+                self.publish_ended();
+            }
             done.work.complete();
             self.shared.room.call();
         }

@@ -18,6 +18,7 @@
 //! - `flight`: what goes into the flight recorder;
 //! - `mover`: this driver, or the one that leaves it all to a daemon;
 //! - `waiting`: how it sleeps and wakes others;
+//! - `window`: how many operations are outstanding;
 //! - `shared`: what callers leave for the driver without taking it.
 
 mod combine;
@@ -42,6 +43,7 @@ mod streams;
 pub mod transport;
 pub mod trunk;
 mod waiting;
+mod window;
 pub mod wire;
 
 use std::collections::VecDeque;
@@ -143,6 +145,11 @@ pub struct Driver {
     poller: Poller,
     ready: Vec<Ready>,
     active: VecDeque<Active>,
+    /// Collective calls that wait for the window.
+    held: VecDeque<Submission>,
+    /// Every operation below has ended here, and at all ranks of the node when we last looked.
+    ended: u64,
+    ended_by_all: u64,
     arenas: Arenas,
     scratch: Scratch,
     /// Where a contribution in pieces is put together, if it goes into no slot.
@@ -234,6 +241,9 @@ impl Driver {
             poller,
             ready: Vec::new(),
             active: VecDeque::new(),
+            held: VecDeque::new(),
+            ended: 0,
+            ended_by_all: 0,
             arenas,
             scratch: Scratch::default(),
             pieces: Vec::new(),
@@ -273,6 +283,7 @@ impl Driver {
     /// True while something is under way.
     pub fn is_busy(&self) -> bool {
         !self.active.is_empty()
+            || !self.held.is_empty()
             || self.mesh.is_busy()
             || !lock(&self.shared.submissions).is_empty()
             || self.farewell_until.is_some()
@@ -290,8 +301,9 @@ impl Driver {
             return moved;
         }
         loop {
+            let mut again = self.begin_held();
             let held = self.is_held();
-            let mut again = !held && self.stage();
+            again |= !held && self.stage();
             again |= !held && self.activate();
             again |= self.combine();
             again |= self.deliver();
@@ -328,7 +340,7 @@ impl Driver {
         let calls = std::mem::take(&mut *lock(&self.shared.submissions));
         let any = !calls.is_empty();
         for call in calls {
-            self.begin(call);
+            self.take(call);
         }
         any
     }

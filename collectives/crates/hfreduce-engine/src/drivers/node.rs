@@ -321,6 +321,7 @@ impl Driver {
             let now = Instant::now();
             counters.count_allreduce(&done.work, &mut self.reduced_until, now);
             self.shared.recorder.finished(done.work.flight, false, now);
+            self.publish_ended();
             done.work.complete();
             self.shared.room.call();
         }

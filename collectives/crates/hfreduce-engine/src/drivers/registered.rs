@@ -13,12 +13,14 @@
 //!                                       take_back: our memory gets pages of its own
 //! ```
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::arena::Arena;
 use fabric::shm::Segment;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
 
 use super::{Active, Driver};
 use crate::board::Registered;
@@ -36,7 +38,48 @@ pub struct Arenas {
     /// Ours, where others of this node map it.
     pub own: Option<Arc<Arena>>,
     /// By local index: those of the others, if we own chunks and they have any.
-    pub others: Vec<Option<Segment>>,
+    pub others: Vec<Option<PeerArena>>,
+}
+
+/// The arena of another rank of this node. It is as large as the machine's memory, and most groups
+/// register nothing: it takes addresses once a rank has registered memory in this group.
+#[derive(Debug)]
+pub struct PeerArena {
+    fd: OwnedFd,
+    bytes: usize,
+    mapped: OnceCell<Result<Segment, String>>,
+}
+
+impl PeerArena {
+    /// Of a descriptor that the peer has sent. It is mapped once, so that what is not what it should
+    /// be is found before the group is connected.
+    ///
+    /// # Errors
+    /// Why it cannot be mapped, with the remedy.
+    pub fn new(fd: OwnedFd, bytes: usize) -> Result<Self, String> {
+        let peer = Self { fd, bytes, mapped: OnceCell::new() };
+        peer.map()?;
+        Ok(peer)
+    }
+
+    fn map(&self) -> Result<Segment, String> {
+        let mapped = self.fd.try_clone().and_then(|fd| Segment::open(fd, self.bytes));
+        mapped.map_err(|error| {
+            format!(
+                "{} bytes: {error}; raise the limit of address space, or lower \
+                 HFREDUCE_REGISTERED_BYTES",
+                self.bytes
+            )
+        })
+    }
+
+    fn mapped(&self) -> Result<&Segment, &str> {
+        self.mapped.get_or_init(|| self.map()).as_ref().map_err(String::as_str)
+    }
+
+    fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
+        self.mapped().ok()?.at(offset, bytes)
+    }
 }
 
 impl Arenas {
@@ -138,7 +181,11 @@ impl Driver {
     /// Another rank of this node has registered memory that we cannot find.
     pub(super) fn cannot_find(&mut self, local: usize) {
         let rank = self.shared.identity.locals()[local];
-        let detail = "it registered memory that is not inside its arena".to_owned();
-        self.fail(self.blame(CauseKind::Protocol, rank, detail), None);
+        let peer = self.arenas.others.get(local).and_then(Option::as_ref);
+        let (kind, detail) = match peer.map(PeerArena::mapped) {
+            Some(Err(why)) => (CauseKind::Io, why.to_owned()),
+            _ => (CauseKind::Protocol, "it registered memory outside its arena".to_owned()),
+        };
+        self.fail(self.blame(kind, rank, detail), None);
     }
 }

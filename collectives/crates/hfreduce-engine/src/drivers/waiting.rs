@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Driver, TICK, Way, poller};
-use crate::board::{FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, FOR_TURN};
+use crate::board::{FOR_ABORT, FOR_END, FOR_INPUT, FOR_RESULT, FOR_SLOT, FOR_TURN, FOR_WINDOW};
 
 /// How often a rank gives its processor away before it sleeps. Once is enough where all come at the
 /// same time, as each of the others has run by then.
@@ -149,7 +149,7 @@ impl Driver {
 
     /// The last look may have ended what we were to wait for.
     fn nothing_to_wait_for(&self) -> bool {
-        self.active.is_empty() && !self.mesh.is_busy() && self.farewell_until.is_none()
+        !self.is_busy()
     }
 
     fn sleep_reasons(&self) -> u32 {
@@ -167,6 +167,9 @@ impl Driver {
         }
         if self.wants_turn {
             reasons |= FOR_TURN;
+        }
+        if !self.held.is_empty() {
+            reasons |= FOR_WINDOW;
         }
         reasons
     }

@@ -16,7 +16,7 @@ use super::{Endpoint, HANDSHAKE_TIMEOUT};
 use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Neighbourhood;
-use crate::drivers::registered::Arenas;
+use crate::drivers::registered::{Arenas, PeerArena};
 
 impl Endpoint {
     pub(super) fn meet_locals(
@@ -102,7 +102,7 @@ impl Endpoint {
         self.home.arena(&self.options).map(Some)
     }
 
-    /// Maps the arenas of this node's ranks, if we own chunks: one descriptor for each that has one.
+    /// The arenas of this node's ranks, if we own chunks: one descriptor for each that has one.
     fn arenas(
         &self,
         own: Option<Arc<Arena>>,
@@ -127,15 +127,9 @@ impl Endpoint {
         for rank in members {
             let fd = if bytes(*rank) > 0 { fds.next() } else { None };
             let size = usize::try_from(bytes(*rank)).unwrap_or(usize::MAX);
-            let mapped = fd.filter(|_| owner && *rank != self.options.rank);
-            let mapped = mapped.map(|fd| Segment::open(fd, size)).transpose();
-            others.push(mapped.map_err(|error| {
-                let detail = format!(
-                    "{size} bytes: {error}; raise the limit of address space, or lower \
-                     HFREDUCE_REGISTERED_BYTES"
-                );
-                self.blame(CauseKind::Io, *rank, phase, detail)
-            })?);
+            let peer = fd.filter(|_| owner && *rank != self.options.rank);
+            let peer = peer.map(|fd| PeerArena::new(fd, size)).transpose();
+            others.push(peer.map_err(|detail| self.blame(CauseKind::Io, *rank, phase, detail))?);
         }
         Ok(Arenas { own, others })
     }

@@ -411,3 +411,24 @@ impl Hello {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_descriptors_learns_its_limit_and_the_remedy() {
+        let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 1);
+        let tried = |number| {
+            let why = tcp::Unmet::Unreachable(io::Error::from_raw_os_error(number));
+            tcp::DialError { attempts: vec![tcp::Attempt { address, why }] }
+        };
+        for number in [libc::EMFILE, libc::ENFILE] {
+            let text = out_of_descriptors(&tried(number)).unwrap();
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+            let limit = limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+            assert!(text.contains(&limit) && text.contains("ulimit -n"), "{text}");
+        }
+        assert_eq!(out_of_descriptors(&tried(libc::ECONNREFUSED)), None);
+    }
+}

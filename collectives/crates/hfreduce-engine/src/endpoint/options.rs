@@ -151,7 +151,10 @@ pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), Stri
     let locals = placement.members(node).len();
     if locals > LOCALS_MAX {
         let name = &placement.nodes()[node].name;
-        return Err(format!("node `{name}` has {locals} ranks; at most {LOCALS_MAX} are possible"));
+        return Err(format!(
+            "node `{name}` has {locals} ranks; at most {LOCALS_MAX} are possible: start fewer, or give \
+             the node several names in the topology, whose ranks then share memory apart"
+        ));
     }
     let slot = options.slot_bytes;
     if !(4096..=64 << 20).contains(&slot) || !slot.is_multiple_of(4096) {

@@ -15,6 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from flyer.kube.doors.accept import Accepted, BoundedListener
 from flyer.kube.doors.places import PlaceSettings
+from flyer.kube.doors.tls import accept_tls
 
 if TYPE_CHECKING:
     import ssl
@@ -121,21 +122,19 @@ class WebDoor:
     async def _serve(self, one: Accepted) -> None:
         assert self._server is not None, "run it"
         protocol = _Protocol(self._server, one.place, self._settings)
-        transport: asyncio.BaseTransport | None = None
         try:
-            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol,
-                one.socket,
-                ssl=self._context,
-                ssl_handshake_timeout=self._settings.head_seconds if self._context else None,
-                ssl_shutdown_timeout=1.0 if self._context else None,
-            )
+            if self._context is None:
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(lambda: protocol, one.socket)
+            else:
+                seconds = self._settings.head_seconds
+                await accept_tls(one.socket, self._context, protocol, handshake_seconds=seconds)
             await protocol.closed
         except OSError:
             pass  # no TLS, or the peer left
         finally:
-            if isinstance(transport, asyncio.Transport):
-                transport.abort()
+            if protocol.transport is not None:
+                protocol.transport.abort()
 
 
 def place_of(request: web.BaseRequest) -> Place:

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from flyer.kube.doors.accept import Accepted, BoundedListener
+from flyer.kube.doors.tls import accept_tls
 from flyer.kube.gateway.stream import RefusedError, Stream
 from flyer.sidecar.wire import REPORT_BYTES_MAX
 
@@ -47,6 +48,18 @@ class Connection:
     def proved(self) -> None:
         """Its pod is known: it does not count as unauthenticated any more."""
         self._accepted.proved()
+
+
+class _Protocol(asyncio.StreamReaderProtocol):
+    """Knows its transport."""
+
+    transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The TLS handshake is over."""
+        assert isinstance(transport, asyncio.Transport), transport
+        self.transport = transport
+        super().connection_made(transport)
 
 
 class Listener:
@@ -94,27 +107,26 @@ class Listener:
     async def _handle(self, accepted: Accepted) -> None:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=REPORT_BYTES_MAX, loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        writer: asyncio.StreamWriter | None = None
+        protocol = _Protocol(reader, loop=loop)
         try:
             accepted.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol,
+            await accept_tls(
                 accepted.socket,
-                ssl=self._context,
-                ssl_handshake_timeout=self._settings.hello_seconds,
-                ssl_shutdown_timeout=1.0,
+                self._context,
+                protocol,
+                handshake_seconds=self._settings.hello_seconds,
             )
-            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            assert protocol.transport is not None, "the handshake is over"
+            writer = asyncio.StreamWriter(protocol.transport, protocol, reader, loop)
             stream = Stream(reader, writer, self._settings, self._metrics)
             await self._converse(Connection(accepted, stream), accepted.address)
         except (OSError, TimeoutError) as error:
-            if writer is None:
+            if protocol.transport is None:
                 self._metrics.refusals.labels("bad_handshake").inc()
             log.debug("gateway: %s: %r", accepted.address, error)
         finally:
-            if writer is not None:
-                writer.transport.abort()
+            if protocol.transport is not None:
+                protocol.transport.abort()
 
     async def _converse(self, one: Connection, address: str) -> None:
         try:

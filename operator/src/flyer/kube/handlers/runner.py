@@ -31,6 +31,7 @@ WATCH_SECONDS: Final = 300
 CONNECT_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 10.0
 RESTART_SECONDS: Final = 5.0
+WAIT_SECONDS: Final = 0.5  # between two looks whether the thread is still wanted
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ class Handlers:
 
     `nodes` is asked in kopf's thread, for a value that is never changed in place.
     """
+
+    # One thread of kopf in this process at a time: one that does not stop outlives its term.
+    _serving = threading.Lock()
 
     def __init__(self, nodes: Callable[[], Collection[Node]], *, kubeconfig: str = "") -> None:
         self._nodes = nodes
@@ -62,6 +66,17 @@ class Handlers:
             await asyncio.sleep(RESTART_SECONDS)
 
     def _run(self, stop: threading.Event) -> None:
+        """Serve in this thread, once the thread of an earlier term has ended."""
+        while not self._serving.acquire(timeout=WAIT_SECONDS):
+            if stop.is_set():
+                return
+        try:
+            if not stop.is_set():
+                self._serve(stop)
+        finally:
+            self._serving.release()
+
+    def _serve(self, stop: threading.Event) -> None:
         import kopf  # takes half a second, and only leaders need it
 
         if self._kubeconfig:
@@ -73,7 +88,7 @@ class Handlers:
         settings.networking.request_timeout = REQUEST_SECONDS
         asyncio.run(
             kopf.operator(
-                registry=self._registry(),
+                registry=self._registry(stop),
                 settings=settings,
                 standalone=True,
                 clusterwide=True,
@@ -81,7 +96,7 @@ class Handlers:
             )
         )
 
-    def _registry(self) -> kopf.OperatorRegistry:
+    def _registry(self, stop: threading.Event) -> kopf.OperatorRegistry:
         import kopf
 
         registry = kopf.OperatorRegistry()
@@ -98,8 +113,8 @@ class Handlers:
                 patch: kopf.Patch,
                 **_: Any,
             ) -> None:
-                if type == "DELETED":
-                    return
+                if type == "DELETED" or stop.is_set():
+                    return  # the term is over: the next leader writes
                 found = condition_patch(body, verdict(body, self._nodes()), time.time())
                 if found is not None:
                     patch.status.update(found)

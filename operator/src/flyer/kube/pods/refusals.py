@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.api.names import GROUP
 from flyer.kube.pods.names import (
     DAEMON_CONTAINER,
     RUN_FOLDER,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flyer.api import FlyerJob
+    from flyer.api.podtemplate import TemplateMetadata
 
 __all__ = ["VOLUME_PREFIX", "PodsRefusedError", "refusals"]
 
@@ -49,6 +51,7 @@ def refusals(job: FlyerJob) -> Iterator[str]:
     if not trainer.image:
         yield f"{place}.image: is missing: name the image that has your script's libraries"
     spec = template.to_object()["spec"]
+    yield from _reserved_keys(template.metadata)
     wrong = list(misshapen(spec, PLACE))
     yield from wrong
     if wrong:
@@ -58,6 +61,17 @@ def refusals(job: FlyerJob) -> Iterator[str]:
     yield from _placement(spec)
     yield from _claims(spec)
     yield from _taken_names(spec)
+
+
+def _reserved_keys(metadata: TemplateMetadata) -> Iterator[str]:
+    """Keys that select pods for the operator, the gateway, network policies and the webhook."""
+    for kind, found in (("labels", metadata.labels), ("annotations", metadata.annotations)):
+        for key in found:
+            if key.startswith(f"{GROUP}/") or f".{GROUP}/" in key:
+                yield (
+                    f"spec.template.metadata.{kind}[{key}]: keys of {GROUP} are reserved for "
+                    "Fire-Flyer: remove it, or use a domain of your own"
+                )
 
 
 def _restart_policy(spec: dict[str, Any]) -> Iterator[str]:

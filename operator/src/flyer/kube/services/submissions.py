@@ -61,7 +61,7 @@ class Submissions:
         self._rebuild = rebuild
         self._uids: dict[str, str] = {}  # of the objects that the engine's jobs are
         self._waiting: dict[str, JobView] = {}  # successors of jobs that are not forgotten yet
-        self._invalid: set[str] = set()
+        self._invalid: dict[str, str] = {}  # uids of the objects that are announced, by key
 
     def uid_of(self, key: str) -> str | None:
         """The object that the engine knows under this name."""
@@ -95,8 +95,11 @@ class Submissions:
         assert known is not None, "a change of nothing"
         key = known.key
         replaced = before is not None and after is not None and before.uid != after.uid
+        if after is None or after.job is not None:
+            self._invalid.pop(key, None)  # as many entries as objects that cannot be read
         if known.job is None:
-            self.tell_invalid(known)
+            if after is not None:
+                self.tell_invalid(known)
             if replaced and key in self._uids:
                 self._tell(JobRemoved(key))
             return
@@ -131,8 +134,8 @@ class Submissions:
 
     def tell_invalid(self, view: JobView) -> None:
         """Say once that an object cannot be read, unless it is somebody else's."""
-        if view.problem and view.uid not in self._invalid:
-            self._invalid.add(view.uid)
+        if view.problem and self._invalid.get(view.key) != view.uid:
+            self._invalid[view.key] = view.uid
             log.error("%s cannot be read and is left alone: %s", view.key, view.problem)
             self._announcer.tell(view.key, view.uid, Announcement(INVALID, view.problem, True))
 

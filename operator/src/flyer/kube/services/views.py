@@ -159,7 +159,8 @@ def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
     """The controller reference of an object, if it names a FlyerJob."""
     for one in metadata.get("ownerReferences") or ():
         group = str(one.get("apiVersion", "")).rpartition("/")[0]
-        if one.get("controller") is True and one.get("kind") == KIND_JOB and group == GROUP:
+        ours = one.get("controller") is True and one.get("kind") == KIND_JOB and group == GROUP
+        if ours and one.get("name") and one.get("uid"):
             return {"name": str(one["name"]), "uid": str(one["uid"])}
     return None
 

@@ -12,6 +12,13 @@ impl TreeCore {
         if head.tree > 1 || !Self::owns(self.channel, head.chunk) {
             return Err(Violation::Protocol(format!("chunk {} is not of this link", head.chunk)));
         }
+        if self.prints.front().is_some_and(|(oldest, _)| head.sequence < *oldest) {
+            // The fingerprint of every operation that has not ended here is kept.
+            return Err(Violation::Protocol(format!(
+                "chunk {} of operation {} came, which has ended",
+                head.chunk, head.sequence
+            )));
+        }
         self.compare(head.sequence, head.print)?;
         if !self.links[link].receive[head.class()].arrive() {
             return Err(Violation::Protocol("a frame came without credit for it".into()));
@@ -41,6 +48,10 @@ impl TreeCore {
     pub fn arrived(&mut self, link: usize, head: &DataHead, place: Place) -> Result<(), Violation> {
         if self.broken {
             return Ok(());
+        }
+        if let Place::Slot(_) = place {
+            // This rank may have started the operation while the payload was under way.
+            self.compare(head.sequence, head.print)?;
         }
         match (self.find(head.key()), place) {
             (Some(at), Place::Slot(_)) => {

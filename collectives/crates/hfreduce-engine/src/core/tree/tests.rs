@@ -102,6 +102,32 @@ fn a_rank_that_calls_something_else_is_named_by_its_neighbours() {
     let (link, why) = core.start(0, ours).unwrap_err();
     assert_eq!((link, why), (0, Violation::Mismatch { sequence: 0, ours, theirs }));
     assert!(core.compare(0, theirs).is_err() && core.compare(0, ours).is_ok());
+    // Its head comes before, and the rest of it after we have begun.
+    let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
+    let place = core.place(0, &head).unwrap();
+    core.start(0, ours).unwrap();
+    let why = core.arrived(0, &head, place).unwrap_err();
+    assert_eq!(why, Violation::Mismatch { sequence: 0, ours, theirs });
+}
+
+#[test]
+fn an_operation_that_has_not_ended_is_compared_however_many_started_after_it() {
+    let plan = plan(2, 1);
+    let ours = operation(&mut Seed(3), Kind::Allreduce, 100, 2).print;
+    let theirs = Fingerprint { op: 3, ..ours };
+    let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
+    for sequence in 0..OUTSTANDING_MAX as u64 {
+        core.start(sequence, ours).unwrap();
+    }
+    let head =
+        DataHead { sequence: 0, chunk: 0, tree: 0, stage: Stage::Up, bytes: 400, print: theirs };
+    let differs = Violation::Mismatch { sequence: 0, ours, theirs };
+    assert_eq!(core.place(0, &head), Err(differs));
+    // Far behind everything that can be under way: no fingerprint is kept, and nothing is accepted.
+    for sequence in OUTSTANDING_MAX as u64..=HISTORY as u64 {
+        core.start(sequence, ours).unwrap();
+    }
+    assert!(matches!(core.place(0, &head), Err(Violation::Protocol(_))));
 }
 
 #[test]

@@ -20,45 +20,36 @@ const DIALERS_MAX: usize = 16;
 /// A few threads that dial whom we have messages for, in turn.
 pub(super) struct Dialers {
     dial: Dial,
-    queue: Arc<Mutex<Queue>>,
+    pool: Pool<(u32, Instant)>,
 }
 
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<(u32, Instant)>,
+/// Items that at most [`DIALERS_MAX`] threads work on, first come, first served. A thread ends when
+/// none is left.
+struct Pool<T>(Arc<Mutex<Queue<T>>>);
+
+struct Queue<T> {
+    waiting: VecDeque<T>,
     threads: usize,
 }
 
-impl Dialers {
-    pub(super) fn new(dial: Dial) -> Self {
-        Self { dial, queue: Arc::default() }
+impl<T: Send + 'static> Pool<T> {
+    fn new() -> Self {
+        Self(Arc::new(Mutex::new(Queue { waiting: VecDeque::new(), threads: 0 })))
     }
 
-    /// Has `peer` dialled until `until`; the result comes with the driver's news.
-    fn add(&self, peer: u32, until: Instant, shared: &Arc<Shared>) -> io::Result<()> {
-        let mut queue = lock(&self.queue);
-        queue.waiting.push_back((peer, until));
+    fn add(&self, item: T, work: impl Fn(T) + Send + 'static) -> io::Result<()> {
+        let mut queue = lock(&self.0);
+        queue.waiting.push_back(item);
         if queue.threads >= DIALERS_MAX {
             return Ok(());
         }
-        let (dial, waiting, shared) = (self.dial.clone(), self.queue.clone(), shared.clone());
-        let work = move || {
-            while let Some((peer, until)) = next(&waiting) {
-                if shared.broken.get().is_some() {
-                    continue;
-                }
-                let connected = dial(peer, until).map_err(|(kind, detail)| {
-                    let node = shared.identity.placement.node_name(peer);
-                    let blamed = if kind == CauseKind::Io { shared.identity.rank } else { peer };
-                    let at = if blamed == peer { node } else { shared.own_node_name() };
-                    Cause::new(kind, shared.identity.rank, detail).blaming(blamed, at)
-                });
-                lock(&shared.dialled).push((peer, connected));
-                shared.ring();
+        let waiting = self.0.clone();
+        let run = move || {
+            while let Some(item) = next(&waiting) {
+                work(item);
             }
         };
-        let spawned = std::thread::Builder::new().name("hfreduce-dial".into()).spawn(work);
-        match spawned {
+        match std::thread::Builder::new().name("hfreduce-dial".into()).spawn(run) {
             Ok(_) => queue.threads += 1,
             // Those that there are take it.
             Err(_) if queue.threads > 0 => {}
@@ -68,8 +59,32 @@ impl Dialers {
     }
 }
 
+impl Dialers {
+    pub(super) fn new(dial: Dial) -> Self {
+        Self { dial, pool: Pool::new() }
+    }
+
+    /// Has `peer` dialled until `until`; the result comes with the driver's news.
+    fn add(&self, peer: u32, until: Instant, shared: &Arc<Shared>) -> io::Result<()> {
+        let (dial, shared) = (self.dial.clone(), shared.clone());
+        self.pool.add((peer, until), move |(peer, until)| {
+            if shared.broken.get().is_some() {
+                return;
+            }
+            let connected = dial(peer, until).map_err(|(kind, detail)| {
+                let node = shared.identity.placement.node_name(peer);
+                let blamed = if kind == CauseKind::Io { shared.identity.rank } else { peer };
+                let at = if blamed == peer { node } else { shared.own_node_name() };
+                Cause::new(kind, shared.identity.rank, detail).blaming(blamed, at)
+            });
+            lock(&shared.dialled).push((peer, connected));
+            shared.ring();
+        })
+    }
+}
+
 /// The next one to dial; a thread that gets none is done.
-fn next(queue: &Mutex<Queue>) -> Option<(u32, Instant)> {
+fn next<T>(queue: &Mutex<Queue<T>>) -> Option<T> {
     let mut queue = lock(queue);
     let next = queue.waiting.pop_front();
     if next.is_none() {
@@ -141,5 +156,50 @@ impl Driver {
             None => self.poller.watch(&connection, token)?,
         }
         Ok(connection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Condvar, mpsc};
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_thousand_ranks_are_dialled_by_sixteen_threads() {
+        let (pool, gate) = (Pool::new(), Arc::new((Mutex::new(false), Condvar::new())));
+        let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (done, results) = mpsc::channel();
+        let (begun, beginnings) = mpsc::channel();
+        for rank in 0..1024 {
+            let (gate, at_once, most) = (gate.clone(), at_once.clone(), most.clone());
+            let (done, begun) = (done.clone(), begun.clone());
+            let work = move |rank: usize| {
+                most.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                begun.send(()).unwrap();
+                let open = gate.1.wait_timeout_while(lock(&gate.0), PATIENCE, |open| !*open);
+                drop(open);
+                at_once.fetch_sub(1, Ordering::SeqCst);
+                done.send(rank).unwrap();
+            };
+            pool.add(rank, work).unwrap();
+        }
+        for _ in 0..DIALERS_MAX {
+            beginnings.recv_timeout(PATIENCE).unwrap();
+        }
+        // All threads that there may be are stuck in a dial; the others wait their turn.
+        assert_eq!(lock(&pool.0).threads, DIALERS_MAX);
+        assert_eq!(lock(&pool.0).waiting.len(), 1024 - DIALERS_MAX);
+        *lock(&gate.0) = true;
+        gate.1.notify_all();
+        let mut ranks: Vec<usize> =
+            (0..1024).map(|_| results.recv_timeout(PATIENCE).unwrap()).collect();
+        ranks.sort_unstable();
+        assert!(ranks.into_iter().eq(0..1024));
+        assert_eq!(most.load(Ordering::SeqCst), DIALERS_MAX);
     }
 }

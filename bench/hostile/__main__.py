@@ -1,0 +1,314 @@
+"""One tenant's requests while other clients flood every port: how late they are, what it costs.
+
+A real API server, the operator, the webhook and 3FS run as processes. Rounds alternate between a
+quiet phase and an attack: 160 silent connections to every port, 1,024 to the gateway, from eight
+addresses, and posts of 8 MiB at fifty a second to the webhook, the metrics and the gateway. Then
+3,000 FlyerJobs with 256 KiB of annotations: in annotations that count, which are refused, and in
+kubectl's own, which are not.
+
+    python -m bench.hostile [--seconds 20] [--rounds 2] [--jobs 3000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.gateway import certificates_of, renewed
+
+from bench.hostile.probes import JOB, Lease, Probe, Probes
+from bench.sched.crew import Crew
+from bench.sched.lab import ROOT, Lab, LabError
+from bench.sched.loads import flyer_job
+from bench.storage_load import serving
+from e2e.cluster.processes import STATE_VARIABLE
+from e2e.cluster.state import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterator
+
+LATE_SECONDS: Final = 0.1
+START_SECONDS_MAX: Final = 30.0
+JOBS_SECONDS_MAX: Final = 600.0
+KEPT: Final = "kubectl.kubernetes.io/last-applied-configuration"
+SILENT, SILENT_AT_THE_GATEWAY = 160, 1024
+
+
+def say(text: str) -> None:
+    """Progress, for people."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def webhook(lab: Lab) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """The injection webhook: its process, its port and that of its metrics."""
+    held = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
+    folder = lab.folder / "webhook"
+    folder.mkdir()
+    for name, text in (
+        ("ca.crt", held.bundle), ("tls.crt", held.certificate), ("tls.key", held.key),
+    ):  # fmt: skip
+        (folder / name).write_text(text)
+    ports = free_ports(("webhook", "webhook-metrics"))
+    port, metrics = ports["webhook"], ports["webhook-metrics"]
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "flyer.kube.injection", f"--port={port}", "--host=127.0.0.1",
+            f"--metrics-port={metrics}", f"--certificates-folder={folder}",
+        ],
+        env=os.environ | {STATE_VARIABLE: str(lab.folder)},
+    )  # fmt: skip
+    try:
+        yield process, port, metrics
+    finally:
+        process.kill()
+        process.wait()
+
+
+def listening(pids: list[int]) -> list[int]:
+    """TCP ports on which these processes listen."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(str(link.readlink()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sorted(
+        int(row[1].partition(":")[2], 16)
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
+    )
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process and its children ever had resident, each at its own time."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    text = Path(f"/proc/{pid}/status").read_text()
+    line = next(one for one in text.splitlines() if one.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024 + sum(peak_mib(int(child)) for child in children)
+
+
+def idle(lab: Lab, module: str, *arguments: str) -> Awaitable[asyncio.subprocess.Process]:
+    """Start an attacker that runs only when a processor is idle: elsewhere it has its own."""
+    return asyncio.create_subprocess_exec(
+        "chrt", "--idle", "0", sys.executable, "-m", module, *arguments, cwd=ROOT,
+        env=os.environ | {STATE_VARIABLE: str(lab.folder)}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def attack(lab: Lab, plan: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """A flood; its counters are in the dictionary afterwards."""
+    process = await idle(lab, "bench.hostile.flood", json.dumps(plan))
+    counters: dict[str, Any] = {}
+    started = asyncio.Event()
+
+    async def read() -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            counters.update(json.loads(line))
+            started.set()
+
+    reading = asyncio.create_task(read())
+    try:
+        async with asyncio.timeout(START_SECONDS_MAX):
+            await started.wait()
+        yield counters
+    finally:
+        process.kill()
+        await process.wait()
+        await reading
+
+
+async def large_jobs(lab: Lab, count: int, annotation: str) -> dict[str, Any]:
+    """Create suspended jobs with 256 KiB of this annotation: how many were taken and refused."""
+    process = await idle(
+        lab, "bench.hostile.large_jobs", str(lab.state.kubeconfig), str(count), annotation
+    )
+    try:
+        async with asyncio.timeout(JOBS_SECONDS_MAX):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise LabError(f"{count} jobs were not created within {JOBS_SECONDS_MAX:.0f} s") from None
+    return dict(json.loads(output))
+
+
+def row(name: str, quiet: Probe, attacked: Probe) -> dict[str, Any]:
+    """One probe's figures, in milliseconds."""
+
+    def ms(values: list[float], share: float) -> float:
+        ranked = sorted(values)
+        return round(1e3 * ranked[min(int(share * len(ranked)), len(ranked) - 1)], 1)
+
+    found: dict[str, Any] = {
+        "name": name, "error_count": len(attacked.errors), "errors": attacked.errors[:3],
+    }  # fmt: skip
+    for label, probe in (("quiet", quiet), ("attacked", attacked)):
+        if probe.seconds:
+            found[label] = {
+                "requests": len(probe.seconds),
+                "median": ms(probe.seconds, 0.5),
+                "p99": ms(probe.seconds, 0.99),
+                "max": ms(probe.seconds, 1.0),
+            }
+    if quiet.seconds and attacked.seconds:
+        late = {
+            key: round(found["attacked"][key] - found["quiet"][key], 1) for key in ("median", "p99")
+        }
+        found |= {"late": late, "good": max(late.values()) <= 1e3 * LATE_SECONDS}
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """For people."""
+    lines = [f"{'milliseconds: median / p99 / most':<40}{'quiet':>18}{'attacked':>24}{'late':>14}"]
+    for probe in rows:
+        quiet, attacked, late = (
+            " / ".join(f"{part[key]:.0f}" for key in ("median", "p99", "max") if key in part)
+            for part in (probe.get(name, {}) for name in ("quiet", "attacked", "late"))
+        )
+        verdict = "" if probe.get("good", True) else " NO"
+        errors = f" {probe['error_count']} errors" if probe["error_count"] else ""
+        name = probe["name"]
+        lines.append(f"{name:<40}{quiet:>18}{attacked:>24}{late:>14}{verdict}{errors}")
+    return lines
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All phases."""
+    say("starting a control plane, the operator, the webhook and 3FS")
+    lab = Lab(arguments.folder, nodes=8, nodes_per_leaf=4)
+    async with lab, Crew(lab) as crew:
+        leader = await lab.start_leader()
+        with webhook(lab) as (hook, port, metrics), serving(lab.folder) as storage:
+            await crew.say("cooperate", "go")
+            await lab.create_all(FLYERJOBS, [flyer_job(JOB, 2)])
+            await crew.until_running(2)
+            processes = {"operator": leader.process.pid, "webhook": hook.pid, **storage.pids}
+            phases = {
+                name: Probes(lab, crew, port, storage.file)
+                for name in ("quiet", "attacked", "jobs")
+            }
+            ports = {port, metrics, leader.metrics_port, *listening(list(storage.pids.values()))}
+            silent = dict.fromkeys(ports, SILENT) | {leader.gateway_port: SILENT_AT_THE_GATEWAY}
+            plan: dict[str, Any] = {
+                "silent": silent,
+                "posts": [
+                    (port, "/inject", True), (leader.metrics_port, "/metrics", False),
+                    (metrics, "/metrics", False), (leader.gateway_port, "/", True),
+                ],
+            }  # fmt: skip
+            before = {name: peak_mib(pid) for name, pid in processes.items()}
+            attacks = []
+            for number in range(arguments.rounds):
+                say(f"round {number + 1} of {arguments.rounds}: quiet")
+                await phases["quiet"].run(arguments.seconds)
+                say(f"round {number + 1} of {arguments.rounds}: silent connections and posts")
+                async with attack(lab, plan) as counters:
+                    await phases["attacked"].run(arguments.seconds)
+                attacks.append(counters)
+            flooded = {name: peak_mib(pid) for name, pid in processes.items()}
+            large = await _with_jobs(arguments, lab, phases["jobs"])
+            after = {name: peak_mib(pid) for name, pid in processes.items()}
+    rows = [
+        row(one.name, one, other)
+        for one, other in zip(phases["quiet"].all, phases["attacked"].all, strict=True)
+    ]
+    with_jobs = [
+        row(one.name, one, other)
+        for one, other in zip(phases["quiet"].all, phases["jobs"].all, strict=True)
+    ]
+    return {
+        "connections and posts": rows,
+        "jobs with annotations": with_jobs,
+        "attacks": attacks,
+        "jobs": large,
+        "lease": {name: _lease(one.lease) for name, one in phases.items()},
+        "peak MiB": {
+            name: {"quiet": round(before[name]), "flooded": round(flooded[name]),
+                   "with jobs": round(after[name])}
+            for name in processes
+        },
+        "ports": {"silent": {str(key): value for key, value in plan["silent"].items()}},
+        "config": {
+            "cores": os.cpu_count(), "kernel": platform.release(),
+            "load": [round(one, 1) for one in os.getloadavg()],
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": arguments.seconds, "rounds": arguments.rounds,
+        },
+    }  # fmt: skip
+
+
+async def _with_jobs(
+    arguments: argparse.Namespace, lab: Lab, probes: Probes
+) -> dict[str, dict[str, Any]]:
+    say(f"twice {arguments.jobs:,} jobs with 256 KiB of annotations")
+    probing = asyncio.create_task(probes.run(2 * arguments.seconds))
+    counted = await large_jobs(lab, arguments.jobs, "example.com/text")
+    uncounted = await large_jobs(lab, arguments.jobs, KEPT)
+    await probing
+    return {"counted": counted, "uncounted": uncounted}
+
+
+def _lease(lease: Lease) -> dict[str, int]:
+    return {
+        "holders": len(lease.holders),
+        "transitions": max(lease.transitions) - min(lease.transitions),
+        "renewals": len(lease.renewals),
+    }
+
+
+def main() -> int:
+    """Measure, print tables, write the JSON. 1: something could not be measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.hostile", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/hostile-cluster")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/hostile.json")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        found = asyncio.run(measure(arguments))
+    except LabError as error:
+        print(f"bench-hostile: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench-hostile: interrupted; the cluster is removed", file=sys.stderr)
+        return 130
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(found, indent=2) + "\n")
+    print("160 silent connections a port, 1,024 at the gateway, posts of 8 MiB")
+    print("\n".join(table(found["connections and posts"])))
+    refused, taken = found["jobs"]["counted"]["refused"], found["jobs"]["uncounted"]["taken"]
+    print(
+        f"jobs with 256 KiB of annotations: {refused:,} refused, {taken:,} as kubectl's own taken"
+    )
+    print("\n".join(table(found["jobs with annotations"])))
+    print("peak MiB (quiet, flooded, with jobs): " + ", ".join(
+        f"{name} {'/'.join(str(one) for one in peaks.values())}"
+        for name, peaks in found["peak MiB"].items()
+    ))  # fmt: skip
+    print(f"Lease: {found['lease']}")
+    print(f"written to {arguments.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

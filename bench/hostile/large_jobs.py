@@ -1,0 +1,49 @@
+"""Creates suspended jobs with 256 KiB of annotations; prints what the API server said as JSON.
+
+python -m bench.hostile.large_jobs KUBECONFIG COUNT ANNOTATION
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Final
+
+from flyer.kube.client import Api, Limits, find_access
+from flyer.kube.client.errors import ApiError
+from flyer.kube.client.resources import FLYERJOBS
+
+from bench.sched.lab import IN_FLIGHT
+from bench.sched.loads import NAMESPACE, flyer_job
+
+TEXT: Final = "x" * ((256 << 10) - 4096)  # the API server takes 256 KiB in all
+
+
+async def main(kubeconfig: str, count: int, annotation: str) -> None:
+    """Create them, 64 at a time."""
+    gate = asyncio.Semaphore(IN_FLIGHT)
+    refusals: list[str] = []
+
+    async def create(api: Api, number: int) -> None:
+        made = flyer_job(f"large-{number}", 1, suspend=True)
+        made["metadata"]["annotations"] = {annotation: TEXT}
+        async with gate:
+            try:
+                await api.create(FLYERJOBS, made, NAMESPACE)
+            except ApiError as error:
+                refusals.append(str(error))
+
+    limits = Limits(concurrency_max=IN_FLIGHT, answer_seconds=60.0, call_seconds=120.0)
+    api = Api(await find_access(kubeconfig), agent="bench-large-jobs", limits=limits)
+    try:
+        await asyncio.gather(*(create(api, number) for number in range(count)))
+    finally:
+        await api.close()
+    print(
+        json.dumps({"refused": len(refusals), "why": refusals[:1], "taken": count - len(refusals)})
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,189 @@
+"""What another tenant does meanwhile, and how long each of its requests takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import threefs
+from flyer.kube.client.resources import FLYERJOBS, Resource
+
+from bench.sched.lab import SYSTEM, LabError
+from bench.sched.loads import NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bench.sched.crew import Crew
+    from bench.sched.lab import Lab
+
+__all__ = ["JOB", "Lease", "Probe", "Probes"]
+
+JOB: Final = "victim"
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
+REVIEW: Final[dict[str, Any]] = {
+    "apiVersion": "admission.k8s.io/v1",
+    "kind": "AdmissionReview",
+    "request": {
+        "uid": "u1",
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "namespace": NAMESPACE,
+        "operation": "CREATE",
+        "object": {
+            "metadata": {"name": "w", "labels": {"fireflyer.dev/inject": "true"}},
+            "spec": {"containers": [{"name": "a", "image": "train:1"}]},
+        },
+    },
+}
+WEBHOOK_SECONDS: Final = 0.25
+STORAGE_SECONDS: Final = 0.25
+LEASE_SECONDS: Final = 0.2
+PROBE_SECONDS_MAX: Final = 60.0
+BLOCK: Final = bytes(64 << 10)
+
+
+@dataclass(slots=True)
+class Probe:
+    """Seconds of each request."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    async def once(self, work: Any) -> None:
+        """One request."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(PROBE_SECONDS_MAX):
+                await work()
+        except (OSError, TimeoutError, LabError, threefs.ThreeFSError) as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+        else:
+            self.seconds.append(time.monotonic() - started)
+
+
+@dataclass(slots=True)
+class Lease:
+    """The operator's Lease."""
+
+    holders: set[str] = field(default_factory=set)
+    transitions: set[int] = field(default_factory=set)
+    renewals: set[str] = field(default_factory=set)
+
+
+class Probes:
+    """The requests of one phase; `run` works for so long, and returns when all have answers."""
+
+    def __init__(self, lab: Lab, crew: Crew, webhook: int, storage: Path) -> None:
+        self.webhook = Probe("pod admitted by the webhook")
+        self.order = Probe("suspension at the job's sidecars")
+        self.start = Probe("job bound and running again")
+        self.write = Probe("64 KiB written, read, removed in 3FS")
+        self.connect = Probe("client of 3FS connected")
+        self.lease = Lease()
+        self._lab, self._crew = lab, crew
+        self._port, self._storage = webhook, storage
+        self._tls = ssl.create_default_context()
+        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+
+    @property
+    def all(self) -> list[Probe]:
+        """In the order of the table."""
+        return [self.webhook, self.order, self.start, self.write, self.connect]
+
+    async def run(self, seconds: float) -> None:
+        """Repeat each request at its own interval."""
+        ends_at = time.monotonic() + seconds
+
+        async def repeat(work: Any, pause: float) -> None:
+            while time.monotonic() < ends_at:
+                await work()
+                await asyncio.sleep(pause)
+
+        client = await asyncio.to_thread(threefs.connect, self._storage)
+        try:
+            await asyncio.gather(
+                repeat(lambda: self.webhook.once(self._review), WEBHOOK_SECONDS),
+                repeat(lambda: self._files(client), STORAGE_SECONDS),
+                repeat(lambda: self.connect.once(self._connect), 2 * STORAGE_SECONDS),
+                repeat(self._suspend, 0.5),
+                repeat(self._look, LEASE_SECONDS),
+            )
+        finally:
+            await asyncio.to_thread(client.close)
+
+    async def _review(self) -> None:
+        """On a new connection each time; the API server would reuse one."""
+        body = json.dumps(REVIEW).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._tls)
+        try:
+            head = f"POST /inject HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            line = await reader.readline()
+            if b" 200 " not in line:
+                raise OSError(f"the webhook answered {line!r}")
+        finally:
+            writer.transport.abort()
+
+    async def _files(self, client: threefs.Client) -> None:
+        def work() -> None:
+            client.write_file("/probe", BLOCK)
+            if client.read_file("/probe") != BLOCK:
+                raise OSError("other bytes came back")
+            client.remove("/probe")
+
+        await self.write.once(lambda: asyncio.to_thread(work))
+
+    async def _connect(self) -> None:
+        def work() -> None:
+            with threefs.connect(self._storage) as client:
+                client.stat("/")
+
+        await asyncio.to_thread(work)
+
+    async def _suspend(self) -> None:
+        """The job is suspended, and resumed once its pods have left."""
+        lab, crew = self._lab, self._crew
+        crew.suspended.clear()
+
+        async def asked() -> None:
+            await lab.api.merge(FLYERJOBS, JOB, {"spec": {"suspend": True}}, NAMESPACE)
+            await self._until(lambda: bool(crew.suspended), 0.002)
+
+        async def again() -> None:
+            await lab.api.merge(FLYERJOBS, JOB, {"spec": {"suspend": False}}, NAMESPACE)
+            await self._until_phase("Running", 0.02)
+
+        await self.order.once(asked)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS_MAX):
+                await self._until_phase("Suspended", 0.05)
+        await self.start.once(again)
+
+    async def _until(self, holds: Callable[[], bool], pause: float) -> None:
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(pause)
+
+    async def _until_phase(self, phase: str, pause: float) -> None:
+        while True:
+            if (await self._phase()) == phase:
+                return
+            await asyncio.sleep(pause)
+
+    async def _phase(self) -> str:
+        found = await self._lab.api.get(FLYERJOBS, JOB, NAMESPACE)
+        return str((found.get("status") or {}).get("phase"))
+
+    async def _look(self) -> None:
+        spec = (await self._lab.api.get(LEASES, "flyer-operator", SYSTEM))["spec"]
+        self.lease.holders.add(str(spec["holderIdentity"]))
+        self.lease.transitions.add(int(spec.get("leaseTransitions") or 0))
+        self.lease.renewals.add(str(spec["renewTime"]))

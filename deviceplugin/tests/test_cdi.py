@@ -1,0 +1,167 @@
+"""CDI specifications: the agent's own, NVIDIA's, and what a pod's environment can change."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyer_node.cdi import CdiFolder, nvidia_specifications
+from flyer_node.plugin.cdi import FILES, documents, nvidia_devices
+from flyer_node.plugin.resources import GPU, NodeView, resources_of
+from flyer_node.testing.stage import inventory_of
+from flyer_node.testing.sysfs import paper_node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Node
+
+NCCL = "fireflyer.dev/rdma-nccl"
+
+NVIDIA_YAML = """---
+cdiVersion: 0.5.0
+kind: {kind}
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+- name: {uuid}
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+containerEdits:
+  mounts:
+  - hostPath: /usr/lib/libcuda.so.550
+    containerPath: /usr/lib/libcuda.so.550
+"""
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> NodeView:
+    inventory = inventory_of(paper_node(), tmp_path / "sys")
+    return NodeView(inventory, device_mode="cdi", topology_file="/var/lib/x/nccl.xml")
+
+
+class Runtime:
+    """A container runtime with CDI and, as NVIDIA's, with GPUs by environment if it is allowed."""
+
+    def __init__(self, folder: Path, *, accepts_environment: bool) -> None:
+        self._accepts = accepts_environment
+        self._specs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+    def start(self, names: list[str], environment: dict[str, str]) -> tuple[set[str], set[str]]:
+        """Device nodes and mounts of a container."""
+        edits: list[dict[str, Any]] = []
+        for name in names:
+            kind, _, device = name.partition("=")
+            spec = next(one for one in self._specs if one["kind"] == kind)
+            found = next(one for one in spec["devices"] if one["name"] == device)
+            edits += [found["containerEdits"], spec.get("containerEdits", {})]
+        nodes = {node["path"] for edit in edits for node in edit.get("deviceNodes", [])}
+        mounts = {mount["containerPath"] for edit in edits for mount in edit.get("mounts", [])}
+        if self._accepts and environment.get("NVIDIA_VISIBLE_DEVICES") == "all":
+            nodes |= {f"/dev/nvidia{index}" for index in range(8)}
+        return nodes, mounts
+
+
+def gpus(nodes: set[str]) -> set[str]:
+    return {path for path in nodes if path.removeprefix("/dev/nvidia").isdecimal()}
+
+
+@pytest.mark.parametrize("own", [{}, {"NVIDIA_VISIBLE_DEVICES": "all"}, {"FLYER_GPUS": "GPU-x"}])
+def test_a_pods_environment_does_not_change_the_granted_gpus(
+    view: NodeView, tmp_path: Path, own: dict[str, str]
+) -> None:
+    assert CdiFolder(tmp_path / "cdi").write(view) == ""
+    gpu = view.inventory.gpus[5]
+    grant = resources_of(view)[GPU].grant([gpu.uuid])
+    image = {"NVIDIA_VISIBLE_DEVICES": "all"}  # as in the images that NVIDIA publishes
+    environment = image | grant.environment | own  # the kubelet's order: the pod's own wins
+    runtime = Runtime(tmp_path / "cdi", accepts_environment=False)
+    nodes, _ = runtime.start(list(grant.cdi_devices), environment)
+    assert gpus(nodes) == {"/dev/nvidia5"}
+    assert "/dev/nvidiactl" in nodes
+
+
+def test_an_images_own_value_never_beats_the_grant(view: NodeView, tmp_path: Path) -> None:
+    """Also where NVIDIA's runtime still reads the environment of unprivileged containers."""
+    CdiFolder(tmp_path / "cdi").write(view)
+    runtime = Runtime(tmp_path / "cdi", accepts_environment=True)
+    grant = resources_of(view)[GPU].grant([view.inventory.gpus[2].uuid])
+    environment = {"NVIDIA_VISIBLE_DEVICES": "all"} | grant.environment
+    nodes, _ = runtime.start(list(grant.cdi_devices), environment)
+    assert gpus(nodes) == {"/dev/nvidia2"}
+
+
+def test_rdma_and_topology_come_by_name_too(view: NodeView, tmp_path: Path) -> None:
+    CdiFolder(tmp_path / "cdi").write(view)
+    grant = resources_of(view)[NCCL].grant([resources_of(view)[NCCL].devices()[0].id])
+    runtime = Runtime(tmp_path / "cdi", accepts_environment=False)
+    nodes, mounts = runtime.start(list(grant.cdi_devices), grant.environment)
+    assert nodes == {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}
+    assert mounts == {grant.environment["NCCL_TOPO_FILE"]}
+
+
+def test_the_hosts_paths_are_those_of_the_driver_s_root(view: NodeView) -> None:
+    moved = replace(view, device_root="/run/nvidia/driver/dev")
+    spec = json.loads(documents(moved)[FILES[GPU]])
+    node = spec["devices"][0]["containerEdits"]["deviceNodes"][0]
+    assert node["path"] == "/dev/nvidia0"
+    assert node["hostPath"] == "/run/nvidia/driver/dev/nvidia0"
+
+
+def test_a_gpu_without_its_device_node_is_in_no_specification(view: NodeView) -> None:
+    some = replace(view, exists=lambda path: not path.endswith("nvidia3"))
+    names = [one["name"] for one in json.loads(documents(some)[FILES[GPU]])["devices"]]
+    assert view.inventory.gpus[3].uuid not in names
+    assert len(names) == 7
+
+
+def test_a_kind_without_devices_has_no_file(view: NodeView, tmp_path: Path) -> None:
+    """A specification with an empty list is invalid, and makes the runtime refuse all its names."""
+    folder = CdiFolder(tmp_path / "cdi")
+    folder.write(view)
+    (tmp_path / "cdi" / "other.json").write_text("{}")
+    folder.write(replace(view, exists=lambda _: False, topology_file=""))
+    assert [path.name for path in (tmp_path / "cdi").iterdir()] == ["other.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_the_reason(view: NodeView, tmp_path: Path) -> None:
+    (tmp_path / "cdi").write_text("a file")
+    assert "cannot be written" in CdiFolder(tmp_path / "cdi").write(view)
+
+
+def test_nvidias_specification_adds_the_libraries_of_the_gpus_that_it_names(
+    view: NodeView, tmp_path: Path
+) -> None:
+    uuid = view.inventory.gpus[0].uuid
+    (tmp_path / "nvidia.yaml").write_text(NVIDIA_YAML.format(kind="nvidia.com/gpu", uuid=uuid))
+    (tmp_path / "broken.yaml").write_bytes(b"\xff\xfe")
+    found = nvidia_specifications([tmp_path / "none", tmp_path])
+    assert found == {uuid}
+    with_libraries = replace(view, nvidia_cdi=found)
+    grant = resources_of(with_libraries)[GPU].grant([one.uuid for one in view.inventory.gpus[:2]])
+    assert f"nvidia.com/gpu={uuid}" in grant.cdi_devices
+    assert len(grant.cdi_devices) == 3, "the second GPU is in no specification of NVIDIA's"
+
+
+def test_an_index_or_another_kind_is_not_nvidias_name_of_a_gpu(view: NodeView) -> None:
+    """An index may be another GPU after a reboot."""
+    uuid = view.inventory.gpus[0].uuid
+    other = NVIDIA_YAML.format(kind="example.com/gpu", uuid=uuid)
+    by_index = NVIDIA_YAML.format(kind="nvidia.com/gpu", uuid='"1"')
+    assert nvidia_devices([other, by_index]) == frozenset()
+    as_json = json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": uuid}]}, indent=1)
+    assert nvidia_devices([as_json]) == {uuid}
+
+
+async def test_the_agent_writes_specifications_before_it_offers_devices(node: Node) -> None:
+    await node.gpus(8)
+    got = await node.kubelet.admit(GPU, "a", 2)
+    runtime = Runtime(node.folder / "cdi", accepts_environment=False)
+    nodes, _ = runtime.start([one.name for one in got.cdi_devices], dict(got.envs))
+    assert len(gpus(nodes)) == 2
+    assert not got.devices

@@ -1,0 +1,315 @@
+"""Our admission policies as the API server enforces them, and who a request comes from.
+
+Every policy of `flyer.api.policies` is in force. Its names are not the chart's: the operator is
+`OPERATOR` and the agent on the nodes `AGENT`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.api.policies import (
+    NODE_ACCOUNT,
+    OPERATOR_ACCOUNT,
+    SYSTEM_NAMESPACE,
+    admission_policies,
+)
+
+from fakekube import patches
+from fakekube.cel import Expression, Failure, Values
+from fakekube.errors import ApiRefusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fakekube.paths import Place
+    from fakekube.store import Object, Store
+
+__all__ = ["ADMINISTRATOR", "AGENT", "OPERATOR", "Admission", "Request", "User", "acting"]
+
+OPERATOR: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{OPERATOR_ACCOUNT}"
+AGENT: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{NODE_ACCOUNT}"
+MASTERS: Final = "system:masters"
+_CODES: Final = {"Forbidden": 403, "Invalid": 422, "Unauthorized": 401}
+_EXTRA: Final = "impersonate-extra-"
+_SYSTEM_CLASSES: Final = {
+    "system-cluster-critical": 2_000_000_000,
+    "system-node-critical": 2_000_001_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom a request is from. Nobody is authenticated: a header says it, as `acting` makes it."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    extra: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], otherwise: User) -> User:
+        """From the headers by which kubectl and our clients impersonate somebody."""
+        name = headers.get("Impersonate-User")
+        if not name:
+            return otherwise
+        groups = tuple(one for key, one in headers.items() if key.lower() == "impersonate-group")
+        extra = {
+            key[len(_EXTRA) :].lower().replace("%2f", "/"): [one]
+            for key, one in headers.items()
+            if key.lower().startswith(_EXTRA)
+        }
+        return cls(name, groups, extra)
+
+
+ADMINISTRATOR: Final = User("kubernetes-admin", (MASTERS,))
+
+
+def acting(user: str, *groups: str, node: str = "") -> dict[str, str]:
+    """Headers of a request by somebody; of one group at most, as a mapping has each key once."""
+    assert len(groups) <= 1, groups
+    headers = {"Impersonate-User": user}
+    if groups:
+        headers["Impersonate-Group"] = groups[0]
+    if node:
+        headers["Impersonate-Extra-authentication.kubernetes.io%2Fnode-name"] = node
+    return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A write, as policies see it."""
+
+    operation: str  # CREATE, UPDATE or DELETE
+    place: Place
+    name: str
+    user: User
+    dry_run: bool = False
+
+    def to_object(self) -> Object:
+        """The variable `request`."""
+        place, user = self.place, self.user
+        resource = {"group": place.group, "version": place.version, "resource": place.plural}
+        found: Object = {
+            "operation": self.operation, "name": self.name, "namespace": place.namespace,
+            "resource": resource, "dryRun": self.dry_run,
+            "userInfo": {"username": user.name, "groups": list(user.groups), "extra": user.extra},
+        }  # fmt: skip
+        return {**found, "subResource": place.subresource} if place.subresource else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Validation:
+    expression: Expression
+    message: Expression | None
+    fixed: str
+    code: int
+
+
+class _Policy:
+    """One policy with its binding, compiled."""
+
+    def __init__(self, policy: Object, binding: Object) -> None:
+        spec = policy["spec"]
+        self.name: str = policy["metadata"]["name"]
+        self._rules = spec["matchConstraints"]["resourceRules"]
+        self._conditions = [
+            Expression(one["expression"]) for one in spec.get("matchConditions", ())
+        ]
+        self._variables = {
+            one["name"]: Expression(one["expression"]) for one in spec.get("variables", ())
+        }
+        self._param = binding["spec"].get("paramRef", {}).get("name", "")
+        self._validations = [
+            _Validation(
+                Expression(one["expression"]),
+                Expression(one["messageExpression"]) if "messageExpression" in one else None,
+                one.get("message", f"failed expression: {one['expression']}"),
+                _CODES[one.get("reason", "Invalid")],
+            )
+            for one in spec.get("validations", ())
+        ]
+        self._mutations = [
+            Expression(_as_map(one["applyConfiguration"]["expression"]))
+            for one in spec.get("mutations", ())
+        ]
+
+    def matches(self, request: Request) -> bool:
+        """Whether it is about such writes."""
+        return any(
+            request.place.group in rule["apiGroups"]
+            and request.operation in rule["operations"]
+            and request.place.resource in rule["resources"]
+            for rule in self._rules
+        )
+
+    def mutate(self, request: Request, old: Object | None, new: Object) -> Object:
+        """The object as this policy changes it."""
+        variables = self._given(request, old, new)
+        for mutation in self._mutations if self._applies(request, variables) else ():
+            change = mutation(self._values(mutation, variables, None))
+            new = patches.strategic(new, change)
+        return new
+
+    def validate(
+        self, request: Request, old: Object | None, new: Object | None, store: Store, allows: Any
+    ) -> None:
+        """Refuse the write, or not."""
+        variables = self._given(request, old, new)
+        if self._param:
+            variables["params"] = store.find("flyertopologies", self._param)
+            if variables["params"] is None:
+                return  # parameterNotFoundAction: Allow
+        for validation in self._validations if self._applies(request, variables) else ():
+            self._validate(request, validation, variables, allows)
+
+    def _given(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        authorizer = {"user": request.user.name, "groups": list(request.user.groups)}
+        return {
+            "request": request.to_object(), "object": new, "oldObject": old,
+            "authorizer": authorizer,
+        }  # fmt: skip
+
+    def _applies(self, request: Request, variables: Object) -> bool:
+        try:
+            return all(one(Values(variables)) for one in self._conditions)
+        except Failure as failure:
+            raise self._refusal(request, 403, f"a match condition failed: {failure}") from None
+
+    def _validate(
+        self, request: Request, validation: _Validation, variables: Object, allows: Any
+    ) -> None:
+        expression = validation.expression
+        try:
+            if expression(self._values(expression, variables, allows)) is True:
+                return
+        except Failure as failure:
+            why = f"expression '{expression.text}' resulted in error: {failure}"
+            raise self._refusal(request, validation.code, why) from None
+        message = validation.fixed
+        if validation.message is not None:
+            with contextlib.suppress(Failure):
+                message = validation.message(self._values(validation.message, variables, allows))
+        raise self._refusal(request, validation.code, message)
+
+    def _values(self, expression: Expression, variables: Object, allows: Any) -> Values:
+        """The variables that the expression uses, and those that these use, computed."""
+        computed: Object = {}
+        for name in self._used(expression.text):
+            values = Values({**variables, "variables": dict(computed)}, allows)
+            with contextlib.suppress(Failure):  # it fails where it is used
+                computed[name] = self._variables[name](values)
+        return Values({**variables, "variables": computed}, allows)
+
+    def _used(self, text: str) -> Iterator[str]:
+        wanted = set(re.findall(r"\bvariables\.(\w+)", text))
+        grown = True
+        while grown:
+            below = {
+                name
+                for one in wanted
+                for name in re.findall(r"\bvariables\.(\w+)", self._variables[one].text)
+            }
+            grown = not below <= wanted
+            wanted |= below
+        return (name for name in self._variables if name in wanted)  # each after those it uses
+
+    def _refusal(self, request: Request, code: int, why: str) -> ApiRefusal:
+        reason = next(name for name, one in _CODES.items() if one == code)
+        group = f".{request.place.group}" if request.place.group else ""
+        what = f'{request.place.plural}{group} "{request.name}" is forbidden'
+        policy = f"ValidatingAdmissionPolicy '{self.name}' with binding '{self.name}'"
+        return ApiRefusal(code, reason, f"{what}: {policy} denied request: {why}")
+
+
+def _as_map(expression: str) -> str:
+    """`Object{a: Object.a{b: X}}` as maps; each with one field, which is all that we write."""
+    found = re.sub(r"\bObject[.\w]*\{(\w+):", r"{'\1':", expression)
+    assert "Object" not in found, expression
+    return found
+
+
+@functools.cache
+def _policies() -> tuple[_Policy, ...]:
+    found = admission_policies()
+    bindings = {one["spec"]["policyName"]: one for one in found if one["kind"].endswith("Binding")}
+    return tuple(
+        _Policy(one, bindings[one["metadata"]["name"]])
+        for one in found
+        if not one["kind"].endswith("Binding")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What the store asks about one write."""
+
+    admission: Admission
+    request: Callable[[Object | None, Object | None], Request]
+
+    def mutate(self, old: Object | None, new: Object) -> Object:
+        """Before validation: the object to store instead."""
+        return self.admission.mutate(self.request(old, new), old, new)
+
+    def validate(self, old: Object | None, new: Object | None) -> None:
+        """After validation: refuse it, or not."""
+        self.admission.validate(self.request(old, new), old, new)
+
+
+class Admission:
+    """All policies over one store.
+
+    `grants` are the rights that `authorizer` knows: (user or group, resource, name, verb); the
+    name `*` is any, and the group system:masters has every right. `off` names policies that are not
+    in force; `*`: none is.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.grants: set[tuple[str, str, str, str]] = set()
+        self.off: set[str] = set()
+        self._store = store
+
+    def gate(self, request: Callable[[Object | None, Object | None], Request]) -> Gate:
+        """Admission of one write, whose request depends on what is there."""
+        return Gate(self, request)
+
+    def matching(self, request: Request) -> Iterator[_Policy]:
+        """The policies that are in force for it."""
+        for policy in () if "*" in self.off else _policies():
+            if policy.matches(request) and policy.name.partition(".")[0] not in self.off:
+                yield policy
+
+    def mutate(self, request: Request, old: Object | None, new: Object) -> Object:
+        """The object to store instead."""
+        for policy in self.matching(request):
+            new = policy.mutate(request, old, new)
+        return self._with_priority(request, new)
+
+    def _with_priority(self, request: Request, new: Object) -> Object:
+        """A new pod with the value of its PriorityClass. A class that is not there is let pass."""
+        spec = new.get("spec")
+        if (request.operation, request.place.resource) != ("CREATE", "pods"):
+            return new
+        if not isinstance(spec, dict) or not isinstance(spec.get("priorityClassName"), str):
+            return new
+        name = spec["priorityClassName"]
+        found = self._store.find("priorityclasses", name)
+        value = found["value"] if found else _SYSTEM_CLASSES.get(name)
+        return new if value is None else {**new, "spec": {**spec, "priority": value}}
+
+    def validate(self, request: Request, old: Object | None, new: Object | None) -> None:
+        """Refuse the write, or not."""
+        for policy in self.matching(request):
+            policy.validate(request, old, new, self._store, self._allows)
+
+    def _allows(self, check: Object) -> bool:
+        subjects = {check["user"], *check["groups"]}
+        resource, verb = check.get("resource", ""), check.get("verb", "")
+        return MASTERS in subjects or any(
+            (one, resource, name, verb) in self.grants
+            for one in subjects
+            for name in (check.get("name", ""), "*")
+        )

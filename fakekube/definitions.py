@@ -1,0 +1,179 @@
+"""Our CRDs as the API server enforces them: pruning, defaults, schema, CEL rules."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flyer.api import GROUP, crd
+
+from fakekube.cel import Expression, Failure, Values, escaped
+from fakekube.errors import ApiRefusal, invalid
+from fakekube.structural import apply_defaults, correlated, prune, schema_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Definition", "definition_of"]
+
+_NOT_CHECKED = (
+    '<nil>: Invalid value: "": some validation rules were not checked because the object was '
+    "invalid; correct the existing errors to complete validation"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One entry of x-kubernetes-validations."""
+
+    expression: Expression
+    message: str
+    computed: Expression | None
+    field_path: str
+    transition: bool  # compares with oldSelf: holds for updates alone
+
+    @classmethod
+    def of(cls, entry: dict[str, str]) -> _Rule:
+        computed = entry.get("messageExpression")
+        return cls(
+            Expression(entry["rule"]),
+            entry["message"],
+            Expression(computed) if computed else None,
+            entry.get("fieldPath", ""),
+            bool(re.search(r"\boldSelf\b", entry["rule"])),
+        )
+
+    def error(self, values: Values, path: str, shown: str) -> str:
+        """What the API server says of a value for which the rule does not hold; empty: it does."""
+        try:
+            if self.expression(values) is True:
+                return ""
+            message = self.message
+            if self.computed is not None:
+                with contextlib.suppress(Failure):
+                    message = self.computed(values)
+        except Failure as failure:
+            message = f"rule evaluation error: {failure}: {self.message}"
+        place = f"{path}{self.field_path}" if path else self.field_path.removeprefix(".")
+        return f"{place or '<nil>'}: Invalid value: {shown}: {message}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """The rules of one part of a schema and of its members; parts without any are left out."""
+
+    schema: dict[str, Any]
+    rules: tuple[_Rule, ...]
+    properties: dict[str, _Node] = field(default_factory=dict)
+    items: _Node | None = None
+    extra: _Node | None = None
+
+    @classmethod
+    def of(cls, schema: dict[str, Any]) -> _Node | None:
+        rules = tuple(_Rule.of(one) for one in schema.get("x-kubernetes-validations") or ())
+        properties = {
+            name: node
+            for name, part in (schema.get("properties") or {}).items()
+            if (node := cls.of(part)) is not None
+        }
+        items, extra = schema.get("items"), schema.get("additionalProperties")
+        below = [cls.of(one) if isinstance(one, dict) else None for one in (items, extra)]
+        if not rules and not properties and below == [None, None]:
+            return None
+        return cls(schema, rules, properties, *below)
+
+    def errors(self, value: Any, old: Any, path: str = "") -> Iterator[str]:
+        """Of a value whose shape is right. `old` is None where nothing was stored."""
+        if value is None:
+            return
+        yield from self._own(value, old, path)
+        if isinstance(value, dict):
+            before = old if isinstance(old, dict) else {}
+            for name, one in value.items():
+                node = self.properties.get(name) or self.extra
+                if node is not None:
+                    place = f"{path}.{name}" if path else name
+                    yield from node.errors(one, before.get(name), place)
+        elif isinstance(value, list) and self.items is not None:
+            for index, one in enumerate(value):
+                before = correlated(one, old, self.schema)
+                known = before if isinstance(before, dict) else None
+                yield from self.items.errors(one, known, f"{path}[{index}]")
+
+    def _own(self, value: Any, old: Any, path: str) -> Iterator[str]:
+        unchanged = old is not None and value == old
+        rules = [
+            one for one in self.rules
+            if (old is not None if one.transition else not unchanged)
+        ]  # fmt: skip
+        if not rules:
+            return
+        before = None if old is None else escaped(old, self.schema)
+        values = Values({"self": escaped(value, self.schema), "oldSelf": before})
+        shown = '"object"' if isinstance(value, dict) else json.dumps(value)
+        for rule in rules:
+            if error := rule.error(values, path, shown):
+                yield error
+
+
+class Definition:
+    """One CRD, compiled."""
+
+    def __init__(self, kind: crd.Kind) -> None:
+        found = crd.crd(kind)["spec"]
+        self.plural: str = found["names"]["plural"]
+        self._name = f"{kind.kind}.{found['group']}"
+        self._schema: dict[str, Any] = found["versions"][0]["schema"]["openAPIV3Schema"]
+        self._rules = _Node.of(self._schema)
+
+    def prune(self, value: dict[str, Any], *, strict: bool = False) -> None:
+        """Remove unknown fields, in place; `strict` refuses them."""
+        unknown = list(prune(value, self._schema))
+        if strict and unknown:
+            listed = ", ".join(f'unknown field "{one}"' for one in unknown)
+            raise ApiRefusal(400, "BadRequest", f"strict decoding error: {listed}")
+
+    def complete(self, value: dict[str, Any]) -> None:
+        """Add defaults, in place."""
+        apply_defaults(value, self._schema)
+
+    def check(self, value: dict[str, Any], old: dict[str, Any] | None) -> None:
+        """Refuse an object that breaks its schema or a rule."""
+        name = value["metadata"]["name"]
+        known = () if old is None else (_body(old),)
+        errors = list(schema_errors(_body(value), self._schema, "", *known))
+        if errors:
+            errors.append(_NOT_CHECKED)
+        elif self._rules is not None:
+            before = None if old is None else _seen(old)
+            errors = list(self._rules.errors(_seen(value), before))
+        if errors:
+            why = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
+            raise invalid(self._name, name, why)
+
+
+def _body(value: dict[str, Any]) -> dict[str, Any]:
+    """Without the metadata, which another validation looks at."""
+    return {name: one for name, one in value.items() if name != "metadata"}
+
+
+def _seen(value: dict[str, Any]) -> dict[str, Any]:
+    """As rules see it: of the metadata the name alone."""
+    metadata = {
+        name: one for name, one in value["metadata"].items() if name in ("name", "generateName")
+    }
+    return {**value, "metadata": metadata}
+
+
+@functools.cache
+def _definitions() -> dict[str, Definition]:
+    return {one.plural: one for one in (Definition(kind) for kind in crd.KINDS)}
+
+
+def definition_of(plural: str, group: str) -> Definition | None:
+    """The definition of one of our kinds; None for others."""
+    return _definitions().get(plural) if group == GROUP else None

@@ -1,0 +1,191 @@
+"""Stand-ins for the scheduler's neighbours: a gateway whose jobs behave as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flyer.engine import (
+    CheckpointReported,
+    Failed,
+    GangStarted,
+    Killed,
+    PodExited,
+    Released,
+    Succeeded,
+    SuspendReceived,
+)
+
+from fakekube.kubelets import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Event, Outcome, Signal, Start
+    from flyer.kube.gateway import Heard
+    from flyer.kube.gateway.identities import PodIdentity
+
+__all__ = ["FakeGateway", "Gang", "PodRunner", "outcome_of"]
+
+
+def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
+    """From a pod's JSON in a terminal phase; None: it is gone without a trace."""
+    if pod is None:
+        return Killed(0, "vanished")
+    if pod["status"]["phase"] == "Succeeded":
+        return Succeeded()
+    for one in pod["status"].get("containerStatuses") or ():
+        ended = (one.get("state") or {}).get("terminated")
+        if ended and (ended.get("signal") or ended["exitCode"] > 128):
+            return Killed(ended.get("signal") or ended["exitCode"] - 128, ended.get("reason", ""))
+        if ended:
+            return Failed(ended["exitCode"], ended.get("message", ""))
+    return Killed(0, pod["status"].get("reason", "no container ran"))
+
+
+class PodStore(Protocol):
+    """Where pods are looked up."""
+
+    def find(self, plural: str, name: str, namespace: str) -> dict[str, Any] | None:
+        """The object, if there is one."""
+
+
+class PodRunner(Protocol):
+    """Who runs the pods: `Kubelets` in memory, or `ApiNodes`."""
+
+    @property
+    def store(self) -> PodStore:
+        """Its pods."""
+
+    def finish(self, namespace: str, name: str, end: Exit) -> None:
+        """Let a pod end."""
+
+
+@dataclass(slots=True)
+class Gang:
+    """An attempt whose pods are expected."""
+
+    job: FlyerJob
+    start: Start
+    pods: tuple[PodIdentity, ...]
+    located: set[str] = field(default_factory=set)
+    concluded: set[str] = field(default_factory=set)
+    up: bool = False
+
+
+class FakeGateway:
+    """The interface of the gateway over pods that `Kubelets` run.
+
+    A gang is up when all its pods have addresses. A signalled gang acknowledges, saves one step
+    more and ends, unless `deaf`. What its sidecars said they say again to the next leader's
+    gateway: `said`, which all gateways of a cluster share, is their memory.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[Event], None],
+        kubelets: PodRunner,
+        said: dict[tuple[str, int], list[Event]] | None = None,
+    ) -> None:
+        self._said = {} if said is None else said
+        self.gangs: dict[str, Gang] = {}
+        self.signals: list[Signal] = []
+        self.deaf = False
+        self.heard_of: dict[str, Heard] = {}  # what `heard` tells
+        self._tell = tell
+        self._kubelets = kubelets
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        await asyncio.Event().wait()
+
+    def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
+        """These pods are this attempt."""
+        known = self.gangs.get(start.job)
+        if known is not None and known.start.attempt == start.attempt:
+            return
+        gang = self.gangs[start.job] = Gang(job, start, tuple(pods))
+        for event in self._said.get((start.job, start.attempt), ()):
+            self._tell(event)
+        for pod in pods:
+            found = self._kubelets.store.find("pods", pod.name, pod.namespace)
+            if found is not None and found["metadata"]["uid"] == pod.uid:
+                self._locate(gang, pod.uid, found["status"].get("podIP", ""))
+
+    def locate(self, uid: str, ip: str) -> None:
+        """Where a pod is."""
+        for gang in self.gangs.values():
+            if any(pod.uid == uid for pod in gang.pods):
+                self._locate(gang, uid, ip)
+
+    def _locate(self, gang: Gang, uid: str, ip: str) -> None:
+        if ip:
+            gang.located.add(uid)
+        if not gang.up and len(gang.located) == len(gang.start.assignment.nodes):
+            gang.up = True
+            self._tell(GangStarted(gang.start.job, gang.start.attempt))
+
+    def signal(self, signal: Signal) -> None:
+        """Ask the job to save and release."""
+        self.signals.append(signal)
+        gang = self.gangs.get(signal.job)
+        if gang is None or gang.start.attempt != signal.attempt or self.deaf:
+            return
+        saved = gang.start.restore_from.step if gang.start.restore_from else 0
+        job, attempt, step = signal.job, signal.attempt, saved + 1
+        left: list[Event] = [
+            SuspendReceived(job, attempt),
+            CheckpointReported(job, attempt, step, f"step-{step}"),
+            Released(job, attempt),
+        ]
+        # Asked again, by the next leader, a gang that has saved and left saves no further step.
+        for event in self._said.setdefault((job, attempt), left):
+            self._tell(event)
+        for pod in gang.pods:
+            self._kubelets.finish(pod.namespace, pod.name, Exit())
+
+    def kill(self, job: str, attempt: int) -> set[str]:
+        """End the attempt's ranks from inside, unless they are deaf."""
+        gang = self.gangs.get(job)
+        if gang is None or gang.start.attempt != attempt or self.deaf:
+            return set()
+        told = {pod.uid for pod in gang.pods if pod.uid in gang.located}
+        for pod in gang.pods:
+            if pod.uid in told:
+                self._kubelets.finish(pod.namespace, pod.name, Exit(137, 9))
+        return told
+
+    async def conclude(self, uid: str, status: Outcome) -> Outcome:
+        """A pod has ended: tells PodExited, once."""
+        for gang in self.gangs.values():
+            for rank, pod in enumerate(gang.pods):
+                if pod.uid == uid and uid not in gang.concluded:
+                    gang.concluded.add(uid)
+                    names = gang.start.assignment.names
+                    name = names[rank] if len(gang.pods) == len(names) else self._node(pod)
+                    self._tell(PodExited(gang.start.job, gang.start.attempt, name, status))
+        return status
+
+    def _node(self, pod: PodIdentity) -> str:
+        found = self._kubelets.store.find("pods", pod.name, pod.namespace)
+        return str(found["spec"].get("nodeName", "")) if found else ""
+
+    def forget(self, job: str, attempt: int) -> None:
+        """The attempt is over."""
+        gang = self.gangs.get(job)
+        if gang is not None and gang.start.attempt == attempt:
+            del self.gangs[job]
+
+    def absent(self, job: str) -> list[str]:
+        """Names of pods that have no address yet."""
+        gang = self.gangs.get(job)
+        return [pod.name for pod in gang.pods if pod.uid not in gang.located] if gang else []
+
+    def restate(self, job: str) -> None:
+        """No gang of this gateway loses its streams."""
+
+    def heard(self) -> dict[str, Heard]:
+        """What is heard of each node."""
+        return dict(self.heard_of)

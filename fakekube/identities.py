@@ -1,0 +1,74 @@
+"""Service-account tokens of the in-memory API server: issue them, review them."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fakekube.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Whom a token stands for."""
+
+    namespace: str
+    service_account: str
+    audiences: tuple[str, ...]
+    pod: str = ""
+    pod_uid: str = ""
+
+
+class Tokens:
+    """Tokens live as long as the pod that they are bound to."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tokens: dict[str, Token] = {}
+
+    def issue(
+        self,
+        namespace: str,
+        *,
+        pod: str = "",
+        service_account: str = "default",
+        audiences: tuple[str, ...] = ("fireflyer-gateway",),
+    ) -> str:
+        """A projected token of this pod, which must exist."""
+        uid = self._store.get("pods", pod, namespace)["metadata"]["uid"] if pod else ""
+        text = secrets.token_urlsafe(24)
+        self._tokens[text] = Token(namespace, service_account, audiences, pod, uid)
+        return text
+
+    def review(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The TokenReview with its status."""
+        spec = body.get("spec", {})
+        token = self._tokens.get(spec.get("token", ""))
+        wanted = spec.get("audiences") or []
+        audiences = [one for one in (token.audiences if token else ()) if one in wanted]
+        if token is None or (wanted and not audiences) or not self._bound(token):
+            status: dict[str, Any] = {"authenticated": False, "error": "invalid bearer token"}
+            return {**body, "status": status}
+        extra = {}
+        if token.pod:
+            extra = {
+                "authentication.kubernetes.io/pod-name": [token.pod],
+                "authentication.kubernetes.io/pod-uid": [token.pod_uid],
+            }
+        user = {
+            "username": f"system:serviceaccount:{token.namespace}:{token.service_account}",
+            "groups": ["system:serviceaccounts", f"system:serviceaccounts:{token.namespace}"],
+            "extra": extra,
+        }
+        return {**body, "status": {"authenticated": True, "user": user, "audiences": audiences}}
+
+    def _bound(self, token: Token) -> bool:
+        if not token.pod:
+            return True
+        pod = self._store.find("pods", token.pod, token.namespace)
+        return pod is not None and pod["metadata"]["uid"] == token.pod_uid
+
+
+__all__ = ["Token", "Tokens"]

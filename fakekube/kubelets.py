@@ -1,0 +1,311 @@
+"""The nodes of the in-memory cluster: they run bound pods by script, in a few milliseconds each.
+
+They write into the store directly, so that the calls that the API server counts are those of the
+components under test. Also here: what the scheduler of Kubernetes does with ungated pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from fakekube.errors import ApiRefusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fakekube.store import Change, Object, Store
+
+__all__ = ["Exit", "Kubelets", "node_object", "wanted_node"]
+
+START_SECONDS: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a pod's container ended."""
+
+    status: int = 0
+    signal: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+def node_object(
+    name: str,
+    zone: str,
+    *,
+    leaf: str = "",
+    node_class: str = "default",
+    gpus: int = 8,
+    dedicated: bool = True,
+) -> Object:
+    """A ready node with Fire-Flyer's labels."""
+    labels = {
+        "kubernetes.io/hostname": name,
+        "topology.kubernetes.io/zone": zone,
+        "fireflyer.dev/zone": zone,
+        "fireflyer.dev/group": node_class,
+    }
+    spec: dict[str, Any] = {}
+    if leaf:
+        labels["fireflyer.dev/leaf"] = leaf
+    if dedicated:
+        labels["fireflyer.dev/dedicated"] = "true"
+        taint = {"key": "fireflyer.dev/dedicated", "value": "true", "effect": "NoSchedule"}
+        spec["taints"] = [taint]
+    resources = {"cpu": "64", "memory": "512Gi", "pods": "110", "fireflyer.dev/gpu": str(gpus)}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": spec,
+        "status": {
+            "capacity": resources,
+            "allocatable": resources,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+        },
+    }
+
+
+class Kubelets:
+    """All nodes.
+
+    `exits(pod)` is asked when a pod starts: an Exit that comes after `seconds`, or None for a pod
+    that runs until somebody ends it (`finish`). `started` and `stopped` are told of pods.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        exits: Callable[[Object], tuple[float, Exit] | None] = lambda _: None,
+        start_seconds: float = START_SECONDS,
+        term_seconds: float = START_SECONDS,
+    ) -> None:
+        self.store = store
+        self.exits = exits
+        self.start_seconds = start_seconds
+        self.term_seconds = term_seconds
+        self.tells_end_after_seconds = 0.0  # how long a container's end takes to be in its status
+        self.stopped_nodes: set[str] = set()  # their kubelets are dead
+        self.stuck_nodes: set[str] = set()  # their pods never end
+        self.refuses_start: set[str] = set()  # their pods stay Pending
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started: set[str] = set()
+        self._ending: set[str] = set()
+        self._addresses = 0
+
+    async def __aenter__(self) -> Self:
+        self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def open(self) -> None:
+        """Run what is bound, from now on."""
+        self.store.table("pods", "").watchers.add(self._changed)
+        for pod in self.store.all("pods"):
+            self._look(pod)
+
+    async def close(self) -> None:
+        """Stop running anything."""
+        self.store.table("pods", "").watchers.discard(self._changed)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- what tests do -------------------------------------------------------------------------
+
+    def add_node(self, name: str, zone: str, **details: Any) -> Object:
+        """A node joins."""
+        return self.store.create("nodes", node_object(name, zone, **details))
+
+    def finish(self, namespace: str, name: str, end: Exit | None = None) -> None:
+        """The pod's container ends now; its status says so when the kubelet gets to it."""
+        if self.tells_end_after_seconds:
+            self._spawn(self._finish_later(namespace, name, end))
+        else:
+            self._finish(namespace, name, end)
+
+    async def _finish_later(self, namespace: str, name: str, end: Exit | None) -> None:
+        await asyncio.sleep(self.tells_end_after_seconds)
+        self._finish(namespace, name, end)
+
+    def _finish(self, namespace: str, name: str, end: Exit | None) -> None:
+        pod = self.store.find("pods", name, namespace)
+        deaf = self.stopped_nodes | self.stuck_nodes
+        if pod is None or pod["spec"].get("nodeName") in deaf:
+            return  # nobody there to say so
+        if pod["status"]["phase"] in ("Pending", "Running"):
+            self._end(pod, end or Exit())
+
+    def lose_node(self, name: str) -> None:
+        """The machine dies: its kubelet falls silent and the node becomes NotReady."""
+        self.stopped_nodes.add(name)
+        self.set_ready(name, ready=False)
+
+    def return_node(self, name: str) -> None:
+        """It boots again: nothing runs on it any more, and its kubelet says so."""
+        self.stopped_nodes.discard(name)
+        for pod in self.store.all("pods"):
+            if pod["spec"].get("nodeName") != name:
+                continue
+            if "deletionTimestamp" in pod["metadata"]:
+                self._remove(pod)
+            elif pod["status"]["phase"] not in ("Succeeded", "Failed"):
+                self._end(pod, Exit(137, 9, "Error", "the node was restarted"))
+        self.set_ready(name, ready=True)
+
+    def set_ready(self, name: str, *, ready: bool) -> None:
+        """Write the node's Ready condition and the taint that the node controller adds."""
+        node = copy.deepcopy(self.store.get("nodes", name))
+        condition = {
+            "type": "Ready",
+            "status": "True" if ready else "Unknown",
+            "reason": "KubeletReady" if ready else "NodeStatusUnknown",
+        }
+        node["status"]["conditions"] = [condition]
+        self.store.replace("nodes", name, node, subresource="status")
+        taints = [
+            one
+            for one in node["spec"].get("taints", [])
+            if one["key"] != "node.kubernetes.io/unreachable"
+        ]
+        if not ready:
+            taints.append({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"})
+        self.store.patch("nodes", name, {"spec": {"taints": taints}})
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _changed(self, change: Change) -> None:
+        pod = change.after.object
+        if change.deleted:
+            self._started.discard(pod["metadata"]["uid"])
+            return
+        self._look(pod)
+
+    def _look(self, pod: Object) -> None:
+        uid, spec = pod["metadata"]["uid"], pod["spec"]
+        if not spec.get("nodeName"):
+            node = wanted_node(pod)
+            if node and spec["schedulerName"] == "default-scheduler":
+                self._spawn(self._schedule(pod, node))
+            return
+        if "deletionTimestamp" in pod["metadata"]:
+            if uid not in self._ending:
+                self._ending.add(uid)
+                self._spawn(self._terminate(pod))
+        elif uid not in self._started and pod["status"]["phase"] == "Pending":
+            self._started.add(uid)
+            self._spawn(self._run(pod))
+
+    async def _schedule(self, pod: Object, node: str) -> None:
+        await asyncio.sleep(0)
+        try:
+            self.store.bind(
+                pod["metadata"]["namespace"],
+                pod["metadata"]["name"],
+                {"target": {"name": node}, "metadata": {"uid": pod["metadata"]["uid"]}},
+            )
+        except ApiRefusal:
+            return  # gone, or bound already
+
+    async def _run(self, pod: Object) -> None:
+        await asyncio.sleep(self.start_seconds)
+        node = pod["spec"]["nodeName"]
+        current = self._current(pod)
+        silent = node in self.stopped_nodes | self.refuses_start
+        if current is None or silent or "deletionTimestamp" in current["metadata"]:
+            return
+        self._addresses += 1
+        address = f"10.0.{self._addresses // 250 % 250}.{self._addresses % 250 + 1}"
+        self._write(current, {
+            "phase": "Running",
+            "podIP": address,
+            "conditions": [{"type": "PodScheduled", "status": "True"},
+                           {"type": "Ready", "status": "True"}],
+            "containerStatuses": [{
+                "name": current["spec"]["containers"][0]["name"], "ready": True,
+                "state": {"running": {"startedAt": self._timestamp()}},
+            }],
+        })  # fmt: skip
+        plan = self.exits(current)
+        if plan is not None:
+            await asyncio.sleep(plan[0])
+            current = self._current(pod)
+            if current is not None and node not in self.stopped_nodes:
+                self._end(current, plan[1])
+
+    async def _terminate(self, pod: Object) -> None:
+        grace = pod["metadata"].get("deletionGracePeriodSeconds", 30)
+        await asyncio.sleep(min(self.term_seconds, grace))
+        node = pod["spec"]["nodeName"]
+        current = self._current(pod)
+        self._ending.discard(pod["metadata"]["uid"])
+        if current is None or node in self.stopped_nodes | self.stuck_nodes:
+            return
+        if current["status"]["phase"] == "Running":
+            self._end(current, Exit(143, 15, "Error"))
+        self._remove(pod)
+
+    def _remove(self, pod: Object) -> None:
+        if self._current(pod) is not None:
+            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            self.store.delete("pods", name, namespace, {"gracePeriodSeconds": 0})
+
+    def _end(self, pod: Object, end: Exit) -> None:
+        if pod["status"]["phase"] in ("Succeeded", "Failed"):
+            return
+        terminated: dict[str, Any] = {
+            "exitCode": end.status,
+            "reason": end.reason or ("Completed" if not end.status else "Error"),
+            "finishedAt": self._timestamp(),
+        }
+        if end.signal:
+            terminated["signal"] = end.signal
+        if end.message:
+            terminated["message"] = end.message
+        name = pod["spec"]["containers"][0]["name"]
+        self._write(pod, {
+            **pod["status"],
+            "phase": "Failed" if end.status or end.signal else "Succeeded",
+            "containerStatuses": [
+                {"name": name, "ready": False, "state": {"terminated": terminated}}
+            ],
+        })  # fmt: skip
+
+    def _write(self, pod: Object, status: dict[str, Any]) -> None:
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        current = self._current(pod)
+        if current is not None:
+            value = {**current, "status": status}
+            self.store.replace("pods", name, value, namespace, "status")
+
+    def _current(self, pod: Object) -> Object | None:
+        metadata = pod["metadata"]
+        found = self.store.find("pods", metadata["name"], metadata["namespace"])
+        return found if found and found["metadata"]["uid"] == metadata["uid"] else None
+
+    def _timestamp(self) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.store.clock()))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def wanted_node(pod: Object) -> str:
+    """The node that an ungated pod's affinity names."""
+    if pod["spec"].get("schedulingGates"):
+        return ""
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for term in required.get("nodeSelectorTerms", []):
+        for one in term.get("matchFields", []):
+            if one["key"] == "metadata.name" and one["operator"] == "In":
+                return str(one["values"][0])
+    return ""

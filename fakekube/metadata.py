@@ -1,0 +1,95 @@
+"""Validation of object metadata, in the API server's words."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["metadata_errors", "type_error"]
+
+_ANNOTATIONS_BYTES_MAX: Final = 256 * 1024
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_NAME: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_TYPES: Final[dict[str, type]] = {
+    "name": str, "generateName": str, "namespace": str, "uid": str, "resourceVersion": str,
+    "labels": dict, "annotations": dict, "ownerReferences": list, "finalizers": list,
+}  # fmt: skip
+_OWNER_TYPES: Final[dict[str, type]] = {
+    "apiVersion": str, "kind": str, "name": str, "uid": str, "controller": bool,
+    "blockOwnerDeletion": bool,
+}  # fmt: skip
+
+
+def type_error(metadata: Any) -> str:
+    """Why this cannot be decoded as metadata (400); empty: it can be."""
+    if not isinstance(metadata, dict):
+        return "metadata: expected an object"
+    for name, kind in _TYPES.items():
+        if metadata.get(name) is not None and not isinstance(metadata[name], kind):
+            return f"metadata.{name}: cannot unmarshal into {kind.__name__}"
+    for name in ("labels", "annotations"):
+        for key, one in (metadata.get(name) or {}).items():
+            if not isinstance(one, str):
+                return f"metadata.{name}[{key}]: cannot unmarshal into str"
+    if not all(isinstance(one, str) for one in metadata.get("finalizers") or ()):
+        return "metadata.finalizers: cannot unmarshal into str"
+    for one in metadata.get("ownerReferences") or ():
+        if not isinstance(one, dict):
+            return "metadata.ownerReferences: cannot unmarshal into OwnerReference"
+        for name, wanted in _OWNER_TYPES.items():
+            if one.get(name) is not None and not isinstance(one[name], wanted):
+                return f"metadata.ownerReferences.{name}: cannot unmarshal into {wanted.__name__}"
+    return ""
+
+
+def metadata_errors(metadata: dict[str, Any], *, names_label: bool = False) -> Iterator[str]:
+    """What is refused (422) of metadata whose types are right."""
+    name = metadata.get("name", "")
+    pattern, longest = (_LABEL, 63) if names_label else (_SUBDOMAIN, 253)
+    if not pattern.fullmatch(name) or len(name) > longest:
+        kind = "label" if names_label else "subdomain"
+        yield f"metadata.name: Invalid value: {json.dumps(name)}: a lowercase RFC 1123 {kind}"
+    for key, value in (metadata.get("labels") or {}).items():
+        if not _qualified(key):
+            yield f"metadata.labels: Invalid value: {json.dumps(key)}: name part must consist of"
+        if value and (len(value) > 63 or not _NAME.fullmatch(value)):
+            yield f"metadata.labels: Invalid value: {json.dumps(value)}: a valid label must be"
+    annotations = metadata.get("annotations") or {}
+    for key in annotations:
+        if not _qualified(key.lower()):
+            yield f"metadata.annotations: Invalid value: {json.dumps(key)}: name part must"
+    size = sum(len(key.encode()) + len(one.encode()) for key, one in annotations.items())
+    if size > _ANNOTATIONS_BYTES_MAX:
+        yield f"metadata.annotations: Too long: may not be more than {_ANNOTATIONS_BYTES_MAX} bytes"
+    for one in metadata.get("finalizers") or ():
+        if not _qualified(one):
+            yield f"metadata.finalizers: Invalid value: {json.dumps(one)}: name part must"
+    yield from _owner_errors(metadata.get("ownerReferences") or ())
+
+
+def _owner_errors(owners: Any) -> Iterator[str]:
+    controllers = [one for one in owners if one.get("controller")]
+    if len(controllers) > 1:
+        yield (
+            "metadata.ownerReferences: Invalid value: only one reference can have Controller set "
+            "to true"
+        )
+    for one in owners:
+        version = one.get("apiVersion") or ""
+        if not re.fullmatch(r"([^/]+/)?[^/]+", version):
+            yield "metadata.ownerReferences.apiVersion: Invalid value: version must not be empty"
+        for name in ("kind", "name", "uid"):
+            if not one.get(name):
+                yield f'metadata.ownerReferences.{name}: Invalid value: "": must not be empty'
+
+
+def _qualified(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    if slash and (not _SUBDOMAIN.fullmatch(prefix) or len(prefix) > 253):
+        return False
+    return bool(_NAME.fullmatch(name)) and len(name) <= 63

@@ -1,0 +1,103 @@
+"""How the API server decodes a pod: types and unknown fields, by the official client's models."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from fakekube.errors import ApiRefusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["decode_pod", "type_errors", "unknown_fields"]
+
+_QUANTITY: Final = re.compile(
+    r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]+))?"
+)
+# Maps of quantities, which may be written as numbers.
+_QUANTITIES: Final = frozenset({"limits", "requests", "overhead", "capacity", "allocatable"})
+_SCALARS: Final[dict[str, type]] = {"str": str, "bool": bool, "int": int, "datetime": str}
+
+
+def decode_pod(value: Any, *, strict: bool) -> None:
+    """Refuse (400) what cannot be read as a pod, as `strict` also unknown fields."""
+    prefix = 'Pod in version "v1" cannot be handled as a Pod: '
+    if why := next(type_errors(value), ""):
+        raise ApiRefusal(400, "BadRequest", prefix + why)
+    unknown = ", ".join(f'unknown field "{one}"' for one in unknown_fields(value))
+    if strict and unknown:
+        raise ApiRefusal(400, "BadRequest", f"{prefix}strict decoding error: {unknown}")
+
+
+def unknown_fields(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator[str]:
+    """Their paths, such as `spec.containers[0].comand`."""
+    if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
+        for index, one in enumerate(value if isinstance(value, list) else ()):
+            yield from unknown_fields(one, match[1], f"{place}[{index}]")
+        return
+    fields = _fields(kind)
+    if fields is None or not isinstance(value, dict):
+        return
+    for name, one in value.items():
+        path = f"{place}.{name}" if place else name
+        if name not in fields:
+            yield path
+        else:
+            yield from unknown_fields(one, fields[name], path)
+
+
+def type_errors(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator[str]:
+    """Values of another type than their field's, with their paths. A null is left out."""
+    if value is None:
+        return
+    wanted = _python_type(kind)
+    if wanted is None:
+        return
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+        yield f"json: cannot unmarshal into Go struct field {place} of type {kind}"
+        return
+    for path, one, part in _parts(value, kind, place):
+        yield from (
+            _quantity_errors(one, path) if part == "quantity" else type_errors(one, part, path)
+        )
+
+
+def _python_type(kind: str) -> type | None:
+    if kind.startswith(("List[", "list[")):
+        return list
+    if kind.startswith(("Dict(", "Dict[", "dict(")) or _fields(kind) is not None:
+        return dict
+    return _SCALARS.get(kind)
+
+
+def _parts(value: Any, kind: str, place: str) -> Iterator[tuple[str, Any, str]]:
+    """The members of a value: path, value, kind."""
+    if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
+        for index, one in enumerate(value):
+            yield f"{place}[{index}]", one, match[1]
+    elif match := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
+        quantities = place.rpartition(".")[2] in _QUANTITIES
+        for name, one in value.items():
+            yield f"{place}.{name}", one, "quantity" if quantities else match[1]
+    elif fields := _fields(kind):
+        for name, one in value.items():
+            if name in fields:
+                yield f"{place}.{name}" if place else name, one, fields[name]
+
+
+def _quantity_errors(value: Any, place: str) -> Iterator[str]:
+    text = value if isinstance(value, str) else str(value)
+    if isinstance(value, bool | list | dict) or not _QUANTITY.fullmatch(text):
+        yield f"{place}: quantities must match the regular expression '^([+-]?[0-9.]+)…$'"
+
+
+@functools.cache
+def _fields(kind: str) -> dict[str, str] | None:
+    from kubernetes.client import models
+
+    model = getattr(models, kind, None)
+    if model is None:
+        return None
+    return {model.attribute_map[name]: of for name, of in model.openapi_types.items()}

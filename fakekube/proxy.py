@@ -1,0 +1,201 @@
+"""Between clients and a real API server: every call is counted, and any can be an agent's last.
+
+Clients speak plain HTTP to it, or TLS where it has a certificate; it adds the credentials of
+whoever made it, if any. It commits `faults`, to watches those of `faults.watches`, and asks
+`reaper` whose last a write is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Self
+
+import aiohttp
+from aiohttp import web
+from flyer.kube.client.answers import lines_of
+
+from fakekube import paths
+from fakekube.errors import ApiRefusal
+from fakekube.faults import Call, Faults
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator
+
+    from flyer.kube.client import Access
+
+    from fakekube.faults import Fault
+    from fakekube.reaper import Key, Reaper
+
+__all__ = ["Proxy"]
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+HANG_SECONDS = 3600.0
+_HOP_BY_HOP = frozenset({"connection", "content-length", "host", "transfer-encoding"})
+
+
+class Proxy:
+    """Serves at `url` for as long as it is entered."""
+
+    def __init__(
+        self, access: Access, host: str = "127.0.0.1", context: ssl.SSLContext | None = None
+    ) -> None:
+        self.faults = Faults()
+        self.reaper: Reaper | None = None
+        self.url = ""
+        self._access = access
+        self._host, self._context = host, context
+        self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=timeout, auto_decompress=False
+        )
+        app = web.Application(client_max_size=64 * 2**20)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        # Who hangs up ends its watch: nothing of the dead is kept.
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, 0, ssl_context=self._context).start()
+        scheme = "https" if self._context is not None else "http"
+        self.url = f"{scheme}://{self._host}:{self.port}"
+        return self
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._runner is not None, "not entered"
+        return int(self._runner.addresses[0][1])
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None, "not entered"
+        assert self._session is not None, "not entered"
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        call = _call_of(request)
+        if call.agent in self.faults.dead:
+            return _cut(request)
+        fault = self.faults.take(call)
+        # A watch is no call that counts.
+        death = None if call.verb == "watch" else self.faults.dies(call)
+        if death is not None and not death.performed:
+            death.then()
+            return _cut(request)
+        if fault is not None and fault.do != "lose":
+            refused = await _committed(fault, request)
+            if refused is not None:
+                return refused
+        lost = fault is not None and fault.do == "lose"
+        try:
+            return await self._reaped(request, call, cut=lost or death is not None)
+        finally:
+            if death is not None:
+                death.then()
+
+    async def _reaped(self, request: web.Request, call: Call, *, cut: bool) -> web.StreamResponse:
+        reaper = self.reaper
+        key = reaper.key(call, await request.read()) if reaper is not None else None
+        if reaper is None or key is None:
+            return await self._forward(request, call, cut=cut)
+        async with reaper.turn(call.agent):
+            if call.agent in self.faults.dead:
+                return _cut(request)
+            return await self._forward(request, call, cut=cut, key=key)
+
+    async def _kills(self, call: Call, key: Key | None) -> bool:
+        if self.reaper is None or key is None or not self.reaper.dies(call, key):
+            return False
+        self.faults.dead.add(call.agent)
+        # The dead hang up, which cancels us.
+        await asyncio.shield(asyncio.create_task(self.reaper.kill(call.agent)))
+        return True
+
+    async def _watched(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        faults, sent = self.faults.watches, 0
+        async for line in lines_of(answer.content):
+            if faults.delay_seconds:
+                await asyncio.sleep(faults.delay_seconds)
+                faults.delayed += 1
+            yield line + b"\n"
+            if faults.double:
+                yield line + b"\n"
+                faults.doubled += 1
+            sent += 1
+            if sent == faults.cut_after:
+                faults.cut += 1
+                return
+
+    async def _forward(
+        self, request: web.Request, call: Call, *, cut: bool, key: Key | None = None
+    ) -> web.StreamResponse:
+        assert self._session is not None, "not entered"
+        kept = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        async with self._session.request(
+            request.method,
+            f"{self._access.url}{request.raw_path}",
+            headers=kept | await self._access.headers(),
+            data=await request.read(),
+            ssl=self._access.context or True,
+        ) as answer:
+            watches = answer.ok and call.verb == "watch"
+            if cut or (answer.ok and await self._kills(call, key)):
+                if not watches:  # whose answer has no end
+                    await answer.read()
+                return _cut(request)
+            headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                await response.prepare(request)
+                chunks = self._watched(answer) if watches else answer.content.iter_any()
+                async for chunk in chunks:
+                    if call.agent in self.faults.dead:
+                        return _cut(request)
+                    await response.write(chunk)
+                if watches and self.faults.watches.cut_after:
+                    return _cut(request)
+                await response.write_eof()
+            return response
+
+
+async def _committed(fault: Fault, request: web.Request) -> web.Response | None:
+    """What the caller is answered instead; None: as if nothing were wrong, perhaps later."""
+    match fault.do:
+        case "delay":
+            await asyncio.sleep(fault.seconds)
+            return None
+        case "hang":
+            await asyncio.sleep(HANG_SECONDS)
+        case "refuse":
+            status = {
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": fault.code,
+                "reason": fault.reason, "message": "a fault of the proxy",
+            }  # fmt: skip
+            wait = fault.retry_after_seconds
+            headers = {} if wait is None else {"Retry-After": str(wait)}
+            return web.json_response(status, status=fault.code, headers=headers)
+    return _cut(request)
+
+
+def _call_of(request: web.Request) -> Call:
+    agent = request.headers.get("User-Agent", "")
+    try:
+        place = paths.parse(request.path)
+    except ApiRefusal:
+        return Call(agent, "get", request.path, "", "")
+    verb = _VERBS.get(request.method) or ("get" if place.name else "list")
+    if "watch" in request.query:
+        verb = "watch"
+    return Call(agent, verb, place.resource, place.namespace, place.name)
+
+
+def _cut(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=503)

@@ -1,0 +1,389 @@
+"""An API server in memory, over HTTP: what our clients and kopf use of a real one.
+
+Our CRDs (schema, defaults, CEL rules) and our admission policies are in force. A request is from
+whom its impersonation headers name, else from an administrator. Not served: authentication, RBAC
+(but for `authorizer` in policies), validation of other kinds beyond metadata and the types of a
+pod's fields, server-side printing, old API versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from aiohttp import web
+
+from fakekube import paths
+from fakekube.admission import ADMINISTRATOR, Admission, Gate, Request, User
+from fakekube.discovery import discover
+from fakekube.errors import ApiRefusal, expired
+from fakekube.faults import Call, Faults
+from fakekube.identities import Tokens
+from fakekube.podschema import decode_pod
+from fakekube.selectors import selector
+from fakekube.store import Store
+from fakekube.watches import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fakekube.faults import Fault
+    from fakekube.paths import Place
+
+__all__ = ["ApiServer"]
+
+WATCH_SECONDS: Final = 1800.0
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class ApiServer:
+    """Serves one store on a free port of 127.0.0.1 until closed.
+
+    `bookmark_seconds`: how often silent watches get a bookmark. Calls are recorded, and faults
+    asked for, in `faults`. Requests that name nobody are from `user`.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        bookmark_seconds: float = 1.0,
+        user: User = ADMINISTRATOR,
+    ) -> None:
+        self.store = store or Store()
+        self._user = user
+        self.faults = Faults()
+        self.tokens = Tokens(self.store)
+        self.admission = Admission(self.store)
+        self.logs: dict[tuple[str, str], str] = {}  # of pods: (namespace, name)
+        self.url = ""
+        self._kept: dict[int, tuple[int, dict[Any, Any]]] = {}  # by table
+        self._bookmark_seconds = bookmark_seconds
+        self._watches: set[Watch] = set()
+        self._closing = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self, port: int = 0) -> None:
+        """Listen."""
+        self._closing = asyncio.Event()
+        app = web.Application(client_max_size=64 * 2**20)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        bound = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{bound}"
+
+    async def close(self) -> None:
+        """Cut all connections and stop listening. `start` serves the same objects again."""
+        self.cut_watches()
+        self._closing.set()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def cut_watches(self, resource: str = "") -> int:
+        """End these watch streams now; how many."""
+        chosen = [one for one in self._watches if resource in ("", one.resource)]
+        for watch in chosen:
+            watch.cut()
+        return len(chosen)
+
+    def expire_watches(self, resource: str = "") -> None:
+        """Tell these watchers that their version is too old (410), and forget the history."""
+        self.store.compact()
+        for watch in self._watches:
+            if resource in ("", watch.resource):
+                watch.expire()
+
+    def keep_lists(self) -> None:
+        """From now on lists at version 0 are answered from what is there now, as a server's cache.
+
+        The watches that follow them tell the rest.
+        """
+        for table in self.store.tables.values():
+            self._kept[id(table)] = (self.store.version, dict(table.entries))
+
+    # -- one request ---------------------------------------------------------------------------
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        agent = request.headers.get("User-Agent", "")
+        if agent in self.faults.dead:
+            return _cut(request)
+        try:
+            if special := discover(request.path, self.store):
+                return _answer(special)
+            place = paths.parse(request.path)
+            if "watch" in request.query and request.query["watch"] not in ("0", "false"):
+                return await self._watch(request, place)
+            return await self._call(request, place, agent)
+        except ApiRefusal as refusal:
+            return _refused(refusal)
+
+    async def _call(self, request: web.Request, place: Place, agent: str) -> web.StreamResponse:
+        verb = _VERBS.get(request.method) or ("get" if place.name else "list")
+        if verb == "delete" and not place.name:
+            verb = "deletecollection"
+        if request.query.get("dryRun") == "All":
+            verb = "dryrun"  # stores nothing
+        body = await request.read()
+        name = place.name or (_name(body) if verb in ("create", "dryrun") else "")
+        call = Call(agent, verb, place.resource, place.namespace, name)
+        fault = self.faults.take(call)
+        if fault is not None and fault.do != "lose":
+            refused = await self._commit_fault(request, fault, call)
+            if refused is not None:
+                return refused
+        death = self.faults.dies(call)
+        if death is not None and not death.performed:
+            death.then()
+            return _cut(request)
+        try:
+            response = self._perform(request, place, verb, body)
+            status = response.status
+        except ApiRefusal as refusal:
+            response, status = _refused(refusal), refusal.code
+        self._note(call, status)
+        if death is not None:
+            death.then()
+            return _cut(request)
+        if fault is not None and fault.do == "lose":
+            return _cut(request)
+        return response
+
+    async def _commit_fault(
+        self, request: web.Request, fault: Fault, call: Call
+    ) -> web.StreamResponse | None:
+        if fault.do == "delay":
+            await asyncio.sleep(fault.seconds)
+            return None
+        if fault.do == "hang":
+            await self._closing.wait()
+        if fault.do == "refuse":
+            self._note(call, fault.code)
+            raise ApiRefusal(
+                fault.code, fault.reason, "injected", retry_after_seconds=fault.retry_after_seconds
+            )
+        return _cut(request)
+
+    def _note(self, call: Call, status: int) -> None:
+        self.faults.calls.append(
+            Call(call.agent, call.verb, call.resource, call.namespace, call.name, status)
+        )
+
+    def _perform(self, request: web.Request, place: Place, verb: str, body: bytes) -> web.Response:
+        store = self.store
+        value = _object(body) if verb != "patch" else _json(body)
+        if place.plural in ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"):
+            return _answer(self._review(place, value), 201)
+        if place.subresource in ("binding", "eviction", "token", "log"):
+            return self._subresource(place, value)
+        table = store.table(place.plural, place.group)
+        admit = self._admission(request, place, verb, value)
+        match verb:
+            case "get":
+                entry = table.entries.get((place.namespace, place.name))
+                if entry is None:
+                    return _answer(store.get(place.plural, place.name, place.namespace))
+                return web.Response(body=entry.encoded, content_type="application/json")
+            case "list":
+                return self._list(request, place)
+            case "create" | "dryrun":
+                value.setdefault("apiVersion", table.kind.api_version)
+                return _answer(self._create(request, place, value, admit), 201)
+            case "update":
+                value.setdefault("apiVersion", table.kind.api_version)
+                sub, namespace = place.subresource, place.namespace
+                return _answer(
+                    store.replace(place.plural, place.name, value, namespace, sub, admit=admit)
+                )
+            case "patch":
+                return _answer(
+                    store.patch(
+                        place.plural, place.name, value, place.namespace, place.subresource,
+                        kind=request.content_type, manager=request.query.get("fieldManager", ""),
+                        group=place.group, admit=admit,
+                    )
+                )  # fmt: skip
+            case "delete":
+                return _answer(
+                    store.delete(place.plural, place.name, place.namespace, value, admit=admit)
+                )
+            case _:
+                return self._delete_collection(request, place, value, admit)
+
+    def _delete_collection(
+        self, request: web.Request, place: Place, options: Any, admit: Any
+    ) -> web.Response:
+        selects = _selector(request)
+        for one in self.store.all(place.plural, place.namespace or None):
+            if selects(one):
+                name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
+                self.store.delete(place.plural, name, namespace, options, admit=admit)
+        return _answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+    def _admission(self, request: web.Request, place: Place, verb: str, value: Any) -> Gate:
+        user = User.of(request.headers, self._user)
+
+        def asked(old: dict[str, Any] | None, new: dict[str, Any] | None) -> Request:
+            operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
+            name = place.name or (old or new or value)["metadata"]["name"]
+            return Request(operation, place, name, user, dry_run=verb == "dryrun")
+
+        return self.admission.gate(asked)
+
+    def _create(self, request: web.Request, place: Place, value: Any, admit: Any) -> Any:
+        if not isinstance(value.get("metadata", {}), dict):
+            raise ApiRefusal(400, "BadRequest", "metadata: expected an object")
+        strict = request.query.get("fieldValidation") == "Strict"
+        if place.plural == "pods":
+            decode_pod(value, strict=strict)
+        dry_run = request.query.get("dryRun") == "All"
+        return self.store.create(
+            place.plural, value, place.namespace, admit=admit, strict=strict, dry_run=dry_run
+        )
+
+    def _list(self, request: web.Request, place: Place) -> web.Response:
+        table = self.store.table(place.plural, place.group)
+        selects, limit = _selector(request), int(request.query.get("limit", 0))
+        version, after, entries = self.store.version, ("", ""), table.entries
+        if request.query.get("resourceVersion") == "0":
+            version, entries = self._kept.get(id(table), (version, entries))
+        if "continue" in request.query:
+            token = json.loads(base64.urlsafe_b64decode(request.query["continue"]))
+            version, after = token["version"], tuple(token["after"])
+            if version < table.forgotten:
+                raise expired("The provided continue parameter is too old")
+        items: list[bytes] = []
+        last = ("", "")
+        metadata: dict[str, Any] = {"resourceVersion": str(version)}
+        for key in sorted(entries):
+            entry = entries[key]
+            if key <= after and "continue" in request.query:
+                continue
+            if (place.namespace and key[0] != place.namespace) or not selects(entry.object):
+                continue
+            if limit and len(items) == limit:
+                token = json.dumps({"version": version, "after": last}).encode()
+                metadata["continue"] = base64.urlsafe_b64encode(token).decode()
+                break
+            items.append(entry.encoded)
+            last = key
+        kind = table.kind
+        head = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata}
+        text = json.dumps(head)[:-1].encode() + b',"items":[' + b",".join(items) + b"]}"
+        return web.Response(body=text, content_type="application/json")
+
+    async def _watch(self, request: web.Request, place: Place) -> web.StreamResponse:
+        query = request.query
+        selects = _selector(request)
+        if place.name:
+            plain, name = selects, place.name
+            selects = lambda one: one["metadata"]["name"] == name and plain(one)  # noqa: E731
+        watch = Watch(
+            self.store,
+            self.store.table(place.plural, place.group),
+            self.faults,
+            selects,
+            place.namespace,
+            bookmarks=query.get("allowWatchBookmarks") in ("true", "1"),
+        )
+        call = Call(
+            request.headers.get("User-Agent", ""), "watch", place.resource, place.namespace, ""
+        )
+        fault = self.faults.take(call)
+        if fault is not None and fault.do != "lose":
+            refused = await self._commit_fault(request, fault, call)
+            if refused is not None:
+                return refused
+        version = int(query.get("resourceVersion") or 0)
+        self._watches.add(watch)
+        try:
+            return await watch.serve(
+                request,
+                version,
+                seconds=float(query.get("timeoutSeconds", WATCH_SECONDS)),
+                bookmark_seconds=self._bookmark_seconds,
+            )
+        except ConnectionError:
+            return _cut(request)
+        finally:
+            self._watches.discard(watch)
+
+    # -- the rest of the API -------------------------------------------------------------------
+
+    def _subresource(self, place: Place, value: dict[str, Any]) -> web.Response:
+        store, name, namespace = self.store, place.name, place.namespace
+        success = {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+        if place.subresource == "binding":
+            store.bind(namespace, name, value)
+            return _answer(success, 201)
+        if place.subresource == "eviction":
+            store.delete("pods", name, namespace, value.get("deleteOptions"))
+            return _answer(success, 201)
+        if place.subresource == "log":
+            store.get("pods", name, namespace)
+            return web.Response(text=self.logs.get((namespace, name), ""))
+        spec = value.get("spec", {})
+        pod = (spec.get("boundObjectRef") or {}).get("name", "")
+        audiences = tuple(spec.get("audiences") or ("api",))
+        token = self.tokens.issue(namespace, pod=pod, service_account=name, audiences=audiences)
+        return _answer({**value, "status": {"token": token}}, 201)
+
+    def _review(self, place: Place, value: dict[str, Any]) -> dict[str, Any]:
+        if place.plural == "tokenreviews":
+            return self.tokens.review(value)
+        return {**value, "status": {"allowed": True}}
+
+
+def _selector(request: web.Request) -> Callable[[dict[str, Any]], bool]:
+    return selector(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+
+
+def _name(body: bytes) -> str:
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(body).get("metadata", {}).get("name", ""))
+    return ""
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    value = _json(body) if body else {}
+    if not isinstance(value, dict):
+        raise ApiRefusal(400, "BadRequest", "the body is not an object")
+    return value
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiRefusal(400, "BadRequest", f"the body is not JSON: {error}") from error
+
+
+def _answer(value: dict[str, Any], status: int = 200) -> web.Response:
+    return web.json_response(value, status=status)
+
+
+def _refused(refusal: ApiRefusal) -> web.Response:
+    headers = {}
+    if refusal.retry_after_seconds is not None:
+        headers["Retry-After"] = str(refusal.retry_after_seconds)
+    return web.json_response(refusal.body(), status=refusal.code, headers=headers)
+
+
+def _cut(request: web.Request) -> web.Response:
+    """Break the connection: whatever is answered never arrives."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=500)

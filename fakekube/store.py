@@ -1,0 +1,510 @@
+"""The objects of the in-memory API server: versions, writes, deletion, history. No I/O.
+
+An object, once stored, is never changed in place: a write stores another one. So what a watcher
+or a test holds stays what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fakekube import patches
+from fakekube.definitions import definition_of
+from fakekube.errors import ApiRefusal, conflict, expired, invalid, not_found
+from fakekube.kinds import KINDS, Kind
+from fakekube.metadata import metadata_errors, type_error
+from fakekube.structural import as_decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Object = dict[str, Any]
+
+HISTORY_MAX = 100_000
+POD_GRACE_SECONDS = 30
+
+
+class Entry:
+    """One version of one object, and its bytes once somebody wanted them."""
+
+    __slots__ = ("_encoded", "object", "version")
+
+    def __init__(self, value: Object, version: int) -> None:
+        self.object = value
+        self.version = version
+        self._encoded: bytes | None = None
+
+    @property
+    def encoded(self) -> bytes:
+        """The object as JSON."""
+        if self._encoded is None:
+            self._encoded = json.dumps(self.object, separators=(",", ":")).encode()
+        return self._encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step of the history; `before` is None for a new object, `after.object` is the last."""
+
+    version: int
+    deleted: bool
+    before: Entry | None
+    after: Entry
+
+
+@dataclass(slots=True)
+class Table:
+    """All objects of one kind, and what changed lately."""
+
+    kind: Kind
+    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
+    history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    forgotten: int = 0  # versions up to this one are out of the history
+    watchers: set[Callable[[Change], None]] = field(default_factory=set)
+    checks: list[Callable[[Object | None, Object], str]] = field(default_factory=list)
+
+
+class Admit(Protocol):
+    """Admission of one write; an object before or after it is None where there is none."""
+
+    def mutate(self, old: Object | None, new: Object) -> Object:
+        """Before validation: the object to store instead."""
+
+    def validate(self, old: Object | None, new: Object | None) -> None:
+        """After validation: refuse it, or not."""
+
+
+class Store:
+    """Everything that is stored.
+
+    Objects of our kinds are checked against their CRDs, and the metadata of all objects against
+    what the API server takes, whoever writes them. Admission is the caller's: `admit` of a write.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.version = 0
+        self.clock = clock
+        self.tables = {(one.group, one.plural): Table(one) for one in KINDS}
+        self._applied: dict[tuple[str, str, str, str], Object] = {}
+        self._checked = True
+        for name in ("default", "kube-system", "fireflyer-system"):
+            self.create("namespaces", {"metadata": {"name": name}})
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def table(self, plural: str, group: str | None = None) -> Table:
+        """The table of a resource; the group may be left out where it is unambiguous."""
+        if group is not None:
+            if (group, plural) not in self.tables:
+                raise ApiRefusal(
+                    404, "NotFound", "the server could not find the requested resource"
+                )
+            return self.tables[(group, plural)]
+        return next(table for (_, name), table in self.tables.items() if name == plural)
+
+    def find(self, plural: str, name: str, namespace: str = "") -> Object | None:
+        """The stored object, which must not be changed."""
+        entry = self.table(plural).entries.get((namespace, name))
+        return entry.object if entry else None
+
+    def get(self, plural: str, name: str, namespace: str = "") -> Object:
+        """The stored object, or 404."""
+        found = self.find(plural, name, namespace)
+        if found is None:
+            raise not_found(plural, name)
+        return found
+
+    def all(self, plural: str, namespace: str | None = None) -> list[Object]:
+        """Every object, in the order of their names."""
+        entries = self.table(plural).entries
+        return [
+            entries[key].object
+            for key in sorted(entries)
+            if namespace is None or key[0] == namespace
+        ]
+
+    def since(self, table: Table, version: int) -> Iterator[Change]:
+        """What changed after a version, or 410."""
+        if version < table.forgotten:
+            raise expired(f"too old resource version: {version} ({table.forgotten + 1})")
+        return iter([change for change in table.history if change.version > version])
+
+    def compact(self) -> None:
+        """Forget the history, as etcd does: watches of old versions get 410."""
+        for table in self.tables.values():
+            table.history.clear()
+            table.forgotten = self.version
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """What is written inside was stored under an older definition: nothing is checked."""
+        self._checked = False
+        try:
+            yield
+        finally:
+            self._checked = True
+
+    def create(
+        self,
+        plural: str,
+        value: Object,
+        namespace: str = "",
+        *,
+        admit: Admit | None = None,
+        strict: bool = False,
+        dry_run: bool = False,
+    ) -> Object:
+        """Store a new object. `strict` refuses unknown fields, `dry_run` stores nothing."""
+        table = self.table(plural, _group(value)) if "apiVersion" in value else self.table(plural)
+        kind = table.kind
+        value = as_decoded(value) if self._checked else copy.deepcopy(value)
+        metadata = value.setdefault("metadata", {})
+        self._decodes(kind, metadata)
+        if not metadata.get("name"):
+            if not metadata.get("generateName"):
+                raise invalid(kind.plural, "", "name or generateName is required")
+            metadata["name"] = metadata["generateName"] + uuid.uuid4().hex[:5]
+        if kind.namespaced:
+            namespace = namespace or metadata.get("namespace", "default")
+            self._namespace_takes(namespace)
+            metadata["namespace"] = namespace
+        if kind.status and kind.generation:
+            value.pop("status", None)
+        key = (namespace if kind.namespaced else "", metadata["name"])
+        value = {"apiVersion": kind.api_version, "kind": kind.kind, **value}
+        definition = definition_of(kind.plural, kind.group) if self._checked else None
+        if definition is not None:
+            definition.prune(value, strict=strict)
+            definition.complete(value)
+        if admit is not None:
+            value = admit.mutate(None, value)
+            metadata = value["metadata"]
+        self._check(kind, value, None)
+        if admit is not None:
+            admit.validate(None, value)
+        if key in table.entries:
+            message = f'{kind.plural} "{key[1]}" already exists'
+            raise ApiRefusal(409, "AlreadyExists", message)
+        metadata["uid"] = str(uuid.uuid4())
+        metadata["creationTimestamp"] = self._timestamp()
+        metadata.pop("resourceVersion", None)
+        metadata.pop("deletionTimestamp", None)
+        if kind.generation:
+            metadata["generation"] = 1
+        _complete(kind, value)
+        return value if dry_run else self._put(table, key, None, value)
+
+    def replace(
+        self,
+        plural: str,
+        name: str,
+        value: Object,
+        namespace: str = "",
+        subresource: str = "",
+        *,
+        admit: Admit | None = None,
+    ) -> Object:
+        """Store another version (PUT)."""
+        table, key = self.table(plural, _group(value)), (namespace, name)
+        before = self._entry(table, key)
+        version = value.get("metadata", {}).get("resourceVersion")
+        if version and version != before.object["metadata"]["resourceVersion"]:
+            raise _modified(plural, name)
+        return self._write(table, key, before, as_decoded(value), subresource, admit)
+
+    def patch(
+        self,
+        plural: str,
+        name: str,
+        patch: Any,
+        namespace: str = "",
+        subresource: str = "",
+        *,
+        kind: str = patches.MERGE,
+        manager: str = "",
+        group: str | None = None,
+        admit: Admit | None = None,
+    ) -> Object:
+        """Store a patched version."""
+        table, key = self.table(plural, group), (namespace, name)
+        if kind == patches.APPLY and key not in table.entries and not subresource:
+            metadata = {**patch.get("metadata", {}), "name": name}
+            value = {**patch, "metadata": metadata}
+            created = self.create(plural, value, namespace, admit=admit)
+            self._applied[(manager, table.kind.group + plural, *key)] = patch
+            return created
+        before = self._entry(table, key)
+        if kind == patches.JSON:
+            value = patches.json_patch(before.object, patch)
+        elif kind == patches.APPLY:
+            mark = (manager, table.kind.group + plural + subresource, *key)
+            value = patches.apply(before.object, _without_version(patch), self._applied.get(mark))
+            self._guard(before, patch, plural, name)
+            self._applied[mark] = patch
+        else:
+            self._guard(before, patch, plural, name)
+            function = patches.strategic if kind == patches.STRATEGIC else patches.merge
+            value = function(before.object, _without_version(patch))
+        return self._write(table, key, before, as_decoded(value), subresource, admit)
+
+    def delete(
+        self,
+        plural: str,
+        name: str,
+        namespace: str = "",
+        options: Object | None = None,
+        *,
+        admit: Admit | None = None,
+    ) -> Object:
+        """Delete, or begin to: finalizers and the grace of pods keep an object for a while."""
+        options = options or {}
+        table, key = self.table(plural), (namespace, name)
+        before = self._entry(table, key)
+        metadata = before.object["metadata"]
+        wanted = options.get("preconditions") or {}
+        for field_name in ("uid", "resourceVersion"):
+            if wanted.get(field_name) not in (None, metadata.get(field_name)):
+                raise conflict(plural, name, f"the {field_name} in the precondition does not match")
+        if admit is not None:
+            admit.validate(before.object, None)
+        grace = _grace(table.kind, before.object, options.get("gracePeriodSeconds"))
+        stays = metadata.get("finalizers") or grace > 0 or table.kind.plural == "namespaces"
+        if not stays:
+            return self._remove(table, key)
+        already = metadata.get("deletionGracePeriodSeconds")
+        if "deletionTimestamp" in metadata and (already is None or already <= grace):
+            return before.object
+        value = copy.deepcopy(before.object)
+        value["metadata"]["deletionTimestamp"] = self._timestamp(grace)
+        if table.kind.plural == "pods":
+            value["metadata"]["deletionGracePeriodSeconds"] = grace
+        if table.kind.plural == "namespaces":
+            value["status"] = {"phase": "Terminating"}
+        return self._put(table, key, before, value)
+
+    def bind(self, namespace: str, name: str, binding: Object) -> None:
+        """The Binding subresource of pods."""
+        table, key = self.table("pods", ""), (namespace, name)
+        before = self._entry(table, key)
+        uid = binding.get("metadata", {}).get("uid")
+        if uid and uid != before.object["metadata"]["uid"]:
+            raise conflict("pods/binding", name, "the uid in the precondition does not match")
+        spec = before.object["spec"]
+        if "deletionTimestamp" in before.object["metadata"]:
+            raise conflict("pods/binding", name, f"pod {name} is being deleted, cannot be assigned")
+        if spec.get("nodeName"):
+            assigned = f"pod {name} is already assigned to node {spec['nodeName']!r}"
+            raise conflict("pods/binding", name, assigned)
+        if spec.get("schedulingGates"):
+            raise conflict("pods/binding", name, f"pod {name} has non-empty .spec.schedulingGates")
+        value = copy.deepcopy(before.object)
+        value["spec"]["nodeName"] = binding["target"]["name"]
+        value["status"].setdefault("conditions", []).append(
+            {"type": "PodScheduled", "status": "True"}
+        )
+        self._put(table, key, before, value)
+
+    # -- what the controllers of a cluster do, when told ---------------------------------------
+
+    def collect_garbage(self) -> int:
+        """Delete what a gone owner left, and what is in namespaces that end. How many objects."""
+        uids = {
+            entry.object["metadata"]["uid"]
+            for table in self.tables.values()
+            for entry in table.entries.values()
+        }
+        ending = {
+            one["metadata"]["name"]
+            for one in self.all("namespaces")
+            if "deletionTimestamp" in one["metadata"]
+        }
+        collected = 0
+        for table in self.tables.values():
+            for key, entry in list(table.entries.items()):
+                metadata = entry.object["metadata"]
+                owners = metadata.get("ownerReferences") or []
+                orphan = owners and not any(owner["uid"] in uids for owner in owners)
+                if (orphan or key[0] in ending) and "deletionTimestamp" not in metadata:
+                    self.delete(table.kind.plural, key[1], key[0])
+                    collected += 1
+        for name in ending:
+            if not any(key[0] == name for table in self.tables.values() for key in table.entries):
+                self._remove(self.table("namespaces"), ("", name))
+        return collected
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _entry(self, table: Table, key: tuple[str, str]) -> Entry:
+        entry = table.entries.get(key)
+        if entry is None:
+            raise not_found(table.kind.plural, key[1])
+        return entry
+
+    def _guard(self, before: Entry, patch: Object, plural: str, name: str) -> None:
+        metadata = patch.get("metadata") or {}
+        version = metadata.get("resourceVersion")
+        if version and version != before.object["metadata"]["resourceVersion"]:
+            raise _modified(plural, name)
+        uid = metadata.get("uid")
+        if uid and uid != before.object["metadata"]["uid"]:
+            raise conflict(plural, name, f"Precondition failed: UID in precondition: {uid}")
+
+    def _decodes(self, kind: Kind, metadata: Any) -> None:
+        if self._checked and (why := type_error(metadata)):
+            what = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
+            raise ApiRefusal(400, "BadRequest", f"{what}: {why}")
+
+    def _check(self, kind: Kind, value: Object, old: Object | None) -> None:
+        if not self._checked:
+            return
+        metadata = value["metadata"]
+        if old is None or metadata != old["metadata"]:
+            errors = list(metadata_errors(metadata, names_label=kind.plural == "namespaces"))
+            if errors:
+                raise invalid(kind.plural, metadata["name"], ", ".join(errors))
+        definition = definition_of(kind.plural, kind.group)
+        if definition is not None:
+            definition.check(value, old)
+
+    def _write(
+        self,
+        table: Table,
+        key: tuple[str, str],
+        before: Entry,
+        value: Object,
+        subresource: str,
+        admit: Admit | None,
+    ) -> Object:
+        kind, old = table.kind, before.object
+        self._decodes(kind, value.get("metadata"))
+        definition = definition_of(kind.plural, kind.group) if self._checked else None
+        if definition is not None:
+            definition.prune(value)
+            definition.complete(value)
+        if subresource == "status":
+            status = {"status": value["status"]} if "status" in value else {}
+            if definition is None:
+                status = status or {"status": {}}
+            value = {name: one for name, one in old.items() if name != "status"} | status
+        elif kind.status and kind.generation:
+            value.pop("status", None)
+            if "status" in old:
+                value["status"] = old["status"]
+        kept = ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp")
+        metadata = {name: one for name, one in value["metadata"].items() if name not in kept}
+        metadata |= {name: old["metadata"][name] for name in kept if name in old["metadata"]}
+        if kind.generation and subresource != "status" and _spec(value) != _spec(old):
+            metadata["generation"] = old["metadata"].get("generation", 0) + 1
+        value = {**value, "metadata": metadata}
+        if admit is not None:
+            value = admit.mutate(old, value)
+        self._check(kind, value, old)
+        if admit is not None:
+            admit.validate(old, value)
+        if value == old:
+            return old
+        done = (
+            "deletionTimestamp" in metadata
+            and not metadata.get("finalizers")
+            and old["metadata"].get("finalizers")
+        )
+        return self._remove(table, key) if done else self._put(table, key, before, value)
+
+    def _put(
+        self, table: Table, key: tuple[str, str], before: Entry | None, value: Object
+    ) -> Object:
+        for check in table.checks:
+            why = check(before.object if before else None, value)
+            if why:
+                raise invalid(table.kind.plural, key[1], why)
+        self.version += 1
+        value["metadata"]["resourceVersion"] = str(self.version)
+        entry = Entry(value, self.version)
+        table.entries[key] = entry
+        self._record(table, Change(self.version, False, before, entry))
+        return value
+
+    def _remove(self, table: Table, key: tuple[str, str]) -> Object:
+        before = table.entries.pop(key)
+        self.version += 1
+        metadata = {**before.object["metadata"], "resourceVersion": str(self.version)}
+        entry = Entry({**before.object, "metadata": metadata}, self.version)
+        self._record(table, Change(self.version, True, before, entry))
+        return entry.object
+
+    def _record(self, table: Table, change: Change) -> None:
+        if len(table.history) == table.history.maxlen:
+            table.forgotten = table.history[0].version
+        table.history.append(change)
+        for watcher in list(table.watchers):
+            watcher(change)
+
+    def _namespace_takes(self, name: str) -> None:
+        namespace = self.find("namespaces", name)
+        if namespace is None:
+            raise not_found("namespaces", name)
+        if "deletionTimestamp" in namespace["metadata"]:
+            why = f"unable to create new content in namespace {name} because it is being terminated"
+            raise ApiRefusal(403, "Forbidden", why)
+
+    def _timestamp(self, later_seconds: float = 0) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.clock() + later_seconds))
+
+
+def _group(value: Object) -> str | None:
+    version = value.get("apiVersion")
+    if version is None:
+        return None
+    return version.rpartition("/")[0] if isinstance(version, str) else None
+
+
+def _spec(value: Object) -> Object:
+    return {name: one for name, one in value.items() if name not in ("metadata", "status")}
+
+
+def _without_version(patch: Object) -> Object:
+    metadata = patch.get("metadata")
+    if not isinstance(metadata, dict):
+        return patch
+    kept = {name: one for name, one in metadata.items() if name not in ("resourceVersion", "uid")}
+    return {**patch, "metadata": kept}
+
+
+def _modified(plural: str, name: str) -> ApiRefusal:
+    why = (
+        "the object has been modified; please apply your changes to the latest version and try "
+        "again"
+    )
+    return conflict(plural, name, why)
+
+
+def _grace(kind: Kind, value: Object, asked: int | None) -> int:
+    if kind.plural != "pods":
+        return 0
+    over = value.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    if over or not value["spec"].get("nodeName"):
+        return 0
+    grace = value["spec"].get("terminationGracePeriodSeconds", POD_GRACE_SECONDS)
+    return int(grace if asked is None else asked)
+
+
+def _complete(kind: Kind, value: Object) -> None:
+    """The defaults that our code reads."""
+    if kind.plural == "pods":
+        value.setdefault("spec", {}).setdefault("schedulerName", "default-scheduler")
+        value["spec"].setdefault("terminationGracePeriodSeconds", POD_GRACE_SECONDS)
+        value["status"] = {"phase": "Pending", **value.get("status", {})}
+    if kind.plural == "namespaces":
+        value["status"] = {"phase": "Active"}
+
+
+__all__ = ["Change", "Entry", "Object", "Store", "Table"]

@@ -1,0 +1,115 @@
+"""Local stand-ins for the base images of the Containerfiles, where no registry can be reached.
+
+Each is the host's Debian or Ubuntu with what the official image offers and nothing more: the one of
+`python` has no compiler, the one of `rust` has no Python. A Containerfile that builds on them names
+all that it needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from images.base import ImageError, suite
+from images.oci import Config, Layer, write_archive
+
+__all__ = ["STAND_INS", "StandIn", "stand_in"]
+
+PATH = "/usr/local/cargo/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+# The official image has its own interpreter below /usr/local, which pip may write to.
+PYTHON_FINISH = """
+ln -s ../../bin/python3 usr/local/bin/python
+ln -s ../../bin/pip3 usr/local/bin/pip
+rm -f usr/lib/python3*/EXTERNALLY-MANAGED
+"""
+
+# Extracted by rustup on the host into the image's folders; rustup in the image finds it there.
+RUST_FINISH = """
+export RUSTUP_HOME="$PWD/usr/local/rustup" CARGO_HOME="$PWD/usr/local/cargo"
+mkdir -p "$CARGO_HOME/bin"
+rustup --quiet toolchain install --profile minimal --no-self-update "$RUST_VERSION"
+cp "$(command -v rustup)" "$CARGO_HOME/bin/rustup"
+for name in cargo rustc rustdoc; do ln -s rustup "$CARGO_HOME/bin/$name"; done
+rm -rf "$RUSTUP_HOME/downloads" "$RUSTUP_HOME/tmp" "$CARGO_HOME/registry"
+"""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A base image: Debian packages, and a script that runs in its root folder on the host."""
+
+    argument: str  # of the Containerfiles
+    packages: tuple[str, ...]
+    finish: str
+    environment: tuple[tuple[str, str], ...] = ()
+    host_commands: tuple[str, ...] = ()  # that `finish` runs
+
+    @property
+    def reference(self) -> str:
+        """The name in the local store."""
+        return f"localhost/fireflyer-stand-in/{self.argument.lower()}:local"
+
+
+STAND_INS = (
+    StandIn("BASE", ("ca-certificates", "python3", "python3-pip", "python3-venv"), PYTHON_FINISH),
+    StandIn(
+        "RUST",
+        ("ca-certificates", "gcc", "libc6-dev"),
+        RUST_FINISH,
+        environment=(("RUSTUP_HOME", "/usr/local/rustup"), ("CARGO_HOME", "/usr/local/cargo")),
+        host_commands=("rustup",),
+    ),
+)
+
+
+def stand_in(base: StandIn, cache: Path, rust_version: str) -> Path:
+    """The OCI archive of a stand-in: from the cache, or newly made (a minute or two)."""
+    needed = ("mmdebstrap", *base.host_commands)
+    missing = [command for command in needed if shutil.which(command) is None]
+    if missing or os.geteuid() != 0:
+        what = f"{', '.join(missing)} (not found)" if missing else "root"
+        raise ImageError(f"the local base image {base.reference} needs {what}")
+    parts = [suite(), rust_version, asdict(base)]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    target = cache / f"stand-in-{base.argument.lower()}-{key}.tar"
+    if not target.exists():
+        print(f"images: making the local base image {base.reference}", flush=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            _make(base, target, Path(scratch), rust_version)
+    return target
+
+
+def _make(base: StandIn, target: Path, scratch: Path, rust_version: str) -> None:
+    root, tar = scratch / "root", scratch / "root.tar"
+    packages = f"--include={','.join(base.packages)}"
+    command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", packages]
+    _run([*command, suite(), str(root)])
+    script = f"set -eu\ncd '{root}'\n{base.finish}"
+    _run(["sh", "-c", script], {**os.environ, "RUST_VERSION": rust_version})
+    create = ["tar", "--create", "--sort=name", "--numeric-owner", f"--file={tar}"]
+    _run([*create, f"--directory={root}", "--exclude=./dev/*", "."])
+    layer = Layer.compress(tar, scratch / "layer.tar.gz", level=1)
+    environment = {"PATH": PATH, **dict(base.environment)}
+    write_archive(target, base.reference, [layer], Config(environment=environment))
+
+
+def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
+        raise ImageError(f"{' '.join(command[:2])} failed:\n{last}")

@@ -1,0 +1,108 @@
+"""Necessity of preemptions: whether a step interrupted a job for which there was no need.
+
+Judged from the states before and after the step, not by the scheduler's rules.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine.draft import ACTIVE, RESERVING, Draft
+from flyer.engine.market import Market
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from flyer.engine import EngineState, JobState
+
+__all__ = ["preempted_in_vain"]
+
+
+def preempted_in_vain(before: EngineState, after: EngineState) -> str:
+    """The first job that gave way in this step and need not have; empty: none.
+
+    1. The job that it gave way to has nodes in the same step, at least one of them the victim's, or
+       the cross-zone token that the victim held.
+    2. That job has waited for the policy's delay.
+    3. The first job of the queue preempts only where no zone has enough free nodes. Those that a
+       later job has freed by preempting in the same step are not counted.
+    """
+    victims: dict[str, list[JobState]] = {}
+    for key, job in after.jobs.items():
+        old = before.jobs.get(key)
+        suspension = job.status.suspension
+        if (
+            old is None
+            or old.status.phase not in ACTIVE
+            or job.status.phase is not Phase.SUSPENDING
+            or suspension is None
+            or suspension.reason != "Preempted"
+        ):
+            continue
+        why = _unused(after, old, suspension.by)
+        if why:
+            return why
+        victims.setdefault(suspension.by, []).append(old)
+    taken = {name for found in victims.values() for one in found for name in _names(one)}
+    for by in victims:
+        why = _too_early(after, after.jobs[by]) or _unneeded(before, after, by, taken)
+        if why:
+            return why
+    return ""
+
+
+def _unused(after: EngineState, victim: JobState, by: str) -> str:
+    starter = after.jobs.get(by)
+    assignment = starter.status.assignment if starter is not None else None
+    if starter is None or starter.status.phase not in RESERVING or assignment is None:
+        return f"{victim.key} gave way to {by}, which has no nodes"
+    held = victim.status.assignment
+    assert held is not None, victim.key
+    shared = set(held.names) & set(assignment.names)
+    token = len(held.zones) > 1 and len(assignment.zones) > 1
+    return "" if shared or token else f"{victim.key} gave way to {by}, which has other nodes"
+
+
+def _too_early(after: EngineState, starter: JobState) -> str:
+    queued_at = starter.status.chain.queued_at
+    waited = after.now - (queued_at if queued_at is not None else after.now)
+    if waited < after.policy.preemption_delay_seconds - 0.001:
+        return f"{starter.key} preempts after {waited} s"
+    return ""
+
+
+def _unneeded(before: EngineState, after: EngineState, by: str, taken: AbstractSet[str]) -> str:
+    starter, draft = after.jobs[by], Draft(after, after.now)
+    place = draft.place(starter)
+    ahead = [
+        key
+        for key, job in after.jobs.items()
+        if key != by and not job.ended and draft.place(job) < place
+        and (_waited(job) or _waited(before.jobs.get(key, job)))
+    ]  # fmt: skip
+    if ahead:
+        return ""  # nodes may be kept for them
+    market = Market(draft)
+    avoid = market.memory(starter).avoid
+    own = starter.status.assignment
+    assert own is not None, by
+    free: dict[tuple[str, str], list[str]] = {}
+    for nodes in market.classes(starter):
+        for node in nodes:
+            mine = node.name in own.names and node.name not in taken
+            was_free = market.is_open(node) and node.name not in taken
+            if (mine or was_free) and node.name not in avoid:
+                free.setdefault((node.node_class, node.zone), []).append(node.name)
+    for (node_class, _), names in free.items():
+        if len(names) >= starter.spec.nodes and node_class == own.group:
+            return f"a job gave way to {by}, for which {names} were free"
+    return ""
+
+
+def _waited(job: JobState) -> bool:
+    return job.status.phase not in RESERVING
+
+
+def _names(job: JobState) -> tuple[str, ...]:
+    return job.status.assignment.names if job.status.assignment is not None else ()

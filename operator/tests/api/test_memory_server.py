@@ -1,0 +1,49 @@
+"""The API server in memory answers as the real one does: the same cases are asked of both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.kube.client import Access, Api
+
+from fakekube import ApiServer
+
+from . import test_policies as policies
+from . import test_rules as real
+from .memory_server import MemoryCluster
+from .shape_cases import SHAPES, Shape
+
+if TYPE_CHECKING:
+    from .rule_cases import Case
+
+
+@pytest.mark.parametrize("case", real.RULES, ids=[case.name for case in real.RULES])
+async def test_a_rule_refuses_and_says_why(case: Case, memory_api: Api) -> None:
+    await real.test_a_rule_refuses_and_says_why(case, memory_api)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
+async def test_a_wrong_shape_is_refused_and_named(shape: Shape, memory_api: Api) -> None:
+    await real.test_what_has_another_shape_is_refused_and_named(shape, memory_api)
+
+
+async def test_what_the_engine_writes_is_taken(memory_api: Api) -> None:
+    await real.test_what_the_engine_writes_is_taken(memory_api)
+
+
+async def test_a_job_that_waits_may_be_changed(memory_api: Api) -> None:
+    await real.test_a_job_that_waits_may_be_changed(memory_api)
+
+
+async def test_the_token_is_released_and_given_again(memory_api: Api) -> None:
+    await real.test_the_token_is_released_and_given_again(memory_api)
+
+
+async def test_defaults_and_null(memory_api: Api) -> None:
+    await real.test_defaults_and_null(memory_api)
+
+
+async def test_the_policies_refuse_in_the_same_words() -> None:
+    async with ApiServer() as server, Api(Access(server.url), agent="tests") as api:
+        await policies.every_policy(MemoryCluster(server), api)

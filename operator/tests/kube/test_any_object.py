@@ -1,0 +1,316 @@
+"""Whatever is written in a field of our objects, of a pod or of a node harms nothing else.
+
+Each case writes one object to the API server in memory, with its CRDs and policies. It ends as a
+refusal that names a field, or the operator reads it: a job then becomes pods, or a refusal that
+names a field, and the engine steps with it. After every few cases a good job must start beside
+what was accepted. The seed is printed; FLYER_SEED=N repeats a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from flyer import engine
+from flyer.api import (
+    AssignedNode,
+    Assignment,
+    Chain,
+    FlyerJob,
+    FlyerJobStatus,
+    FlyerQuota,
+    FlyerTopology,
+    NodeHealth,
+    Phase,
+)
+from flyer.engine import (
+    JobRemoved,
+    JobSubmitted,
+    NodeEmptied,
+    PodExited,
+    Policy,
+    Quota,
+    QuotaObserved,
+    QuotaRemoved,
+    Start,
+    Succeeded,
+    Zones,
+    ZonesObserved,
+)
+from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods
+from flyer.kube.services.views import shape_job, shape_node, shape_pods
+from pydantic import ValidationError
+
+from fakekube import Store
+from fakekube.admission import Admission, Request, User
+from fakekube.arbitrary import any_metadata, any_object, any_typed
+from fakekube.errors import ApiRefusal
+from fakekube.fakes import outcome_of
+from fakekube.paths import Place
+from fakekube.podschema import decode_pod
+from fakekube.samples import job_object
+
+SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
+SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
+PLACED = PlacedNode(
+    name="a0", dedicated=True,
+    allocatable={"cpu": "64", "memory": "512Gi", "fireflyer.dev/gpu": "8"},
+)  # fmt: skip
+FIELDS = ("spec", "metadata", "status", "apiVersion", "kind")
+BATCH = 25
+STEPS_MAX = 60
+
+
+class Scene:
+    """A store with policies, and an engine that runs what was accepted."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.store = Store()
+        self.ends: Counter[str] = Counter()
+        self.restart()
+
+    def restart(self) -> None:
+        self._admission = Admission(self.store)
+        nodes = [engine.Node(f"a{index}", "A", slots=8) for index in range(4)]
+        self.now = 1000.0
+        self.state = engine.rebuild(nodes, (), self.now, 1, Policy())
+
+    def tell(self, *events: Any) -> list[Start]:
+        """Step; the gangs that are to start."""
+        self.now += 1.0
+        self.state, actions = engine.step(self.state, events, self.now)
+        return [one for one in actions if isinstance(one, Start)]
+
+    def written(self, plural: str, value: dict[str, Any]) -> dict[str, Any] | None:
+        """What is stored of it; None: it was refused, for a field."""
+        body = copy.deepcopy(value)
+        status = body.pop("status", None)
+        name, namespace = body["metadata"]["name"], "default" if plural == "flyerjobs" else ""
+        place = Place("fireflyer.dev", "v1alpha1", plural, namespace, name)
+        request = Request("CREATE", place, name, User("anna"))
+        admit = self._admission.gate(lambda *_: request)
+        try:
+            found = self.store.create(plural, body, admit=admit)
+            if status is not None:
+                patch = {"status": status}
+                found = self.store.patch(plural, name, patch, namespace, "status")
+        except ApiRefusal as error:
+            refusal = error
+        else:
+            return found
+        assert any(field in str(refusal) for field in FIELDS), str(refusal)
+        assert refusal.code in (400, 403, 422), refusal.code
+        return None
+
+    def clear(self, plural: str) -> None:
+        for table in (self.store.table(plural),):
+            table.entries.clear()
+
+
+def job_case(scene: Scene, number: int) -> str:
+    value = any_object(scene.random, "flyerjobs", f"any-{number}")
+    found = scene.written("flyerjobs", value)
+    if found is None:
+        # An older definition may have taken it.
+        view = shape_job({**value, "metadata": {**value["metadata"], "uid": "u"}})
+        assert view.job is not None or view.problem or "managedBy" in value["spec"]
+        return "refused"
+    view = shape_job(found)
+    if view.job is None:
+        assert not view.problem, view.problem
+        return "of another controller"
+    job = parsed(found)
+    if job is None or not built(job):
+        return "template refused"
+    for start in scene.tell(JobSubmitted(view.job)):
+        finish(scene, start)
+    return "runs"
+
+
+def parsed(found: dict[str, Any]) -> FlyerJob | None:
+    """The template's schema is open in the CRD: the operator says what is wrong with it."""
+    try:
+        return FlyerJob.model_validate(found)
+    except ValidationError as error:
+        places = [one["loc"][:2] for one in error.errors()]
+    assert set(places) == {("spec", "template")}, places
+    return None
+
+
+def built(job: FlyerJob) -> bool:
+    """Whether pods can be made, or a reason names the field; anything else raises."""
+    ready = job.replace(status=FlyerJobStatus(chain=Chain(id="u")))
+    nodes = tuple(AssignedNode(name="a0", zone="A", first_rank=0) for _ in range(1))
+    assignment = Assignment(epoch=1, nodes=nodes, reserved_at=0.0)
+    try:
+        pods = build_pods(ready, Start(job.key, 1, assignment, None, 0), {"a0": PLACED}, SETTINGS)
+    except PodsRefusedError as error:
+        reasons = error.reasons
+    else:
+        with contextlib.suppress(ApiRefusal):  # as the dry run is refused, with the field's path
+            decode_pod(pods[0], strict=True)
+            return True
+        return False
+    assert all("spec." in reason or "metadata" in reason for reason in reasons), reasons
+    return False
+
+
+def finish(scene: Scene, *starts: Start) -> None:
+    """Every gang ends well as soon as it starts."""
+    waiting = list(starts)
+    for _ in range(STEPS_MAX):
+        if not waiting:
+            return
+        start = waiting.pop()
+        names = start.assignment.names
+        waiting += scene.tell(*(PodExited(start.job, start.attempt, one, Succeeded())
+                                for one in names))  # fmt: skip
+        waiting += scene.tell(*(NodeEmptied(one, start.job, start.attempt) for one in names))
+
+
+def quota_case(scene: Scene, number: int) -> str:
+    found = scene.written("flyerquotas", any_object(scene.random, "flyerquotas", f"any-{number}"))
+    if found is None:
+        return "refused"
+    quota = Quota.of(FlyerQuota.model_validate(found))
+    for start in scene.tell(QuotaObserved(quota)):
+        finish(scene, start)
+    scene.tell(QuotaRemoved(quota.name))
+    return "read"
+
+
+def topology_case(scene: Scene, number: int) -> str:
+    scene.clear("flyertopologies")
+    value = any_object(scene.random, "flyertopologies", "cluster")
+    found = scene.written("flyertopologies", value)
+    if found is None:
+        return "refused"
+    for start in scene.tell(ZonesObserved(Zones.of(FlyerTopology.model_validate(found)))):
+        finish(scene, start)
+    scene.tell(ZonesObserved(Zones()))
+    scene.clear("flyertopologies")
+    return "read"
+
+
+def health_case(scene: Scene, number: int) -> str:
+    half = scene.random.choice(("spec", "status", "status"))
+    value = any_object(scene.random, "nodehealths", f"any-{number}", half)
+    found = scene.written("nodehealths", value)
+    if found is None:
+        return "refused"
+    health = NodeHealth.model_validate(found)
+    assert isinstance(health.unfit, str)
+    assert isinstance(health.unproven, bool)
+    assert health.fault is None or health.fault is not health
+    return "read"
+
+
+CASES = {
+    "flyerjobs": job_case,
+    "flyerquotas": quota_case,
+    "flyertopologies": topology_case,
+    "nodehealths": health_case,
+}
+
+
+def next_starts(scene: Scene, number: int) -> None:
+    """A good job gets nodes beside everything that was accepted."""
+    body = {**job_object(f"next-{number}", priority="extreme-high")}
+    body["metadata"] |= {"uid": f"next-{number}", "namespace": "default"}
+    job = FlyerJob.model_validate(body)
+    starts = scene.tell(JobSubmitted(job))
+    for _ in range(STEPS_MAX):
+        if any(one.job == job.key for one in starts):
+            break
+        finish(scene, *starts)
+        scene.now += 10.0
+        starts = scene.tell(engine.Tick())
+    else:
+        raise AssertionError(f"{job.key} did not start: {scene.state.jobs[job.key].status}")
+    finish(scene, *starts)
+    assert scene.state.jobs[job.key].status.phase is Phase.SUCCEEDED
+    scene.tell(*(JobRemoved(key) for key in scene.state.jobs))
+    scene.clear("flyerjobs")
+    scene.clear("flyerquotas")
+    scene.clear("nodehealths")
+    scene.restart()
+
+
+def check(cases: int) -> None:
+    print(f"FLYER_SEED={SEED}")  # shown when it fails
+    scene = Scene(SEED)
+    plurals = ("flyerjobs", "flyerjobs", "flyerquotas", "flyertopologies", "nodehealths")
+    for number in range(cases):
+        plural = scene.random.choice(plurals)
+        try:
+            end = CASES[plural](scene, number)
+        except Exception as error:
+            raise AssertionError(f"case {number}, {plural}") from error
+        scene.ends[f"{plural} {end}"] += 1
+        if number % BATCH == BATCH - 1:
+            next_starts(scene, number)
+    for wanted in (
+        "flyerjobs runs", "flyerjobs refused", "flyerjobs template refused", "flyerquotas read",
+        "flyerquotas refused", "flyertopologies read", "flyertopologies refused",
+        "nodehealths read", "nodehealths refused",
+    ):  # fmt: skip
+        assert scene.ends[wanted] > cases / 1000, scene.ends
+
+
+@pytest.mark.timeout(400)
+def test_any_field_ends_as_read_or_as_a_refusal_that_names_it() -> None:
+    check(5_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_any_field_many_times() -> None:
+    check(100_000)
+
+
+# -- pods and nodes ------------------------------------------------------------------------------
+
+
+def look(cases: int) -> None:
+    """What the operator reads of any pod and any node that an API server can hold."""
+    print(f"FLYER_SEED={SEED}")
+    generator = random.Random(SEED)
+    read = shape_pods(outcome_of)
+    seen: Counter[str] = Counter()
+    for number in range(cases):
+        owner = {"apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob", "name": "job",
+                 "uid": "u", "controller": True}  # fmt: skip
+        metadata = any_metadata(generator, ("u",)) | {
+            "name": generator.choice(
+                ("job-1-0", "job-0-0", "job-01-0", f"job-{'9' * 60}-1", "job-٣-٣", "job-1", "x")
+            ),
+            "namespace": "default", "uid": f"u{number}", "resourceVersion": "1",
+        }  # fmt: skip
+        if generator.random() < 0.5:
+            metadata["ownerReferences"] = [owner]
+        pod = {"spec": {"containers": []}, **any_typed(generator, "V1Pod"), "metadata": metadata}
+        node = {**any_typed(generator, "V1Node"), "metadata": metadata}
+        try:
+            found, view = read(pod), shape_node(node)
+        except Exception as error:
+            raise AssertionError(f"{pod!r} or {node!r}") from error
+        seen["ours" if found is not None else "not ours"] += 1
+        assert found is None or (found.owner and found.attempt < 10**10), found
+        assert view.node.slots >= 0
+    assert min(seen["ours"], seen["not ours"]) > cases / 20, seen
+
+
+def test_any_pod_and_any_node_can_be_read() -> None:
+    look(2_500)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_any_pod_and_any_node_many_times() -> None:
+    look(50_000)

@@ -1,0 +1,33 @@
+"""What is remembered of objects that cannot be read."""
+
+from types import SimpleNamespace
+
+from flyer.kube.services.submissions import Submissions
+
+
+def unreadable(index, uid=None):
+    return SimpleNamespace(
+        key=f"default/bad-{index}", uid=uid or f"uid-{index}", job=None, problem="spec.nodes: ten"
+    )
+
+
+def test_objects_that_cannot_be_read_are_announced_once_and_forgotten_when_they_go():
+    announced = []
+    announcer = SimpleNamespace(tell=lambda key, uid, _what: announced.append((key, uid)))
+    submissions = Submissions(
+        None, None, announcer, {}, None, tell=None, spawn=None, rebuild=None
+    )  # fmt: skip
+    one = unreadable(0)
+    for _ in range(3):
+        submissions.changed(one, one)
+        submissions.tell_invalid(one)  # a rebuild
+    assert announced == [(one.key, one.uid)]
+    again = unreadable(0, "uid-other")
+    submissions.changed(one, again)
+    assert announced[1:] == [(again.key, again.uid)]
+    for index in range(1, 1000):
+        view = unreadable(index)
+        submissions.changed(None, view)
+        submissions.changed(view, None)
+    assert len(announced) == 1001
+    assert list(submissions._invalid) == [again.key]
