@@ -8,7 +8,7 @@ use rand::Rng;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
-use threefs_core::ids::{ChannelId, ChunkId, ClientId, RequestTag};
+use threefs_core::ids::{ChannelId, ChunkId, ChunkVersion, ClientId, RequestTag};
 use threefs_core::message::{Address, ReadRequest, StorageReply, StorageRequest, UpdateRequest};
 use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
 
@@ -245,6 +245,13 @@ impl World {
         self.tasks[task].rpc = None;
         let (now, doing) = (self.now, self.tasks[task].doing.clone());
         let checked = match (doing, result) {
+            // Nothing is left to remove or to cut short: true of a file whose chunks are being
+            // forgotten, and older than what clients knew of it before.
+            (Doing::Updating { intent, .. }, Ok(StorageReply::Updated(done)))
+                if done.version == ChunkVersion(0) && self.removal.has_begun(intent.chunk, now) =>
+            {
+                Ok(())
+            }
             (Doing::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
                 self.history.acknowledged(tag, invoked, now, done.version)
             }

@@ -57,6 +57,8 @@ pub struct Outcome {
     pub chain_versions: u32,
     /// Virtual microseconds from the end of the faults until all was well.
     pub settled_after_us: u64,
+    /// Schedules whose chain waits for a disk that was lost, until an operator promotes a replica.
+    pub waits_for_lost_disk: u64,
 }
 
 /// An invariant is broken.
@@ -224,6 +226,9 @@ impl World {
             self.now = due.at;
             self.events += 1;
             if self.now > SETTLED_BY_US {
+                if self.waits_for_lost_disk() {
+                    return self.settled_without_lost_disk();
+                }
                 return Err(self.violation(self.what_is_not_well()));
             }
             if matches!(due.happening, Happening::CheckSettled) {
@@ -244,6 +249,7 @@ impl World {
             answers: self.history.answers,
             chain_versions: self.manager.chain(CHAIN).map_or(0, |chain| chain.version.0),
             settled_after_us: self.now - CALM_AT_US,
+            waits_for_lost_disk: 0,
         }
     }
 

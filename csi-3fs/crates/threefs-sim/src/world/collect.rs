@@ -47,6 +47,11 @@ impl Removal {
         self.at
     }
 
+    /// May this chunk be forgotten already?
+    pub(crate) fn has_begun(&self, chunk: ChunkId, now: u64) -> bool {
+        is_removed(chunk) && self.at.is_some_and(|at| now >= at)
+    }
+
     /// Does an update that begins now change this file? Then one of its chunks.
     pub(crate) fn chunk(&mut self, now: u64) -> Option<ChunkId> {
         let at = self.at.filter(|at| now < *at)?;
