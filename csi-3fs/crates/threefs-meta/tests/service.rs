@@ -213,7 +213,7 @@ async fn try_meta(folder: &Path, mgmtd: &str, name: &str) -> Result<(), MetaRunE
     let config =
         || MetaConfig { store_path: folder.join(name), ..meta("127.0.0.1:0", mgmtd, folder) };
     let meta = until_free(async || Meta::open(config(), Arc::new(NoChunks)).await).await?;
-    let client = MetaClient::new(&meta.address().to_string(), &key(), ClientId(1));
+    let client = MetaClient::new(meta.address().to_string(), &key(), ClientId(1));
     let serving = meta.serve(shutdown);
     tokio::pin!(serving);
     let made = client.make_directory(At::path("/d"), true, soon());
