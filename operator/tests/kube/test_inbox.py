@@ -3,8 +3,11 @@
 import asyncio
 
 import pytest
+from flyer.api import FlyerJob
 from flyer.engine import (
     CheckpointReported,
+    JobRemoved,
+    JobSubmitted,
     NodeEmptied,
     PodExited,
     Released,
@@ -87,3 +90,63 @@ async def test_who_is_not_asked_to_leave_is_not_held():
     box.tell(RELEASED)
     box.tell(X)
     assert (await due(box))[0] == [RELEASED, X]
+
+
+def submitted(name, namespace="d", **spec):
+    metadata = {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}"}
+    template = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["train"]}]}}
+    spec = {"nodes": 1, "template": template, **spec}
+    return JobSubmitted(FlyerJob.model_validate({"metadata": metadata, "spec": spec}))
+
+
+async def test_submissions_are_taken_a_few_at_a_time_in_turn_by_namespace(monkeypatch):
+    box = Inbox(lambda _job: None)
+    flood = [submitted(f"j{number}", "flood") for number in range(module.SUBMITTED_MAX * 3)]
+    for event in flood:
+        box.tell(event)
+    other = submitted("a", "quiet")
+    box.tell(other)
+    box.tell(RELEASED)
+    first, seconds = await due(box)
+    assert other in first
+    assert RELEASED in first
+    assert len(first) == module.SUBMITTED_MAX + 1
+    assert first[0] == flood[0]
+    rest = []
+    while len(rest) < 2 * module.SUBMITTED_MAX + 1:
+        events, seconds = await due(box)
+        assert 0 < len(events) <= module.SUBMITTED_MAX
+        assert seconds < 1
+        rest += events
+    assert [one for one in [*first, *rest] if one in flood] == flood
+
+
+async def test_a_removal_follows_the_submission_of_its_job():
+    box = Inbox(lambda _job: None)
+    flood = [submitted(f"j{number}") for number in range(module.SUBMITTED_MAX + 1)]
+    for event in flood:
+        box.tell(event)
+    removed = JobRemoved(flood[-1].job.key)
+    box.tell(removed)
+    box.tell(JobRemoved("d/running"))
+    first, _ = await due(box)
+    assert removed not in first
+    assert first[-1] == JobRemoved("d/running")
+    assert (await due(box))[0] == [flood[-1], removed]
+
+
+async def test_edits_that_come_together_are_one_submission():
+    box = Inbox(lambda _job: None)
+    once, twice = submitted("a", suspend=True), submitted("a", suspend=False)
+    box.tell(once)
+    box.tell(twice)
+    assert (await due(box))[0] == [twice]
+
+
+async def test_a_rebuild_takes_every_submission():
+    box = Inbox(lambda _job: None)
+    flood = [submitted(f"j{number}") for number in range(module.SUBMITTED_MAX * 2)]
+    for event in flood:
+        box.tell(event)
+    assert box.take_all() == flood
+    assert box.take_all() == []

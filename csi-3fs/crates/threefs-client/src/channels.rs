@@ -8,12 +8,11 @@ use threefs_core::ids::{ChannelId, ClientId, RequestTag};
 
 /// All channels of one life of a client.
 pub(crate) struct Channels {
-    client: ClientId,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
+    client: ClientId,
     /// Free channels and the sequence number that each takes next.
     free: Vec<(ChannelId, u64)>,
     opened: u32,
@@ -22,7 +21,13 @@ struct State {
 impl Channels {
     /// None open yet.
     pub(crate) fn new(client: ClientId) -> Self {
-        Self { client, state: Mutex::default() }
+        Self { state: Mutex::new(State { client, free: Vec::new(), opened: 0 }) }
+    }
+
+    /// Sends the updates from now on as another client. Those under way keep their tags.
+    pub(crate) fn rename(&self, client: ClientId) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = State { client, free: Vec::new(), opened: 0 };
     }
 
     /// A tag for one update.
@@ -32,13 +37,15 @@ impl Channels {
             state.opened += 1;
             (ChannelId(state.opened), 1)
         });
-        RequestTag { client: self.client, channel, sequence }
+        RequestTag { client: state.client, channel, sequence }
     }
 
     /// The update has its answer.
     pub(crate) fn answered(&self, tag: RequestTag) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.free.push((tag.channel, tag.sequence + 1));
+        if tag.client == state.client {
+            state.free.push((tag.channel, tag.sequence + 1));
+        }
     }
 }
 
@@ -57,5 +64,16 @@ mod tests {
         assert_eq!((next.channel, next.sequence), (first.channel, first.sequence + 1));
         let fresh = channels.take();
         assert!(fresh.channel != lost.channel && fresh.channel != next.channel);
+    }
+
+    #[test]
+    fn a_renamed_client_starts_with_fresh_channels() {
+        let channels = Channels::new(ClientId(7));
+        let before = channels.take();
+        channels.rename(ClientId(8));
+        channels.answered(before);
+        let after = channels.take();
+        assert_eq!((after.client, after.channel, after.sequence), (ClientId(8), ChannelId(1), 1));
+        assert_eq!(channels.take().channel, ChannelId(2));
     }
 }

@@ -243,6 +243,47 @@ async fn what_a_partition_held_back_does_not_undo_what_the_next_holder_wrote() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_write_of_a_killed_daemon_does_not_undo_what_its_successor_wrote() {
+    let mut cluster = Cluster::start(1).await;
+    let port = TcpListener::bind("127.93.7.2:0").await.unwrap().local_addr().unwrap();
+    let network = Network::to(port.to_string()).await;
+    let started = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
+    cluster.storage.push(started);
+    let what: What = "test".into();
+    let deadline = Deadline::after(LONG);
+    let write = async |client: &Client, content: &'static [u8]| {
+        let change = ContentChange::Write { offset: 0 };
+        let content = Bytes::from_static(content);
+        client.update(&what, place(1, 0), change, content, deadline).await
+    };
+    let mount = ClientId(0xfeed << 32);
+    let former = cluster.client();
+    former.tag_as_mount(mount, 1);
+    whole(&former).await;
+    // Over each of its connections.
+    for _ in 0..2 {
+        write(&former, b"first").await.unwrap();
+    }
+    network.held.send_replace(u64::MAX);
+    let lost = tokio::time::timeout(Duration::from_millis(250), write(&former, b"XXXXX")).await;
+    assert!(lost.is_err(), "it was held back");
+    network.held.send_replace(2);
+    // The kernel sends the request again, to the next daemon; then the program writes anew.
+    let next = cluster.client();
+    next.tag_as_mount(mount, 2);
+    write(&next, b"XXXXX").await.unwrap();
+    write(&next, b"YYYYY").await.unwrap();
+    network.held.send_replace(0);
+    // Answered behind what was held back, over the same connections.
+    for client in [&former, &former, &next] {
+        let read = client.read(&what, place(1, 0), 0, CHUNK_BYTES, deadline).await;
+        assert_eq!(read.unwrap().unwrap(), &b"YYYYY"[..]);
+    }
+    let refused = write(&former, b"XXXXX").await.unwrap_err();
+    assert!(refused.to_string().contains("has replaced it"), "{refused}");
+}
+
 /// Every budget of the storage services is filled by client updates that need forwards to each
 /// other's nodes: with one budget for both, each waits for the other for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

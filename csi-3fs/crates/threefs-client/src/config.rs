@@ -80,7 +80,8 @@ pub(crate) fn draw_client_id() -> ClientId {
         // A system without entropy: time and process are the best that is left.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanoseconds = now.map_or(0, |elapsed| elapsed.as_nanos());
-        return ClientId(nanoseconds << 32 | u128::from(std::process::id()));
+        let random = nanoseconds << 64 | u128::from(std::process::id()) << 32;
+        return ClientId::of_life(random, 0);
     }
-    ClientId(u128::from_le_bytes(bytes))
+    ClientId::of_life(u128::from_le_bytes(bytes), 0)
 }

@@ -14,17 +14,17 @@ use fabric::rpc::{
 use fabric::ticket::{SealedTicket, Ticket};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
-use threefs_core::heartbeat::Heartbeat;
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,
-    RoutingVersion, TargetId,
+    RoutingVersion, TargetId, TreeId,
 };
 use threefs_core::message::{
     Address, QueryChunks, QueryLastChunk, ReadRequest, RepairRequest, StorageRequest, SyncStart,
     UpdateRequest,
 };
-use threefs_mgmtd::MgmtdClient;
 use threefs_mgmtd::protocol::MgmtdRequest;
+use threefs_mgmtd::{Claim, MetaRegistration, MgmtdClient};
 
 use crate::cluster_test::{Cluster, whole};
 
@@ -89,7 +89,14 @@ fn requests(inode: u64) -> Vec<StorageRequest> {
 fn heartbeat() -> Heartbeat {
     let (address, incarnation) = ("10.0.0.1:9002".into(), Incarnation(1));
     let targets = Vec::new();
-    Heartbeat { node: NodeId(1), address, incarnation, sequence: 1, targets, capacity_bytes: 0 }
+    let (node, data) = (NodeId(1), DataFolder::default());
+    Heartbeat { node, address, incarnation, sequence: 1, targets, capacity_bytes: 0, data }
+}
+
+/// A metadata service with another tree, in place of the registered one.
+fn adopted() -> MetaRegistration {
+    let (tree, cluster) = (TreeId(9), None);
+    MetaRegistration { tree, generation: 1, process: 1, cluster, claim: Claim::Adopted }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,6 +124,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
         ),
         (MgmtdRequest::Heartbeat(heartbeat()), Some(FaultCode::Forbidden)),
         (promote, Some(FaultCode::Forbidden)),
+        (MgmtdRequest::RegisterMeta(adopted()), Some(FaultCode::Forbidden)),
     ] {
         let shown = format!("{request:?}");
         assert_eq!(code(call(&mgmtd, encode(&request).unwrap(), 0).await), expected, "{shown}");

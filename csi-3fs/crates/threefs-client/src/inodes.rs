@@ -52,6 +52,14 @@ impl Client {
         self.0.id
     }
 
+    /// Tags the updates from now on as those of life number `life` of a mount. Once a replica has
+    /// seen an update of this life it refuses those of earlier lives: a late copy of a WRITE of a
+    /// killed daemon cannot overwrite what its successor has written since.
+    pub fn tag_as_mount(&self, mount: ClientId, life: u64) {
+        let life = u32::try_from(life).unwrap_or(u32::MAX);
+        self.0.channels.rename(ClientId::of_life(mount.0, life));
+    }
+
     /// Reads a range that ends before the file does; holes are zeros.
     ///
     /// # Errors

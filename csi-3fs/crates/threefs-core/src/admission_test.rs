@@ -160,7 +160,11 @@ impl Cluster {
         let request = StorageRequest::Update(UpdateRequest {
             to,
             chunk: ChunkId::new(InodeId(1), client as u32 % 24),
-            tag: RequestTag { client: ClientId(client.into()), channel: ChannelId(1), sequence: 1 },
+            tag: RequestTag {
+                client: ClientId::of_life(u128::from(client) << 32, 0),
+                channel: ChannelId(1),
+                sequence: 1,
+            },
             change: ContentChange::Replace,
             payload_checksum: Checksum::of(&payload),
             chunk_bytes: 4096,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checksum::Checksum;
 use crate::forgotten::InodeRange;
-use crate::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId, RequestTag};
+use crate::ids::{ChainVersion, ChunkId, ChunkVersion, ClientId, InodeId, RequestTag};
 
 /// Bytes that share one checksum on disk: the unit of verification of a partial read.
 pub const BLOCK_BYTES: usize = 4096;
@@ -39,6 +39,12 @@ impl TagWindow {
             .iter()
             .rev()
             .find(|known| known.tag.client == tag.client && known.tag.channel == tag.channel)
+    }
+
+    /// A later life of the client of `tag` that has updated the chunk.
+    #[must_use]
+    pub fn successor_of(&self, tag: &RequestTag) -> Option<ClientId> {
+        self.0.iter().map(|known| known.tag.client).find(|known| known.supersedes(tag.client))
     }
 
     /// The window after one more update.
@@ -199,7 +205,7 @@ pub trait ChunkMetas {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{ChannelId, ClientId};
+    use crate::ids::ChannelId;
 
     fn tag(channel: u32, sequence: u64) -> RequestTag {
         RequestTag { client: ClientId(1), channel: ChannelId(channel), sequence }

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::checksum::Checksum;
-use crate::ids::{ChainId, ChainVersion, ChunkId, ChunkVersion, InodeId, RequestTag, TargetId};
+use crate::ids::{
+    ChainId, ChainVersion, ChunkId, ChunkVersion, ClientId, InodeId, RequestTag, TargetId,
+};
 use crate::routing::PublicState;
 
 /// What a caller does next. Follows from the error's kind alone.
@@ -115,6 +117,15 @@ pub enum StorageError {
         /// The tag.
         tag: RequestTag,
     },
+    /// A later life of the client has updated this replica: what an earlier one has sent is a late
+    /// copy, and its successor has sent it again where it was still needed.
+    #[error("{tag} comes from an earlier life of {successor}, which has replaced it")]
+    Superseded {
+        /// The tag.
+        tag: RequestTag,
+        /// The later life.
+        successor: ClientId,
+    },
     /// Payload or chunk is not what its checksum says.
     #[error("{chunk}: checksum {got}, expected {expected}")]
     ChecksumMismatch {
@@ -223,6 +234,7 @@ impl StorageError {
             Self::ChunkNotFound { .. }
             | Self::ChunkStaleUpdate { .. }
             | Self::DuplicateUpdate { .. }
+            | Self::Superseded { .. }
             | Self::ChunkSizeMismatch { .. }
             | Self::NoSpace { .. }
             | Self::InvalidRequest { .. }

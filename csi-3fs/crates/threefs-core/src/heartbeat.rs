@@ -7,7 +7,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ChainId, ChainVersion, Incarnation, NodeId, RoutingVersion, StoreId, TargetId};
+use crate::ids::{
+    ChainId, ChainVersion, ClusterId, Incarnation, NodeId, RoutingVersion, StoreId, TargetId,
+};
 use crate::time::Millis;
 
 /// State of a target as its own service knows it; lives in heartbeats only.
@@ -57,6 +59,18 @@ impl TargetReport {
     }
 }
 
+/// The cluster that a node's data folder belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataFolder {
+    /// It holds no target.
+    #[default]
+    Empty,
+    /// It holds targets, made by a version that did not mark the folder.
+    Unmarked,
+    /// It is marked.
+    Of(ClusterId),
+}
+
 /// "I am alive, and so are these targets." mgmtd ignores one whose (incarnation, sequence) is not
 /// newer than the last that it took from the node: within one incarnation the sequence grows,
 /// and an incarnation that was replaced by another never comes back.
@@ -74,6 +88,8 @@ pub struct Heartbeat {
     pub targets: Vec<TargetReport>,
     /// Bytes that all its targets may hold together: they share a disk. 0 = unknown.
     pub capacity_bytes: u64,
+    /// The cluster of its data.
+    pub data: DataFolder,
 }
 
 /// mgmtd's answer.

@@ -79,16 +79,67 @@ impl ChunkVersion {
     }
 }
 
-/// One life of a client: 128 random bits, drawn by the client at its start.
+/// One life of a client. The upper 96 bits are random: a client draws them at its start, a mount
+/// draws them once and keeps them over its daemons. The lower 32 bits number the lives, so that a
+/// replica refuses an update of a daemon that has a successor: see [`ClientId::supersedes`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(transparent)]
 pub struct ClientId(pub u128);
 
+impl ClientId {
+    const LIFE_BITS: u32 = 32;
+
+    /// Life number `life` of the client whose upper 96 bits are those of `random`.
+    #[must_use]
+    pub fn of_life(random: u128, life: u32) -> Self {
+        Self(random >> Self::LIFE_BITS << Self::LIFE_BITS | u128::from(life))
+    }
+
+    /// What all lives of the client have in common.
+    #[must_use]
+    pub fn lineage(self) -> u128 {
+        self.0 >> Self::LIFE_BITS
+    }
+
+    /// Whether this is a later life of the same client than `other`.
+    #[must_use]
+    pub fn supersedes(self, other: Self) -> bool {
+        self.lineage() == other.lineage() && self.0 > other.0
+    }
+}
+
 impl fmt::Display for ClientId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "client-{:032x}", self.0)
+    }
+}
+
+/// One cluster: 128 random bits, drawn by the first mgmtd that used the cluster's store.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct ClusterId(pub u128);
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cluster-{:032x}", self.0)
+    }
+}
+
+/// One metadata tree: 128 random bits, drawn when its store is made. A tree that was restored from a
+/// dump keeps the number.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct TreeId(pub u128);
+
+impl fmt::Display for TreeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tree-{:032x}", self.0)
     }
 }
 
@@ -220,6 +271,17 @@ mod tests {
         for (id, bytes) in ids.iter().zip(encoded) {
             assert_eq!(ChunkId::from_bytes(bytes), Some(*id));
         }
+    }
+
+    #[test]
+    fn a_later_life_supersedes_an_earlier_one_of_the_same_client_only() {
+        let random = 0x1234_5678_9abc_def0_1234_5678_9abc_def0;
+        let (first, second) = (ClientId::of_life(random, 1), ClientId::of_life(random, 2));
+        assert!(second.supersedes(first));
+        assert!(!first.supersedes(second));
+        assert!(!first.supersedes(first));
+        let other = ClientId::of_life(random + (1 << 32), 9);
+        assert!(!other.supersedes(first) && !first.supersedes(other));
     }
 
     #[test]

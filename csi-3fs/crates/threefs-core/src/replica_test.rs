@@ -262,7 +262,7 @@ fn an_update_whose_time_is_over_is_not_begun_however_long_it_waited_for_its_turn
     bench.set(state(6, tags(6)), None);
     let (op, _) = apply_op(&bench.update(1, RequestTag { sequence: 5, ..TAG }));
     bench.expires = Some(bench.now + 5);
-    let waits = RequestTag { client: ClientId(77), ..TAG };
+    let waits = RequestTag { client: ClientId(77 << 32), ..TAG };
     assert!(bench.update(1, waits).is_empty());
     bench.now += 5;
     bench.applied(op, 7);

@@ -5,7 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ChainId, ChainVersion, NodeId, RoutingVersion, TableId, TableVersion, TargetId};
+use crate::ids::{
+    ChainId, ChainVersion, ClusterId, NodeId, RoutingVersion, TableId, TableVersion, TargetId,
+};
 use crate::moves::Move;
 
 /// State of a target in its chain, decided by mgmtd alone and published.
@@ -164,6 +166,8 @@ pub struct NodeInfo {
 /// Everything that services and clients need to find data, in one versioned value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoutingInfo {
+    /// The cluster; zero before mgmtd has said.
+    pub cluster: ClusterId,
     /// Grows with each change of anything below.
     pub version: RoutingVersion,
     /// All nodes that mgmtd knows, dead ones too.

@@ -1,6 +1,7 @@
 //! Attributes of inodes, extended ones, and free space.
 
 use rustix::io::Errno;
+use threefs_core::ids::InodeId;
 use threefs_meta::{
     At, EntryKind, Identity, Inode, InodeKind, MetaChange, MetaQuery, MetaReply, Nanoseconds,
     SetMode, SetTime, SpecialKind,
@@ -116,11 +117,32 @@ impl Daemon {
             }
             // The kernel itself tells the time of what it wrote behind, with the open file.
             let caller = if is(set::FH) && !others { Identity::ROOT } else { call.identity() };
-            answer = Some(inode_of(self.change_as(call, caller, &what, change).await?)?);
+            let mut changed = self.change_as(call, caller, &what, change.clone()).await;
+            if let (Err(Errno::PERM), Some(mode), None, None) = (&changed, mode, uid, gid)
+                && self.drops_privileges(call, id, mode).await?
+            {
+                call.ticket = None;
+                changed = self.change_as(call, Identity::ROOT, &what, change).await;
+            }
+            answer = Some(inode_of(changed?)?);
         }
         let inode = answer.ok_or(Errno::INVAL)?;
         self.files.advance(&inode, u64::from(is(set::SIZE)));
         Ok(self.told(&inode))
+    }
+
+    /// Whether a new mode only lacks the set-user-ID and set-group-ID bits. The kernel clears them
+    /// for the caller when a file is written or cut by somebody who may not change its mode; it
+    /// has refused a chmod of such a caller before.
+    async fn drops_privileges(
+        &self,
+        call: &Call<'_>,
+        id: InodeId,
+        mode: u32,
+    ) -> Result<bool, Errno> {
+        let known = self.stat(call, id).await?.mode & 0o7777;
+        let without = |bits: u32| mode == known & !bits;
+        Ok(mode != known && (without(0o6000) || without(0o4000) || without(0o2000)))
     }
 
     async fn set_size<'a>(

@@ -119,6 +119,7 @@ async fn serve_now(
     let journal =
         Journal::open(config.state.as_deref(), root, !config.resume).map_err(FuseError::State)?;
     let life = journal.life();
+    client.tag_as_mount(journal.client(), life);
     let mut daemon = Daemon {
         client,
         device,

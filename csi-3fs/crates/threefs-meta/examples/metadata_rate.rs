@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::Shutdown;
-use threefs_core::heartbeat::Heartbeat;
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
 use threefs_meta::{At, Meta, MetaClient, MetaConfig, NoChunks, TreeConfig};
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
@@ -50,6 +50,7 @@ async fn main() {
         sequence: 1,
         targets: Vec::new(),
         capacity_bytes: 0,
+        data: DataFolder::Empty,
     };
     MgmtdClient::new(&addresses, &key).heartbeat(heartbeat, deadline()).await.unwrap();
     let store_path = format!("{folder}/meta").into();

@@ -161,12 +161,22 @@ impl MetaClient {
     ) -> Result<MetaReply, MetaClientError> {
         let changes = matches!(request, MetaRequest::Change { .. });
         let guard = changes.then(|| Guard { fence: self.0.fence.clone(), end: deadline });
+        // Why the service has refused it so far: more useful at the deadline than "no reply".
+        let mut refused: Option<MetaError> = None;
         loop {
             let asked = self.0.pool.ask(request, ATTEMPT_TIMEOUT, deadline, guard.as_ref());
-            match asked.await? {
+            let answer = match (asked.await, refused.take()) {
+                (Ok(answer), _) => answer,
+                (Err(_), Some(error)) if deadline.remaining().is_none() => Err(error),
+                (Err(error), _) => return Err(error.into()),
+            };
+            match answer {
                 MetaResult::Ok(reply) => return Ok(reply),
                 Err(error) if error.retryable() => match deadline.remaining() {
-                    Some(left) if left > PAUSE => tokio::time::sleep(PAUSE).await,
+                    Some(left) if left > PAUSE => {
+                        refused = Some(error);
+                        tokio::time::sleep(PAUSE).await;
+                    }
                     _ => return Err(error.into()),
                 },
                 Err(error) => return Err(error.into()),

@@ -15,6 +15,7 @@ pub mod identity;
 mod layouts;
 mod ops;
 pub mod protocol;
+mod registration;
 mod restore;
 mod rows;
 mod scope;
@@ -46,6 +47,7 @@ pub use protocol::{
     MetaQuery, MetaReply, MetaRequest, MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId,
     Reservation, SessionId, SetMode, SetTime, SpecialKind, Written,
 };
+pub use registration::adopt;
 pub use restore::{DUMP_KIND, restore};
 pub use service::{Meta, MetaRunError, run};
 pub use threefs_kv::MAP_BYTES_MAX;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_kv::{DumpError, Dumped, EmbeddedConfig, Store};
+use threefs_mgmtd::Claim;
 
 use crate::ops;
 
@@ -28,8 +29,11 @@ pub fn restore(store: EmbeddedConfig, file: &Path) -> BoxFuture<'_, Result<Dumpe
         let dumped = threefs_kv::load(&store, DUMP_KIND, file)?;
         let (path, store) = (store.path.clone(), Store::embedded(store)?);
         let passed = ops::ReserveInodes(INODES_PASSED_OVER);
+        store.transact(Deadline::after(TIMEOUT), &passed).await.map_err(|error| {
+            threefs_kv::KvError::Broken { path: path.clone(), detail: error.to_string() }
+        })?;
         store
-            .transact(Deadline::after(TIMEOUT), &passed)
+            .transact(Deadline::after(TIMEOUT), &ops::WriteClaim(Claim::Restored))
             .await
             .map_err(|error| threefs_kv::KvError::Broken { path, detail: error.to_string() })?;
         Ok(dumped)

@@ -13,7 +13,9 @@
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
 //! | `QBYT`, `QINO`, `QMET` directory | i64 | what counts for them; only bounded additions write it |
 //! | `XATT` inode name | bytes | an extended attribute |
-//! | `META` name | u64 | the next free inode, the version of this schema |
+//! | `META` name | u64 | the next free inode, the version of this schema, how often the store was opened |
+//! | `METAtree`, `METAcluster` | u128 | which tree it is, and of which cluster |
+//! | `METAclaim` | `Claim` | why mgmtd may find another store than it knows |
 //!
 //! Numbers in keys are big endian, so that files made together lie together. Values are postcard.
 
@@ -30,6 +32,10 @@ pub(crate) const ANSWERS: &[u8] = b"IDEM";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
+pub(crate) const TREE: &[u8] = b"METAtree";
+pub(crate) const GENERATION: &[u8] = b"METAgeneration";
+pub(crate) const CLUSTER: &[u8] = b"METAcluster";
+pub(crate) const CLAIM: &[u8] = b"METAclaim";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
 pub(crate) const QUOTA_METADATA: &[u8] = b"QMET";

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use fabric::BoxFuture;
 use fabric::capability::Capability;
@@ -13,11 +14,12 @@ use fabric::rpc::{
 use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
 use threefs_kv::{EmbeddedConfig, KvError, Store};
-use threefs_mgmtd::{MgmtdClient, RoutingFollower};
+use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
 use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
 use crate::protocol::{CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult};
+use crate::registration::{RegistrationError, register};
 use crate::scope::outside;
 use crate::tree::{Tree, check_batch, now};
 
@@ -30,6 +32,9 @@ pub enum MetaRunError {
     /// The tree in it cannot be used.
     #[error(transparent)]
     Tree(#[from] MetaError),
+    /// The store does not belong to the cluster.
+    #[error(transparent)]
+    Refused(#[from] MgmtdError),
     /// Its port cannot be taken.
     #[error(transparent)]
     Listen(#[from] ServerError),
@@ -40,6 +45,7 @@ pub struct Meta {
     server: Server,
     tree: Arc<Tree>,
     keys: Keys,
+    mgmtd: MgmtdClient,
     _routing: RoutingFollower,
 }
 
@@ -71,9 +77,11 @@ impl Meta {
             path: config.store_path,
             map_bytes_max: config.map_bytes_max,
         })?;
-        let routing = MgmtdClient::new(&config.mgmtd, &config.key).follow();
+        let mgmtd = MgmtdClient::new(&config.mgmtd, &config.key);
+        let routing = mgmtd.follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
-        Ok(Self { server, tree: Arc::new(tree), keys: config.key, _routing: routing })
+        let keys = config.key;
+        Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, _routing: routing })
     }
 
     /// Where it listens.
@@ -81,26 +89,46 @@ impl Meta {
         self.server.address()
     }
 
-    /// Serves until shutdown.
+    /// Registers the store with mgmtd and serves until shutdown. Calls are answered with
+    /// `Unavailable` until then.
     ///
     /// # Errors
-    /// [`MetaRunError::Store`] when the store needs a restart.
+    /// [`MetaRunError::Store`] when the store needs a restart, [`MetaRunError::Refused`] when it does
+    /// not belong to the cluster.
     pub fn serve(self, shutdown: Shutdown) -> BoxFuture<'static, Result<(), MetaRunError>> {
         Box::pin(self.serve_now(shutdown))
     }
 
     async fn serve_now(self, shutdown: Shutdown) -> Result<(), MetaRunError> {
-        let handler = Handler { tree: Arc::clone(&self.tree), keys: self.keys };
+        let registered = Arc::new(AtomicBool::new(false));
+        let handler = Handler {
+            tree: Arc::clone(&self.tree),
+            keys: self.keys,
+            registered: Arc::clone(&registered),
+        };
         let background = async {
+            // Nothing is collected before either: the chunks may belong to another tree's files.
+            register(&self.tree.store, &self.mgmtd).await?;
+            registered.store(true, SeqCst);
             if let Err(error) = self.tree.finish_all_trims().await {
                 tracing::warn!(%error, "truncations of a former life");
             }
             self.tree.collect_for_ever().await;
+            Ok(())
         };
         tokio::select! {
             () = self.server.serve(handler, shutdown) => Ok(()),
             error = self.tree.store_failed() => Err(error.into()),
-            () = background => Ok(()),
+            ended = background => ended,
+        }
+    }
+}
+
+impl From<RegistrationError> for MetaRunError {
+    fn from(error: RegistrationError) -> Self {
+        match error {
+            RegistrationError::Refused(error) => Self::Refused(error),
+            RegistrationError::Store(error) => Self::Store(error),
         }
     }
 }
@@ -108,6 +136,7 @@ impl Meta {
 struct Handler {
     tree: Arc<Tree>,
     keys: Keys,
+    registered: Arc<AtomicBool>,
 }
 
 impl Handler {
@@ -136,6 +165,11 @@ impl Handler {
 impl Service for Handler {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request: MetaRequest = decode_request(&call)?;
+        if !self.registered.load(SeqCst) {
+            let detail = "its store is not registered with mgmtd yet".into();
+            let refused: MetaResult = Err(MetaError::Unavailable { detail });
+            return Reply::of(&refused);
+        }
         let result = match (&request, call.grant.ticket()) {
             (
                 MetaRequest::Query { query: MetaQuery::Capabilities { inodes }, .. },

@@ -12,12 +12,14 @@ use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::Shutdown;
 use rand::Rng;
-use threefs_core::heartbeat::Heartbeat;
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
+use threefs_kv::EmbeddedConfig;
 use threefs_meta::{
-    At, Meta, MetaClient, MetaClientError, MetaConfig, MetaError, NoChunks, TreeConfig,
+    At, Meta, MetaClient, MetaClientError, MetaConfig, MetaError, MetaRunError, NoChunks,
+    TreeConfig,
 };
-use threefs_mgmtd::{Bootstrap, MgmtdClient, MgmtdConfig, Timers};
+use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdError, Timers};
 
 /// Tells a copy of this program that it is a service: kind, its address, mgmtd's, folder.
 const CHILD: &str = "THREEFS_META_TEST_CHILD";
@@ -39,18 +41,21 @@ async fn be_service(kind: &str, listen: &str, mgmtd: &str, folder: &Path) {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
     let (_handle, shutdown) = Shutdown::new();
     if kind == "mgmtd" {
-        let config = MgmtdConfig {
-            listen: listen.into(),
-            advertise: None,
-            key: key().into(),
-            store_path: folder.join("mgmtd"),
-            bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
-            rebalance: true,
-            timers: Timers { scan_ms: 5, ..Timers::one_machine() },
-        };
-        return threefs_mgmtd::run(config, shutdown).await.unwrap();
+        return threefs_mgmtd::run(self::mgmtd(listen, folder), shutdown).await.unwrap();
     }
     threefs_meta::run(meta(listen, mgmtd, folder), Arc::new(NoChunks), shutdown).await.unwrap();
+}
+
+fn mgmtd(listen: &str, folder: &Path) -> MgmtdConfig {
+    MgmtdConfig {
+        listen: listen.into(),
+        advertise: None,
+        key: key().into(),
+        store_path: folder.join("mgmtd"),
+        bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
+        rebalance: true,
+        timers: Timers { scan_ms: 5, ..Timers::one_machine() },
+    }
 }
 
 fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
@@ -131,6 +136,7 @@ async fn work_while_services_are_killed() {
         sequence: 1,
         targets: Vec::new(),
         capacity_bytes: 0,
+        data: DataFolder::Empty,
     };
     mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
     let client = MetaClient::new(&meta_address, &key(), ClientId(7));
@@ -175,17 +181,117 @@ async fn work_while_services_are_killed() {
     assert_eq!(mgmtd.status(soon()).await.unwrap().epoch, 3);
 }
 
+/// An mgmtd of one node that never registers, in this process.
+async fn start_mgmtd(
+    folder: &Path,
+) -> (tokio::task::JoinHandle<()>, fabric::rpc::ShutdownHandle, String) {
+    let (handle, shutdown) = Shutdown::new();
+    let mgmtd = Mgmtd::open(mgmtd("127.0.0.1:0", folder)).await.unwrap();
+    let address = mgmtd.address().to_string();
+    let task = tokio::spawn(async move { mgmtd.serve(shutdown).await.unwrap() });
+    (task, handle, address)
+}
+
+/// Connections of a service that has ended may hold its store for a moment.
+async fn until_free<T, E: std::fmt::Display>(
+    mut open: impl AsyncFnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    for _ in 0..600 {
+        match open().await {
+            Err(error) if error.to_string().contains("another process holds it") => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            opened => return opened,
+        }
+    }
+    open().await
+}
+
+/// Runs a metadata service until it has answered a client or has ended.
+async fn try_meta(folder: &Path, mgmtd: &str, name: &str) -> Result<(), MetaRunError> {
+    let (handle, shutdown) = Shutdown::new();
+    let config =
+        || MetaConfig { store_path: folder.join(name), ..meta("127.0.0.1:0", mgmtd, folder) };
+    let meta = until_free(async || Meta::open(config(), Arc::new(NoChunks)).await).await?;
+    let client = MetaClient::new(meta.address().to_string(), &key(), ClientId(1));
+    let serving = meta.serve(shutdown);
+    tokio::pin!(serving);
+    let made = client.make_directory(At::path("/d"), true, soon());
+    tokio::select! {
+        ended = &mut serving => return ended,
+        made = made => made.unwrap(),
+    };
+    handle.request();
+    serving.await
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_the_clusters_is_refused_until_it_is_adopted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_mgmtd, _keep, mgmtd) = start_mgmtd(&folder.path().join("a")).await;
+    let (_other, _keep_other, other) = start_mgmtd(&folder.path().join("b")).await;
+    let path = folder.path();
+    for _ in 0..2 {
+        try_meta(path, &mgmtd, "meta").await.unwrap();
+    }
+    let refused = |result: Result<(), MetaRunError>| match result {
+        Err(MetaRunError::Refused(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    let error = refused(try_meta(path, &other, "meta").await);
+    assert!(matches!(error, MgmtdError::TreeOfOtherCluster { .. }), "{error}");
+    let error = refused(try_meta(path, &mgmtd, "empty").await);
+    assert!(matches!(error, MgmtdError::ForeignTree { .. }), "{error}");
+    assert!(error.to_string().contains("threefs meta adopt"), "{error}");
+    until_free(async || threefs_meta::adopt(EmbeddedConfig::new(path.join("empty"))).await)
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        try_meta(path, &mgmtd, "empty").await.unwrap();
+    }
+    let error = refused(try_meta(path, &mgmtd, "meta").await);
+    assert!(matches!(error, MgmtdError::ForeignTree { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_copy_of_an_earlier_life_is_refused_and_a_dump_of_it_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let (_mgmtd, _keep, mgmtd) = start_mgmtd(path).await;
+    try_meta(path, &mgmtd, "meta").await.unwrap();
+    let dump = path.join("dump");
+    threefs_kv::dump(&EmbeddedConfig::new(path.join("meta")), threefs_meta::DUMP_KIND, &dump)
+        .unwrap();
+    std::fs::create_dir(path.join("copy")).unwrap();
+    std::fs::copy(path.join("meta/data.mdb"), path.join("copy/data.mdb")).unwrap();
+    try_meta(path, &mgmtd, "meta").await.unwrap();
+    match try_meta(path, &mgmtd, "copy").await {
+        Err(MetaRunError::Refused(MgmtdError::OldTree { generation: 2, newest: 2, .. })) => {}
+        other => panic!("{other:?}"),
+    }
+    let restored = EmbeddedConfig::new(path.join("restored"));
+    threefs_meta::restore(restored, &dump).await.unwrap();
+    for _ in 0..2 {
+        try_meta(path, &mgmtd, "restored").await.unwrap();
+    }
+    match try_meta(path, &mgmtd, "meta").await {
+        Err(MetaRunError::Refused(MgmtdError::OldTree { generation: 3, newest: 4, .. })) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
 #[tokio::test]
 async fn without_chains_there_are_directories_and_files_wait_until_the_deadline() {
     let folder = tempfile::tempdir().unwrap();
-    let config = meta("127.0.0.1:0", "127.0.0.1:1", folder.path());
+    let (_mgmtd, _keep, mgmtd) = start_mgmtd(folder.path()).await;
+    let config = meta("127.0.0.1:0", &mgmtd, folder.path());
     let meta = Meta::open(config, Arc::new(NoChunks)).await.unwrap();
     let (_handle, shutdown) = Shutdown::new();
     let address = meta.address().to_string();
     tokio::spawn(meta.serve(shutdown));
     let client = MetaClient::new(&address, &key(), ClientId(1));
     client.make_directory(At::path("/d/e"), true, soon()).await.unwrap();
-    let deadline = Deadline::after(Duration::from_millis(200));
+    let deadline = Deadline::after(Duration::from_secs(2));
     let error = client.create(At::path("/d/file"), true, deadline).await.unwrap_err();
     assert!(matches!(&error, MetaClientError::Refused(MetaError::Unavailable { .. })), "{error}");
     assert!(error.to_string().contains("no chains yet"), "{error}");

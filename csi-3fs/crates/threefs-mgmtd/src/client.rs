@@ -17,6 +17,7 @@ use crate::protocol::{
     CONTEXT, ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, Promotion,
     RebalancePlan, WAIT_MS_MAX,
 };
+use crate::registration::{MetaRegistered, MetaRegistration};
 
 /// One attempt at a call that does not wait for anything.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -143,6 +144,22 @@ impl MgmtdClient {
         match self.ask(&request, Duration::ZERO, deadline).await? {
             MgmtdReply::Promotion(promotion) => Ok(promotion),
             other => Err(unexpected("a promotion", &other)),
+        }
+    }
+
+    /// Registers the store of a metadata service.
+    ///
+    /// # Errors
+    /// When no primary answers before the deadline, or the store does not belong to this cluster.
+    pub async fn register_meta(
+        &self,
+        registration: MetaRegistration,
+        deadline: Deadline,
+    ) -> Result<MetaRegistered, MgmtdClientError> {
+        let request = MgmtdRequest::RegisterMeta(registration);
+        match self.ask(&request, Duration::ZERO, deadline).await? {
+            MgmtdReply::MetaRegistered(registered) => Ok(registered),
+            other => Err(unexpected("a registration", &other)),
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) enum Step {
 pub(crate) enum Course {
     #[default]
     New,
+    /// Its data is of this cluster.
+    Checked,
     Demoted,
     Renewed,
     Admitted,
@@ -46,7 +48,11 @@ impl View {
         let node = heartbeat.node;
         loop {
             match *course {
-                Course::New => match self.admit(heartbeat)? {
+                Course::New => {
+                    self.check_data(node, heartbeat.data, now)?;
+                    *course = Course::Checked;
+                }
+                Course::Checked => match self.admit(heartbeat)? {
                     Admission::Known => *course = Course::Admitted,
                     Admission::Repeated => return Ok(Step::Answer),
                     Admission::Register => {

@@ -15,6 +15,7 @@ mod ops;
 mod placement;
 pub mod protocol;
 mod rebalance;
+mod registration;
 mod rows;
 mod service;
 mod view;
@@ -28,4 +29,5 @@ pub use protocol::{
     Promotion, RebalancePlan,
 };
 pub use rebalance::PlannedMove;
+pub use registration::{Claim, MetaRegistered, MetaRegistration};
 pub use service::{Mgmtd, MgmtdRunError, run};

@@ -18,10 +18,11 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use crate::config::{Bootstrap, Timers};
 use crate::course::{Course, Step};
 use crate::ops::{
-    AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterNode, RenewLease,
-    UpdateChains,
+    AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterMeta, RegisterNode,
+    RenewLease, UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MgmtdError, Promotion, RebalancePlan};
+use crate::registration::{MetaRegistered, MetaRegistration};
 use crate::view::{Changes, View};
 
 /// How long one transaction may take, retries included. Far below every lease.
@@ -214,6 +215,27 @@ impl Manager {
         Ok(promotion)
     }
 
+    /// Registers the store of a metadata service, which may not serve before.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`], or why the store does not belong to this cluster.
+    pub async fn register_meta(
+        &self,
+        registration: &MetaRegistration,
+        now: Millis,
+    ) -> Result<MetaRegistered, MgmtdError> {
+        let mut role = self.role.lock().await;
+        let view = self.view(&mut role, now)?;
+        let (own, cluster) = (view.fence, view.routing.cluster);
+        let register = RegisterMeta { own, cluster, registration };
+        let result = self.store.transact(deadline(), &register).await;
+        let result = self.answered(&mut role, result.map_err(Refusal::Op))?;
+        if let Err(refusal) = &result {
+            tracing::error!("{refusal}");
+        }
+        result
+    }
+
     async fn write_promotion(
         &self,
         view: &mut View,
@@ -352,7 +374,8 @@ impl Manager {
         }
         let nodes: Vec<NodeId> = view.nodes.keys().copied().collect();
         let alive = nodes.iter().all(|node| view.is_alive(*node, &self.timers, now));
-        if nodes.len() < self.bootstrap.nodes as usize || !alive {
+        let allowed = view.may_make_chains(&self.timers, now);
+        if nodes.len() < self.bootstrap.nodes as usize || !alive || !allowed {
             return Ok(());
         }
         let make = MakeChains { own: view.fence, nodes: &nodes, bootstrap: self.bootstrap };

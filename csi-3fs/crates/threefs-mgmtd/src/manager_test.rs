@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
-use threefs_core::ids::{ChainVersion, Incarnation, StoreId, TargetId};
+use threefs_core::heartbeat::{DataFolder, LocalReport, LocalState, TargetReport};
+use threefs_core::ids::{ChainVersion, ClusterId, Incarnation, StoreId, TargetId};
 use threefs_core::routing::PublicState;
 
 use super::*;
@@ -27,6 +27,7 @@ pub(super) struct FakeNode {
     /// Of all its targets.
     pub store: StoreId,
     pub chunks: u64,
+    pub data: DataFolder,
 }
 
 impl FakeNode {
@@ -42,6 +43,7 @@ impl FakeNode {
             used_bytes: 1,
             store: StoreId(u128::from(id)),
             chunks: 5,
+            data: DataFolder::Empty,
         }
     }
 
@@ -69,6 +71,7 @@ impl FakeNode {
             sequence: self.sequence,
             capacity_bytes: 10 * self.known.len() as u64,
             targets: targets.collect(),
+            data: self.data,
         }
     }
 
@@ -301,6 +304,51 @@ async fn a_node_that_restarts_while_mgmtd_begins_is_not_taken_for_its_former_lif
     assert!(matches!(error, MgmtdError::Starting { .. }), "{error}");
     cluster.steps_until("node 1 left", |routing| !serves(routing, 1)).await;
     cluster.steps_until("whole", is_whole).await;
+}
+
+#[tokio::test]
+async fn the_cluster_keeps_its_id_over_managers_and_publishes_it() {
+    let mut cluster = Cluster::whole().await;
+    assert_eq!(cluster.manager.routing(cluster.now).await.unwrap().cluster, ClusterId(1));
+    cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+    cluster.steps_until("whole", is_whole).await;
+    assert_eq!(cluster.manager.routing(cluster.now).await.unwrap().cluster, ClusterId(1));
+}
+
+#[tokio::test]
+async fn a_manager_that_lost_its_store_makes_no_chains_over_the_old_ones() {
+    for data in [DataFolder::Of(ClusterId(1)), DataFolder::Unmarked] {
+        let mut cluster = Cluster::whole().await;
+        cluster.store = Store::memory();
+        cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+        for node in &mut cluster.nodes {
+            node.restart();
+        }
+        // One disk holds data; as many empty ones as a new cluster needs report as well.
+        cluster.nodes[0].data = data;
+        cluster.nodes.push(FakeNode::new(9));
+        for _ in 0..100 {
+            cluster.step().await;
+        }
+        let error = cluster.manager.heartbeat(cluster.nodes[0].beat(), cluster.now).await;
+        let error = error.unwrap_err();
+        assert!(error.ends_node(), "{error}");
+        assert!(error.to_string().contains("threefs mgmtd load"), "{error}");
+        assert!(cluster.manager.routing(cluster.now).await.unwrap().chains.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_node_of_another_cluster_is_refused_and_changes_nothing() {
+    let cluster = Cluster::whole().await;
+    let before = cluster.manager.routing(cluster.now).await.unwrap();
+    let mut stranger = FakeNode::new(1);
+    stranger.restart();
+    stranger.data = DataFolder::Of(ClusterId(77));
+    let error = cluster.manager.heartbeat(stranger.beat(), cluster.now).await.unwrap_err();
+    let (theirs, ours) = (ClusterId(77), ClusterId(1));
+    assert_eq!(error, MgmtdError::OtherCluster { node: NodeId(1), theirs, ours });
+    assert_eq!(cluster.manager.routing(cluster.now).await.unwrap(), before);
 }
 
 #[tokio::test]

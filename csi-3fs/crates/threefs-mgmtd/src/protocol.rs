@@ -19,11 +19,12 @@
 
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId, TreeId};
 use threefs_core::moves::Move;
 use threefs_core::routing::RoutingInfo;
 
 use crate::rebalance::PlannedMove;
+use crate::registration::{MetaRegistered, MetaRegistration};
 
 /// Name of the service; both sides of a connection sign it.
 pub const CONTEXT: &str = "threefs/mgmtd";
@@ -61,6 +62,8 @@ pub enum MgmtdRequest {
         /// Whether it is to be done; otherwise only what it would mean is answered.
         apply: bool,
     },
+    /// A metadata service starts with this store. Answered with [`MgmtdReply::MetaRegistered`].
+    RegisterMeta(MetaRegistration),
 }
 
 /// The longest wait for a routing change that is granted.
@@ -79,6 +82,8 @@ pub enum MgmtdReply {
     Plan(RebalancePlan),
     /// What the promotion means.
     Promotion(Promotion),
+    /// The metadata service may serve.
+    MetaRegistered(MetaRegistered),
 }
 
 /// A target that is to lead its chain although others served after it. Every update that the
@@ -229,6 +234,72 @@ pub enum MgmtdError {
         /// What it said.
         detail: String,
     },
+    /// The node's data belongs to another cluster. The sender must end.
+    #[error(
+        "{node} holds data of {theirs}, and this mgmtd serves {ours}: it takes no part. If mgmtd \
+         has lost its store, stop it and restore the store from a backup (`threefs mgmtd load`); \
+         if the node was given a wrong address of mgmtd or a wrong disk, correct that"
+    )]
+    OtherCluster {
+        /// Which node.
+        node: NodeId,
+        /// The cluster of its data.
+        theirs: ClusterId,
+        /// That of this mgmtd.
+        ours: ClusterId,
+    },
+    /// The node holds targets and this mgmtd has no chains: its store was lost. The sender must end.
+    #[error(
+        "{node} holds targets, and this mgmtd knows no chain: its store is lost or the wrong one. \
+         Stop mgmtd and restore its store from a backup (`threefs mgmtd load`); new chains over \
+         these disks would lose what they hold"
+    )]
+    ChainsLost {
+        /// Which node.
+        node: NodeId,
+    },
+    /// The metadata store is not the registered one: it was emptied, or belongs to another tree. The
+    /// sender must end.
+    #[error(
+        "the metadata store holds {theirs}, and the files of this cluster are in {ours}: it is empty \
+         or the wrong one. Stop the metadata service and give it the right folder, or restore a dump \
+         (`threefs meta load`). Only if the old metadata is lost and its files are given up: \
+         `threefs meta adopt`"
+    )]
+    ForeignTree {
+        /// The tree in the store.
+        theirs: TreeId,
+        /// The registered one.
+        ours: TreeId,
+    },
+    /// The metadata store is an old copy of the registered one. The sender must end.
+    #[error(
+        "the metadata store is an old copy: generation {generation} of {tree}, and generation \
+         {newest} has served. Stop the metadata service and give it the newest folder, or restore a \
+         dump (`threefs meta load`). To continue with this copy: `threefs meta adopt`"
+    )]
+    OldTree {
+        /// The tree.
+        tree: TreeId,
+        /// That of the store, counted with this start.
+        generation: u64,
+        /// The newest that has served.
+        newest: u64,
+    },
+    /// The metadata store belongs to another cluster. The sender must end.
+    #[error(
+        "the metadata store holds {tree} of {theirs}, and this mgmtd serves {ours}. If mgmtd has lost \
+         its store, stop it and restore the store from a backup (`threefs mgmtd load`); if the \
+         metadata service was given a wrong address of mgmtd or a wrong folder, correct that"
+    )]
+    TreeOfOtherCluster {
+        /// The tree in the store.
+        tree: TreeId,
+        /// Its cluster.
+        theirs: ClusterId,
+        /// That of this mgmtd.
+        ours: ClusterId,
+    },
     /// A target cannot lead its chain.
     #[error("{target} cannot be promoted: {reason}")]
     CannotPromote {
@@ -240,6 +311,11 @@ pub enum MgmtdError {
 }
 
 impl MgmtdError {
+    /// True when the process that sent the heartbeat must end.
+    pub fn ends_node(&self) -> bool {
+        matches!(self, Self::Replaced { .. } | Self::OtherCluster { .. } | Self::ChainsLost { .. })
+    }
+
     /// True when the same call may go well a moment later.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::NotPrimary { .. } | Self::Starting { .. } | Self::Store { .. })

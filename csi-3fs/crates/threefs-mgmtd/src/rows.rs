@@ -3,6 +3,8 @@
 //! | key | value |
 //! |---|---|
 //! | `MSNG` holder | `Holder`: who is primary, with the fencing epoch |
+//! | `MSNG` cluster | `ClusterId`, written once |
+//! | `MSNG` meta | `MetaRow`: the store of the metadata service |
 //! | `MSNG` renewal | u64, written by each renewal |
 //! | `MSNG` routing | u64, the routing version |
 //! | `MNOD` node (u32) | `NodeRow` |
@@ -23,6 +25,8 @@ use threefs_core::routing::NodeInfo;
 pub(crate) use threefs_kv::rows::{decode, read, write};
 
 pub(crate) const HOLDER: &[u8] = b"MSNGholder";
+pub(crate) const CLUSTER: &[u8] = b"MSNGcluster";
+pub(crate) const META: &[u8] = b"MSNGmeta";
 pub(crate) const RENEWAL: &[u8] = b"MSNGrenewal";
 pub(crate) const ROUTING: &[u8] = b"MSNGrouting";
 pub(crate) const NODES: &[u8] = b"MNOD";

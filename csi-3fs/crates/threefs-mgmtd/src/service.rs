@@ -148,6 +148,11 @@ impl Handler {
                 let promotion = self.manager.promote(target, apply, self.clock.now()).await?;
                 Ok(MgmtdReply::Promotion(promotion))
             }
+            MgmtdRequest::RegisterMeta(registration) => {
+                let now = self.clock.now();
+                let registered = self.manager.register_meta(&registration, now).await?;
+                Ok(MgmtdReply::MetaRegistered(registered))
+            }
             MgmtdRequest::Status => {
                 Ok(MgmtdReply::Status(self.manager.status(self.clock.now()).await?))
             }
@@ -162,6 +167,7 @@ fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
         MgmtdRequest::Heartbeat(_) => grant.require_service("a heartbeat"),
         MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
         MgmtdRequest::Promote { .. } => grant.require_service("promoting a target"),
+        MgmtdRequest::RegisterMeta(_) => grant.require_service("registering a metadata service"),
     }
 }
 

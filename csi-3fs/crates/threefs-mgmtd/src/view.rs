@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::chain::{NotPromotable, Reason, Transition, advance, promote};
-use threefs_core::heartbeat::{Heartbeat, LocalReport, LocalState, TargetReport};
+use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalReport, LocalState, TargetReport};
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::{Move, follow};
 use threefs_core::routing::{Chain, ChainTarget, PublicState, RoutingInfo};
@@ -44,6 +44,8 @@ pub(crate) struct View {
     /// Nodes on which a move has failed, and until when they are left alone.
     refused: BTreeMap<NodeId, Millis>,
     ticked_at: Millis,
+    /// When a node whose data is of another cluster, or of lost chains, was last refused.
+    refused_data_at: Option<Millis>,
 }
 
 /// All that growth is decided from. As long as it is the same, so is the decision.
@@ -119,7 +121,37 @@ impl View {
             setbacks: BTreeMap::new(),
             refused: BTreeMap::new(),
             ticked_at: now,
+            refused_data_at: None,
         }
+    }
+
+    /// Refuses a node whose data is not of this cluster.
+    pub(crate) fn check_data(
+        &mut self,
+        node: NodeId,
+        data: DataFolder,
+        now: Millis,
+    ) -> Result<(), MgmtdError> {
+        let ours = self.routing.cluster;
+        let refusal = match data {
+            DataFolder::Of(theirs) if theirs != ours => {
+                MgmtdError::OtherCluster { node, theirs, ours }
+            }
+            DataFolder::Unmarked if self.routing.chains.is_empty() => {
+                MgmtdError::ChainsLost { node }
+            }
+            _ => return Ok(()),
+        };
+        self.refused_data_at = Some(now);
+        Err(refusal)
+    }
+
+    /// Whether the first chains may be made: not while nodes with data of other chains report, which
+    /// means that this store is not the one that the cluster had.
+    pub(crate) fn may_make_chains(&self, timers: &Timers, now: Millis) -> bool {
+        // Refused processes end and are started again: they need longer than a heartbeat does.
+        let quiet_ms = timers.node_failure_ms.saturating_mul(30);
+        self.refused_data_at.is_none_or(|at| now.since(at) >= quiet_ms)
     }
 
     /// A tick. Time in which mgmtd itself did not run (a starved or stopped process) is not silence
@@ -350,9 +382,16 @@ impl View {
             let serving = next.chain.serving().map(|place| place.target);
             changes.stores.extend(serving.filter_map(|target| {
                 let line = lines.get(&target)?;
-                // A report of a former state of the chain may be about a former store.
-                let news = line.report.chain_version == chain.version
-                    && self.stores.get(&target).copied() != line.store;
+                // A report of a former state of the chain may be about a former store. Of a target
+                // that never served there is none, and its store is written down with the change
+                // that lets it serve: were it lost before its next heartbeat, an empty one would
+                // lead in its place.
+                let news = match self.stores.get(&target) {
+                    None => true,
+                    known => {
+                        line.report.chain_version == chain.version && known.copied() != line.store
+                    }
+                };
                 news.then_some((target, line.store?))
             }));
             if next.changed(chain) {

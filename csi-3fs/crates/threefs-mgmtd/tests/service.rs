@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Shutdown, ShutdownHandle};
-use threefs_core::heartbeat::Heartbeat;
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
 use tokio::task::JoinHandle;
@@ -47,6 +47,7 @@ fn heartbeat(sequence: u64) -> Heartbeat {
         sequence,
         targets: Vec::new(),
         capacity_bytes: 0,
+        data: DataFolder::Empty,
     }
 }
 

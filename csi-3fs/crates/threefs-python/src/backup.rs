@@ -40,6 +40,14 @@ pub fn store_load(py: Python<'_>, kind: &str, folder: PathBuf, file: PathBuf) ->
     counts(py.detach(|| runtime.block_on(threefs_meta::restore(config, &file))))
 }
 
+/// Let a metadata store replace the one that its cluster knows, from the next start on.
+#[pyfunction]
+pub fn store_adopt(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    py.detach(|| runtime.block_on(threefs_meta::adopt(EmbeddedConfig::new(folder))))
+        .map_err(|error| PyOSError::new_err(error.to_string()))
+}
+
 /// Read a dump to its end and check it.
 #[pyfunction]
 pub fn store_verify(py: Python<'_>, kind: &str, file: PathBuf) -> PyResult<Counts> {

@@ -8,12 +8,12 @@ use rand::Rng;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
-use threefs_core::ids::{ChannelId, ChunkId, ClientId, RequestTag};
+use threefs_core::ids::{ChannelId, ChunkId, ChunkVersion, ClientId, RequestTag};
 use threefs_core::message::{Address, ReadRequest, StorageReply, StorageRequest, UpdateRequest};
 use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
 
 use crate::history::Intent;
-use crate::world::{CHAIN, CHUNK_BYTES, Happening, INODE, Packet, Violation, World};
+use crate::world::{CHAIN, CHUNK_BYTES, Happening, INODE, Packet, Violation, World, is_removed};
 
 const TIMEOUT_US: u64 = 30_000;
 /// More than any client has: channels are given up in steps of it.
@@ -66,7 +66,7 @@ impl Task {
     pub fn new(endpoint: usize, client: u128, channel: u32) -> Self {
         Self {
             endpoint,
-            client: ClientId(client),
+            client: ClientId::of_life(client << 32, 0),
             channel: ChannelId(channel),
             sequence: 0,
             routing: Rc::new(RoutingInfo::default()),
@@ -115,11 +115,13 @@ impl World {
     }
 
     fn begin(&mut self, task: usize) {
-        let chunk = ChunkId::new(INODE, self.rng.random_range(0..self.chunks));
+        let mut chunk = ChunkId::new(INODE, self.rng.random_range(0..self.chunks));
         if self.rng.random_bool(0.4) {
             self.tasks[task].doing = Doing::Reading { chunk, invoked: self.now };
             return;
         }
+        let removed = self.removal.chunk(self.now);
+        chunk = removed.unwrap_or(chunk);
         self.updates += 1;
         let (change, payload) = self.some_change();
         let state = &mut self.tasks[task];
@@ -128,7 +130,10 @@ impl World {
             RequestTag { client: state.client, channel: state.channel, sequence: state.sequence };
         let intent = Intent { chunk, change, payload };
         self.history.intend(tag, intent.clone());
-        let end = self.rights.begin(tag, self.now);
+        let end = match self.removal.at().filter(|_| removed.is_some()) {
+            Some(at) => self.rights.end_at(tag, at),
+            None => self.rights.begin(tag, self.now),
+        };
         self.tasks[task].doing = Doing::Updating { tag, invoked: self.now, intent, end };
     }
 
@@ -220,6 +225,7 @@ impl World {
                 }
                 Ok(())
             }
+            Packet::Response { rpc, result, .. } if self.collected(rpc, &result) => Ok(()),
             Packet::Response { rpc, result, payload, .. } => match self.rpc_task.remove(&rpc) {
                 Some(task) if self.tasks[task].rpc == Some(rpc) => {
                     self.answered(task, *result, &payload)
@@ -239,17 +245,26 @@ impl World {
         self.tasks[task].rpc = None;
         let (now, doing) = (self.now, self.tasks[task].doing.clone());
         let checked = match (doing, result) {
+            // Nothing is left to remove or to cut short: true of a file whose chunks are being
+            // forgotten, and older than what clients knew of it before.
+            (Doing::Updating { intent, .. }, Ok(StorageReply::Updated(done)))
+                if done.version == ChunkVersion(0) && self.removal.has_begun(intent.chunk, now) =>
+            {
+                Ok(())
+            }
             (Doing::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
                 self.history.acknowledged(tag, invoked, now, done.version)
             }
             (Doing::Reading { chunk, invoked }, Ok(StorageReply::Read(done))) => {
                 self.history.read(chunk, invoked, now, done.version, payload)
             }
-            (Doing::Updating { .. }, Err(error)) if error.remedy() == Remedy::GiveUp => match error
-            {
-                StorageError::NoSpace { .. } => Ok(()),
-                error => Err(format!("an update was refused for good: {error}")),
-            },
+            (Doing::Updating { intent, .. }, Err(error)) if error.remedy() == Remedy::GiveUp => {
+                match error {
+                    StorageError::NoSpace { .. } => Ok(()),
+                    StorageError::InodeForgotten { .. } if is_removed(intent.chunk) => Ok(()),
+                    error => Err(format!("an update was refused for good: {error}")),
+                }
+            }
             _ => {
                 self.wake_task(task, self.retry_us);
                 return Ok(());

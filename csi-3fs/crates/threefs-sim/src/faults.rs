@@ -1,7 +1,9 @@
 //! What goes wrong in a schedule, and when.
 
-use rand::Rng;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use crate::mutant::Mutant;
 
 /// Faults end here, in microseconds of virtual time.
 pub const CALM_AT_US: u64 = 700_000;
@@ -9,9 +11,17 @@ pub const CALM_AT_US: u64 = 700_000;
 /// Something goes wrong, or is well again.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The process dies; it comes back after this time.
+    /// The process dies, the machine does not; it comes back after this time.
     Crash { node: usize, back_after_us: u64 },
-    /// All processes die at once.
+    /// The process is asked to end: it leaves its chain first.
+    Leave { node: usize, back_after_us: u64 },
+    /// It has had its time for that.
+    Left { node: usize, back_after_us: u64 },
+    /// The node is lost with its disk; another disk takes its place.
+    LoseDisk { node: usize, back_after_us: u64 },
+    /// A node's clock jumps ahead: its machine was suspended.
+    Jump { node: usize, by_ms: u64 },
+    /// All machines lose their power at once.
     PowerLoss { back_after_us: u64 },
     /// The dead process starts again.
     Restart { node: usize },
@@ -99,4 +109,35 @@ fn fault(rng: &mut ChaCha8Rng, kind: u32, nodes: usize, endpoints: usize, chunks
         8 => Fault::Damage { node, chunk: rng.random_range(0..chunks) },
         _ => Fault::ManagerAway { for_us: long },
     }
+}
+
+/// Tells the generator of these faults from that of everything else.
+const MORE: u64 = 0x6d6f_7265;
+
+/// Faults of the whole life of a node, in a part of the schedules: planned ends, lost disks, clocks
+/// that jump.
+pub fn more(seed: u64, mutant: Mutant, nodes: usize) -> Vec<(u64, Fault)> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ MORE);
+    let mut plan = Vec::new();
+    let mut some = |wanted: bool, chance: f64, times: usize, fault: fn(usize, u64) -> Fault| {
+        let some = rng.random_bool(chance) || wanted;
+        for _ in 0..if some { rng.random_range(1..=times) } else { 0 } {
+            let at = rng.random_range(10_000..CALM_AT_US - 50_000);
+            plan.push((at, fault(rng.random_range(0..nodes), rng.random_range(1_000..150_000))));
+        }
+    };
+    some(mutant == Mutant::ReportLeaveAtOnce, 0.25, 3, |node, time| Fault::Leave {
+        node,
+        back_after_us: time,
+    });
+    some(mutant == Mutant::TrustAnyStore, 0.2, 3, |node, time| Fault::LoseDisk {
+        node,
+        back_after_us: time,
+    });
+    some(false, 0.15, 2, |node, time| Fault::Jump { node, by_ms: time / 500 });
+    some(mutant == Mutant::SkipFlushAtOpen, 0.1, 3, |node, time| Fault::Crash {
+        node,
+        back_after_us: time / 10,
+    });
+    plan
 }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TargetId};
+use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::{Move, abandon, begin};
 use threefs_core::routing::PublicState::{Offline, Serving};
 use threefs_core::routing::{Chain, RoutingInfo};
@@ -55,6 +55,12 @@ impl Manager {
     #[must_use]
     pub fn chain(&self, id: ChainId) -> Option<&Chain> {
         self.published.chains.get(&id)
+    }
+
+    /// The store with which a target has served.
+    #[must_use]
+    pub fn store_of(&self, target: TargetId) -> Option<StoreId> {
+        self.model.stores().get(&target).copied()
     }
 
     /// Takes a heartbeat.

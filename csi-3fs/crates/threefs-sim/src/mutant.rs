@@ -1,5 +1,7 @@
-//! Bugs on purpose. They live in the simulator's driver, so that the product has no switch for
-//! them; each must be found by the same schedules that find nothing without it.
+//! Bugs on purpose, in the simulator's driver and in the replica itself (its feature `simulator`).
+//! Each must be found by the same schedules that find nothing without it.
+
+use threefs_core::replica::Check;
 
 /// A bug.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,11 +35,19 @@ pub enum Mutant {
     IgnoreExpiry,
     /// The time in which an update may be begun counts from its arrival.
     ExpireFromArrival,
+    /// A node that shall end reports OFFLINE and serves on until it does.
+    ReportLeaveAtOnce,
+    /// A store is opened without a flush of what a killed process left in the page cache.
+    SkipFlushAtOpen,
+    /// An empty disk in the place of a lost one passes for the lost one.
+    TrustAnyStore,
+    /// The replica does not make one of its checks.
+    Without(Check),
 }
 
 impl Mutant {
-    /// All bugs.
-    pub const ALL: [Self; 13] = [
+    /// All bugs that are known to be found. `SkipFlushAtOpen` and the other checks were not yet run.
+    pub const ALL: [Self; 19] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -51,5 +61,16 @@ impl Mutant {
         Self::AbandonServing,
         Self::IgnoreExpiry,
         Self::ExpireFromArrival,
+        Self::ReportLeaveAtOnce,
+        Self::TrustAnyStore,
+        Self::Without(Check::Lease),
+        Self::Without(Check::NothingPending),
+        Self::Without(Check::Tags),
+        Self::Without(Check::Expiry),
     ];
+
+    /// Only schedules with a removed file find it.
+    pub(crate) fn needs_removal(self) -> bool {
+        self == Self::Without(Check::ForgetDownChain)
+    }
 }

@@ -7,8 +7,10 @@ use bytes::Bytes;
 use rand::Rng;
 use threefs_core::chunk::Which;
 use threefs_core::error::StorageError;
-use threefs_core::heartbeat::{Heartbeat, LocalState, ServingLease, TargetReport};
-use threefs_core::ids::{ChunkId, Incarnation, NodeId, RequestTag, StoreId, TargetId};
+use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalState, ServingLease, TargetReport};
+use threefs_core::ids::{
+    ChainVersion, ChunkId, Incarnation, NodeId, RequestTag, StoreId, TargetId,
+};
 use threefs_core::message::{StorageReply, StorageRequest, Updated, verify_payload};
 use threefs_core::replica::{Action, CallId, Config, Event, PeerFailure, Replica, Token};
 use threefs_core::routing::{PublicState, RoutingInfo};
@@ -50,8 +52,14 @@ pub struct Node {
     pub disk_hangs_until: u64,
     /// The disk is full.
     pub full: bool,
+    /// It is asked to end.
+    pub leaving: bool,
+    /// The version of the chain in which it reported OFFLINE last, in this life.
+    reported_offline: Option<ChainVersion>,
     clock_offset: u64,
     clock_rate: f64,
+    /// When its clock went ahead, and by how many milliseconds.
+    jumps: Vec<(u64, u64)>,
     /// How often it asks for routing.
     poll_us: u64,
     // For mutants: who asked for which update.
@@ -59,7 +67,13 @@ pub struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(target: TargetId, clock_offset: u64, clock_rate: f64, poll_us: u64) -> Self {
+    pub(crate) fn new(
+        target: TargetId,
+        clock_offset: u64,
+        clock_rate: f64,
+        poll_us: u64,
+        mutant: Mutant,
+    ) -> Self {
         Self {
             target,
             life: 1,
@@ -67,7 +81,8 @@ impl Node {
             paused: false,
             backlog: Vec::new(),
             store: Store::new(StoreId(target.0.into())),
-            replica: replica(target, 1),
+            replica: replica(target, 1, mutant),
+            reported_offline: None,
             lease: ServingLease::default(),
             routing_version: threefs_core::ids::RoutingVersion(0),
             sequence: 0,
@@ -76,8 +91,10 @@ impl Node {
             wake_at: None,
             disk_hangs_until: 0,
             full: false,
+            leaving: false,
             clock_offset,
             clock_rate,
+            jumps: Vec::new(),
             poll_us,
             update_tokens: BTreeMap::new(),
         }
@@ -86,11 +103,14 @@ impl Node {
     /// This node's monotonic clock.
     #[must_use]
     pub fn clock(&self, now_us: u64) -> Millis {
-        Millis(self.clock_offset + (now_us as f64 * self.clock_rate / 1_000.0) as u64)
+        let jumps = self.jumps.iter().filter(|(at, _)| *at <= now_us);
+        let ahead = self.clock_offset + jumps.map(|(_, by_ms)| by_ms).sum::<u64>();
+        Millis(ahead + (now_us as f64 * self.clock_rate / 1_000.0) as u64)
     }
 
     fn moment_of(&self, local: Millis) -> u64 {
-        let since = local.0.saturating_sub(self.clock_offset) as f64;
+        let ahead = self.clock_offset + self.jumps.iter().map(|(_, by_ms)| by_ms).sum::<u64>();
+        let since = local.0.saturating_sub(ahead) as f64;
         (since * 1_000.0 / self.clock_rate) as u64 + 1
     }
 
@@ -112,19 +132,28 @@ impl Node {
         }
     }
 
-    /// The process is gone; what was not flushed survives in part.
-    pub(crate) fn crash(&mut self, kept: impl FnOnce(usize) -> usize) {
+    /// The process is gone.
+    pub(crate) fn end(&mut self) {
         self.alive = false;
         self.paused = false;
         self.backlog.clear();
         self.life += 1;
-        self.store.crash(kept);
     }
 
-    /// A new process over the same disk.
-    pub(crate) fn restart(&mut self) {
+    /// Its clock goes ahead.
+    pub(crate) fn jump(&mut self, now_us: u64, by_ms: u64) {
+        self.jumps.push((now_us, by_ms));
+    }
+
+    /// A new process over the same disk, which makes durable what it finds.
+    pub(crate) fn restart(&mut self, mutant: Mutant) {
         self.alive = true;
-        self.replica = replica(self.target, self.life);
+        self.leaving = false;
+        if mutant != Mutant::SkipFlushAtOpen {
+            self.store.flush();
+        }
+        self.replica = replica(self.target, self.life, mutant);
+        self.reported_offline = None;
         self.lease = ServingLease::default();
         self.routing_version = threefs_core::ids::RoutingVersion(0);
         self.sequence = 0;
@@ -134,7 +163,7 @@ impl Node {
     }
 }
 
-fn replica(target: TargetId, life: u64) -> Replica {
+fn replica(target: TargetId, life: u64, mutant: Mutant) -> Replica {
     let mut config = Config::new(target, CHAIN, Incarnation(life));
     config.call_timeout_ms = 15;
     config.retry_wait_ms = 2;
@@ -143,6 +172,9 @@ fn replica(target: TargetId, life: u64) -> Replica {
     config.full_wait_ms = 30;
     config.sync_window = 2;
     config.sync_page = 2;
+    if let Mutant::Without(check) = mutant {
+        config.without = Some(check);
+    }
     Replica::new(config)
 }
 
@@ -155,7 +187,7 @@ impl World {
         self.push(spread, Happening::Poll { node, life });
     }
 
-    pub(crate) fn beat(&mut self, node: usize, life: u64) {
+    pub(crate) fn beat(&mut self, node: usize, life: u64) -> Result<(), Violation> {
         let state = &mut self.nodes[node];
         let now = state.clock(self.now);
         state.sequence += 1;
@@ -169,24 +201,38 @@ impl World {
         if lies && report.state == LocalState::Online {
             report.state = LocalState::UpToDate;
         }
+        if self.mutant == Mutant::ReportLeaveAtOnce && state.leaving {
+            report.state = LocalState::Offline;
+        }
+        if report.state == LocalState::Offline {
+            state.reported_offline = Some(report.chain_version);
+        }
+        self.check_serving(node)?;
+        let state = &mut self.nodes[node];
+        let store = match self.mutant {
+            Mutant::TrustAnyStore => StoreId(state.target.0.into()),
+            _ => state.store.id,
+        };
         let heartbeat = Heartbeat {
             node: NodeId(node as u32),
             address: String::new(),
             incarnation: Incarnation(life),
             sequence: state.sequence,
             capacity_bytes: 0,
+            data: DataFolder::Empty,
             targets: vec![TargetReport {
                 target: state.target,
                 chain: CHAIN,
                 report,
                 used_bytes: 0,
-                store: Some(state.store.id),
+                store: Some(store),
                 chunks: state.store.slots().len() as u64,
             }],
         };
         let packet = Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, life };
         self.send(node, self.manager_endpoint(), packet);
         self.push(HEARTBEAT_US, Happening::Beat { node, life });
+        Ok(())
     }
 
     pub(crate) fn poll(&mut self, node: usize, life: u64) {
@@ -399,12 +445,33 @@ impl World {
         }
     }
 
+    /// A replica that serves has not told mgmtd that it does not, about this version of the chain,
+    /// and mgmtd has written down the store with which it serves.
+    pub(crate) fn check_serving(&self, node: usize) -> Result<(), Violation> {
+        let state = &self.nodes[node];
+        if !state.replica.serves(state.clock(self.now)) {
+            return Ok(());
+        }
+        let version = state.replica.chain().map(|chain| chain.version);
+        if version == state.reported_offline {
+            return Err(self.violation(format!("node {node} reports OFFLINE while it serves")));
+        }
+        let (known, store) = (self.store_of(state.target), state.store.id);
+        if known != Some(store) {
+            let what = format!("node {node} serves with {store}, and mgmtd knows {known:?}");
+            return Err(self.violation(what));
+        }
+        Ok(())
+    }
+
     /// What a serving replica commits is the truth.
     fn observe_commit(&mut self, node: usize, chunk: ChunkId) -> Result<(), Violation> {
         let state = &self.nodes[node];
         if !state.replica.serves(state.clock(self.now)) {
             return Ok(());
         }
+        self.check_serving(node)?;
+        let state = &self.nodes[node];
         let Some(slot) = state.store.slots().get(&chunk) else { return Ok(()) };
         let Version { state: committed, bytes } = slot.committed.clone();
         let Some(newest) = committed.tags.newest() else { return Ok(()) };

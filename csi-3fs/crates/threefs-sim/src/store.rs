@@ -169,12 +169,21 @@ impl Store {
         }
     }
 
-    /// The process died. `kept(n)` says how many of `n` unflushed records had reached the disk.
+    /// The power failed. `kept(n)` says how many of `n` unflushed records had reached the disk.
     pub fn crash(&mut self, kept: impl FnOnce(usize) -> usize) {
+        self.kill(kept);
+        self.flush();
+    }
+
+    /// The process died. `kept(n)` says how many of `n` unflushed records it had written: the page
+    /// cache has them, so they are read again, and are lost if the power fails before a flush.
+    pub fn kill(&mut self, kept: impl FnOnce(usize) -> usize) {
         let keep = kept(self.unflushed.len());
         self.unflushed.truncate(keep);
-        self.flush();
         self.live = self.durable.clone();
+        for record in &self.unflushed {
+            install(&mut self.live, record.clone());
+        }
     }
 
     /// A bit flips in the committed content of a chunk. False if there is nothing to damage.
@@ -182,6 +191,11 @@ impl Store {
         let Some(slot) = self.live.slots.get_mut(&chunk) else { return false };
         slot.damaged = slot.committed.state.exists() && slot.pending.is_none();
         slot.damaged
+    }
+
+    /// All damage is undone.
+    pub fn mend(&mut self) {
+        self.live.slots.values_mut().for_each(|slot| slot.damaged = false);
     }
 
     /// All chunks.

@@ -6,7 +6,7 @@ use std::fmt;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use threefs_core::ids::{ChainId, InodeId, NodeId, TargetId};
+use threefs_core::ids::{ChainId, InodeId, NodeId, StoreId, TargetId};
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_mgmtd::MgmtdError;
@@ -18,12 +18,15 @@ use crate::manager::{Manager, SCAN_MS};
 use crate::mutant::Mutant;
 use crate::node::Node;
 
+mod collect;
 mod events;
 mod misfortune;
 mod moves;
 mod rights;
 mod settle;
 
+use collect::Removal;
+pub(crate) use collect::is_removed;
 use events::Due;
 pub(crate) use events::{Happening, Packet};
 pub(crate) use rights::Expiry;
@@ -54,6 +57,8 @@ pub struct Outcome {
     pub chain_versions: u32,
     /// Virtual microseconds from the end of the faults until all was well.
     pub settled_after_us: u64,
+    /// Schedules whose chain waits for a disk that was lost, until an operator promotes a replica.
+    pub waits_for_lost_disk: u64,
 }
 
 /// An invariant is broken.
@@ -111,7 +116,10 @@ pub struct World {
     // Of moves and of rights alone: the other schedules stay what they are.
     moves: ChaCha8Rng,
     pub(crate) rights: Rights,
+    pub(crate) removal: Removal,
     damaged: Vec<u32>,
+    /// The node whose disk was lost: one in a schedule.
+    lost: Option<usize>,
     scrubbed: bool,
     events: u64,
     trace: bool,
@@ -132,7 +140,7 @@ impl World {
                 // Who asks rarely hears of several changes at once.
                 let poll_us = [4_000, 25_000, 150_000][rng.random_range(0..3)];
                 let target = TargetId(index as u64 + 1);
-                Node::new(target, rng.random_range(0..1_000_000), rate, poll_us)
+                Node::new(target, rng.random_range(0..1_000_000), rate, poll_us, mutant)
             })
             .collect();
         let places: Vec<_> =
@@ -175,13 +183,21 @@ impl World {
             ends_at: None,
             moves,
             rights,
+            removal: Removal::new(seed, mutant),
             damaged: Vec::new(),
+            lost: None,
             scrubbed: false,
             events: 0,
             trace: std::env::var_os("THREEFS_SIM_TRACE").is_some(),
         };
         for (at, fault) in plan {
             world.push(at, Happening::Fault(fault));
+        }
+        for (at, fault) in faults::more(seed, mutant, count) {
+            world.push(at, Happening::Fault(fault));
+        }
+        if let Some(at) = world.removal.at() {
+            world.push(at + 1, Happening::Collect);
         }
         if spare {
             let at = world.moves.random_range(20_000..CALM_AT_US);
@@ -210,6 +226,9 @@ impl World {
             self.now = due.at;
             self.events += 1;
             if self.now > SETTLED_BY_US {
+                if self.waits_for_lost_disk() {
+                    return self.settled_without_lost_disk();
+                }
                 return Err(self.violation(self.what_is_not_well()));
             }
             if matches!(due.happening, Happening::CheckSettled) {
@@ -230,6 +249,7 @@ impl World {
             answers: self.history.answers,
             chain_versions: self.manager.chain(CHAIN).map_or(0, |chain| chain.version.0),
             settled_after_us: self.now - CALM_AT_US,
+            waits_for_lost_disk: 0,
         }
     }
 
@@ -247,6 +267,11 @@ impl World {
         self.sequence += 1;
         let (at, sequence) = (self.now + after_us, self.sequence);
         self.queue.push(Reverse(Due { at, sequence, happening }));
+    }
+
+    /// The store with which mgmtd knows that a target has served.
+    pub(crate) fn store_of(&self, target: TargetId) -> Option<StoreId> {
+        self.manager.store_of(target)
     }
 
     pub(crate) fn manager_endpoint(&self) -> usize {
@@ -298,10 +323,7 @@ impl World {
             Happening::Deliver { from, to, packet } => self.deliver(from, to, packet),
             Happening::Disk { node, life, job } => self.disk_done(node, life, *job),
             Happening::Wake { node, .. } => self.node_wakes(node),
-            Happening::Beat { node, life } => {
-                self.beat(node, life);
-                Ok(())
-            }
+            Happening::Beat { node, life } => self.beat(node, life),
             Happening::Poll { node, life } => {
                 self.poll(node, life);
                 Ok(())
@@ -314,12 +336,13 @@ impl World {
                 self.task_wakes(task, generation);
                 Ok(())
             }
-            Happening::Fault(fault) => {
-                self.fault(fault);
-                Ok(())
-            }
+            Happening::Fault(fault) => self.fault(fault),
             Happening::Move => {
                 self.begin_move();
+                Ok(())
+            }
+            Happening::Collect => {
+                self.collect();
                 Ok(())
             }
             Happening::GiveUpMove => {

@@ -28,6 +28,7 @@ fn ten_thousand_schedules_without_a_violation() {
                     all.answers += one.answers;
                     all.chain_versions += one.chain_versions;
                     all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
+                    all.waits_for_lost_disk += one.waits_for_lost_disk;
                 }
                 Ok::<Outcome, String>(all)
             })
@@ -41,22 +42,26 @@ fn ten_thousand_schedules_without_a_violation() {
                 all.answers += one.answers;
                 all.chain_versions += one.chain_versions;
                 all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
+                all.waits_for_lost_disk += one.waits_for_lost_disk;
             }
             Err(violation) => panic!("{violation}"),
         }
     }
     println!(
         "{count} schedules in {:.1} s: {} events, {} answers, {} chain versions, settled after at \
-         most {} ms",
+         most {} ms, {} wait for a lost disk",
         begin.elapsed().as_secs_f64(),
         all.events,
         all.answers,
         all.chain_versions,
-        all.settled_after_us / 1_000
+        all.settled_after_us / 1_000,
+        all.waits_for_lost_disk
     );
     // The schedules must be worth something.
     assert!(all.answers > 20 * count, "clients hardly got an answer");
     assert!(u64::from(all.chain_versions) > 6 * count, "hardly a fault had an effect");
+    // Those need not become well, so they must stay rare.
+    assert!(all.waits_for_lost_disk <= 1 + count / 200, "too many chains wait for a lost disk");
 }
 
 #[test]

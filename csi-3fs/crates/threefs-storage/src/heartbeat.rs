@@ -16,7 +16,8 @@ const PACE_MIN: Duration = Duration::from_millis(20);
 /// Slowest pace.
 const PACE_MAX: Duration = Duration::from_secs(10);
 
-/// Sends heartbeats until another life of this node has taken over; says so then.
+/// Sends heartbeats until mgmtd refuses this process for good: another life of the node has taken
+/// over, or its data is of another cluster.
 pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -> MgmtdError {
     let mut pace = PACE_FIRST;
     let mut sequence = 0;
@@ -29,6 +30,7 @@ pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -
             sequence,
             targets: node.reports(),
             capacity_bytes: node.capacity_bytes(),
+            data: node.data(),
         };
         let said = heartbeat.targets.clone();
         let sent_at = node.shared.clock.now();
@@ -39,9 +41,7 @@ pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -
                 node.heartbeat_answered(sent_at, reply);
                 node.reported(&said);
             }
-            Err(MgmtdClientError::Refused(replaced @ MgmtdError::Replaced { .. })) => {
-                return replaced;
-            }
+            Err(MgmtdClientError::Refused(refusal)) if refusal.ends_node() => return refusal,
             Err(error) => tracing::debug!(%error, "heartbeat"),
         }
         tokio::time::sleep(PACE_MIN).await;

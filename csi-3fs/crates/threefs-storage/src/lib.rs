@@ -11,6 +11,7 @@
 //! | `workers` | the threads of one target |
 //! | `peers` | calls to the storage services of other nodes |
 //! | `node` | all targets of this node: routing, lease, requests by target |
+//! | `identity` | the cluster that the data folder belongs to |
 //! | `heartbeat` | the conversation with mgmtd |
 //! | [`service`] | the port, and the life of the whole |
 //!
@@ -20,6 +21,7 @@ mod access;
 mod admission;
 pub mod config;
 mod heartbeat;
+mod identity;
 mod node;
 mod peers;
 pub mod service;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use threefs_chunkstore::DiskBudget;
 use threefs_core::error::StoreError;
 use threefs_core::heartbeat::{
-    HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
+    DataFolder, HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
 };
 use threefs_core::ids::{ChainId, ChainVersion, Incarnation, NodeId, TargetId};
 use threefs_core::replica::{Config, Event};
@@ -76,6 +76,8 @@ pub(crate) struct Node {
     leaving: AtomicBool,
     /// mgmtd has taken a heartbeat that said so.
     left: Notify,
+    /// The cluster that the data folder belongs to.
+    data: Mutex<DataFolder>,
 }
 
 /// What the disk has room for, as last seen.
@@ -104,6 +106,7 @@ impl Node {
         incarnation: Incarnation,
         shared: Shared,
         budget: Arc<DiskBudget>,
+        data: DataFolder,
     ) -> Self {
         Self {
             id: NodeId(config.node_id),
@@ -117,6 +120,7 @@ impl Node {
             removed: Mutex::default(),
             leaving: AtomicBool::new(false),
             left: Notify::new(),
+            data: Mutex::new(data),
         }
     }
 
@@ -187,9 +191,38 @@ impl Node {
         targets.iter().filter_map(line).collect()
     }
 
+    /// The cluster of the data folder, for heartbeats.
+    pub(crate) fn data(&self) -> DataFolder {
+        *self.data.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this routing is of the cluster of the data folder, which is marked with it once mgmtd
+    /// has registered the node. Routing of another cluster changes nothing here, above all removes
+    /// nothing: its heartbeats are refused as well.
+    fn belongs_to(&self, routing: &RoutingInfo) -> bool {
+        let mut data = self.data.lock().unwrap_or_else(PoisonError::into_inner);
+        if let DataFolder::Of(cluster) = *data {
+            return cluster == routing.cluster;
+        }
+        if !routing.nodes.contains_key(&self.id) {
+            return true;
+        }
+        match crate::identity::write(&self.config.data, routing.cluster) {
+            Ok(()) => *data = DataFolder::Of(routing.cluster),
+            Err(error) => {
+                tracing::error!("{:?} cannot be marked: {error}", self.config.data);
+                return false;
+            }
+        }
+        true
+    }
+
     /// Newer routing: opens targets that are new here, tells all of them, then counts the lease
     /// that waited for it.
     pub(crate) fn routing_arrived(self: &Arc<Self>, routing: &Arc<RoutingInfo>) {
+        if !self.belongs_to(routing) {
+            return;
+        }
         {
             let shared = &self.shared.routing;
             *shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(routing);

@@ -25,6 +25,7 @@ use crate::access;
 use crate::admission;
 use crate::config::StorageConfig;
 use crate::heartbeat;
+use crate::identity;
 use crate::node::{Node, Shared};
 use crate::peers::Peers;
 
@@ -50,7 +51,7 @@ pub enum StorageServiceError {
         /// What the system said.
         reason: String,
     },
-    /// Another process serves this node.
+    /// Another process serves this node, or its data is of another cluster.
     #[error(transparent)]
     Replaced(#[from] MgmtdError),
 }
@@ -88,7 +89,11 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let patience = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
     let shared = Shared::new(Peers::new(&keys, call_timeout));
-    let node = Arc::new(Node::new(config, draw_incarnation(), shared, budget));
+    let data = identity::read(&config.data).map_err(|error| StorageServiceError::Data {
+        path: config.data.display().to_string(),
+        reason: error.to_string(),
+    })?;
+    let node = Arc::new(Node::new(config, draw_incarnation(), shared, budget, data));
     tracing::info!(node = %node.id, address, "storage service listens");
 
     // Ends with this function, however it ends.

@@ -432,3 +432,22 @@ def test_a_read_only_mount_changes_nothing(mount: Callable[..., Any]) -> None:
         lambda: os.setxattr(tree / "file", "user.x", b""),
     ):
         fails(errno.EROFS, call)
+
+
+@pytest.mark.parametrize("mode", [0o4777, 0o2777, 0o6777])
+def test_a_write_of_another_user_clears_set_user_id_and_set_group_id(tree: Path, mode: int) -> None:
+    def overwrite() -> None:
+        descriptor = os.open(path, os.O_RDWR)
+        os.write(descriptor, b"x")
+        assert stat.S_IMODE(os.fstat(descriptor).st_mode) == 0o777
+        os.close(descriptor)
+
+    path = tree / "program"
+    write(path)
+    path.chmod(mode)
+    assert as_user(65534, 65534, [], overwrite) == ""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o777
+    path.chmod(mode)
+    assert as_user(65534, 65534, [], lambda: os.truncate(path, 2)) == ""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o777
+    assert as_user(65534, 65534, [], lambda: path.chmod(0o666)) == "EPERM"

@@ -357,3 +357,84 @@ def test_the_key_is_never_on_a_command_line(pods: Pods) -> None:
     command = Path(f"/proc/{pods.processes['mgmtd'].pid}/cmdline").read_bytes()
     assert b"k" * 64 not in command
     assert os.environ.get("THREEFS_KEY") is None
+
+
+def test_mgmtd_without_its_store_makes_no_chains_over_the_data_of_the_old_ones(
+    pods: Pods,
+) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/kept", b"kept" * 100_000)
+    for name in tuple(pods.processes):
+        pods.stop(name, signal.SIGKILL)
+    (pods.folder / "mgmtd").rename(pods.folder / "backup")
+    for name in ("mgmtd", "storage-0", "storage-1", "storage-2"):
+        pods.start(name)
+    for number in range(3):
+        name = f"storage-{number}"
+        assert pods.processes.pop(name).wait(PATIENCE_SECONDS) != 0
+        assert "holds data of cluster-" in pods.log(name), pods.log(name)
+        assert "threefs mgmtd load" in pods.log(name)
+    assert pods.states() == {}, "no chain was made"
+    pods.stop("mgmtd")
+    shutil.rmtree(pods.folder / "mgmtd")
+    (pods.folder / "backup").rename(pods.folder / "mgmtd")
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        assert client.read_file("/kept") == b"kept" * 100_000
+
+
+def test_a_node_with_data_of_another_cluster_is_refused(pods: Pods) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    pods.stop("storage-0")
+    marks = list((pods.folder / "storage-0").rglob("cluster"))
+    assert marks
+    before = marks[0].read_text()
+    marks[0].write_text(f"{int(before, 16) ^ 1:032x}\n")
+    pods.start("storage-0")
+    assert pods.processes.pop("storage-0").wait(PATIENCE_SECONDS) != 0
+    assert "node-1 holds data of cluster-" in pods.log("storage-0")
+    marks[0].write_text(before)
+    pods.start("storage-0")
+    pods.wait_states(all_serve)
+
+
+def test_meta_without_its_store_is_refused_until_its_store_is_back_or_another_is_adopted(
+    pods: Pods, tmp_path: Path
+) -> None:
+    pods.start_all()
+    pods.wait_states(all_serve)
+    with pods.client() as client:
+        client.write_file("/kept", b"kept" * 500_000)
+    pods.stop("meta", signal.SIGKILL)
+    (pods.folder / "meta").rename(tmp_path / "backup")
+    pods.start("meta")
+    assert pods.processes.pop("meta").wait(PATIENCE_SECONDS) != 0
+    assert "the metadata store holds tree-" in pods.log("meta"), pods.log("meta")
+    assert "threefs meta adopt" in pods.log("meta")
+    empty = next((pods.folder / "meta").rglob("data.mdb")).parent
+    (pods.folder / "meta").rename(tmp_path / "empty")
+    (tmp_path / "backup").rename(pods.folder / "meta")
+    pods.start("meta")
+    with pods.client() as client:
+        assert client.read_file("/kept") == b"kept" * 500_000
+        kept = client.stat("/kept").inode
+    pods.stop("meta")
+    (pods.folder / "meta").rename(tmp_path / "lost")
+    (tmp_path / "empty").rename(pods.folder / "meta")
+    adopt = [sys.executable, "-m", "threefs", "meta", "adopt", "--data", str(empty)]
+    refused = subprocess.run(adopt, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode != 0
+    assert "--yes" in refused.stderr
+    subprocess.run([*adopt, "--yes"], timeout=60, check=True)
+    pods.start("meta")
+    with pods.client() as client:
+        assert client.listdir("/") == []
+        # The chunks of /kept are still there: no new file may show them.
+        with client.open_raw("/new", "w") as file:
+            file.truncate(2_000_000)
+        assert client.stat("/new").inode > kept + (1 << 51)
+        assert client.read_file("/new") == bytes(2_000_000)

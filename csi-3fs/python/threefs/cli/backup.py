@@ -49,6 +49,9 @@ def backup_commands(kind: str) -> typer.Typer:
 
         _report("loaded", file, lambda: _native.store_load(kind, str(data), str(file)))
 
+    if kind == "meta":
+        commands.command()(adopt)
+
     @commands.command()
     def verify(
         file: Annotated[Path, typer.Option("--file", help="The dump to read.")],
@@ -59,6 +62,29 @@ def backup_commands(kind: str) -> typer.Typer:
         _report("verified", file, lambda: _native.store_verify(kind, str(file)))
 
     return commands
+
+
+def adopt(
+    data: Annotated[Path, typer.Option("--data", help="Folder of the store; may be empty.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Give up all files that this store does not know.")
+    ] = False,
+) -> None:
+    """Let a stopped service's store replace the one that its cluster knows.
+
+    For metadata that is lost without a dump. Files that the store does not know are lost; their
+    chunks stay on the disks. New files get inode numbers that the lost metadata cannot have used.
+    """
+    from threefs import _native
+
+    if not yes:
+        reason = "all files that this store does not know will be lost"
+        raise ThreeFSError(f"nothing was changed: {reason}; to accept that, add --yes")
+    try:
+        _native.store_adopt(str(data))
+    except OSError as error:
+        raise ThreeFSError(str(error)) from error
+    tell().print(f"{data} replaces the metadata of its cluster at the next start of the service")
 
 
 def _report(done: str, file: Path, work: Callable[[], tuple[int, int]]) -> None:

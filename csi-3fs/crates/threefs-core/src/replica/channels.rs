@@ -35,12 +35,17 @@ pub(super) enum Known {
     New,
     /// It was done and made this version.
     Done(ChunkVersion),
-    /// Its channel has gone on since.
+    /// Its channel has sent newer updates.
     Outdated,
+    /// A later life of its client has sent updates.
+    Superseded(ClientId),
 }
 
 impl Channels {
     pub(super) fn look(&self, tag: RequestTag, chunk: ChunkId) -> Known {
+        if let Some(successor) = self.successor(tag.client) {
+            return Known::Superseded(successor);
+        }
         match self.newest.get(&(tag.client, tag.channel)) {
             Some(newest) if newest.sequence > tag.sequence => Known::Outdated,
             Some(Newest { sequence, done: Some((done_chunk, version)), .. })
@@ -50,6 +55,13 @@ impl Channels {
             }
             _ => Known::New,
         }
+    }
+
+    /// The newest of the later lives of a client that are remembered.
+    fn successor(&self, client: ClientId) -> Option<ClientId> {
+        let last_life = ClientId::of_life(client.0, u32::MAX);
+        let newest = self.of_client.range(client..=last_life).next_back().map(|(id, _)| *id);
+        newest.filter(|newest| newest.supersedes(client))
     }
 
     pub(super) fn begun(&mut self, tag: RequestTag) {
@@ -109,7 +121,11 @@ mod tests {
     const CHUNK: ChunkId = ChunkId { inode: InodeId(5), index: 0 };
 
     fn tag(client: u128, channel: u32, sequence: u64) -> RequestTag {
-        RequestTag { client: ClientId(client), channel: ChannelId(channel), sequence }
+        RequestTag {
+            client: ClientId::of_life(client << 32, 0),
+            channel: ChannelId(channel),
+            sequence,
+        }
     }
 
     #[test]
@@ -127,6 +143,17 @@ mod tests {
         assert_eq!(channels.look(tag(2, 1, 1), CHUNK), Known::Outdated);
         assert_eq!(channels.newest.len(), CHANNELS_OF_CLIENT_MAX + 1);
         assert_eq!(channels.by_use.len(), channels.newest.len());
+    }
+
+    #[test]
+    fn updates_of_an_earlier_life_are_refused_while_a_later_one_is_remembered() {
+        let lives = |life| RequestTag { client: ClientId::of_life(5 << 32, life), ..tag(0, 0, 1) };
+        let mut channels = Channels::default();
+        channels.done(lives(2), CHUNK, ChunkVersion(7));
+        assert_eq!(channels.look(lives(1), CHUNK), Known::Superseded(lives(2).client));
+        assert_eq!(channels.look(lives(2), CHUNK), Known::Done(ChunkVersion(7)));
+        assert_eq!(channels.look(lives(3), CHUNK), Known::New);
+        assert_eq!(channels.look(tag(4, 0, 1), CHUNK), Known::New, "another client");
     }
 
     #[test]

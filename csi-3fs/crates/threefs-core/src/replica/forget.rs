@@ -9,7 +9,9 @@
 use bytes::Bytes;
 
 use super::lanes::Work;
-use super::{Action, CallId, Caller, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
+use super::{
+    Action, CallId, Caller, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token,
+};
 use crate::error::{StorageError, StoreError};
 use crate::forgotten::{FORGET_INODES_MAX, InodeRange};
 use crate::ids::{ChunkId, InodeId};
@@ -132,7 +134,8 @@ impl Replica {
 
     fn pass_on(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(state) = self.forgets.get(&op) else { return };
-        let successor = self.successor().filter(|_| state.token.is_some());
+        let asks = state.token.is_some() && self.config.makes(Check::ForgetDownChain);
+        let successor = self.successor().filter(|_| asks);
         let Some(next) = successor else {
             return self.end_forget(ctx, op, Ok(StorageReply::InodesForgotten));
         };

@@ -20,6 +20,7 @@
 
 mod action;
 mod channels;
+mod check;
 mod commit;
 mod forget;
 mod lanes;
@@ -31,6 +32,8 @@ mod resync;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+
+pub use check::Check;
 
 pub use action::{Action, Alert, CallId, Event, OpId, PeerFailure, Token};
 
@@ -75,6 +78,9 @@ pub struct Config {
     pub sync_window: usize,
     /// Chunk metas per page of a sync.
     pub sync_page: usize,
+    /// The check that is not made.
+    #[cfg(feature = "simulator")]
+    pub without: Option<Check>,
 }
 
 impl Config {
@@ -94,6 +100,8 @@ impl Config {
             ops_max: 4_096,
             sync_window: 8,
             sync_page: 256,
+            #[cfg(feature = "simulator")]
+            without: None,
         }
     }
 }
@@ -218,7 +226,8 @@ impl Replica {
         let ctx = &mut Context { now, metas, out };
         // Before the event, which may end the stall: what a report may have said by now must be
         // true before anything else is done. Who says "do not use me" must not serve any more.
-        if self.standing == Standing::UpToDate && self.is_stalled(now) {
+        let stalled = self.is_stalled(now) && self.config.makes(Check::Stall);
+        if self.standing == Standing::UpToDate && stalled {
             self.distrust(ctx, Alert::StoreStalled { target: self.config.target });
         }
         match event {
@@ -282,7 +291,8 @@ impl Replica {
     /// Does this replica answer reads and take writes now?
     #[must_use]
     pub fn serves(&self, now: Millis) -> bool {
-        self.role() == Role::Serving && self.has_lease(now) && !self.is_stalled(now)
+        let stalled = self.is_stalled(now) && self.config.makes(Check::Stall);
+        self.role() == Role::Serving && self.has_lease(now) && !stalled
     }
 
     fn is_full(&self, now: Millis) -> bool {
@@ -317,7 +327,7 @@ impl Replica {
     }
 
     fn has_lease(&self, now: Millis) -> bool {
-        self.serve_until.is_some_and(|until| now < until)
+        !self.config.makes(Check::Lease) || self.serve_until.is_some_and(|until| now < until)
     }
 
     fn successor(&self) -> Option<ChainTarget> {
@@ -346,7 +356,9 @@ impl Replica {
                 PublicState::LastSrv => self.standing = Standing::UpToDate,
                 PublicState::Serving => {}
                 PublicState::Syncing | PublicState::Waiting | PublicState::Offline => {
-                    self.standing = Standing::Online;
+                    if self.config.makes(Check::Demotion) {
+                        self.standing = Standing::Online;
+                    }
                 }
             }
         }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::lanes::{Begin, Op, Step, Work};
 use super::request::answer;
-use super::{Action, Context, Replica, Role, Standing, Token};
+use super::{Action, Check, Context, Replica, Role, Standing, Token};
 use crate::chunk::{ContentChange, StoreUpdate};
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion, TargetId};
@@ -47,7 +47,7 @@ impl Replica {
             }
             // The store is still at work for an operation that began before: what it leaves must
             // be seen by the comparison, so the comparison waits for it.
-            _ if !self.ops.is_empty() => {
+            _ if !self.ops.is_empty() && self.config.makes(Check::StoreIdle) => {
                 return Err(StorageError::Busy { target: self.config.target });
             }
             _ => {
@@ -72,6 +72,7 @@ impl Replica {
     fn check_session(&self, session: SyncSession) -> Result<(), StorageError> {
         match &self.receiving {
             Some(receiving) if receiving.session == session => Ok(()),
+            Some(_) if !self.config.makes(Check::Session) => Ok(()),
             _ => Err(StorageError::SyncSessionMismatch { target: self.config.target }),
         }
     }
@@ -125,7 +126,7 @@ impl Replica {
         }
         if let Some(receiving) = &mut self.receiving {
             let newest = receiving.newest.entry(chunk).or_insert(0);
-            if request.sequence <= *newest {
+            if request.sequence <= *newest && self.config.makes(Check::Sequence) {
                 let have = ctx.meta(chunk).committed.version;
                 let error = StorageError::ChunkStaleUpdate { chunk, have, update: request.version };
                 return answer(ctx, waiters, Err(error));

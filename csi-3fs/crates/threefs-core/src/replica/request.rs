@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::channels::Known;
 use super::lanes::{Begin, Op, Queued, Step, Work};
-use super::{Action, Alert, Context, Replica, Role, Token};
+use super::{Action, Alert, Check, Context, Replica, Role, Token};
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkMeta, ContentChange, StoreUpdate, Which};
 use crate::error::StorageError;
@@ -136,7 +136,7 @@ impl Replica {
         }
         self.check_serving(ctx)?;
         let meta = ctx.meta(request.chunk);
-        if meta.pending.is_some() {
+        if meta.pending.is_some() && self.config.makes(Check::NothingPending) {
             return Err(StorageError::ChunkNotCommit { chunk: request.chunk });
         }
         let chain_version = self.chain_version();
@@ -218,7 +218,7 @@ impl Replica {
             return answer(ctx, waiters, Err(error));
         }
         let meta = ctx.meta(request.chunk);
-        if meta.pending.is_some() {
+        if meta.pending.is_some() && self.config.makes(Check::PendingFirst) {
             let queued = Queued { work: Work::Update { request, payload, expires }, waiters };
             return Begin::After(Work::Resolve, Box::new(queued));
         }
@@ -226,7 +226,9 @@ impl Replica {
             Err(error) => answer(ctx, waiters, Err(error)),
             Ok(Some(done)) => answer(ctx, waiters, Ok(done)),
             // Looked at here and not at the door: it may have waited in line until now.
-            Ok(None) if expires.is_some_and(|at| ctx.now >= at) => {
+            Ok(None)
+                if expires.is_some_and(|at| ctx.now >= at) && self.config.makes(Check::Expiry) =>
+            {
                 answer(ctx, waiters, Err(StorageError::Expired { target: self.config.target }))
             }
             Ok(None) => {
@@ -260,7 +262,12 @@ impl Replica {
         if request.change != ContentChange::Remove && self.is_forgotten(ctx, request.chunk.inode) {
             return Err(StorageError::InodeForgotten { inode: request.chunk.inode });
         }
-        if let Some(known) = committed.tags.of_channel(&tag) {
+        if let Some(successor) = committed.tags.successor_of(&tag) {
+            return Err(StorageError::Superseded { tag, successor });
+        }
+        if let Some(known) = committed.tags.of_channel(&tag)
+            && self.config.makes(Check::Tags)
+        {
             if known.tag == tag {
                 return Ok(Some(self.updated(meta, known.version)));
             }
@@ -272,6 +279,9 @@ impl Replica {
             Known::New => {}
             Known::Done(version) => return Ok(Some(self.updated(meta, version))),
             Known::Outdated => return Err(StorageError::DuplicateUpdate { tag }),
+            Known::Superseded(successor) => {
+                return Err(StorageError::Superseded { tag, successor });
+            }
         }
         if payload.is_empty() && matches!(request.change, ContentChange::Write { .. }) {
             let reason = "a write of 0 bytes: use a truncate to change the length".to_owned();
@@ -345,7 +355,7 @@ impl Replica {
             let error = StorageError::ChunkStaleUpdate { chunk, have, update };
             return answer(ctx, waiters, Err(error));
         }
-        if have.next() != update {
+        if have.next() != update && self.config.makes(Check::NextVersion) {
             let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
             return self.disagree(ctx, chunk, waiters, reason);
         }

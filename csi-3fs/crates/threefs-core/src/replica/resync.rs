@@ -11,7 +11,9 @@ use bytes::Bytes;
 
 use super::commit::nobody;
 use super::lanes::{Begin, Op, Step, Work};
-use super::{Action, Alert, CallId, Caller, Context, OpId, PeerFailure, Replica, Role, Timer};
+use super::{
+    Action, Alert, CallId, Caller, Check, Context, OpId, PeerFailure, Replica, Role, Timer,
+};
 use crate::chunk::{ChunkMeta, ChunkState, Which};
 use crate::error::{StorageError, StoreError};
 use crate::forgotten::FORGET_INODES_MAX;
@@ -294,7 +296,9 @@ impl Replica {
         // sync waits for it: a chunk in line is sent when those before it are through.
         let after = sending.cursor.map_or(Bound::Unbounded, Bound::Excluded);
         let under_way = self.lanes.range((after, Bound::Included(end)));
-        unlike.extend(under_way.map(|(chunk, _)| *chunk));
+        if self.config.makes(Check::UnderWay) {
+            unlike.extend(under_way.map(|(chunk, _)| *chunk));
+        }
         sending.queue = unlike.into_iter().collect();
         sending.page_end = (end < ChunkId::MAX).then_some(end);
         sending.stage = Stage::Copying;

@@ -20,6 +20,7 @@ mod length;
 mod link;
 mod query;
 mod quota;
+mod registration;
 mod remove;
 mod rename;
 pub(crate) mod scope;
@@ -41,6 +42,7 @@ pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths, Reserve}
 pub(crate) use link::Link;
 pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatMany};
 pub(crate) use quota::{Quotas, SetQuota};
+pub(crate) use registration::{BeginRegistration, FinishRegistration, WriteClaim};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
 pub(crate) use scope::{CheckInside, Sides};

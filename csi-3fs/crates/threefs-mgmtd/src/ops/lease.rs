@@ -4,11 +4,12 @@
 //! contenders read, so that renewals do not conflict with the primary's own work. Nobody compares
 //! clocks: a contender watches the count stand still for a whole lease by its own clock.
 
+use threefs_core::ids::ClusterId;
 use threefs_kv::{Operation, Transaction};
 
 use super::load::{Loaded, load};
 use super::{Fence, OpError, fence};
-use crate::rows::{self, HOLDER, Holder, RENEWAL};
+use crate::rows::{self, CLUSTER, HOLDER, Holder, RENEWAL};
 
 /// What a contender sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,10 @@ impl Operation for AcquireLease<'_> {
         let epoch = now.holder.map_or(0, |holder| holder.epoch) + 1;
         rows::write(txn, HOLDER, &Holder { epoch, manager, address: address.into(), opening })?;
         rows::write(txn, RENEWAL, &(now.renewal + 1))?;
+        if rows::read::<ClusterId>(txn, CLUSTER).await?.is_none() {
+            // Random and drawn once by the first primary of this store: it names the cluster.
+            rows::write(txn, CLUSTER, &ClusterId(manager))?;
+        }
         Ok((Fence { manager, epoch }, load(txn).await?))
     }
 }

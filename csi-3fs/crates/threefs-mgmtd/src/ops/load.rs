@@ -8,7 +8,8 @@ use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
-    self, CHAINS, MOVES, NODES, NodeRow, REBALANCE, RETIRED, ROUTING, STORES, TABLES, Wanted,
+    self, CHAINS, CLUSTER, MOVES, NODES, NodeRow, REBALANCE, RETIRED, ROUTING, STORES, TABLES,
+    Wanted,
 };
 
 /// More rows than any cluster has; a bound all the same.
@@ -26,6 +27,7 @@ pub(crate) struct Loaded {
 /// All nodes, chains and tables at one moment.
 pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     let mut loaded = Loaded::default();
+    loaded.routing.cluster = rows::read(txn, CLUSTER).await?.unwrap_or_default();
     loaded.routing.version = rows::read(txn, ROUTING).await?.unwrap_or_default();
     for (key, value) in txn.range(&KeyRange::prefix(NODES), ROWS_MAX).await? {
         let row: NodeRow = rows::decode(&key, &value)?;

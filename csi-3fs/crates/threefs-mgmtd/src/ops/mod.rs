@@ -5,6 +5,7 @@ mod grow;
 mod lease;
 mod load;
 mod make_chains;
+mod register_meta;
 mod register_node;
 mod update_chains;
 
@@ -12,6 +13,7 @@ pub(crate) use grow::{AbandonMoves, AddChains, DropChains, ExtendTable, StartMov
 pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
 pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;
+pub(crate) use register_meta::RegisterMeta;
 pub(crate) use register_node::RegisterNode;
 pub(crate) use update_chains::UpdateChains;
 

@@ -97,6 +97,8 @@ pub(crate) enum Happening {
     Move,
     /// That is given up, as soon as it can be.
     GiveUpMove,
+    /// The collector asks the head to forget the removed file.
+    Collect,
     Task {
         task: usize,
         generation: u64,

@@ -1,27 +1,53 @@
 //! Faults as they hit the world, and the end of them all.
 
 use rand::Rng;
-use threefs_core::ids::ChunkId;
+use threefs_core::ids::{ChunkId, StoreId};
+use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 use threefs_core::time::Millis;
 
-use super::{CHAIN, Happening, INODE, LAST_REQUEST_US, Network, World};
+use super::{CHAIN, Happening, INODE, LAST_REQUEST_US, Network, Violation, World};
 use crate::faults::{CALM_AT_US, Fault};
+use crate::mutant::Mutant;
+use crate::node::Node;
+use crate::store::Store;
 
+/// A process that shall end has this long to leave.
+const LEAVE_US: u64 = 20_000;
+/// Ids of the stores on disks that took a lost one's place.
+const OTHER_DISKS: u128 = 1_000;
+
+/// Several heartbeats.
+const HEARD_WITHIN_US: u64 = 40_000;
 /// Until the service is started again that has ended by itself.
 const RESTART_US: u64 = 5_000;
 
 impl World {
-    pub(super) fn fault(&mut self, fault: Fault) {
-        if self.calm && !matches!(fault, Fault::Restart { .. } | Fault::Resume { .. }) {
-            return;
+    pub(super) fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
+        let ends =
+            matches!(fault, Fault::Restart { .. } | Fault::Resume { .. } | Fault::Left { .. });
+        if self.calm && !ends {
+            return Ok(());
         }
         match fault {
             Fault::Crash { node, back_after_us } => self.crash(node, back_after_us),
             Fault::PowerLoss { back_after_us } => {
                 for node in 0..self.nodes.len() {
                     let spread = self.rng.random_range(0..20_000);
-                    self.crash(node, back_after_us + spread);
+                    self.lose_power(node, back_after_us + spread);
+                }
+            }
+            Fault::Leave { node, back_after_us } => self.leave(node, back_after_us)?,
+            Fault::Left { node, back_after_us } => {
+                if self.nodes[node].leaving {
+                    self.crash(node, back_after_us);
+                }
+            }
+            Fault::LoseDisk { node, back_after_us } => self.lose_disk(node, back_after_us),
+            Fault::Jump { node, by_ms } => {
+                self.nodes[node].jump(self.now, by_ms);
+                if self.nodes[node].alive && !self.nodes[node].paused {
+                    return self.give(node, Event::Tick);
                 }
             }
             Fault::Restart { node } => self.restart(node),
@@ -63,6 +89,7 @@ impl World {
             Fault::ManagerBack => self.manager_back(),
             Fault::Calm => self.become_calm(),
         }
+        Ok(())
     }
 
     fn crash(&mut self, node: usize, back_after_us: u64) {
@@ -70,7 +97,8 @@ impl World {
             return;
         }
         let rng = &mut self.rng;
-        self.nodes[node].crash(|unflushed| rng.random_range(0..=unflushed));
+        self.nodes[node].end();
+        self.nodes[node].store.kill(|unflushed| rng.random_range(0..=unflushed));
         self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
     }
 
@@ -78,13 +106,66 @@ impl World {
     /// again. A heartbeat of an earlier life that mgmtd had not heard of is enough for that.
     pub(crate) fn end(&mut self, node: usize) {
         self.note(|| format!("node {node} ends: replaced"));
-        self.nodes[node].crash(|unflushed| unflushed);
+        self.nodes[node].end();
+        self.nodes[node].store.kill(|unflushed| unflushed);
         self.push(RESTART_US, Happening::Fault(Fault::Restart { node }));
+    }
+
+    fn lose_power(&mut self, node: usize, back_after_us: u64) {
+        let alive = self.nodes[node].alive;
+        if alive {
+            self.nodes[node].end();
+        }
+        let rng = &mut self.rng;
+        self.nodes[node].store.crash(|unflushed| rng.random_range(0..=unflushed));
+        if alive {
+            self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
+        }
+    }
+
+    /// As on SIGTERM: the replica leaves its chain and a moment later the process ends.
+    fn leave(&mut self, node: usize, back_after_us: u64) -> Result<(), Violation> {
+        let state = &mut self.nodes[node];
+        if !state.alive || state.paused {
+            return Ok(());
+        }
+        state.leaving = true;
+        self.push(LEAVE_US, Happening::Fault(Fault::Left { node, back_after_us }));
+        match self.mutant {
+            Mutant::ReportLeaveAtOnce => Ok(()),
+            _ => self.give(node, Event::Leave),
+        }
+    }
+
+    /// A node comes back with an empty disk, once, while all others serve and none of them is cut
+    /// off: mgmtd could find one of those dead before the lost one, and the chain would wait for the
+    /// lost disk until an operator promotes another replica.
+    fn lose_disk(&mut self, node: usize, back_after_us: u64) {
+        let serves =
+            |node: &Node| node.alive && !node.paused && node.replica.serves(node.clock(self.now));
+        let all_serve = self.members().count() > 1 && self.members().all(|(_, node)| serves(node));
+        let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
+        let network = &self.network;
+        let heard = !self.manager_away
+            && network.loss + network.repeat + network.delay == 0.0
+            && network.blocked.values().all(|until| until + HEARD_WITHIN_US <= self.now);
+        if self.lost.is_some() || !self.nodes[node].alive || !all_serve || !whole || !heard {
+            return;
+        }
+        self.lost = Some(node);
+        self.crash(node, back_after_us);
+        let state = &mut self.nodes[node];
+        state.store = Store::new(StoreId(u128::from(state.target.0) + OTHER_DISKS));
+        // Damaged copies may have been good on this disk alone.
+        for other in &mut self.nodes {
+            other.store.mend();
+        }
     }
 
     fn restart(&mut self, node: usize) {
         if !self.nodes[node].alive {
-            self.nodes[node].restart();
+            let mutant = self.mutant;
+            self.nodes[node].restart(mutant);
             self.node_starts(node);
         }
     }

@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::chunk::StoreUpdate;
 use threefs_core::ids::RequestTag;
+use threefs_core::replica::Check;
 use threefs_core::time::Millis;
 
 use super::{Violation, World};
@@ -40,7 +41,10 @@ pub(crate) struct Rights {
 impl Rights {
     pub(crate) fn new(seed: u64, mutant: Mutant) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ RIGHTS);
-        let needed = matches!(mutant, Mutant::IgnoreExpiry | Mutant::ExpireFromArrival);
+        let needed = matches!(
+            mutant,
+            Mutant::IgnoreExpiry | Mutant::ExpireFromArrival | Mutant::Without(Check::Expiry)
+        );
         let some = rng.random_bool(0.4) || needed;
         Self { rng, some, ends: BTreeMap::new() }
     }
@@ -51,6 +55,11 @@ impl Rights {
             return None;
         }
         let end = now + self.rng.random_range(5_000..120_000);
+        self.end_at(tag, end)
+    }
+
+    /// A client begins an update that ends at a certain moment.
+    pub(crate) fn end_at(&mut self, tag: RequestTag, end: u64) -> Option<u64> {
         self.ends.insert(tag, end);
         Some(end)
     }

@@ -2,9 +2,9 @@
 
 use threefs_core::ids::ChunkId;
 use threefs_core::replica::Event;
-use threefs_core::routing::Chain;
+use threefs_core::routing::{Chain, PublicState};
 
-use super::{CHAIN, SETTLED_BY_US, Violation, World};
+use super::{CHAIN, Outcome, SETTLED_BY_US, Violation, World, is_removed};
 use crate::client::Doing;
 use crate::faults::CALM_AT_US;
 use crate::node::Node;
@@ -34,6 +34,7 @@ impl World {
         }
         self.history.check_order().map_err(|what| self.violation(what))?;
         self.check_replicas_equal()?;
+        self.check_forgotten()?;
         Ok(true)
     }
 
@@ -41,12 +42,38 @@ impl World {
         let chain = self.manager.chain(CHAIN);
         chain.is_some_and(Chain::is_whole)
             && self.manager.routing().moves.is_empty()
+            && self.removal.is_done()
             && self.tasks.iter().all(|task| matches!(task.doing, Doing::Resting))
             && self.members().all(|(_, node)| {
                 node.replica.is_idle()
                     && node.replica.serves(node.clock(self.now))
                     && node.replica.chain() == chain
             })
+    }
+
+    /// The last replica that may have all updates was on the lost disk: the others had left the
+    /// chain by plan, or died, before mgmtd found that the disk's node was dead. mgmtd cannot know
+    /// that nothing was acknowledged in between, so no other replica may serve until an operator
+    /// promotes one.
+    pub(super) fn waits_for_lost_disk(&self) -> bool {
+        let Some(lost) = self.lost.map(|node| &self.nodes[node]) else { return false };
+        let chain = self.manager.chain(CHAIN);
+        let last = chain.and_then(|chain| chain.state_of(lost.target));
+        last == Some(PublicState::LastSrv)
+            && self.manager.store_of(lost.target) != Some(lost.store.id)
+    }
+
+    /// Such a chain answers nobody, and what it had answered before was right.
+    pub(super) fn settled_without_lost_disk(&self) -> Result<Outcome, Violation> {
+        for (index, node) in self.members() {
+            if node.replica.serves(node.clock(self.now)) {
+                let what = format!("node {index} serves a chain that waits for a lost disk");
+                return Err(self.violation(what));
+            }
+        }
+        self.history.check_order().map_err(|what| self.violation(what))?;
+        // How soon all was well says nothing here.
+        Ok(Outcome { settled_after_us: 0, waits_for_lost_disk: 1, ..self.outcome() })
     }
 
     /// The nodes whose targets are in the chain now.
@@ -74,7 +101,7 @@ impl World {
     }
 
     fn check_replicas_equal(&self) -> Result<(), Violation> {
-        for chunk in self.history.chunks() {
+        for chunk in self.history.chunks().filter(|chunk| !is_removed(*chunk)) {
             let known = self.history.newest_known(chunk);
             let mut first = None;
             for (index, node) in self.members() {

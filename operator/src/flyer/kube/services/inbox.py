@@ -7,17 +7,24 @@ for takes along what has gathered.
 
 A release may wait because losing it costs nothing: its sidecar tells it again, and a rank that
 released ends with a status that says so. What it has saved does not wait.
+
+New and edited FlyerJobs are taken a few at a time, round-robin by namespace: a step is over when
+all that it decided is stored, and thousands of jobs of one user must not delay the next step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import sys
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from flyer.engine import (
     CheckpointReported,
+    JobRemoved,
+    JobSubmitted,
     LifeStateSet,
     LogObserved,
     NodeEmptied,
@@ -32,17 +39,19 @@ from flyer.engine import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from flyer.engine import Event, JobState
 
-__all__ = ["GATHER_SECONDS", "LEAVE_SECONDS", "Inbox", "Leaving", "leaving"]
+__all__ = ["GATHER_SECONDS", "LEAVE_SECONDS", "SUBMITTED_MAX", "Inbox", "Leaving", "leaving"]
 
 GATHER_SECONDS: Final = 0.2
 # A job that has released its nodes is waited for so long: a kubelet says within two seconds that a
 # pod has ended, and hundreds at once a busy API server in twice that. What it has not left by then
 # is taken from it.
 LEAVE_SECONDS: Final = 4.0
+SUBMITTED_MAX: Final = 64
+"""Jobs submitted or edited that one step takes: about 50 ms of status updates."""
 _PATIENT: Final = (
     CheckpointReported, LifeStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
     ProgressReported, Released, StartPending, StreamLost, StreamRestored, SuspendReceived,
@@ -74,12 +83,60 @@ class _Held:
     emptied: set[str] = field(default_factory=set)
 
 
+class _Submitted:
+    """Submissions, and removals of jobs whose submission has not been taken, by namespace."""
+
+    def __init__(self) -> None:
+        self._by_namespace: OrderedDict[str, OrderedDict[str, list[Event]]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_namespace)
+
+    def add(self, event: Event) -> bool:
+        """Whether the event is queued here."""
+        if isinstance(event, JobSubmitted):
+            key = event.job.key
+        elif isinstance(event, JobRemoved) and event.job in self._of(event.job):
+            key = event.job
+        else:
+            return False
+        jobs = self._by_namespace.setdefault(key.partition("/")[0], OrderedDict())
+        events = jobs.setdefault(key, [])
+        if events and _is_edit(events[-1], event):
+            events.pop()  # nobody has seen it yet
+        events.append(event)
+        return True
+
+    def take(self, count: int) -> Iterator[Event]:
+        """The events of so many jobs at most."""
+        while count and self._by_namespace:
+            namespace, jobs = self._by_namespace.popitem(last=False)
+            _, events = jobs.popitem(last=False)
+            if jobs:
+                self._by_namespace[namespace] = jobs  # behind the other namespaces
+            yield from events
+            count -= 1
+
+    def _of(self, key: str) -> OrderedDict[str, list[Event]]:
+        return self._by_namespace.get(key.partition("/")[0], OrderedDict())
+
+
+def _is_edit(before: Event, after: Event) -> bool:
+    """Whether both submit the same object."""
+    return (
+        isinstance(before, JobSubmitted)
+        and isinstance(after, JobSubmitted)
+        and before.job.metadata.uid == after.job.metadata.uid
+    )
+
+
 class Inbox:
     """A queue with one reader. `leaving_of` says whether a job is asked to leave its nodes."""
 
     def __init__(self, leaving_of: Callable[[str], Leaving | None]) -> None:
         self._leaving_of = leaving_of
         self._events: list[Event] = []
+        self._submitted = _Submitted()
         self._held: dict[str, _Held] = {}
         self._emptied: set[NodeEmptied] = set()  # among the events, held ones too
         self._due_at = float("inf")  # of the loop's clock
@@ -87,6 +144,9 @@ class Inbox:
 
     def tell(self, event: Event) -> None:
         """Queue a fact. That a node is empty is said again and again, and queued once."""
+        if self._submitted.add(event):
+            self._due(0.0)
+            return
         if isinstance(event, NodeEmptied):
             if event in self._emptied:
                 return
@@ -102,22 +162,28 @@ class Inbox:
     def keep(self, events: list[Event]) -> None:
         """Begin anew with these; they are due at once."""
         self._events = list(events)
+        self._submitted = _Submitted()
         self._held.clear()
         self._emptied.clear()
         self._due_at = 0.0
         self._changed.set()
 
-    def take(self) -> list[Event]:
-        """All that has gathered, but for what is held of jobs that have not left yet."""
+    def take(self, submitted_max: int = SUBMITTED_MAX) -> list[Event]:
+        """All that has gathered, but for what is held of jobs that have not left yet.
+
+        Of submissions it takes those of so many jobs.
+        """
         now = asyncio.get_running_loop().time()
         for job in [job for job, held in self._held.items() if held.due_at <= now]:
             self._events += self._held.pop(job).events
-        events, self._events = self._events, []
+        events, self._events = [*self._submitted.take(submitted_max), *self._events], []
         self._emptied = {
             one for held in self._held.values() for one in held.events
             if isinstance(one, NodeEmptied)
         }  # fmt: skip
         self._due_at = min((held.due_at for held in self._held.values()), default=float("inf"))
+        if self._submitted:
+            self._due_at = now
         return events
 
     def take_all(self) -> list[Event]:
@@ -125,7 +191,7 @@ class Inbox:
         for held in self._held.values():
             self._events += held.events
         self._held.clear()
-        return self.take()
+        return self.take(sys.maxsize)
 
     async def wait(self, seconds: float) -> None:
         """Until something is due, for so long at most."""

@@ -24,6 +24,7 @@ from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine import Start
 from flyer.kube.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.doors.turns import FairTurns
 from flyer.kube.pods import PlacedNode, PodsRefusedError
 from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
 from flyer.kube.services.claims import late_claims
@@ -73,6 +74,7 @@ class Templates:
         spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
     ) -> None:
         self._api = api.apart(asyncio.Semaphore(AT_ONCE))
+        self._turns = FairTurns(AT_ONCE)
         self._world = world
         self._seams = seams
         self._on_passed = passed
@@ -124,7 +126,8 @@ class Templates:
             if current is None or current.uid != view.uid or current.mark != view.mark:
                 break  # another check is under way, or it is gone
             try:
-                verdict = await self._verdict(current)
+                async with self._turns.turn(current.key.partition("/")[0]):
+                    verdict = await self._verdict(current)
             except NotFoundError:
                 break
             except ApiError as error:

@@ -1,0 +1,79 @@
+//! What the store knows of its registration with mgmtd.
+
+use threefs_core::ids::{ClusterId, TreeId};
+use threefs_kv::{Operation, Transaction};
+use threefs_mgmtd::{Claim, MetaRegistered, MetaRegistration};
+
+use super::OpError;
+use crate::protocol::ROOT;
+use crate::rows::{self, CLAIM, CLUSTER, GENERATION, NEXT_INODE, TREE};
+
+/// Inode numbers of each adopted store: there is room for two thousand, and in each for four thousand
+/// restores.
+const INODES_PER_ADOPTION: u64 = 1 << 52;
+
+/// Counts this life of the store, durably, and returns what mgmtd is asked.
+pub(crate) struct BeginRegistration {
+    /// The id of the tree if it has none yet.
+    pub fresh: TreeId,
+    pub process: u128,
+}
+
+impl Operation for BeginRegistration {
+    type Output = MetaRegistration;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaRegistration, OpError> {
+        let tree = match rows::read(txn, TREE).await? {
+            Some(tree) => tree,
+            None => {
+                rows::write(txn, TREE, &self.fresh)?;
+                self.fresh
+            }
+        };
+        let generation = rows::read::<u64>(txn, GENERATION).await?.unwrap_or(0) + 1;
+        rows::write(txn, GENERATION, &generation)?;
+        Ok(MetaRegistration {
+            tree,
+            generation,
+            process: self.process,
+            cluster: rows::read::<ClusterId>(txn, CLUSTER).await?,
+            claim: rows::read::<Claim>(txn, CLAIM).await?.unwrap_or_default(),
+        })
+    }
+}
+
+/// Remembers what mgmtd has answered.
+pub(crate) struct FinishRegistration {
+    pub registered: MetaRegistered,
+}
+
+impl Operation for FinishRegistration {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        let MetaRegistered { cluster, generation, adoptions } = self.registered;
+        rows::write(txn, CLUSTER, &cluster)?;
+        rows::write(txn, GENERATION, &generation)?;
+        if rows::read::<Claim>(txn, CLAIM).await? == Some(Claim::Adopted) {
+            let next: u64 = rows::read(txn, NEXT_INODE).await?.unwrap_or(ROOT.0 + 1);
+            let first = u64::from(adoptions).saturating_mul(INODES_PER_ADOPTION);
+            rows::write(txn, NEXT_INODE, &next.max(first))?;
+        }
+        txn.clear(CLAIM);
+        Ok(())
+    }
+}
+
+/// Remembers what an operator has decided, until the next registration.
+pub(crate) struct WriteClaim(pub Claim);
+
+impl Operation for WriteClaim {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        Ok(rows::write(txn, CLAIM, &self.0)?)
+    }
+}

@@ -1,0 +1,160 @@
+//! Which metadata store belongs to this cluster.
+//!
+//! A metadata service registers its store before it serves. An emptied store, an old copy and a
+//! store of another cluster are refused: inode numbers would be used again, and new files would
+//! show the chunks of files that the store does not know.
+
+use serde::{Deserialize, Serialize};
+use threefs_core::ids::{ClusterId, TreeId};
+
+use crate::protocol::MgmtdError;
+
+/// What a metadata service reports about its store at its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaRegistration {
+    /// The tree in the store.
+    pub tree: TreeId,
+    /// How often the store was opened. The store has it durably before it is reported, so a copy of
+    /// the store from an earlier life reports a lower number.
+    pub generation: u64,
+    /// Drawn by the process, so that a repeated request is recognized.
+    pub process: u128,
+    /// The cluster in which the store was registered last.
+    pub cluster: Option<ClusterId>,
+    /// Why this store may differ from the registered one.
+    pub claim: Claim,
+}
+
+/// Why a metadata store may differ from the one that is registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Claim {
+    /// It does not differ.
+    #[default]
+    Continues,
+    /// An operator has restored it from a dump of the registered tree.
+    Restored,
+    /// An operator has decided that it replaces the registered one, whatever it holds.
+    Adopted,
+}
+
+/// The answer to a registration that was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaRegistered {
+    /// This cluster.
+    pub cluster: ClusterId,
+    /// The generation of the store from now on.
+    pub generation: u64,
+    /// How often a store was adopted here. Each adopted store numbers its inodes in a range of its
+    /// own, because the numbers of the one that it replaces are unknown.
+    pub adoptions: u32,
+}
+
+/// The registered store, as mgmtd remembers it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MetaRow {
+    pub tree: TreeId,
+    pub generation: u64,
+    pub process: u128,
+    pub adoptions: u32,
+}
+
+/// The row after a registration.
+///
+/// # Errors
+/// The store does not belong to this cluster.
+pub(crate) fn register(
+    known: Option<&MetaRow>,
+    ours: ClusterId,
+    registration: &MetaRegistration,
+) -> Result<MetaRow, MgmtdError> {
+    let MetaRegistration { tree, generation, process, cluster, claim } = registration.clone();
+    let adopted = claim == Claim::Adopted;
+    if let Some(theirs) = cluster.filter(|theirs| *theirs != ours && !adopted) {
+        return Err(MgmtdError::TreeOfOtherCluster { tree, theirs, ours });
+    }
+    let Some(known) = known else {
+        return Ok(MetaRow { tree, generation, process, adoptions: u32::from(adopted) });
+    };
+    if known.tree == tree && known.process == process {
+        return Ok(known.clone());
+    }
+    let renewed = MetaRow { tree, generation, process, adoptions: known.adoptions };
+    match claim {
+        Claim::Adopted => {
+            let generation = generation.max(known.generation + 1);
+            Ok(MetaRow { generation, adoptions: known.adoptions + 1, ..renewed })
+        }
+        _ if known.tree != tree => Err(MgmtdError::ForeignTree { theirs: tree, ours: known.tree }),
+        Claim::Restored => {
+            Ok(MetaRow { generation: generation.max(known.generation + 1), ..renewed })
+        }
+        Claim::Continues if generation > known.generation => Ok(renewed),
+        Claim::Continues => Err(MgmtdError::OldTree { tree, generation, newest: known.generation }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: ClusterId = ClusterId(1);
+
+    fn store(tree: u128, generation: u64, claim: Claim) -> MetaRegistration {
+        let (tree, process) = (TreeId(tree), u128::from(generation) * 1_000);
+        MetaRegistration { tree, generation, process, cluster: Some(OURS), claim }
+    }
+
+    fn known() -> MetaRow {
+        MetaRow { tree: TreeId(5), generation: 7, process: 70, adoptions: 2 }
+    }
+
+    #[test]
+    fn the_first_store_is_taken_and_its_next_lives_too() {
+        let first = MetaRegistration { cluster: None, ..store(5, 1, Claim::Continues) };
+        let row = register(None, OURS, &first).unwrap();
+        assert_eq!((row.tree, row.generation, row.adoptions), (TreeId(5), 1, 0));
+        assert_eq!(register(Some(&row), OURS, &first).unwrap(), row, "a repeated request");
+        let next = register(Some(&row), OURS, &store(5, 2, Claim::Continues)).unwrap();
+        assert_eq!(next.generation, 2);
+    }
+
+    #[test]
+    fn an_empty_store_and_an_old_copy_are_refused() {
+        let empty = MetaRegistration { cluster: None, ..store(6, 1, Claim::Continues) };
+        let error = register(Some(&known()), OURS, &empty).unwrap_err();
+        assert_eq!(error, MgmtdError::ForeignTree { theirs: TreeId(6), ours: TreeId(5) });
+        for generation in [1, 6, 7] {
+            let copy = store(5, generation, Claim::Continues);
+            let error = register(Some(&known()), OURS, &copy).unwrap_err();
+            assert_eq!(error, MgmtdError::OldTree { tree: TreeId(5), generation, newest: 7 });
+        }
+    }
+
+    #[test]
+    fn a_restored_dump_of_the_tree_is_taken_and_what_it_replaces_is_refused_afterwards() {
+        let row = register(Some(&known()), OURS, &store(5, 3, Claim::Restored)).unwrap();
+        assert_eq!((row.generation, row.adoptions), (8, 2));
+        let lost = store(5, 8, Claim::Continues);
+        assert!(register(Some(&row), OURS, &lost).is_err());
+        let dump = store(6, 3, Claim::Restored);
+        let error = register(Some(&known()), OURS, &dump).unwrap_err();
+        assert!(matches!(error, MgmtdError::ForeignTree { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_tree_of_another_cluster_is_taken_only_when_it_is_adopted() {
+        let foreign =
+            |claim| MetaRegistration { cluster: Some(ClusterId(9)), ..store(6, 20, claim) };
+        for known in [None, Some(known())] {
+            for claim in [Claim::Continues, Claim::Restored] {
+                let error = register(known.as_ref(), OURS, &foreign(claim)).unwrap_err();
+                assert!(matches!(error, MgmtdError::TreeOfOtherCluster { .. }), "{error}");
+            }
+        }
+        let row = register(Some(&known()), OURS, &foreign(Claim::Adopted)).unwrap();
+        assert_eq!((row.tree, row.generation, row.adoptions), (TreeId(6), 20, 3));
+        let again = register(Some(&row), OURS, &foreign(Claim::Adopted)).unwrap();
+        assert_eq!(again, row, "a repeated request adopts once");
+        assert_eq!(register(None, OURS, &foreign(Claim::Adopted)).unwrap().adoptions, 1);
+    }
+}
