@@ -77,9 +77,9 @@ def _mounted(pod: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
 
 
 def directories(cluster: Cluster, path: str = "/volumes") -> str:
-    """What 3FS has there; asked where its cluster file is."""
+    """What 3FS has there; asked by the controller, as nodes have tickets for single volumes."""
     return cluster.kubectl(
-        "exec", f"--namespace={NAMESPACE}", "daemonset/threefs-csi-holder", "--",
+        "exec", f"--namespace={NAMESPACE}", "deployment/threefs-csi-controller", "--",
         "threefs", "ls", "--cluster=/etc/threefs/clusters/default", path,
     )  # fmt: skip
 

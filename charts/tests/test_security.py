@@ -1,13 +1,18 @@
 """Least rights: of the components in the API, and of their containers on the node."""
 
+import base64
 from typing import Any
 
 import pytest
+from cryptography import x509
 from flyer.api.podpolicies import CRITICAL_PRIORITY
 from ruamel.yaml import YAML
+from threefs.csi.issuer import review
 
 from charts.tests.conftest import Render, Rendered, containers, pods, template
+from charts.tests.test_references import referred
 
+AUDIENCE = "3fs"
 PRIVILEGED = {("DaemonSet/threefs-csi-holder", "holder")}
 """mount(2) and mounts that reach the kubelet are for privileged containers alone."""
 OPERATOR = "flyer-operator"
@@ -274,7 +279,8 @@ def test_accounts_of_nodes_and_volumes_read_no_pods_and_write_few_events(
     everything: Rendered,
 ) -> None:
     volumes = granted(everything, "threefs-csi-controller")
-    assert not [one for one in volumes if one[0] == "pods"]
+    # The issuer reads the pod that a token names.
+    assert {one[1] for one in volumes if one[0] == "pods"} == {"get"}
     assert {one[1] for one in volumes if one[0] == "nodes"} == {"get"}
     agents = granted(everything, "flyer-node")
     assert {one[2] for one in agents if one[0] == "events"} == {"default"}
@@ -373,3 +379,65 @@ def test_where_users_are_not_stamped_nobody_names_one(version: str, own: bool) -
     [policy] = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
     first = policy["spec"]["validations"][0]["expression"]
     assert first.endswith("in ['', request.userInfo.username]" if own else "in ['']")
+
+
+def has_key(objects: Rendered) -> set[str]:
+    """Pods that mount the key of 3FS."""
+    return {
+        name
+        for name, pod in pods(objects)
+        for kind, secret in referred(pod)
+        if (kind, secret) == ("Secret", "threefs-key")
+    }
+
+
+SERVICES = {f"StatefulSet/threefs-{kind}" for kind in ("mgmtd", "meta", "storage")}
+CONTROLLER = "Deployment/threefs-csi-controller"
+NODE = "DaemonSet/threefs-csi-node"
+
+
+def test_nodes_have_no_key_of_3fs(render: Render) -> None:
+    assert has_key(render()) == {*SERVICES, CONTROLLER}
+    # What needs the key on nodes is off by default.
+    for values in ({"csi.issuer.enabled": False}, {"csi.inline.enabled": True}):
+        assert has_key(render(**values)) == {*SERVICES, CONTROLLER, NODE}
+
+
+def test_node_plugins_have_a_token_for_the_issuer_and_trust_its_certificate(
+    render: Render,
+) -> None:
+    objects = render()
+    [driver] = objects.of("CSIDriver")
+    [request] = driver["spec"]["tokenRequests"]
+    # With it the kubelet would set owners of a whole volume again (fsGroup), every minute or two.
+    assert "requiresRepublish" not in driver["spec"]
+    pod = objects.named("DaemonSet", "threefs-csi-node")["spec"]["template"]["spec"]
+    [issuer] = [volume for volume in pod["volumes"] if volume["name"] == "issuer"]
+    token, secret = issuer["projected"]["sources"]
+    assert token["serviceAccountToken"]["audience"] == request["audience"] == AUDIENCE
+    # The issuer's own key is no node's.
+    assert [item["key"] for item in secret["secret"]["items"]] == ["ca.crt"]
+    made = objects.named("Secret", "threefs-issuer")["data"]
+    environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    host = environment["THREEFS_ISSUER"].rpartition(":")[0]
+    certificate = x509.load_pem_x509_certificate(base64.b64decode(made["tls.crt"]))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [host]
+    authority = x509.load_pem_x509_certificate(base64.b64decode(made["ca.crt"]))
+    certificate.verify_directly_issued_by(authority)
+    assert AUDIENCE == review.AUDIENCE
+
+
+def test_without_the_issuer_nothing_of_it_is_installed(render: Render) -> None:
+    objects = render(**{"csi.issuer.enabled": False})
+    assert not [one for one in objects if one["metadata"]["name"] == "threefs-issuer"]
+    assert "tokenRequests" not in objects.of("CSIDriver")[0]["spec"]
+    granted_to = granted(objects, "threefs-csi-controller")
+    assert not [one for one in granted_to if one[0] in ("pods", "tokenreviews")]
+
+
+def test_a_certificate_of_the_administrators_is_used(render: Render) -> None:
+    objects = render(**{"csi.issuer.existingSecret": "from-cert-manager"})
+    assert not [one for one in objects.of("Secret") if one["metadata"]["name"] == "threefs-issuer"]
+    secrets = {secret for _, pod in pods(objects) for kind, secret in referred(pod)}
+    assert "from-cert-manager" in secrets

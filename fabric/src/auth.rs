@@ -66,6 +66,52 @@ pub enum AuthError {
         /// What the socket said.
         source: io::Error,
     },
+    /// The peer speaks the handshake of an older version.
+    #[error(
+        "`{context}`: the peer speaks the handshake of an older version (FFAUTH01); run the same version on both sides"
+    )]
+    OldProtocol {
+        /// The service that was addressed.
+        context: String,
+    },
+    /// The peer names a key that is not in this ring.
+    #[error(
+        "`{context}`: the peer uses key {id}, which this side does not hold; add it to the key file, or renew the peer's credential"
+    )]
+    UnknownKey {
+        /// The service that was addressed.
+        context: String,
+        /// The key that the peer named.
+        id: u32,
+    },
+    /// A ticket cannot be read.
+    #[error(
+        "`{context}`: invalid ticket: {reason}; issue a new one with `threefs credential issue`"
+    )]
+    BadTicket {
+        /// The service that was addressed.
+        context: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A ticket is past its expiry.
+    #[error("`{context}`: the credential for `{path}` has expired; renew it")]
+    Expired {
+        /// The service that was addressed.
+        context: String,
+        /// The path of the ticket's volume, or the credential's file.
+        path: String,
+    },
+    /// A ticket is for another cluster.
+    #[error("`{context}`: the credential is for cluster `{ticket}`, this is cluster `{here}`")]
+    OtherCluster {
+        /// The service that was addressed.
+        context: String,
+        /// The cluster that the ticket names.
+        ticket: String,
+        /// The cluster of the service.
+        here: String,
+    },
     /// The key file cannot be used.
     #[error("key file `{path}`: {reason}")]
     BadKey {
@@ -115,19 +161,47 @@ impl Key {
     }
 
     fn proof(&self, role: &str, context: &str, nonces: &Nonces, greeting: &[u8]) -> Hmac<Sha256> {
+        let parts = [role.as_bytes(), context.as_bytes(), &nonces.dialer, &nonces.acceptor];
+        // Whether a service has one is part of its protocol, so none needs no length.
+        match greeting {
+            [] => self.mac(&parts),
+            _ => self.mac(&[parts.as_slice(), &[greeting]].concat()),
+        }
+    }
+
+    /// HMAC-SHA256 over parts, each preceded by its length, so that no two lists of parts agree.
+    pub(crate) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
         // HMAC takes keys of every length, so this cannot fail; an empty key would only fail to match.
         let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(&self.0)
             .unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
-        for part in [role.as_bytes(), context.as_bytes(), &nonces.dialer, &nonces.acceptor] {
+        for part in parts {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
         }
-        // Whether a service has one is part of its protocol, so none needs no length.
-        if !greeting.is_empty() {
-            mac.update(&(greeting.len() as u64).to_be_bytes());
-            mac.update(greeting);
-        }
         mac
+    }
+
+    /// A key for one purpose, derived from this one. Neither it nor keys of other purposes can be
+    /// computed from it.
+    pub fn derive(&self, purpose: &str, info: &[u8]) -> Self {
+        let derived = self.mac(&[b"derive", purpose.as_bytes(), info]).finalize();
+        Self(derived.into_bytes().to_vec())
+    }
+
+    /// Whether `derived` is what `derive` gives for this purpose; in constant time.
+    pub(crate) fn has_derived(&self, purpose: &str, info: &[u8], derived: &Self) -> bool {
+        let mac = self.mac(&[b"derive", purpose.as_bytes(), info]);
+        mac.verify_slice(&derived.0).is_ok()
+    }
+
+    /// Whether it is the same secret.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+
+    /// The secret itself, for the file of a credential.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 

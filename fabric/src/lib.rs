@@ -1,6 +1,7 @@
-//! What collectives and storage share on the wire: who may speak (`auth`), in which traffic class
-//! (`class`), at which address (`interfaces`), for how long a wait may last (`deadline`), until when a
-//! right lasts (`moment`), and the transports themselves.
+//! What collectives and storage share on the wire: who may speak (`auth`; `handshake`, `keys`,
+//! `ticket`, `capability` and `credentials` for remote calls), in which traffic class (`class`), at
+//! which address (`interfaces`), for how long a wait may last (`deadline`), until when a right
+//! lasts (`moment`), and the transports themselves.
 //!
 //! Absent on purpose: any knowledge of what the bytes mean.
 
@@ -9,15 +10,21 @@ use std::pin::Pin;
 mod admission;
 pub mod arena;
 pub mod auth;
+pub mod capability;
 pub mod class;
+pub mod credentials;
 pub mod deadline;
 mod door;
 pub mod fork;
+pub mod handshake;
 pub mod interfaces;
+pub mod keys;
 pub mod moment;
 pub mod rpc;
 pub mod shm;
 pub mod tcp;
+pub mod ticket;
+mod watched;
 
 /// A future that is compiled in the crate that makes it. What an `async fn` does is compiled anew
 /// in every crate that waits for it; the services' entry points are boxed for that reason.

@@ -29,18 +29,23 @@ def dial(cluster: Any, service: str) -> socket.socket:
 
 
 def authenticated(cluster: Any, service: str) -> socket.socket:
-    """A connection past the handshake of `fabric::auth`."""
+    """A connection past the handshake of `fabric::handshake`, as a holder of the key."""
     connection = dial(cluster, service)
     key = bytes((cluster.folder / "key").read_bytes().strip())
     context = f"threefs/{service.partition('-')[0]}"
     mine = os.urandom(32)
-    connection.sendall(b"FFAUTH01" + mine)
+    hello = b"FFAUTH02" + mine + bytes(8)
+    connection.sendall(hello)
     theirs = receive(connection, 64)[:32]
-    parts = (b"dialer", context.encode(), mine, theirs)
-    signed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    connection.sendall(hmac.new(key, signed, hashlib.sha256).digest())
+    secret = mac(key, b"derive", b"service", b"")
+    connection.sendall(mac(secret, b"dialer", context.encode(), b"", hello, theirs))
     assert receive(connection, 1) == b"\x06"
     return connection
+
+
+def mac(key: bytes, *parts: bytes) -> bytes:
+    signed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return hmac.new(key, signed, hashlib.sha256).digest()
 
 
 def receive(connection: socket.socket, count: int) -> bytes:

@@ -55,6 +55,24 @@ class Client:
     def promote(self, target: int, apply: bool) -> str: ...
     def close(self) -> None: ...
 
+# The content of a credential's file for one directory.
+def issue_ticket(
+    key_file: str,
+    *,
+    cluster: str,
+    directory: int,
+    path: str,
+    read_only: bool,
+    node: str,
+    expires_unix_s: int,
+) -> str: ...
+
+# cluster, directory's inode, path, read-only, node, expiry in seconds since 1970
+def read_ticket(file: str) -> tuple[str, int, str, bool, str, int]: ...
+
+# The same of a ticket that a key of the key file has sealed, expired or not.
+def verify_ticket(key_file: str, ticket: str) -> tuple[str, int, str, bool, str, int]: ...
+
 # An open file: stays with its inode when the name moves. Offsets are the caller's.
 class File:
     @property

@@ -59,7 +59,7 @@ class ClusterFile:
         if not isinstance(meta, str):
             raise wrong("meta", meta, 'an address such as "127.0.0.1:9001"')
         if not isinstance(key_file, str):
-            raise wrong("key_file", key_file, "the path of the key file")
+            raise wrong("key_file", key_file, "the path of a key file or of a credential")
         return cls(
             mgmtd=tuple(mgmtd),
             meta=meta,

@@ -17,8 +17,9 @@ use super::guard::{Guard, Heard, Stopped};
 use super::io::{Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames};
 use super::{DIRECT_BYTES_MAX, Fault, Payload, Reply, RpcError, decode, handshake};
 use crate::BoxFuture;
-use crate::auth::{AuthError, Key};
+use crate::auth::AuthError;
 use crate::class::TrafficClass;
+use crate::credentials::{Credential, Credentials};
 use crate::deadline::Deadline;
 
 /// A peer that has not acknowledged what it was sent for so long is gone: without this the kernel
@@ -33,8 +34,8 @@ const CLASSES: usize = 16;
 pub struct ConnectionConfig {
     /// The service's name; both sides sign it (`crate::auth`).
     pub context: String,
-    /// The cluster's key.
-    pub key: Key,
+    /// What is proved: the cluster's key, or a ticket.
+    pub credentials: Credentials,
     /// Marks the socket.
     pub class: TrafficClass,
     /// Largest frame sent or taken.
@@ -49,10 +50,10 @@ pub struct ConnectionConfig {
 
 impl ConnectionConfig {
     /// Usual bounds for a service of this name.
-    pub fn new(context: impl Into<String>, key: Key) -> Self {
+    pub fn new(context: impl Into<String>, credentials: impl Into<Credentials>) -> Self {
         Self {
             context: context.into(),
-            key,
+            credentials: credentials.into(),
             class: TrafficClass::Other,
             limits: Limits::default(),
             calls_in_flight_max: 1024,
@@ -65,6 +66,8 @@ impl ConnectionConfig {
 /// One authenticated connection. Dropping it closes it and fails what waits.
 pub struct Connection {
     shared: Arc<Shared>,
+    /// What was proved when it was opened.
+    credential: Credential,
     outbox: mpsc::Sender<Outgoing<()>>,
     places: [Semaphore; CLASSES],
     driver: JoinHandle<()>,
@@ -138,7 +141,8 @@ impl Connection {
             .map_err(|_| unreachable("connecting took too long".into()))?
             .map_err(|error| unreachable(error.to_string()))?;
         prepare(&stream, config.class).map_err(|error| unreachable(error.to_string()))?;
-        match handshake::dial(&mut stream, &config.key, &config.context, deadline).await {
+        let credential = config.credentials.current();
+        match handshake::dial(&mut stream, &credential, &config.context, deadline).await {
             Ok(()) => {}
             Err(error @ AuthError::Broken { .. }) => return Err(unreachable(error.to_string())),
             Err(source) => {
@@ -146,10 +150,15 @@ impl Connection {
                 return Err(RpcError::Refused { context, peer: address.into(), source });
             }
         }
-        Ok(Self::start(stream, address, config))
+        Ok(Self::start(stream, address, config, credential))
     }
 
-    fn start(stream: TcpStream, address: &str, config: ConnectionConfig) -> Self {
+    fn start(
+        stream: TcpStream,
+        address: &str,
+        config: ConnectionConfig,
+        credential: Credential,
+    ) -> Self {
         let (read_half, mut write_half) = stream.into_split();
         let (outbox, mut queue) = mpsc::channel(config.calls_in_flight_max.clamp(1, 1024));
         let places = std::array::from_fn(|_| Semaphore::new(config.calls_in_flight_max));
@@ -177,7 +186,13 @@ impl Connection {
             };
             driven.end(ended);
         });
-        Self { shared, outbox, places, driver }
+        Self { shared, credential, outbox, places, driver }
+    }
+
+    /// True once the credential has changed since it was opened: calls that are under way end on
+    /// it, new ones use another one.
+    pub fn is_outdated(&self) -> bool {
+        !self.credential.proves_the_same(&self.shared.config.credentials.current())
     }
 
     /// True once no call can succeed on it any more.

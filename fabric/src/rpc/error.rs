@@ -28,6 +28,8 @@ pub enum FaultCode {
     Internal,
     /// The call was guarded and came too late; it was not executed.
     Expired,
+    /// The caller's credential does not allow it; it was not executed.
+    Forbidden,
 }
 
 /// A refusal by the server itself, below the meaning of any message.
@@ -45,6 +47,11 @@ impl Fault {
     pub fn expired() -> Self {
         let detail = "it came after the moment until which its caller may have it begun";
         Self { code: FaultCode::Expired, detail: detail.into() }
+    }
+
+    /// The caller's credential does not allow the call.
+    pub fn forbidden(detail: impl Into<String>) -> Self {
+        Self { code: FaultCode::Forbidden, detail: detail.into() }
     }
 
     /// A message that is not one of this service.
@@ -170,6 +177,8 @@ impl RpcError {
                     FaultCode::Overloaded | FaultCode::ShuttingDown | FaultCode::Expired
                 )
             }
+            // Somebody renews it, or it is a matter of seconds between clocks.
+            Self::Refused { source: AuthError::Expired { .. }, .. } => true,
             Self::Refused { .. }
             | Self::TooLarge { .. }
             | Self::Fenced { .. }

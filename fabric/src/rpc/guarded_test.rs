@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::frame::{HEADER_BYTES, Header, Kind};
-use super::tests::{CONTEXT, Running, key, soon, started};
+use super::tests::{CONTEXT, Running, key, ring, soon, started};
 use super::*;
 
 /// A network that can hold back what one side sends, as a partition does: the kernels deliver it
@@ -145,7 +145,7 @@ async fn an_older_server_is_sent_requests_as_before() {
     let address = listener.local_addr().unwrap().to_string();
     let older = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        handshake::accept(&mut stream, &key(), CONTEXT, soon()).await.unwrap();
+        handshake::accept(&mut stream, &ring(), DEFAULT_CLUSTER, CONTEXT, soon()).await.unwrap();
         for _ in 0..3 {
             let mut bytes = [0; HEADER_BYTES];
             stream.read_exact(&mut bytes).await.unwrap();

@@ -1,41 +1,44 @@
-//! `crate::auth` moved over a tokio stream.
+//! `crate::handshake` moved over a tokio stream.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::auth::{
-    Acceptor, AuthError, CHALLENGE_BYTES, Dialer, HELLO_BYTES, Key, PROOF_BYTES, WELCOME, nonce,
-};
+use super::serving::Proved;
+use crate::auth::{AuthError, nonce};
+use crate::credentials::Credential;
 use crate::deadline::Deadline;
+use crate::handshake::{
+    Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, Hello, MAGIC_BYTES, PROOF_BYTES,
+};
+use crate::keys::KeyRing;
 
 /// Authenticates a connection that we opened.
 pub(super) async fn dial(
     stream: &mut TcpStream,
-    key: &Key,
+    credential: &Credential,
     context: &str,
     deadline: Deadline,
 ) -> Result<(), AuthError> {
     within(context, deadline, async {
-        let (dialer, hello) = Dialer::new(key, context, nonce().map_err(broken(context))?);
+        let nonce = nonce().map_err(broken(context))?;
+        let (dialer, hello) = Dialer::new(credential, context, &[], nonce);
         stream.write_all(&hello).await.map_err(broken(context))?;
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).await.map_err(broken(context))?;
         stream.write_all(&dialer.answer(&challenge)?).await.map_err(broken(context))?;
-        let mut welcome = [0; 1];
-        stream.read_exact(&mut welcome).await.map_err(broken(context))?;
-        if welcome == [WELCOME] {
-            return Ok(());
-        }
-        Err(AuthError::WrongKey { context: context.into() })
+        let mut verdict = [0; 1];
+        stream.read_exact(&mut verdict).await.map_err(broken(context))?;
+        dialer.conclude(verdict[0])
     })
     .await
 }
 
 /// What became of a connection that we accepted.
-#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Accepted {
-    /// The other side holds the key.
-    Authenticated,
+    /// The other side has proved a key or a ticket.
+    Authenticated(Proved),
     /// It left before its first byte: a probe that only asks whether the port is open.
     Silent,
 }
@@ -43,28 +46,51 @@ pub(super) enum Accepted {
 /// Authenticates a connection that we accepted.
 pub(super) async fn accept(
     stream: &mut TcpStream,
-    key: &Key,
+    ring: &KeyRing,
+    cluster: &str,
     context: &str,
     deadline: Deadline,
 ) -> Result<Accepted, AuthError> {
     within(context, deadline, async {
         let mut hello = [0; HELLO_BYTES];
         // A probe may also reset the connection instead of closing it.
-        let begun = stream.read(&mut hello).await.unwrap_or(0);
+        let begun = stream.read(&mut hello[..MAGIC_BYTES]).await.unwrap_or(0);
         if begun == 0 {
             return Ok(Accepted::Silent);
         }
-        stream.read_exact(&mut hello[begun..]).await.map_err(broken(context))?;
-        let (acceptor, challenge) =
-            Acceptor::new(key, context, &hello, nonce().map_err(broken(context))?)?;
+        let (magic, rest) = hello.split_at_mut(MAGIC_BYTES);
+        stream.read_exact(&mut magic[begun..]).await.map_err(broken(context))?;
+        let mut first = [0; MAGIC_BYTES];
+        first.copy_from_slice(magic);
+        // An older version sends less and would be waited for.
+        Hello::check_magic(context, first)?;
+        stream.read_exact(rest).await.map_err(broken(context))?;
+        let hello = Hello::parse(context, hello)?;
+        let mut ticket = vec![0; hello.ticket_bytes()];
+        stream.read_exact(&mut ticket).await.map_err(broken(context))?;
+        let nonce = nonce().map_err(broken(context))?;
+        let (acceptor, challenge) = Acceptor::new(ring, context, &[], &hello, &ticket, nonce)?;
         stream.write_all(&challenge).await.map_err(broken(context))?;
         let mut proof = [0; PROOF_BYTES];
-        stream.read_exact(&mut proof).await.map_err(broken(context))?;
-        acceptor.check(&proof)?;
-        stream.write_all(&[WELCOME]).await.map_err(broken(context))?;
-        Ok(Accepted::Authenticated)
+        if let Err(error) = stream.read_exact(&mut proof).await {
+            return Err(acceptor.unknown_key().unwrap_or_else(|| broken(context)(error)));
+        }
+        let key_id = acceptor.key_id();
+        let held = ring.get(key_id).cloned();
+        let (verdict, grant) = acceptor.check(&proof, cluster, unix_now().as_secs());
+        if let Some(verdict) = verdict {
+            stream.write_all(&[verdict]).await.map_err(broken(context))?;
+        }
+        let unknown = AuthError::UnknownKey { context: context.into(), id: key_id };
+        let (grant, key) = (grant?, held.ok_or(unknown)?);
+        Ok(Accepted::Authenticated(Proved { grant, key_id, key }))
     })
     .await
+}
+
+/// The wall clock, since 1970: tickets expire by it.
+pub(super) fn unix_now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 async fn within<T>(

@@ -33,6 +33,10 @@ pub(super) enum ReadError {
     Stalled(Duration),
     #[error("a frame of kind {0:?} belongs to the other side")]
     Direction(Kind),
+    #[error("its credential has expired")]
+    Expired,
+    #[error("key {0}, with which it authenticated, was removed from the key file")]
+    KeyRemoved(u32),
 }
 
 /// Reads a header. It may take for ever to begin (an idle connection), but not to end.

@@ -2,7 +2,7 @@
 //!
 //! A frame is a fixed header, a *message* (what the call means, encoded with postcard) and a
 //! *payload* (raw bytes that never pass through serde and are never copied to be framed). Whoever
-//! connects authenticates first (`crate::auth`). A frame's lengths are checked against a bound
+//! connects authenticates first (`crate::handshake`), by key or by ticket. A frame's lengths are checked against a bound
 //! before memory is taken for it; a frame that cannot be understood ends its connection, is counted
 //! and logged, and disturbs nobody else.
 //!
@@ -40,6 +40,7 @@ use serde::de::DeserializeOwned;
 
 use crate::deadline::Deadline;
 use crate::moment::Moment;
+use crate::ticket::Grant;
 
 pub use budget::Budget;
 pub use connection::{CallOptions, Connection, ConnectionConfig};
@@ -48,7 +49,7 @@ pub use frame::{HEADER_BYTES, Limits};
 pub use guard::{Fence, Guard};
 pub use pool::{Pool, PoolConfig};
 pub use room::Room;
-pub use server::{Server, ServerConfig, ServerStats};
+pub use server::{DEFAULT_CLUSTER, Server, ServerConfig, ServerStats};
 pub use shutdown::{Shutdown, ShutdownHandle};
 
 /// Requests up to this size (message and payload) are sent unasked. Larger ones are offered first
@@ -122,6 +123,8 @@ pub struct Call {
     pub expires: Option<Moment>,
     /// Who asks.
     pub peer: Peer,
+    /// What the connection has proved that it may do.
+    pub grant: Grant,
     /// Which budget it was admitted under: the caller's claim.
     pub class: u8,
     /// Memory for the reply. A handler whose replies are large reserves it first.
@@ -213,6 +216,9 @@ pub fn decode_request<T: DeserializeOwned>(call: &Call) -> Result<T, Fault> {
 #[cfg(test)]
 #[path = "guarded_test.rs"]
 mod guarded_tests;
+#[cfg(test)]
+#[path = "identity_test.rs"]
+mod identity_tests;
 #[cfg(test)]
 #[path = "load_test.rs"]
 mod load_tests;

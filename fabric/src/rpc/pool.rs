@@ -173,7 +173,8 @@ impl Pool {
             let Ok(mut slot) = tokio::time::timeout_at(at, self.0.slots[slot].lock()).await else {
                 return Err(last.unwrap_or_else(|| unreachable("still connecting".into())));
             };
-            if let Some(connection) = slot.connection.as_ref().filter(|open| !open.is_closed()) {
+            let usable = |open: &&Arc<Connection>| !open.is_closed() && !open.is_outdated();
+            if let Some(connection) = slot.connection.as_ref().filter(usable) {
                 return Ok(Arc::clone(connection));
             }
             slot.connection = None;

@@ -12,11 +12,21 @@ use tokio::task::JoinHandle;
 use super::frame::{Header, Kind};
 use super::*;
 use crate::auth::Key;
+use crate::credentials::Credential;
+use crate::keys::KeyRing;
 
 pub(super) const CONTEXT: &str = "test/echo";
 
 pub(super) fn key() -> Key {
     Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
+}
+
+pub(super) fn ring() -> KeyRing {
+    KeyRing::of(key())
+}
+
+pub(super) fn credential() -> Credential {
+    Credential::Keys(Arc::new(ring()))
 }
 
 pub(super) fn soon() -> Deadline {
@@ -82,7 +92,7 @@ async fn echo(connection: &Connection, message: &'static [u8], payload: Bytes) -
 /// A stream that authenticated, for sending what a `Connection` never would.
 async fn raw(running: &Running) -> TcpStream {
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
-    handshake::dial(&mut stream, &key(), CONTEXT, soon()).await.unwrap();
+    handshake::dial(&mut stream, &credential(), CONTEXT, soon()).await.unwrap();
     stream
 }
 

@@ -20,21 +20,25 @@ use super::handshake::{self, Accepted};
 use super::serving::Shared;
 use super::strangers::Strangers;
 use super::{Peer, ServerError, Service, Shutdown};
-use crate::auth::Key;
 use crate::class::TrafficClass;
 use crate::deadline::Deadline;
+use crate::keys::Keys;
 
 /// A peer that does not use its grant, sends nothing of a frame that it began, or takes nothing
 /// while others wait for the memory of its replies, is not waited for longer than this.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The name of a cluster that was given none.
+pub const DEFAULT_CLUSTER: &str = "default";
 
 /// Bounds and timers of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// The service's name; both sides sign it (`crate::auth`).
     pub context: String,
-    /// The cluster's key.
-    pub key: Key,
+    /// The cluster's keys.
+    pub keys: Keys,
+    /// The cluster's name: tickets for another one are refused.
+    pub cluster: String,
     /// Marks the sockets.
     pub class: TrafficClass,
     /// Largest frame taken.
@@ -53,6 +57,8 @@ pub struct ServerConfig {
     pub budgets: Vec<Budget>,
     /// Time to authenticate.
     pub handshake_timeout: Duration,
+    /// How often a living connection's key is looked up: one whose key was removed is closed.
+    pub key_poll: Duration,
     /// Time without a byte of a frame that was begun, or until a peer takes a byte of a reply.
     pub stall_timeout: Duration,
     /// Time until a grant is used. Its memory is given back then.
@@ -65,10 +71,11 @@ pub struct ServerConfig {
 
 impl ServerConfig {
     /// Usual bounds for a service of this name.
-    pub fn new(context: impl Into<String>, key: Key) -> Self {
+    pub fn new(context: impl Into<String>, keys: impl Into<Keys>) -> Self {
         Self {
             context: context.into(),
-            key,
+            keys: keys.into(),
+            cluster: DEFAULT_CLUSTER.into(),
             class: TrafficClass::Other,
             limits: Limits::default(),
             connections_max: 4096,
@@ -78,6 +85,7 @@ impl ServerConfig {
             calls_of_connection_max: 1024,
             budgets: vec![Budget::default()],
             handshake_timeout: Duration::from_secs(5),
+            key_poll: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
             grant_timeout: GRANT_TIMEOUT,
             reply_stall_timeout: Duration::from_secs(1),
@@ -265,14 +273,16 @@ async fn connection<S: Service>(
     if let Err(error) = super::connection::prepare(&stream, config.class) {
         tracing::debug!(context, address = %peer.address, %error, "socket options");
     }
+    let ring = config.keys.current();
+    let handshake = handshake::accept(&mut stream, &ring, &config.cluster, context, deadline);
     let accepted = tokio::select! {
-        accepted = handshake::accept(&mut stream, &config.key, context, deadline) => accepted,
+        accepted = handshake => accepted,
         // The sender is dropped when another connection takes this one's place.
         _ = evicted => return,
     };
     doors.strangers().leave(peer.address.ip(), peer.connection);
-    match accepted {
-        Ok(Accepted::Authenticated) => {}
+    let proved = match accepted {
+        Ok(Accepted::Authenticated(proved)) => proved,
         Ok(Accepted::Silent) => {
             stats.silent.fetch_add(1, Relaxed);
             tracing::debug!(context, address = %peer.address, "connection closed unused");
@@ -286,7 +296,7 @@ async fn connection<S: Service>(
             }
             return;
         }
-    }
+    };
     let Some(_member) = doors.admit(peer.address.ip()) else {
         stats.refused.fetch_add(1, Relaxed);
         tracing::warn!(
@@ -299,5 +309,5 @@ async fn connection<S: Service>(
         return;
     };
     stats.connections.fetch_add(1, Relaxed);
-    shared.serve(stream, peer).await;
+    shared.serve(stream, peer, proved).await;
 }

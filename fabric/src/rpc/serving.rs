@@ -23,16 +23,27 @@ use super::budget::{Budgets, Credit};
 use super::encode;
 use super::frame::{Header, Kind};
 use super::guard::ConnectionClock;
+use super::handshake::unix_now;
 use super::io::{
     Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
 };
 use super::room::Room;
 use super::server::{ServerConfig, ServerStats};
 use super::{Call, DIRECT_BYTES_MAX, Fault, FaultCode, Payload, Peer, Reply, Service};
+use crate::auth::Key;
 use crate::deadline::Deadline;
+use crate::ticket::Grant;
 
 /// Replies that wait for their connection. A full queue stops its connection's reader alone.
 const OUTBOX_MAX: usize = 1024;
+
+/// What the handshake of a connection has shown.
+pub(super) struct Proved {
+    pub grant: Grant,
+    /// The key of the ring that it rests on, and its id.
+    pub key_id: u32,
+    pub key: Key,
+}
 
 pub(super) struct Shared<S> {
     pub service: S,
@@ -54,6 +65,7 @@ type Outbox = mpsc::Sender<Outgoing<Option<InFlight>>>;
 /// What the calls of one connection share.
 struct Link {
     peer: Peer,
+    grant: Grant,
     outbox: Outbox,
     clock: ConnectionClock,
     /// Places for calls and for offers, for each class: one that is full delays no other.
@@ -83,13 +95,14 @@ impl Link {
 }
 
 impl<S: Service> Shared<S> {
-    pub(super) async fn serve(self: &Arc<Self>, stream: TcpStream, peer: Peer) {
+    pub(super) async fn serve(self: &Arc<Self>, stream: TcpStream, peer: Peer, proved: Proved) {
         let context = &self.config.context;
         let (read_half, mut write_half) = stream.into_split();
         let (outbox, mut queue) = mpsc::channel(OUTBOX_MAX);
         let (close, closed) = watch::channel(false);
         let link = Arc::new(Link {
             peer,
+            grant: proved.grant.clone(),
             outbox,
             clock: ConnectionClock::start(),
             calls: self.budgets.each_class(self.config.calls_of_connection_max),
@@ -106,6 +119,7 @@ impl<S: Service> Shared<S> {
             written = write_frames(&mut write_half, &mut queue, stalled) => {
                 written.map_err(ReadError::from)
             }
+            ended = self.revoked(&proved) => Err(ended),
         };
         // Calls that wait for memory on behalf of this connection end now.
         close.send_replace(true);
@@ -115,6 +129,28 @@ impl<S: Service> Shared<S> {
             Err(error) => {
                 self.stats.broken.fetch_add(1, Relaxed);
                 tracing::warn!(context, address = %peer.address, %error, "connection closed");
+            }
+        }
+    }
+
+    /// Ends when what the connection rests on has ended: its ticket's time, or its key.
+    async fn revoked(&self, proved: &Proved) -> ReadError {
+        loop {
+            let left = match proved.grant.ticket() {
+                // Not in whole seconds: the connection would outlive its ticket by up to one.
+                Some(ticket) => {
+                    Duration::from_secs(ticket.expires_unix_s).saturating_sub(unix_now())
+                }
+                None => self.config.key_poll,
+            };
+            if left.is_zero() {
+                return ReadError::Expired;
+            }
+            tokio::time::sleep(left.min(self.config.key_poll)).await;
+            // Another key under the same id does not stand for this one.
+            let ring = self.config.keys.current();
+            if ring.get(proved.key_id).is_none_or(|key| !key.is(&proved.key)) {
+                return ReadError::KeyRemoved(proved.key_id);
             }
         }
     }
@@ -174,8 +210,8 @@ impl<S: Service> Shared<S> {
         let replies = Arc::clone(self.budgets.replies(header.class));
         let room = Room::new(replies, link.peer.connection, deadline, link.closed.clone());
         let in_flight = InFlight { _room: Some(room.clone()), ..in_flight };
-        let (class, peer) = (header.class, link.peer);
-        let call = Call { message, payload, deadline, expires, peer, class, room };
+        let (class, peer, grant) = (header.class, link.peer, link.grant.clone());
+        let call = Call { message, payload, deadline, expires, peer, grant, class, room };
         self.stats.calls.fetch_add(1, Relaxed);
         tokio::spawn(Arc::clone(self).call(call, id, in_flight, Arc::clone(link)));
         Ok(())

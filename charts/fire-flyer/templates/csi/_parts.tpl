@@ -18,9 +18,23 @@ projected:
     {{- end }}
 {{- end }}
 
+{{/* Whether node plugins have the cluster's key: for inline volumes, which they make themselves, and
+     where there is no issuer. */}}
+{{- define "fire-flyer.csi-node-key" -}}
+{{- if or .Values.csi.inline.enabled (not .Values.csi.issuer.enabled) }}yes{{ end }}
+{{- end }}
+
+{{- define "fire-flyer.issuer-secret" -}}
+{{ .Values.csi.issuer.existingSecret | default "threefs-issuer" }}
+{{- end }}
+
+{{- define "fire-flyer.issuer-host" -}}
+threefs-issuer.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
+{{- end }}
+
 {{- define "fire-flyer.csi-environment" -}}
-- name: THREEFS_CLUSTERS
-  value: /etc/threefs/clusters
+- name: THREEFS_TICKET_SECONDS
+  value: {{ .Values.csi.issuer.ticketSeconds | quote }}
 - name: THREEFS_LOG_LEVEL
   value: {{ .Values.csi.logLevel | quote }}
 - name: THREEFS_METRICS_PORT
@@ -46,7 +60,10 @@ projected:
 {{- define "fire-flyer.csi-probes" -}}
 ports:
   - {name: healthz, containerPort: 9808}
-  - {name: metrics, containerPort: {{ .Values.monitoring.port }}}
+  - {name: metrics, containerPort: {{ .root.Values.monitoring.port }}}
+  {{- with .issuer }}
+  - {name: issuer, containerPort: {{ . }}}
+  {{- end }}
 livenessProbe:
   httpGet: {path: /healthz, port: healthz}
   periodSeconds: 30

@@ -11,7 +11,7 @@ use fabric::rpc::{CallOptions, FaultCode, Guard, Payload, RpcError, decode, enco
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
-use threefs_core::ids::{ChainId, ChunkId, NodeId, RequestTag, TargetId};
+use threefs_core::ids::{ChainId, ChunkId, InodeId, NodeId, RequestTag, TargetId};
 use threefs_core::message::{
     Address, ReadDone, ReadRequest, StorageReply, StorageRequest, StorageResult, UpdateRequest,
     Updated,
@@ -282,8 +282,12 @@ impl Client {
         options: CallOptions<'_>,
     ) -> Result<(StorageResult, Bytes), RpcError> {
         let address = routing.address(node).unwrap_or_default();
-        let (peer, message) = (self.0.peers.at(address), encode(request)?);
+        let capability = self.0.metadata.capability(file_of(request), deadline).await?;
+        let (peer, message) = (self.0.peers.at(address), encode(&(request, &capability))?);
         let result = peer.call_with(message, payload, deadline, options).await;
+        if capability.is_some() && matches!(result, Err(RpcError::Faulted { .. })) {
+            self.0.metadata.forget_capability(file_of(request));
+        }
         match &result {
             Ok(_) => self.0.peers.trust(node),
             // It answers, and has much to do.
@@ -310,6 +314,17 @@ impl Client {
         let replica = *candidates.get(turn % candidates.len().max(1))?;
         let to = Address { chain: chain.id, chain_version: chain.version, target: replica.target };
         Some((to, replica, serving.len() as u32))
+    }
+}
+
+/// The file that a client's request is about.
+fn file_of(request: &StorageRequest) -> Option<InodeId> {
+    match request {
+        StorageRequest::Update(update) => Some(update.chunk.inode),
+        StorageRequest::Read(read) => Some(read.chunk.inode),
+        StorageRequest::QueryChunks(query) => Some(query.inode),
+        StorageRequest::QueryLastChunk(query) => Some(query.inode),
+        _ => None,
     }
 }
 

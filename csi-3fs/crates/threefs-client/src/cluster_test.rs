@@ -24,9 +24,9 @@ const CHUNK_BYTES: u32 = 1 << 20;
 /// Far more than anything takes: disks of shared machines stand still for seconds.
 const LONG: Duration = Duration::from_secs(120);
 
-struct Cluster {
+pub(crate) struct Cluster {
     folder: tempfile::TempDir,
-    mgmtd: String,
+    pub(crate) mgmtd: String,
     _mgmtd_alive: ShutdownHandle,
     storage: Vec<(ShutdownHandle, JoinHandle<()>)>,
     /// Of each storage service, for requests and replies.
@@ -42,7 +42,7 @@ impl Cluster {
         let mgmtd = Mgmtd::open(MgmtdConfig {
             listen: "127.0.0.1:0".into(),
             advertise: None,
-            key: key(folder.path()),
+            key: key(folder.path()).into(),
             store_path: folder.path().join("mgmtd"),
             bootstrap: Bootstrap { nodes, replicas: nodes, chains_per_node: 1 },
             rebalance: true,
@@ -56,7 +56,7 @@ impl Cluster {
         Self { folder, mgmtd: address, _mgmtd_alive: handle, storage: Vec::new(), memory_bytes }
     }
 
-    async fn of_three(memory_bytes: usize) -> Self {
+    pub(crate) async fn of_three(memory_bytes: usize) -> Self {
         let mut cluster = Self { memory_bytes, ..Self::start(3).await };
         for node in 1..=3 {
             let started = cluster.start_storage(node);
@@ -94,7 +94,7 @@ impl Cluster {
         self.folder.path().join(format!("storage-{node}"))
     }
 
-    fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let key = key(self.folder.path());
         let mut config = ClientConfig::new(vec![self.mgmtd.clone()], "127.0.0.1:1".into(), key);
         config.timeout = LONG;
@@ -111,7 +111,7 @@ fn place(chain: u32, index: u32) -> Place {
     Place { chain: ChainId(chain), chunk, chunk_bytes: CHUNK_BYTES }
 }
 
-async fn whole(client: &Client) {
+pub(crate) async fn whole(client: &Client) {
     let all = |it: &threefs_core::routing::RoutingInfo| {
         !it.chains.is_empty() && it.chains.values().all(|chain| chain.is_whole())
     };

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fabric::auth::Key;
 use fabric::class::TrafficClass;
+use fabric::credentials::Credentials;
 use fabric::rpc::{ConnectionConfig, PoolConfig};
 use rand::TryRngCore;
 use threefs_core::ids::ClientId;
@@ -22,8 +22,8 @@ pub struct ClientConfig {
     pub mgmtd: Vec<String>,
     /// Address of the metadata service.
     pub meta: String,
-    /// The cluster's key.
-    pub key: Key,
+    /// What is proved to the services: the cluster's key, or a ticket.
+    pub credentials: Credentials,
     /// Whether it manages volumes: it sees and changes reserved attributes, and its paths lead
     /// through no symbolic link.
     pub control_plane: bool,
@@ -44,11 +44,11 @@ pub struct ClientConfig {
 
 impl ClientConfig {
     /// Usual bounds.
-    pub fn new(mgmtd: Vec<String>, meta: String, key: Key) -> Self {
+    pub fn new(mgmtd: Vec<String>, meta: String, credentials: impl Into<Credentials>) -> Self {
         Self {
             mgmtd,
             meta,
-            key,
+            credentials: credentials.into(),
             control_plane: false,
             timeout: Duration::from_secs(30),
             operations_in_flight_max: 64,
@@ -60,7 +60,7 @@ impl ClientConfig {
 
     /// How storage services are connected to.
     pub(crate) fn storage_pool(&self) -> PoolConfig {
-        let mut connection = ConnectionConfig::new(STORAGE_CONTEXT, self.key.clone());
+        let mut connection = ConnectionConfig::new(STORAGE_CONTEXT, &self.credentials);
         connection.class = TrafficClass::Storage;
         connection.connect_timeout = Duration::from_secs(1);
         PoolConfig {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use fabric::rpc::RpcError;
+use fabric::rpc::{FaultCode, RpcError};
 use threefs_core::error::StorageError;
 use threefs_core::ids::{ChainId, ChunkId, TargetId};
 use threefs_core::layout::LayoutError;
@@ -139,7 +139,12 @@ impl Attempts {
     pub(crate) fn rpc(&mut self, who: &str, error: &RpcError) -> Result<(), ClientError> {
         self.failed(who, error);
         match error {
+            // Expired credentials are renewed meanwhile, or the last error says so.
+            RpcError::Refused { .. } if error.retryable() => Ok(()),
             RpcError::Refused { .. } => Err(ClientError::Refused { detail: error.to_string() }),
+            RpcError::Faulted { fault, .. } if fault.code == FaultCode::Forbidden => {
+                Err(ClientError::Refused { detail: error.to_string() })
+            }
             RpcError::TooLarge { .. } => {
                 Err(ClientError::InvalidArgument { detail: error.to_string() })
             }

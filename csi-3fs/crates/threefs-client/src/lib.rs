@@ -9,6 +9,7 @@
 //! | `chunks` | one read or update of one chunk, over any number of attempts |
 //! | `batch` | many of them, within bounds |
 //! | `patience` | deadlines that count from the last progress |
+//! | `capabilities` | what a client with a ticket shows the storage services |
 //! | `metadata` | calls of the metadata service, each executed once |
 //! | `files` | paths, lengths, batches of (path, offset, bytes) |
 //! | `volumes` | quotas, attributes, owners |
@@ -26,6 +27,7 @@
 mod absent;
 mod batch;
 mod breaker;
+mod capabilities;
 mod channels;
 mod chunks;
 mod claims;
@@ -128,3 +130,5 @@ impl Client {
 
 #[cfg(test)]
 mod cluster_test;
+#[cfg(test)]
+mod credential_test;

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use fabric::capability::Capability;
 use fabric::deadline::Deadline;
-use fabric::rpc::Fence;
-use threefs_core::ids::ClientId;
+use fabric::rpc::{Fault, Fence, RpcError};
+use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::{
     Identity, MetaChange, MetaClient, MetaClientError, MetaError, MetaQuery, MetaReply, RequestId,
 };
 
+use crate::capabilities::Capabilities;
 use crate::config::ClientConfig;
 use crate::error::{Attempts, ClientError};
 
@@ -16,6 +18,7 @@ pub(crate) struct Metadata {
     client: MetaClient,
     /// For whom, unless a call says otherwise.
     identity: Identity,
+    capabilities: Capabilities,
     who: String,
     timeout: Duration,
 }
@@ -29,7 +32,8 @@ impl Metadata {
     ) -> Self {
         Self {
             identity,
-            client: MetaClient::fenced(&config.meta, &config.key, id, fence),
+            client: MetaClient::fenced(&config.meta, &config.credentials, id, fence),
+            capabilities: Capabilities::new(&config.credentials),
             who: format!("meta at {}", config.meta),
             timeout: config.timeout,
         }
@@ -75,6 +79,43 @@ impl Metadata {
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.change_as(&self.identity, change, deadline).await;
         result.map_err(|error| self.failed(what, error))
+    }
+
+    /// What the storage services must be shown for a file; `None` for holders of the key.
+    pub(crate) async fn capability(
+        &self,
+        inode: Option<InodeId>,
+        deadline: Deadline,
+    ) -> Result<Option<Capability>, RpcError> {
+        let Some(inode) = inode.filter(|_| self.capabilities.needed()) else { return Ok(None) };
+        if let Some(kept) = self.capabilities.get(inode) {
+            return Ok(Some(kept));
+        }
+        let query = MetaQuery::Capabilities { inodes: vec![inode] };
+        let refused = |detail: String| RpcError::Faulted {
+            context: threefs_meta::protocol::CONTEXT.into(),
+            peer: self.who.clone(),
+            fault: Fault::forbidden(detail),
+        };
+        match self.client.query(query, deadline).await {
+            Ok(MetaReply::Capabilities(capabilities)) => match &capabilities[..] {
+                [Some(capability)] => {
+                    self.capabilities.keep(inode, capability.clone());
+                    Ok(Some(capability.clone()))
+                }
+                _ => Err(refused(format!("{inode} does not exist"))),
+            },
+            Ok(other) => Err(refused(format!("{other:?} in place of a capability"))),
+            Err(MetaClientError::Rpc(error)) => Err(error),
+            Err(error) => Err(refused(error.to_string())),
+        }
+    }
+
+    /// The storage service did not take it.
+    pub(crate) fn forget_capability(&self, inode: Option<InodeId>) {
+        if let Some(inode) = inode {
+            self.capabilities.forget(inode);
+        }
     }
 
     fn failed(&self, what: &str, error: MetaClientError) -> ClientError {

@@ -27,7 +27,7 @@ pub(crate) struct Routing {
 impl Routing {
     /// Starts to follow.
     pub(crate) fn follow(config: &ClientConfig) -> Self {
-        let mgmtd = MgmtdClient::new(&config.mgmtd, &config.key);
+        let mgmtd = MgmtdClient::new(&config.mgmtd, &config.credentials);
         let follower = mgmtd.follow();
         Self { mgmtd, follower, names: format!("mgmtd at {}", config.mgmtd.join(", ")) }
     }

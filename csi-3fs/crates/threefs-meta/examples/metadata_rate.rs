@@ -32,7 +32,7 @@ async fn main() {
     let mgmtd = MgmtdConfig {
         listen: listen.clone(),
         advertise: None,
-        key: key.clone(),
+        key: key.clone().into(),
         store_path,
         bootstrap,
         rebalance: true,
@@ -57,7 +57,7 @@ async fn main() {
     let tree = TreeConfig::default();
     let meta = MetaConfig {
         listen,
-        key: key.clone(),
+        key: key.clone().into(),
         store_path,
         map_bytes_max: threefs_meta::MAP_BYTES_MAX,
         mgmtd: addresses,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fabric::BoxFuture;
-use fabric::auth::Key;
+use fabric::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Fence, Guard, Pool, PoolConfig, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
@@ -59,13 +59,22 @@ struct Inner {
 impl MetaClient {
     /// A client of the service at `address` (`host:port`). `client` is one life of a client: a
     /// restarted program draws another.
-    pub fn new(address: impl Into<String>, key: &Key, client: ClientId) -> Self {
-        Self::fenced(address, key, client, Fence::default())
+    pub fn new<C: Clone + Into<Credentials>>(
+        address: impl Into<String>,
+        credentials: &C,
+        client: ClientId,
+    ) -> Self {
+        Self::fenced(address, credentials, client, Fence::default())
     }
 
     /// As [`MetaClient::new`], with a right that changes need: none is begun once it has ended.
-    pub fn fenced(address: impl Into<String>, key: &Key, client: ClientId, fence: Fence) -> Self {
-        let connection = ConnectionConfig::new(CONTEXT, key.clone());
+    pub fn fenced<C: Clone + Into<Credentials>>(
+        address: impl Into<String>,
+        credentials: &C,
+        client: ClientId,
+        fence: Fence,
+    ) -> Self {
+        let connection = ConnectionConfig::new(CONTEXT, credentials.clone());
         let pool = Pool::new(address, PoolConfig::new(connection));
         let (next, unfinished) = (AtomicU64::new(1), Mutex::default());
         Self(Arc::new(Inner { pool, fence, client, next, unfinished }))

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fabric::auth::Key;
+use fabric::keys::Keys;
 
 use crate::protocol::LayoutDefaults;
 
@@ -11,8 +11,8 @@ use crate::protocol::LayoutDefaults;
 pub struct MetaConfig {
     /// `host:port` to listen on.
     pub listen: String,
-    /// The cluster's key.
-    pub key: Key,
+    /// The cluster's keys.
+    pub key: Keys,
     /// Folder of the embedded store.
     pub store_path: PathBuf,
     /// The most that the store may ever hold; only address space until it is used.

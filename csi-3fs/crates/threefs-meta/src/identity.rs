@@ -1,6 +1,7 @@
 //! Who asks, and what modes and owners allow him.
 
 use serde::{Deserialize, Serialize};
+use threefs_core::ids::InodeId;
 
 use crate::protocol::{Inode, MetaError};
 
@@ -35,6 +36,10 @@ pub struct Identity {
     pub kernel_checked: bool,
     /// What it may do besides.
     pub role: Role,
+    /// The directory that is all of the tree for this caller, if its credential is for one. The
+    /// service sets it; nothing that a caller sends does.
+    #[serde(skip)]
+    pub scope: Option<InodeId>,
 }
 
 /// What a caller may do besides what modes and owners allow.
@@ -58,11 +63,12 @@ impl Identity {
         groups: Vec::new(),
         kernel_checked: false,
         role: Role::ControlPlane,
+        scope: None,
     };
 
     /// A user with one group.
     pub const fn user(uid: u32, gid: u32) -> Self {
-        Self { uid, gid, groups: Vec::new(), kernel_checked: false, role: Role::User }
+        Self { uid, gid, groups: Vec::new(), kernel_checked: false, role: Role::User, scope: None }
     }
 
     /// True for who manages volumes.

@@ -18,6 +18,7 @@ pub mod protocol;
 mod registration;
 mod restore;
 mod rows;
+mod scope;
 mod service;
 mod tree;
 mod written;

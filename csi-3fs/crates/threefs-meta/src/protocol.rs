@@ -7,6 +7,7 @@
 //! same transaction, so a retry after a lost answer, even over a restart of the service, gets the
 //! answer of the first execution and changes nothing.
 
+use fabric::capability::Capability;
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
@@ -321,6 +322,12 @@ pub enum MetaQuery {
     },
     /// For operators. Answered with [`MetaReply::Status`].
     Status,
+    /// What a volume's credential shows the storage services, for files within its directory.
+    /// Answered with [`MetaReply::Capabilities`].
+    Capabilities {
+        /// The files, at most [`BATCH_MAX`].
+        inodes: Vec<InodeId>,
+    },
 }
 
 /// A change.
@@ -605,6 +612,8 @@ pub enum MetaReply {
     Done,
     /// How the service is.
     Status(MetaStatus),
+    /// In the order of the question; `None` for a file that does not exist.
+    Capabilities(Vec<Option<Capability>>),
 }
 
 /// What an operator wants to know.

@@ -5,17 +5,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use fabric::BoxFuture;
+use fabric::capability::Capability;
+use fabric::deadline::Deadline;
+use fabric::keys::Keys;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
+use fabric::ticket::Ticket;
+use threefs_core::ids::InodeId;
 use threefs_kv::{EmbeddedConfig, KvError, Store};
 use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
 use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
-use crate::protocol::{CONTEXT, MetaError, MetaRequest, MetaResult};
+use crate::protocol::{CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult};
 use crate::registration::{RegistrationError, register};
-use crate::tree::Tree;
+use crate::scope::outside;
+use crate::tree::{Tree, check_batch, now};
 
 /// Why a metadata service ended.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +44,7 @@ pub enum MetaRunError {
 pub struct Meta {
     server: Server,
     tree: Arc<Tree>,
+    keys: Keys,
     mgmtd: MgmtdClient,
     _routing: RoutingFollower,
 }
@@ -73,7 +80,8 @@ impl Meta {
         let mgmtd = MgmtdClient::new(&config.mgmtd, &config.key);
         let routing = mgmtd.follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
-        Ok(Self { server, tree: Arc::new(tree), mgmtd, _routing: routing })
+        let keys = config.key;
+        Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, _routing: routing })
     }
 
     /// Where it listens.
@@ -93,7 +101,11 @@ impl Meta {
 
     async fn serve_now(self, shutdown: Shutdown) -> Result<(), MetaRunError> {
         let registered = Arc::new(AtomicBool::new(false));
-        let handler = Handler { tree: Arc::clone(&self.tree), registered: Arc::clone(&registered) };
+        let handler = Handler {
+            tree: Arc::clone(&self.tree),
+            keys: self.keys,
+            registered: Arc::clone(&registered),
+        };
         let background = async {
             // Nothing is collected before either: the chunks may belong to another tree's files.
             register(&self.tree.store, &self.mgmtd).await?;
@@ -123,7 +135,31 @@ impl From<RegistrationError> for MetaRunError {
 
 struct Handler {
     tree: Arc<Tree>,
+    keys: Keys,
     registered: Arc<AtomicBool>,
+}
+
+impl Handler {
+    /// What the holder of a ticket shows the storage services.
+    async fn capabilities(
+        &self,
+        ticket: &Ticket,
+        inodes: &[InodeId],
+        deadline: Deadline,
+    ) -> MetaResult {
+        check_batch("inodes", inodes.len())?;
+        let scope = InodeId(ticket.directory);
+        let sides = self.tree.sides(scope, inodes, deadline).await?;
+        if let Some(inode) = sides.outside.first() {
+            return Err(outside(*inode, scope));
+        }
+        let (ring, now) = (self.keys.current(), now().0 / 1_000_000_000);
+        let signed = inodes.iter().map(|inode| {
+            let sign = || Capability::sign(&ring, ticket, inode.0, now.unsigned_abs());
+            sides.inside.contains(inode).then(sign)
+        });
+        Ok(MetaReply::Capabilities(signed.collect()))
+    }
 }
 
 impl Service for Handler {
@@ -134,6 +170,13 @@ impl Service for Handler {
             let refused: MetaResult = Err(MetaError::Unavailable { detail });
             return Reply::of(&refused);
         }
-        Reply::of(&self.tree.answer(request, call.deadline).await)
+        let result = match (&request, call.grant.ticket()) {
+            (
+                MetaRequest::Query { query: MetaQuery::Capabilities { inodes }, .. },
+                Some(ticket),
+            ) => self.capabilities(ticket, inodes, call.deadline).await,
+            _ => self.tree.answer_for(&call.grant, request, call.deadline).await,
+        };
+        Reply::of(&result)
     }
 }

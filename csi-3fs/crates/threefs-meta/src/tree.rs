@@ -123,6 +123,18 @@ impl Tree {
         Ok(answered?)
     }
 
+    /// Runs an operation that only reads.
+    pub(crate) async fn transact<O>(
+        &self,
+        deadline: Deadline,
+        read: &O,
+    ) -> Result<O::Output, OpError>
+    where
+        O: Operation<Error = OpError>,
+    {
+        self.store.transact(deadline.within(REQUEST_TIMEOUT), read).await
+    }
+
     /// Ends when the store has failed in a way from which only a restart recovers.
     pub async fn store_failed(&self) -> KvError {
         let mut failed = self.failed.subscribe();
@@ -187,6 +199,12 @@ impl Tree {
             MetaQuery::ListAttributes { at } => {
                 store.transact(deadline, &ops::ListAttributes { who, at }).await
             }
+            // Answered by the service, which has the keys.
+            MetaQuery::Capabilities { .. } => Err(MetaError::NotSupported {
+                path: String::new(),
+                reason: "the cluster's key needs no capabilities".into(),
+            }
+            .into()),
             MetaQuery::PathOf { directory } => {
                 store.transact(deadline, &ops::PathOf(*directory)).await
             }
@@ -456,7 +474,7 @@ fn grows(change: &MetaChange) -> bool {
     )
 }
 
-fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
+pub(crate) fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
     if length <= BATCH_MAX {
         return Ok(());
     }

@@ -50,7 +50,7 @@ fn mgmtd(listen: &str, folder: &Path) -> MgmtdConfig {
     MgmtdConfig {
         listen: listen.into(),
         advertise: None,
-        key: key(),
+        key: key().into(),
         store_path: folder.join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
         rebalance: true,
@@ -61,7 +61,7 @@ fn mgmtd(listen: &str, folder: &Path) -> MgmtdConfig {
 fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
     MetaConfig {
         listen: listen.into(),
-        key: key(),
+        key: key().into(),
         store_path: folder.join("meta"),
         map_bytes_max: threefs_meta::MAP_BYTES_MAX,
         mgmtd: vec![mgmtd.into()],

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use fabric::auth::Key;
+use fabric::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
@@ -58,9 +58,10 @@ struct Inner {
 
 impl MgmtdClient {
     /// A client of the mgmtds at these addresses (`host:port`). Connects when first asked.
-    pub fn new(addresses: &[String], key: &Key) -> Self {
+    pub fn new<C: Clone + Into<Credentials>>(addresses: &[String], credentials: &C) -> Self {
+        let credentials: Credentials = credentials.clone().into();
         let pool = |address: &String| {
-            let connection = ConnectionConfig::new(CONTEXT, key.clone());
+            let connection = ConnectionConfig::new(CONTEXT, &credentials);
             Pool::new(address, PoolConfig::new(connection))
         };
         let pools = addresses.iter().map(pool).collect();

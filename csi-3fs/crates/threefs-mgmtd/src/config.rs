@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fabric::auth::Key;
+use fabric::keys::Keys;
 use threefs_core::ids::TableId;
 
 /// The chain table that bootstrap makes.
@@ -15,8 +15,8 @@ pub struct MgmtdConfig {
     pub listen: String,
     /// `host:port` under which others reach it; without one, where it listens.
     pub advertise: Option<String>,
-    /// The cluster's key.
-    pub key: Key,
+    /// The cluster's keys.
+    pub key: Keys,
     /// Folder of the embedded store.
     pub store_path: PathBuf,
     /// The chains to make when there are none.

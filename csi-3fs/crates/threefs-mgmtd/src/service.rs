@@ -8,6 +8,7 @@ use fabric::BoxFuture;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
+use fabric::ticket::Grant;
 use threefs_core::time::Millis;
 use threefs_kv::{EmbeddedConfig, KvError, Store};
 
@@ -159,9 +160,21 @@ impl Handler {
     }
 }
 
+/// Credentials of volumes read where chunks are and how much space is left.
+fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
+    match request {
+        MgmtdRequest::Routing { .. } | MgmtdRequest::Status => Ok(()),
+        MgmtdRequest::Heartbeat(_) => grant.require_service("a heartbeat"),
+        MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
+        MgmtdRequest::Promote { .. } => grant.require_service("promoting a target"),
+        MgmtdRequest::RegisterMeta(_) => grant.require_service("registering a metadata service"),
+    }
+}
+
 impl Service for Handler {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request: MgmtdRequest = decode_request(&call)?;
+        permit(&call.grant, &request)?;
         Reply::of(&self.answer(request).await)
     }
 }

@@ -25,7 +25,7 @@ async fn start(listen: &str, folder: &Path) -> (String, ShutdownHandle, JoinHand
     let config = MgmtdConfig {
         listen: listen.into(),
         advertise: None,
-        key: key(),
+        key: key().into(),
         store_path: folder.join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
         rebalance: true,
@@ -86,7 +86,7 @@ async fn a_second_mgmtd_on_the_same_store_or_port_is_refused_with_the_reason() {
     let config = |listen: &str| MgmtdConfig {
         listen: listen.into(),
         advertise: None,
-        key: key(),
+        key: key().into(),
         store_path: folder.path().join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 1 },
         rebalance: true,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fabric::auth::Key;
+use fabric::credentials::Credentials;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -51,9 +51,9 @@ impl Client {
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds)
             .map_err(|error| errors::invalid(py, &format!("timeout_seconds: {error}")))?;
-        let key = Key::read(Path::new(key_file))
+        let credentials = Credentials::read(Path::new(key_file))
             .map_err(|error| errors::invalid(py, &error.to_string()))?;
-        let mut config = ClientConfig::new(mgmtd, meta, key);
+        let mut config = ClientConfig::new(mgmtd, meta, credentials);
         config.timeout = timeout;
         config.control_plane = control_plane;
         Ok(Self { live: Mutex::new(Some(Arc::new(Live::start(config)?))) })

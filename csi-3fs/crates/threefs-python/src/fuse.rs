@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::auth::Key;
+use fabric::credentials::Credentials;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
@@ -66,9 +66,9 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
     };
     let timeout = seconds("timeout_seconds", json.timeout_seconds)?;
     let valid = seconds("valid_seconds", json.valid_seconds)?;
-    let key =
-        Key::read(&json.key_file).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let mut client = ClientConfig::new(json.mgmtd, json.meta, key);
+    let credentials = Credentials::read(&json.key_file)
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let mut client = ClientConfig::new(json.mgmtd, json.meta, credentials);
     client.timeout = timeout;
     let (root, read_only, resume, state) = (json.root, json.read_only, json.resume, json.state);
     let claim = match json.claim {

@@ -5,6 +5,7 @@
 //! | `backup` | dumps of the services' stores |
 //! | `buffer` | memory of Python objects without a copy |
 //! | `client` | the client's methods, blocking, with the interpreter's lock released |
+//! | `credential` | tickets: issue one, show one |
 //! | `file` | an open file |
 //! | `errors` | the client's errors as classes of `threefs.errors` |
 //! | `runtime` | the threads behind a client, and what a fork does to them |
@@ -14,6 +15,7 @@
 mod backup;
 mod buffer;
 mod client;
+mod credential;
 mod errors;
 mod file;
 mod fuse;
@@ -36,6 +38,9 @@ fn checksum(py: Python<'_>, data: &Bound<'_, PyAny>, initial: u32) -> PyResult<u
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checksum, module)?)?;
     module.add_function(wrap_pyfunction!(service::run_service, module)?)?;
+    module.add_function(wrap_pyfunction!(credential::issue_ticket, module)?)?;
+    module.add_function(wrap_pyfunction!(credential::read_ticket, module)?)?;
+    module.add_function(wrap_pyfunction!(credential::verify_ticket, module)?)?;
     module.add_function(wrap_pyfunction!(fuse::run_fuse, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_dump, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_adopt, module)?)?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fabric::auth::Key;
+use fabric::keys::Keys;
 use fabric::rpc::Shutdown;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -145,7 +145,7 @@ impl MgmtdJson {
         Ok(MgmtdConfig {
             listen: self.listen,
             advertise: self.advertise,
-            key: Key::read(&self.key_file)?,
+            key: Keys::read(&self.key_file)?,
             store_path: self.data,
             bootstrap: Bootstrap { nodes, replicas, chains_per_node },
             rebalance: self.rebalance,
@@ -159,7 +159,7 @@ impl MetaJson {
         let Self { chunk_bytes, stripe, collect_delay_ms, dead_grace_ms, .. } = self;
         Ok(MetaConfig {
             listen: self.listen,
-            key: Key::read(&self.key_file)?,
+            key: Keys::read(&self.key_file)?,
             store_path: self.data,
             map_bytes_max: self.map_bytes_max,
             mgmtd: self.mgmtd,

@@ -5,6 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`config`] | where it listens, where its data is, its timers |
+//! | `access` | which requests a volume's credential may make |
 //! | `admission` | how memory is divided between classes of requests |
 //! | `target` | one replica, its store, its timer: events in, actions carried out |
 //! | `workers` | the threads of one target |
@@ -16,6 +17,7 @@
 //!
 //! Absent on purpose: any rule of replication, and any wait without an end.
 
+mod access;
 mod admission;
 pub mod config;
 mod heartbeat;

@@ -5,9 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fabric::auth::Key;
+use fabric::capability::Capability;
 use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
+use fabric::keys::Keys;
 use fabric::rpc::{CallOptions, ConnectionConfig, Pool, PoolConfig, decode, encode};
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult};
 use threefs_core::replica::PeerFailure;
@@ -28,8 +29,8 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(key: &Key, idle_timeout: Duration) -> Self {
-        let mut connection = ConnectionConfig::new(crate::CONTEXT, key.clone());
+    pub(crate) fn new(keys: &Keys, idle_timeout: Duration) -> Self {
+        let mut connection = ConnectionConfig::new(crate::CONTEXT, keys);
         connection.class = TrafficClass::Storage;
         connection.connect_timeout = Duration::from_millis(500);
         connection.calls_in_flight_max = CALLS_OF_CONNECTION_MAX;
@@ -51,7 +52,7 @@ impl Peers {
             tracing::debug!(address, %error, "a call to another replica failed");
             (Err(PeerFailure::Unreachable), Bytes::new())
         };
-        let message = match encode(request) {
+        let message = match encode(&(request, None::<Capability>)) {
             Ok(message) => message,
             Err(error) => return unreachable(&error),
         };

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::BoxFuture;
-use fabric::auth::{AuthError, Key};
+use fabric::auth::AuthError;
+use fabric::capability::Capability;
 use fabric::class::TrafficClass;
+use fabric::keys::Keys;
 use fabric::moment::Moment;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
@@ -19,6 +21,7 @@ use threefs_core::message::{StorageRequest, verify_payload};
 use threefs_mgmtd::{MgmtdClient, MgmtdError};
 use tokio::task::JoinSet;
 
+use crate::access;
 use crate::admission;
 use crate::config::StorageConfig;
 use crate::heartbeat;
@@ -75,17 +78,17 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
             reason: error.to_string(),
         }
     })?;
-    let key = Key::read(&config.key_file)?;
-    let mut server_config = ServerConfig::new(crate::CONTEXT, key.clone());
+    let keys = Keys::read(&config.key_file)?;
+    let mut server_config = ServerConfig::new(crate::CONTEXT, &keys);
     server_config.class = TrafficClass::Storage;
     server_config.budgets = admission::budgets(config.memory_bytes);
     server_config.calls_of_connection_max = admission::CALLS_OF_CONNECTION_MAX;
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
-    let mgmtd = MgmtdClient::new(&config.mgmtd, &key);
+    let mgmtd = MgmtdClient::new(&config.mgmtd, &keys);
     let patience = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
-    let shared = Shared::new(Peers::new(&key, call_timeout));
+    let shared = Shared::new(Peers::new(&keys, call_timeout));
     let data = identity::read(&config.data).map_err(|error| StorageServiceError::Data {
         path: config.data.display().to_string(),
         reason: error.to_string(),
@@ -97,7 +100,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let mut follow = JoinSet::new();
     follow.spawn(heartbeat::follow(Arc::clone(&node), mgmtd.clone()));
     let (drained, closing) = Shutdown::new();
-    let port = server.serve(Port { node: Arc::clone(&node) }, closing);
+    let port = server.serve(Port { node: Arc::clone(&node), keys }, closing);
     let drain = async {
         shutdown.requested().await;
         if !patience.is_zero() {
@@ -113,6 +116,12 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     }
 }
 
+/// The wall clock: credentials expire by it.
+fn unix_now_s() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
 /// One life of this service. From the system's generator: two lives must never be the same.
 fn draw_incarnation() -> Incarnation {
     let mut bytes = [0; 8];
@@ -126,11 +135,13 @@ fn draw_incarnation() -> Incarnation {
 
 struct Port {
     node: Arc<Node>,
+    keys: Keys,
 }
 
 impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
-        let request: StorageRequest = decode_request(&call)?;
+        let (request, capability): (StorageRequest, Option<Capability>) = decode_request(&call)?;
+        access::permit(&call.grant, &request, capability.as_ref(), &self.keys, unix_now_s())?;
         if request.class() != call.class {
             let (said, class) = (call.class, request.class());
             // A caller of version 1 names none, and sends updates and reads only.

@@ -138,7 +138,7 @@ async fn read(target: &Arc<Target>) -> StorageResult {
 
 fn shared() -> Arc<Shared> {
     let key = Key::from_bytes(b"a key of sixteen bytes or more").unwrap();
-    Arc::new(Shared::new(Peers::new(&key, LONG)))
+    Arc::new(Shared::new(Peers::new(&key.into(), LONG)))
 }
 
 async fn until(mut is_so: impl FnMut() -> bool) {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+import threefs
 from threefs.csi.claims import Claims
 from threefs.csi.controller import Controller
 from threefs.csi.directories import Clusters
@@ -20,13 +23,14 @@ from threefs.csi.proto import csi_pb2_grpc as stubs
 from threefs.csi.server import make_server
 from threefs.csi.settings import DRIVER
 from threefs.csi.testing.holder import MemoryHolder
-from threefs.csi.testing.memory import MemoryDirectories
+from threefs.csi.testing.memory import MemoryDirectories, MemoryTicket
+from threefs.csi.tickets import KeyIssuer, Tickets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from threefs.cluster import ClusterFile
+    from threefs.csi.tickets import Issuer
 
 CALL_SECONDS = 60.0
 TIMEOUT_SECONDS = 10.0
@@ -44,7 +48,10 @@ class Driver:
     holder: MemoryHolder = field(default_factory=MemoryHolder)
     metrics: Metrics = field(default_factory=Metrics)
     name: str = DRIVER
+    issuer: Issuer | None = None
+    """Of the node's tickets; by default it issues them with the key."""
     now: float = 0.0
+    wall: float = 1_000_000.0
     timeouts: list[float] = field(default_factory=list)
     """Of each connection to 3FS, as it was made."""
 
@@ -59,9 +66,26 @@ class Driver:
             self.timeouts.append(timeout_seconds)
             return self.files
 
+        def connect_with_ticket(file: ClusterFile, timeout_seconds: float) -> Any:
+            self.timeouts.append(timeout_seconds)
+            ticket = json.loads(Path(file.key_file).read_text())
+            return MemoryTicket(self.files, ticket["path"])
+
+        def clock() -> float:
+            return self.wall
+
         clusters = Clusters(self.folder / "clusters", TIMEOUT_SECONDS, connect)
+        self.key_issuer = KeyIssuer(clusters, "node-a", seal=sealed, unseal=unsealed, clock=clock)
+        self.tickets = Tickets(
+            self.folder,
+            self.issuer or self.key_issuer,
+            self.metrics,
+            TIMEOUT_SECONDS,
+            connect_with_ticket,
+            clock,
+        )
         self.inline = InlineVolumes(
-            "node-a", clusters, self.holder, self.metrics, GIBIBYTE, INLINE_MAX
+            "node-a", clusters, self.tickets, self.holder, self.metrics, GIBIBYTE, INLINE_MAX
         )
         endpoint = f"unix://{self.folder}/csi.sock"
         self.clusters = clusters
@@ -74,7 +98,7 @@ class Driver:
             Controller(clusters, GIBIBYTE, self.metrics), self.server
         )
         claims = Claims("node-a", lambda: self.now)
-        self.node = Node("node-a", clusters, self.holder, self.inline, self.metrics, claims)
+        self.node = Node("node-a", self.tickets, self.holder, self.inline, self.metrics, claims)
         stubs.add_NodeServicer_to_server(self.node, self.server)
         self.server.start()
         self.channel = grpc.insecure_channel(endpoint)
@@ -142,6 +166,22 @@ class Driver:
     def close(self) -> None:
         self.channel.close()
         self.server.stop(None)
+
+
+def sealed(_key_file: str, **fields: Any) -> str:
+    """In place of a ticket: its fields."""
+    return json.dumps(fields)
+
+
+def unsealed(_key_file: str, ticket: str) -> tuple[str, int, str, bool, str, int]:
+    """What `sealed` has made; nothing else is genuine."""
+    try:
+        fields = json.loads(ticket)
+        names = ("cluster", "directory", "path", "read_only", "node", "expires_unix_s")
+        cluster, directory, path, read_only, node, expires = (fields[name] for name in names)
+    except (ValueError, KeyError) as error:
+        raise threefs.InvalidArgument("no key of the key file has sealed the ticket") from error
+    return cluster, directory, path, read_only, node, expires
 
 
 def capability(

@@ -36,7 +36,9 @@ class HolderProcess:
 
     def __post_init__(self) -> None:
         self.kubelet.mkdir(parents=True)
-        (self.folder / "clusters" / "default").mkdir(parents=True)
+        cluster = self.folder / "clusters" / "default"
+        cluster.mkdir(parents=True)
+        (cluster / "cluster.json").write_text("{}")
 
     @property
     def kubelet(self) -> Path:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from threefs.csi.claims import WATCH_SECONDS, Claims
 from threefs.csi.errors import FailedPrecondition, Unreachable
-from threefs.csi.node import GIVE_BACK_SECONDS
 from threefs.csi.proto import csi_pb2 as csi
+from threefs.csi.tickets import BRIEFLY_SECONDS
 from threefs.csi.volume_id import VolumeId
 from threefs.daemon import CLAIM_SECONDS
 from threefs.errors import Unavailable
@@ -157,8 +157,8 @@ def test_unstaging_does_not_wait_for_3fs(driver: Driver, volume: str) -> None:
     driver.files.fail = Unavailable("away")
     driver.call(unstage(volume))
     assert driver.holder.state() == ([], [])
-    assert driver.timeouts == [GIVE_BACK_SECONDS], "shorter than what other calls wait"
-    assert GIVE_BACK_SECONDS < TIMEOUT_SECONDS / 2
+    assert driver.timeouts == [BRIEFLY_SECONDS], "shorter than what other calls wait"
+    assert BRIEFLY_SECONDS < TIMEOUT_SECONDS / 2
 
 
 def test_a_claim_is_left_alone_when_something_may_still_be_under_way(

@@ -21,6 +21,7 @@ from threefs.csi.errors import (
     Unreachable,
 )
 from threefs.csi.holder import mountinfo
+from threefs.csi.holder.daemons import ticket_folder
 from threefs.csi.holder.keeper import KeeperClient
 from threefs.csi.holder.mounts import Mounts
 from threefs.csi.holder.protocol import Refused
@@ -53,6 +54,21 @@ def read(path: str) -> str:
         ["cat", path], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     return done.stdout
+
+
+def test_a_daemon_uses_the_ticket_of_its_volume_where_there_is_one(holder: HolderProcess) -> None:
+    """Then the volume's directory is the root of what it reaches."""
+    volume = "v1:default:/volumes/two"
+    folder = holder.folder / "tickets" / ticket_folder(volume)
+    folder.mkdir(parents=True)
+    (folder / "cluster.json").write_text("{}")
+    target = holder.place("two")
+    holder.client.mount(volume, "default", "/volumes/two/data", target, read_only=False)
+    assert read(f"{target}/hello").split()[1] == "/data"
+    [served] = holder.client.state()[1]
+    command = Path(f"/proc/{served.pid}/cmdline").read_bytes().decode().split("\0")
+    assert command[command.index("--cluster") + 1] == str(folder / "cluster.json")
+    holder.client.unmount(target)
 
 
 def test_a_mount_serves_and_is_undone_with_its_place(holder: HolderProcess) -> None:

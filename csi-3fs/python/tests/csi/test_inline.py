@@ -86,7 +86,15 @@ def test_the_largest_size_and_the_default_are_the_administrators(driver: Driver)
 
 
 def test_inline_volumes_are_off_unless_an_administrator_gives_a_size(driver: Driver) -> None:
-    off = InlineVolumes("node-a", driver.clusters, driver.holder, driver.metrics, GIBIBYTE, 0)
+    off = InlineVolumes(
+        "node-a",
+        driver.clusters,
+        driver.tickets,
+        driver.holder,
+        driver.metrics,
+        GIBIBYTE,
+        0,
+    )
     driver.node._inline = off
     code, message = driver.refused(inline("csi-1"))
     assert code == "INVALID_ARGUMENT"
@@ -144,7 +152,13 @@ def test_an_inline_volume_that_3fs_could_not_remove_is_swept(driver: Driver) -> 
 
 def test_a_sweep_lists_the_own_node_and_reads_no_records(driver: Driver) -> None:
     other = InlineVolumes(
-        "node-b", driver.clusters, driver.holder, driver.metrics, GIBIBYTE, INLINE_MAX
+        "node-b",
+        driver.clusters,
+        driver.tickets,
+        driver.holder,
+        driver.metrics,
+        GIBIBYTE,
+        INLINE_MAX,
     )
     with other.making("csi-9", EPHEMERAL):
         pass
@@ -177,7 +191,7 @@ def test_a_sweep_leaves_a_volume_alone_that_is_about_to_be_mounted(driver: Drive
     assert f"{driver.inline.parent}/csi-1/data" in driver.files.paths()
 
 
-@pytest.mark.parametrize("broken_at", range(1, 13))
+@pytest.mark.parametrize("broken_at", range(1, 17))
 def test_an_inline_volume_whose_making_broke_off_leaves_nothing(
     driver: Driver, broken_at: int
 ) -> None:

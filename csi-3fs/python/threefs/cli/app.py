@@ -27,6 +27,10 @@ app = typer.Typer(
 
 app.add_typer(backup_commands("meta"))
 app.add_typer(backup_commands("mgmtd"))
+credential = typer.Typer(
+    no_args_is_help=True, help="Credentials for one directory, used in place of the key."
+)
+app.add_typer(credential, name="credential")
 
 Cluster = Annotated[
     Path | None,
@@ -281,6 +285,48 @@ def bench(
     from threefs.cli.bench import run_bench
 
     run_bench(cluster, bytes_of(size), bytes_of(batch), raw, output, timeout)
+
+
+@credential.command("issue")
+def credential_issue(
+    volume: Annotated[str, typer.Option(help="Directory in 3FS; it must have a quota.")],
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Its holder changes nothing.")
+    ] = False,
+    expires: Annotated[str, typer.Option(help="How long it is valid: 90s, 30m, 1h, 7d.")] = "1h",
+    node: Annotated[str, typer.Option(help="The node that it is for, for logs.")] = "",
+    to: Annotated[
+        Path | None, typer.Option(help="File to write, mode 0600; standard output without it.")
+    ] = None,
+    cluster: Cluster = None,
+) -> None:
+    """Issue a credential for one directory. Needs the cluster's key.
+
+    To use it, name its file as `key_file` of a cluster.json. Write it again before it expires:
+    its holders read it again.
+
+    Example: threefs credential issue --volume /volumes/one --expires 1h --to one.ticket
+    """
+    from threefs.cli.credential import issue
+    from threefs.errors import InvalidArgument
+
+    if cluster is None:
+        raise InvalidArgument("no cluster given: pass --cluster FILE or set THREEFS_CLUSTER")
+    issue(cluster, volume, read_only=read_only, expires=expires, node=node, to=to)
+
+
+@credential.command("show")
+def credential_show(
+    file: Annotated[Path, typer.Argument(help="File of a credential.")],
+    output: Format = Output.TABLE,
+) -> None:
+    """Show what a credential allows and when it expires, without its secret.
+
+    Example: threefs credential show one.ticket
+    """
+    from threefs.cli.credential import show
+
+    show(file, output)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from threefs.csi.errors import FailedPrecondition
 from threefs.daemon import CLAIM_SECONDS
@@ -21,12 +21,26 @@ from threefs.errors import NotFound, ThreeFSError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from threefs.csi.directories import Directories
     from threefs.csi.volume_id import VolumeId
 
-__all__ = ["WATCH_SECONDS", "Claims"]
+__all__ = ["WATCH_SECONDS", "Claimed", "Claims"]
 
 WATCH_SECONDS = CLAIM_SECONDS + 10.0
+
+
+class Claimed(Protocol):
+    """What claims need of 3FS."""
+
+    def claim(
+        self, path: str, holder: str, stood_still: tuple[str, int] | None = None
+    ) -> tuple[str, int]:
+        """Take or renew the claim on a directory; gives it as it is then."""
+
+    def claim_of(self, path: str) -> tuple[str, int] | None:
+        """The claim on a directory."""
+
+    def unclaim(self, path: str, holder: str) -> None:
+        """Give a claim back."""
 
 
 class Claims:
@@ -39,7 +53,7 @@ class Claims:
         self._left: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def take(self, volume: VolumeId, files: Directories) -> None:
+    def take(self, volume: VolumeId, files: Claimed) -> None:
         """Claim a volume for this node, or refuse and say whose it is."""
         name = str(volume)
         stood_still = self._stood_still(name, self._clock())
@@ -64,18 +78,22 @@ class Claims:
         with self._lock:
             self._left[volume] = self._clock()
 
-    def give_back(self, volume: VolumeId, files: Directories) -> None:
-        """End this node's claim. If 3FS does not answer, it ends by itself."""
+    def give_back(self, volume: VolumeId, files: Claimed) -> bool:
+        """End this node's claim. If 3FS does not answer, it ends by itself.
+
+        False if it is left alone, because something may still be under way.
+        """
         with self._lock:
             self._seen.pop(str(volume), None)
             left = self._left.get(str(volume))
             if left is not None and self._clock() - left < CLAIM_SECONDS:
-                return
+                return False
             self._left.pop(str(volume), None)
         with suppress(ThreeFSError, OSError):
             files.unclaim(volume.path, self._node_id)
+        return True
 
-    def holder(self, volume: VolumeId, files: Directories) -> str:
+    def holder(self, volume: VolumeId, files: Claimed) -> str:
         """The node that has the volume's claim; empty if nobody has."""
         with suppress(NotFound):
             claim = files.claim_of(volume.path)

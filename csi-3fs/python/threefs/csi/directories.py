@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from threefs.client import FileSystemSpace, Quota, Stat
 
-__all__ = ["Clusters", "Directories"]
+__all__ = ["Clusters", "Directories", "Rooted"]
 
 
 class Directories(Protocol):
@@ -104,16 +104,7 @@ class Clusters:
 
     def of(self, name: str) -> Directories:
         """The client of a cluster; a changed `cluster.json` is read anew."""
-        if name not in self.names():
-            known = ", ".join(self.names()) or "none"
-            raise InvalidArgument(
-                f"cluster `{name}` is not set up here (known: {known}); add a folder `{name}` with "
-                f"its cluster.json to `{self._folder}`"
-            )
-        try:
-            file = ClusterFile.read(self._folder / name)
-        except ThreeFSError as error:
-            raise Unreachable(f"cluster `{name}`: {error}") from error
+        file = self.file(name)
         with self._lock:
             known_file, client = self._open.get(name, (None, None))
             if client is None or known_file != file:
@@ -123,6 +114,58 @@ class Clusters:
                     raise Unreachable(f"cluster `{name}`: {error}") from error
                 self._open[name] = (file, client)
             return client
+
+    def file(self, name: str) -> ClusterFile:
+        """The `cluster.json` of a cluster."""
+        if name not in self.names():
+            known = ", ".join(self.names()) or "none"
+            raise InvalidArgument(
+                f"cluster `{name}` is not set up here (known: {known}); add a folder `{name}` with "
+                f"its cluster.json to `{self._folder}`"
+            )
+        try:
+            return ClusterFile.read(self._folder / name)
+        except ThreeFSError as error:
+            raise Unreachable(f"cluster `{name}`: {error}") from error
+
+    def drop(self, name: str) -> None:
+        """Forget the client of a cluster; it ends when its last call has returned."""
+        with self._lock:
+            self._open.pop(name, None)
+
+
+class Rooted:
+    """A volume as the holder of its ticket reaches it: its directory is the root of the tree.
+
+    Takes the paths of the whole tree, so that its callers need not know who holds what.
+    """
+
+    def __init__(self, files: Directories, directory: str) -> None:
+        self._files = files
+        self._directory = directory
+
+    def quota(self, path: str) -> Quota | None:
+        """See `Directories`."""
+        return self._files.quota(self._within(path))
+
+    def claim(
+        self, path: str, holder: str, stood_still: tuple[str, int] | None = None
+    ) -> tuple[str, int]:
+        """See `Directories`."""
+        return self._files.claim(self._within(path), holder, stood_still)
+
+    def claim_of(self, path: str) -> tuple[str, int] | None:
+        """See `Directories`."""
+        return self._files.claim_of(self._within(path))
+
+    def unclaim(self, path: str, holder: str) -> None:
+        """See `Directories`."""
+        self._files.unclaim(self._within(path), holder)
+
+    def _within(self, path: str) -> str:
+        if path != self._directory and not path.startswith(f"{self._directory}/"):
+            raise InvalidArgument(f"`{path}` is not within `{self._directory}`")
+        return path.removeprefix(self._directory) or "/"
 
 
 def _connect(file: ClusterFile, timeout_seconds: float) -> Directories:

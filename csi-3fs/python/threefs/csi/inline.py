@@ -1,10 +1,12 @@
 """Inline volumes: directories that are made with a pod and removed with it.
 
-Who writes a pod writes the volume's attributes, so `size` is the only one: cluster, place, owner
-and mode are the driver's. A node's inline volumes are `/inline/NODE/*` of the default cluster,
-below a directory that no volume shows, and nothing else is ever made, looked for or removed for
-them. What cannot be removed at once, because 3FS does not answer, does not hold up the pod's end:
-a sweep removes the directories of this node that are not mounted here any more.
+The node plugin makes them with the cluster's key, which it needs for nothing else: where inline
+volumes are off, nodes have no key. Who writes a pod writes the volume's attributes, so `size` is
+the only one: cluster, place, owner and mode are the driver's. A node's inline volumes are
+`/inline/NODE/*` of the default cluster, below a directory that no volume shows, and nothing else is
+ever made, looked for or removed for them. What cannot be removed at once, because 3FS does not
+answer, does not hold up the pod's end: a sweep removes the directories of this node that are not
+mounted here any more.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from threefs.csi.directories import Clusters
     from threefs.csi.holder_client import Holder
     from threefs.csi.metrics import Metrics
+    from threefs.csi.tickets import Tickets
     from threefs.csi.volumes import Volume
 
 __all__ = ["InlineVolumes", "is_inline"]
@@ -52,6 +55,7 @@ class InlineVolumes:
         self,
         node_id: str,
         clusters: Clusters,
+        tickets: Tickets,
         holder: Holder,
         metrics: Metrics,
         default_size_bytes: int,
@@ -59,6 +63,7 @@ class InlineVolumes:
     ) -> None:
         self._clusters = clusters
         self._briefly = clusters.within(REMOVE_SECONDS)
+        self.tickets = tickets
         self._holder = holder
         self._metrics = metrics
         self._default_size_bytes = min(default_size_bytes, size_max_bytes)
@@ -70,17 +75,23 @@ class InlineVolumes:
 
     @contextmanager
     def making(self, handle: str, context: Mapping[str, str]) -> Iterator[Volume]:
-        """Make the directory of a pod's volume, and keep sweeps from it until this ends."""
+        """Make the directory of a pod's volume and its ticket; sweeps leave it alone meanwhile."""
         size_bytes = self._size_bytes(context)
         volume_id = self._id(handle)
         volumes = Volumes(DEFAULT_CLUSTER, self._clusters.of(DEFAULT_CLUSTER))
         with self._locks.hold(str(volume_id), "NodePublishVolume"):
             found = volumes.find(volume_id)
-            yield found or volumes.create(volume_id, handle, size_bytes, Parameters())
+            volume = found or volumes.create(volume_id, handle, size_bytes, Parameters())
+            if found is None:
+                self.tickets.issue(volume_id, context)
+            else:
+                self.tickets.refresh(volume_id, context)
+            yield volume
 
     def remove(self, handle: str) -> None:
         """Remove the directory of a pod's volume, if there is one."""
         volume_id = self._id(handle)
+        self.tickets.forget(volume_id)
         try:
             with self._locks.hold(str(volume_id), "NodeUnpublishVolume"):
                 self._briefly.of(DEFAULT_CLUSTER).remove_tree(volume_id.path, missing_ok=True)
@@ -102,7 +113,9 @@ class InlineVolumes:
         return count
 
     def sweep_until(self, stop: threading.Event) -> None:
-        """Sweep once a minute."""
+        """Sweep once a minute, where this node has the key."""
+        if not self._clusters.names():
+            return
         while not stop.wait(SWEEP_SECONDS):
             try:
                 self.sweep()

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from threefs.cli.output import report
-from threefs.csi.errors import CsiError
+from threefs.csi.errors import CsiError, InvalidArgument
 from threefs.csi.parameters import quantity_bytes
-from threefs.csi.settings import DRIVER, ControllerSettings, NodeSettings
+from threefs.csi.settings import DRIVER, ISSUER, ControllerSettings, NodeSettings
 from threefs.errors import ThreeFSError
 
 __all__ = ["holder_command", "main"]
@@ -59,6 +59,11 @@ def _run(options: argparse.Namespace) -> None:
                 workers=options.workers,
                 timeout_seconds=options.timeout,
                 default_size_bytes=quantity_bytes("--default-size", options.default_size),
+                ticket_seconds=_ticket_seconds(options.ticket_seconds),
+                issuer_listen=options.issuer_listen,
+                issuer_tls=options.issuer_tls,
+                namespace=options.namespace,
+                node_account=options.node_account,
                 log_level=options.log_level,
                 driver_name=options.driver_name,
             )
@@ -75,6 +80,10 @@ def _run(options: argparse.Namespace) -> None:
             timeout_seconds=options.timeout,
             default_size_bytes=quantity_bytes("--default-size", options.default_size),
             inline_size_max_bytes=_inline_size_max(options.inline_size_max),
+            ticket_seconds=_ticket_seconds(options.ticket_seconds),
+            issuer=options.issuer,
+            issuer_ca=options.issuer_ca,
+            issuer_token=options.issuer_token,
             log_level=options.log_level,
             driver_name=options.driver_name,
         )
@@ -95,13 +104,33 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--holder", type=Path, default=_env("THREEFS_HOLDER", HOLDER_SOCKET))
     node.add_argument("--node-id", default=_env("NODE_NAME", os.uname().nodename))
     node.add_argument("--inline-size-max", default=_env("THREEFS_INLINE_SIZE_MAX", "0"))
+    node.add_argument("--issuer", default=_env("THREEFS_ISSUER", ""))
+    ca, token = str(ISSUER / "ca.crt"), str(ISSUER / "token")
+    node.add_argument("--issuer-ca", type=Path, default=_env("THREEFS_ISSUER_CA", ca))
+    node.add_argument("--issuer-token", type=Path, default=_env("THREEFS_ISSUER_TOKEN", token))
+    add = controller.add_argument
+    add("--issuer-listen", default=_env("THREEFS_ISSUER_LISTEN", ""))
+    add("--issuer-tls", type=Path, default=_env("THREEFS_ISSUER_TLS", str(ISSUER)))
+    add("--namespace", default=_env("POD_NAMESPACE", "fireflyer-system"))
+    add("--node-account", default=_env("THREEFS_NODE_ACCOUNT", "threefs-csi-node"))
     return parser
+
+
+def _ticket_seconds(seconds: float) -> float:
+    if not TICKET_SECONDS_MIN <= seconds <= TICKET_SECONDS_MAX:
+        raise InvalidArgument(
+            f"--ticket-seconds is {seconds:g}; it must be {TICKET_SECONDS_MIN:g} to "
+            f"{TICKET_SECONDS_MAX:g}"
+        )
+    return seconds
 
 
 def _inline_size_max(text: str) -> int:
     return 0 if text == "0" else quantity_bytes("--inline-size-max", text)
 
 
+TICKET_SECONDS_MIN, TICKET_SECONDS_MAX = 600.0, 7 * 86_400.0
+"""Tickets are looked at every half minute, and renewed at half of their time."""
 HOLDER_SOCKET = "/run/threefs-holder/holder.sock"
 
 
@@ -113,6 +142,7 @@ def _common(command: argparse.ArgumentParser, metrics_port: str) -> None:
     add("--workers", type=int, default=_env("THREEFS_WORKERS", "16"))
     add("--timeout", type=float, default=_env("THREEFS_TIMEOUT", "10"))
     add("--default-size", default=_env("THREEFS_DEFAULT_SIZE", "1Gi"))
+    add("--ticket-seconds", type=float, default=_env("THREEFS_TICKET_SECONDS", "7200"))
     add("--driver-name", default=_env("THREEFS_CSI_DRIVER", DRIVER))
     add("--log-level", default=_env("THREEFS_LOG_LEVEL", "info"))
 

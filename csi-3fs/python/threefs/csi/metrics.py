@@ -50,6 +50,12 @@ class Metrics:
             "Inline volumes whose directory could not be removed at once; the sweep removes them.",
             registry=self.registry,
         )
+        self.tickets = Counter(
+            "threefs_csi_tickets_total",
+            "Tickets for volumes by result: issued, or refused (also: the issuer did not answer).",
+            ["result"],
+            registry=self.registry,
+        )
         self.unreadable = Counter(
             "threefs_csi_unreadable_records_total",
             "Times that a volume's record could not be read and the volume was left out.",

@@ -1,8 +1,12 @@
 """The node service: asks the holder to mount, show and undo; knows nothing between two calls.
 
-A volume is staged once a node (one daemon, one FUSE mount, made by the holder at the staging path)
+A volume is mounted once a node (one daemon, one FUSE mount, made by the holder at the staging path)
 and shown by a bind mount to each pod. What is mounted where is asked of the holder each time, which
 reads the kernel's table. No call here opens or stats a path on a mount.
+
+The daemon works with a ticket for the volume. Where the issuer wants the token of a pod, which the
+kubelet gives with NodePublishVolume alone, the first such call mounts, and NodeStageVolume checks
+its request and does nothing else. `renew_until` renews tickets while their volumes are mounted.
 """
 
 # ruff: noqa: ARG002, N802 -- methods and their arguments are the specification's.
@@ -16,6 +20,7 @@ from threefs.csi.claims import Claims
 from threefs.csi.errors import (
     CsiError,
     FailedPrecondition,
+    InFlight,
     InvalidArgument,
     Missing,
     Unwritten,
@@ -28,16 +33,20 @@ from threefs.csi.proto import csi_pb2_grpc
 from threefs.csi.requests import access_of, check_path
 from threefs.csi.stats import condition_of, usage_of
 from threefs.csi.volume_id import ID_BYTES_MAX, VolumeId
-from threefs.csi.volumes import DATA, Volumes
+from threefs.csi.volumes import DATA
+from threefs.errors import ThreeFSError
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping
+
     import grpc
 
-    from threefs.csi.directories import Clusters
     from threefs.csi.holder_client import Holder, MountedAt
     from threefs.csi.inline import InlineVolumes
     from threefs.csi.metrics import Metrics
     from threefs.csi.requests import Access
+    from threefs.csi.tickets import Tickets
 
 __all__ = ["Node"]
 
@@ -50,8 +59,9 @@ CAPABILITIES = (
     Rpc.SINGLE_NODE_MULTI_WRITER,
 )
 
-GIVE_BACK_SECONDS = 2.0
-"""A claim that 3FS does not take back in so long ends by itself; a pod's end does not wait."""
+
+RENEW_SECONDS = 30.0
+"""Between two looks at which tickets are due."""
 
 
 class Node(csi_pb2_grpc.NodeServicer):
@@ -60,20 +70,19 @@ class Node(csi_pb2_grpc.NodeServicer):
     def __init__(
         self,
         node_id: str,
-        clusters: Clusters,
+        tickets: Tickets,
         holder: Holder,
         inline: InlineVolumes,
         metrics: Metrics,
         claims: Claims | None = None,
     ) -> None:
         self._node_id = node_id
-        self._clusters = clusters
+        self._tickets = tickets
         self._holder = holder
         self._inline = inline
         self._metrics = metrics
         self._locks = VolumeLocks()
         self._claims = claims or Claims(node_id)
-        self._briefly = clusters.within(GIVE_BACK_SECONDS)
 
     def NodeGetCapabilities(
         self, request: csi.NodeGetCapabilitiesRequest, context: grpc.ServicerContext
@@ -93,24 +102,14 @@ class Node(csi_pb2_grpc.NodeServicer):
     def NodeStageVolume(
         self, request: csi.NodeStageVolumeRequest, context: grpc.ServicerContext
     ) -> csi.NodeStageVolumeResponse:
-        """Mount the volume at the staging path."""
+        """Mount the volume at the staging path, unless that needs a pod's token."""
         _check_id(request.volume_id)
         target = check_path("staging_target_path", request.staging_target_path)
         access = access_of(request.volume_capability, present=request.HasField("volume_capability"))
-        volume_id = _parsed(request.volume_id)
-        with self._locks.hold(request.volume_id, "NodeStageVolume"):
-            volume = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster))
-            volume.get(volume_id)
-            if access.single_node:
-                self._claims.take(volume_id, volume.files)
-            self._holder.mount(
-                str(volume_id),
-                volume_id.cluster,
-                f"{volume_id.path}/{DATA}",
-                target,
-                read_only=access.read_only,
-                node=self._node_id if access.single_node else "",
-            )
+        volume_id = _claims_id(request.volume_id)
+        if not self._tickets.needs_pod:
+            with self._locks.hold(request.volume_id, "NodeStageVolume"):
+                self._mount(volume_id, target, access, request.volume_context)
         return csi.NodeStageVolumeResponse()
 
     def NodeUnstageVolume(
@@ -124,7 +123,7 @@ class Node(csi_pb2_grpc.NodeServicer):
             self._undo(request.volume_id, target)
             table, _ = self._holder.state()
             if not any(_same(request.volume_id, mounted.volume) for mounted in table):
-                self._give_back(request.volume_id)
+                self._leave(request.volume_id)
         return csi.NodeUnstageVolumeResponse()
 
     def NodePublishVolume(
@@ -157,7 +156,9 @@ class Node(csi_pb2_grpc.NodeServicer):
         with self._locks.hold(request.volume_id, "NodeUnpublishVolume"):
             self._not_of_others(request.volume_id, target)
             self._holder.unmount(target)
-            if not VolumeId.looks_like(request.volume_id):
+            if VolumeId.looks_like(request.volume_id):
+                self._tickets.end_use(_parsed(request.volume_id), target)
+            else:
                 self._inline.remove(request.volume_id)
         return csi.NodeUnpublishVolumeResponse()
 
@@ -172,9 +173,9 @@ class Node(csi_pb2_grpc.NodeServicer):
         condition = condition_of(mounted, held)
         volume_id = VolumeId.parse(mounted.volume)
         try:
-            volumes = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster))
-            quota = volumes.usage(volume_id)
-            if (holder := self._claims.holder(volume_id, volumes.files)) not in ("", self._node_id):
+            files = self._tickets.files(volume_id)
+            quota = files.quota(volume_id.path)
+            if (holder := self._claims.holder(volume_id, files)) not in ("", self._node_id):
                 condition = csi.VolumeCondition(
                     abnormal=True,
                     message=f"node `{holder}` has claimed this volume, which only one node may "
@@ -194,20 +195,27 @@ class Node(csi_pb2_grpc.NodeServicer):
         volume_id = _parsed(request.volume_id)
         table, _ = self._holder.state()
         self._mounted(request.volume_id, path, table)
-        volumes = Volumes(volume_id.cluster, self._clusters.of(volume_id.cluster))
-        return csi.NodeExpandVolumeResponse(capacity_bytes=volumes.get(volume_id).capacity_bytes)
+        quota = self._tickets.files(volume_id).quota(volume_id.path)
+        return csi.NodeExpandVolumeResponse(capacity_bytes=(quota and quota.bytes_max) or 0)
 
     def _publish(self, request: csi.NodePublishVolumeRequest, target: str, access: Access) -> None:
         if not request.staging_target_path:
             raise FailedPrecondition("staging_target_path is missing; stage the volume first")
         staging = check_path("staging_target_path", request.staging_target_path)
-        volume_id = str(_parsed(request.volume_id))
+        parsed = _claims_id(request.volume_id)
+        volume_id = str(parsed)
         table, _ = self._holder.state()
         places = {mounted.target for mounted in table if mounted.volume == volume_id}
-        if staging not in places:
+        if staging in places:
+            self._tickets.refresh(parsed, request.volume_context)
+        elif self._tickets.needs_pod:
+            self._mount(parsed, staging, access, request.volume_context)
+        else:
             raise FailedPrecondition(
                 f"volume `{volume_id}` is not staged at `{staging}`; stage it first"
             )
+        # First: a ticket is renewed for the pods that are known.
+        self._tickets.use(parsed, target, request.volume_context)
         others = sorted(places - {staging, target})
         if access.single_pod and others:
             raise FailedPrecondition(
@@ -219,6 +227,45 @@ class Node(csi_pb2_grpc.NodeServicer):
             target,
             read_only=access.read_only or request.readonly,
             flags=access.flags,
+        )
+
+    def renew_until(self, stop: threading.Event) -> None:
+        """Renew the tickets of mounted volumes in time."""
+        while not stop.wait(RENEW_SECONDS):
+            try:
+                self.renew()
+            except Exception as error:  # noqa: BLE001 -- one that fails must not be the last
+                logger().error("renewal of tickets", error=repr(error))
+
+    def renew(self) -> None:
+        """Renew the tickets that are due; one that cannot be renewed does not keep the others."""
+        table, _ = self._holder.state()
+        mounted = {one.volume for one in table}
+        for volume in sorted(mounted):
+            with suppress(InvalidArgument, InFlight):
+                parsed = VolumeId.parse(volume)
+                tickets = self._inline.tickets if parsed.is_inline else self._tickets
+                with self._locks.hold(volume, "renewal"):
+                    try:
+                        tickets.renew(parsed)
+                    except (CsiError, ThreeFSError) as error:
+                        logger().error("ticket has ended", volume_id=volume, error=str(error))
+        self._tickets.forget_expired(mounted)
+
+    def _mount(
+        self, volume_id: VolumeId, target: str, access: Access, context: Mapping[str, str]
+    ) -> None:
+        """Get a ticket and the claim of a volume for one node, then mount."""
+        self._tickets.issue(volume_id, context)
+        if access.single_node:
+            self._claims.take(volume_id, self._tickets.files(volume_id))
+        self._holder.mount(
+            str(volume_id),
+            volume_id.cluster,
+            f"{volume_id.path}/{DATA}",
+            target,
+            read_only=access.read_only,
+            node=self._node_id if access.single_node else "",
         )
 
     def _undo(self, volume_id: str, target: str) -> None:
@@ -238,11 +285,13 @@ class Node(csi_pb2_grpc.NodeServicer):
         if not undone.clean:
             self._claims.leave(volume_id)
 
-    def _give_back(self, volume_id: str) -> None:
-        """Best effort and brief: a claim that nobody renews is free after a while."""
+    def _leave(self, volume_id: str) -> None:
+        """Give back claim and ticket. Best effort and brief: a claim that is not renewed ends."""
         with suppress(CsiError, OSError):
             parsed = VolumeId.parse(volume_id)
-            self._claims.give_back(parsed, self._briefly.of(parsed.cluster))
+            # Without the ticket the claim could not be given back later.
+            if self._claims.give_back(parsed, self._tickets.files(parsed, briefly=True)):
+                self._tickets.forget(parsed)
 
     def _not_of_others(self, volume_id: str, target: str) -> None:
         """A call for one volume must not undo a mount of another."""
@@ -290,3 +339,10 @@ def _parsed(volume_id: str) -> VolumeId:
     if not VolumeId.looks_like(volume_id):
         raise Missing(f"volume `{volume_id}` does not exist; this driver never made it")
     return VolumeId.parse(volume_id)
+
+
+def _claims_id(volume_id: str) -> VolumeId:
+    parsed = _parsed(volume_id)
+    if parsed.is_inline:
+        raise Missing(f"`{volume_id}` is a pod's inline volume, which only that pod may use")
+    return parsed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,15 @@ from threefs.csi.errors import CsiError, InvalidArgument
 from threefs.csi.holder_client import HolderClient
 from threefs.csi.identity import Identity
 from threefs.csi.inline import InlineVolumes
+from threefs.csi.issuer.client import IssuerClient
+from threefs.csi.issuer.kubernetes import ApiServer
+from threefs.csi.issuer.review import Policy
+from threefs.csi.issuer.server import TlsFiles, serve_issuer
 from threefs.csi.logs import logger
 from threefs.csi.metrics import Metrics, NodeCollector, serve
 from threefs.csi.node import Node
 from threefs.csi.proto import csi_pb2_grpc
+from threefs.csi.tickets import KeyIssuer, Tickets
 
 if TYPE_CHECKING:
     from threefs.csi.settings import ControllerSettings, NodeSettings
@@ -75,7 +81,20 @@ def run_controller(settings: ControllerSettings) -> None:
     controller = Controller(clusters, settings.default_size_bytes, metrics)
     csi_pb2_grpc.add_ControllerServicer_to_server(controller, server)
     serve(metrics, settings.metrics_port)
+    if not settings.issuer_listen:
+        _serve_until_told(server, settings.endpoint)
+        return
+    issuer = serve_issuer(
+        settings.issuer_listen,
+        TlsFiles(settings.issuer_tls),
+        KeyIssuer(clusters, seconds=settings.ticket_seconds),
+        _api_server(),
+        Policy(settings.namespace, settings.node_account, settings.driver_name),
+        metrics,
+    )
+    logger().info("issuer listens", port=issuer.port)
     _serve_until_told(server, settings.endpoint)
+    issuer.stop(STOP_SECONDS)
 
 
 def run_node(settings: NodeSettings) -> None:
@@ -84,9 +103,17 @@ def run_node(settings: NodeSettings) -> None:
     clusters = Clusters(settings.clusters, settings.timeout_seconds)
     holder = HolderClient(settings.holder)
     metrics.registry.register(NodeCollector(holder))
+    folder = settings.holder.parent
+    own = KeyIssuer(clusters, settings.node_id, settings.ticket_seconds)
+    own_tickets = Tickets(folder, own, metrics, settings.timeout_seconds)
+    tickets = own_tickets
+    if settings.issuer:
+        issuer = IssuerClient(settings.issuer, settings.issuer_ca, settings.issuer_token)
+        tickets = Tickets(folder, issuer, metrics, settings.timeout_seconds)
     inline = InlineVolumes(
         settings.node_id,
         clusters,
+        own_tickets,
         holder,
         metrics,
         settings.default_size_bytes,
@@ -95,20 +122,33 @@ def run_node(settings: NodeSettings) -> None:
 
     def is_ready() -> bool:
         try:
-            return bool(clusters.names()) and not holder.hello()["leaving"]
+            known = bool(settings.issuer or clusters.names())
+            return known and not holder.hello()["leaving"]
         except CsiError:
             return False
 
     server = make_server(settings.endpoint, settings.workers, metrics)
     identity = Identity(settings.driver_name, is_ready=is_ready)
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    node = Node(settings.node_id, clusters, holder, inline, metrics)
+    node = Node(settings.node_id, tickets, holder, inline, metrics)
     csi_pb2_grpc.add_NodeServicer_to_server(node, server)
     serve(metrics, settings.metrics_port)
     stop = threading.Event()
     threading.Thread(target=inline.sweep_until, args=(stop,), daemon=True).start()
+    threading.Thread(target=node.renew_until, args=(stop,), daemon=True).start()
     _serve_until_told(server, settings.endpoint)
     stop.set()
+
+
+def _api_server() -> ApiServer:
+    """The API server of the cluster that this pod is in."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    if not host:
+        raise InvalidArgument(
+            "--issuer-listen is set, but KUBERNETES_SERVICE_HOST is not: tickets are issued for "
+            "pods, so the issuer runs in a pod"
+        )
+    return ApiServer.in_cluster(host, int(os.environ.get("KUBERNETES_SERVICE_PORT", "443")))
 
 
 def _serve_until_told(server: grpc.Server, endpoint: str) -> None:

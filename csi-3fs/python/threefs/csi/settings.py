@@ -14,13 +14,23 @@
 | `--timeout` | `THREEFS_TIMEOUT` | yes | yes | | 10 seconds for one call to 3FS |
 | `--default-size` | `THREEFS_DEFAULT_SIZE` | yes | yes | | 1Gi, for a claim that asks for none |
 | `--inline-size-max` | `THREEFS_INLINE_SIZE_MAX` | | yes | | 0: no inline volumes |
+| `--ticket-seconds` | `THREEFS_TICKET_SECONDS` | yes | yes | | 7200; renewed at half of it |
+| `--issuer-listen` | `THREEFS_ISSUER_LISTEN` | yes | | | none; where the issuer listens |
+| `--issuer-tls` | `THREEFS_ISSUER_TLS` | yes | | | `/etc/threefs/issuer`: `tls.crt`, `tls.key` |
+| `--namespace` | `POD_NAMESPACE` | yes | | | `fireflyer-system`, of the node plugins |
+| `--node-account` | `THREEFS_NODE_ACCOUNT` | yes | | | `threefs-csi-node`, their service account |
+| `--issuer` | `THREEFS_ISSUER` | | yes | | none: the node has the key and issues itself |
+| `--issuer-ca` | `THREEFS_ISSUER_CA` | | yes | | `/etc/threefs/issuer/ca.crt` |
+| `--issuer-token` | `THREEFS_ISSUER_TOKEN` | | yes | | `/etc/threefs/issuer/token` |
 | `--driver-name` | `THREEFS_CSI_DRIVER` | yes | yes | | `3fs.csi.fireflyer.dev` |
 | `--log-level` | `THREEFS_LOG_LEVEL` | yes | yes | | info |
 
 `--clusters` is a folder with one folder a cluster, each with a `cluster.json` and the key file
 that it names (a projected volume of a ConfigMap and a Secret). The cluster that a class does not
 name is `default`. The driver's name is that of the CSIDriver object: two installations in one
-Kubernetes need two names. The holder listens at `--holder`; only root may connect to it.
+Kubernetes need two names. With `--issuer` a node plugin needs no cluster's folder, unless there are
+inline volumes. Tickets are in `tickets` beside the holder's socket. The holder listens at
+`--holder`; only root may connect to it.
 """
 
 from __future__ import annotations
@@ -28,9 +38,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DRIVER", "ControllerSettings", "NodeSettings"]
+__all__ = ["DRIVER", "ISSUER", "TICKET_SECONDS", "ControllerSettings", "NodeSettings"]
 
 GIBIBYTE = 1 << 30
+ISSUER = Path("/etc/threefs/issuer")
+TICKET_SECONDS = 7200.0
+"""Renewed at half of it, so an hour without an issuer stops no mount."""
 DRIVER = "3fs.csi.fireflyer.dev"
 
 
@@ -44,6 +57,11 @@ class ControllerSettings:
     workers: int = 16
     timeout_seconds: float = 10.0
     default_size_bytes: int = GIBIBYTE
+    ticket_seconds: float = TICKET_SECONDS
+    issuer_listen: str = ""
+    issuer_tls: Path = ISSUER
+    namespace: str = "fireflyer-system"
+    node_account: str = "threefs-csi-node"
     log_level: str = "info"
     driver_name: str = DRIVER
 
@@ -61,5 +79,9 @@ class NodeSettings:
     timeout_seconds: float = 10.0
     default_size_bytes: int = GIBIBYTE
     inline_size_max_bytes: int = 0
+    ticket_seconds: float = TICKET_SECONDS
+    issuer: str = ""
+    issuer_ca: Path = ISSUER / "ca.crt"
+    issuer_token: Path = ISSUER / "token"
     log_level: str = "info"
     driver_name: str = DRIVER

@@ -52,7 +52,12 @@ Data = Annotated[
     Path, typer.Option("--data", envvar="THREEFS_DATA", help="Folder of a volume of its own.")
 ]
 KeyFile = Annotated[
-    Path, typer.Option("--key-file", envvar="THREEFS_KEY_FILE", help="File with the cluster's key.")
+    Path,
+    typer.Option(
+        "--key-file",
+        envvar="THREEFS_KEY_FILE",
+        help="File with the cluster's key, or two while they are rotated.",
+    ),
 ]
 Mgmtd = Annotated[
     str,

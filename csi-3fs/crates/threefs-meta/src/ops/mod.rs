@@ -23,6 +23,7 @@ mod quota;
 mod registration;
 mod remove;
 mod rename;
+pub(crate) mod scope;
 mod session;
 mod special;
 mod walk;
@@ -44,6 +45,7 @@ pub(crate) use quota::{Quotas, SetQuota};
 pub(crate) use registration::{BeginRegistration, FinishRegistration, WriteClaim};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
+pub(crate) use scope::{CheckInside, Sides};
 pub(crate) use session::{Close, EndSession};
 pub(crate) use special::MakeSpecial;
 

@@ -3,7 +3,7 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::Transaction;
 
-use super::{OpError, load, load_named, not_found};
+use super::{OpError, load, load_named, not_found, scope};
 use crate::identity::{EXECUTE, Identity, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, MetaError, NAME_BYTES_MAX, PATH_BYTES_MAX, ROOT, SYMLINKS_MAX,
@@ -27,7 +27,8 @@ pub(crate) enum Place {
 }
 
 /// Walks a path, if the caller may go through its directories. What it reads conflicts with whoever
-/// changes it.
+/// changes it. For a caller with a scope the tree begins there, as after a chroot: absolute paths
+/// and links start at it, `..` stays in it, and a link that climbs out of it is refused.
 pub(crate) async fn walk(
     txn: &mut Transaction,
     who: &Identity,
@@ -37,7 +38,10 @@ pub(crate) async fn walk(
     if at.path.len() > PATH_BYTES_MAX {
         return Err(too_long(&at.path));
     }
-    let start = if at.path.starts_with('/') { ROOT } else { at.directory };
+    let root = who.scope.unwrap_or(ROOT);
+    let from_root = at.path.starts_with('/') || at.directory == ROOT;
+    let start = if from_root { root } else { at.directory };
+    scope::check(txn, who, start, &at.path).await?;
     let mut place = Place::Bare(start);
     let mut links_left = SYMLINKS_MAX;
     // Names still to go, the next one last.
@@ -55,6 +59,13 @@ pub(crate) async fn walk(
                 reason: "a path of the control plane does not lead upwards".into(),
             }
             .into());
+        }
+        if name == ".." && Some(parent) == who.scope {
+            if links_left < SYMLINKS_MAX {
+                return Err(scope::outside(&at.path, root));
+            }
+            place = Place::Bare(root);
+            continue;
         }
         if name == ".." {
             let row = load(txn, parent, &at.path).await?;
@@ -81,7 +92,7 @@ pub(crate) async fn walk(
                 return Err(MetaError::Damaged { detail }.into());
             };
             names.extend(split(&target).rev().map(str::to_owned));
-            place = Place::Bare(if target.starts_with('/') { ROOT } else { parent });
+            place = Place::Bare(if target.starts_with('/') { root } else { parent });
             continue;
         }
         place = Place::Entry { parent, name, found };
@@ -135,7 +146,9 @@ pub(crate) async fn slot(
     last: Last,
 ) -> Result<Slot, OpError> {
     match walk(txn, who, at, last).await? {
-        Place::Bare(ROOT) => Err(MetaError::IsRoot { path: at.path.clone() }.into()),
+        Place::Bare(id) if id == who.scope.unwrap_or(ROOT) => {
+            Err(MetaError::IsRoot { path: at.path.clone() }.into())
+        }
         Place::Bare(_) => Err(MetaError::Invalid {
             field: "path".into(),
             value: at.path.clone(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from .daemon import Daemon
@@ -12,7 +13,16 @@ if TYPE_CHECKING:
 
     from .held import Held
 
-__all__ = ["Daemons"]
+__all__ = ["TICKETS", "Daemons", "ticket_folder"]
+
+TICKETS = "tickets"
+"""The folder of tickets, beside the holder's socket; `threefs.csi.tickets` fills it."""
+DIGEST_CHARACTERS = 40
+
+
+def ticket_folder(volume: str) -> str:
+    """The name of the folder with a volume's ticket; ids have slashes."""
+    return hashlib.sha256(volume.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 class Daemons:
@@ -25,8 +35,9 @@ class Daemons:
 
     def of(self, held: Held) -> Daemon:
         """Its daemon, not started yet."""
-        command = [*self._command, "--cluster", str(self._cluster_file(held.cluster))]
-        command += ["--root", held.root, "--state", str(self.state_file(held))]
+        cluster, root = self._reached(held)
+        command = [*self._command, "--cluster", str(cluster)]
+        command += ["--root", root, "--state", str(self.state_file(held))]
         if held.node:
             # Nobody else has the files, so the kernel may write behind.
             command += ["--claim-for", held.node, "--write-back"]
@@ -41,5 +52,14 @@ class Daemons:
         if not name or "/" in name or name.startswith("."):
             raise Refused("invalid", f"cluster is {name[:80]!r}; it must be a plain name")
 
-    def _cluster_file(self, cluster: str) -> Path:
-        return self._clusters / cluster / "cluster.json"
+    def _reached(self, held: Held) -> tuple[Path, str]:
+        """The `cluster.json` that a daemon uses, and the mounted directory in what it reaches.
+
+        With a ticket the volume's directory is the root of the tree. Without one here, and without
+        the cluster's own file, it is waited for: the node service writes it.
+        """
+        own = self._clusters / held.cluster / "cluster.json"
+        ticket = self._states / TICKETS / ticket_folder(held.volume) / "cluster.json"
+        if own.is_file() and not ticket.is_file():
+            return own, held.root
+        return ticket, f"/{held.root.rpartition('/')[2]}"

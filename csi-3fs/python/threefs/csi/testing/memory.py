@@ -18,7 +18,7 @@ from threefs.errors import (
     ThreeFSError,
 )
 
-__all__ = ["MemoryDirectories"]
+__all__ = ["MemoryDirectories", "MemoryTicket"]
 
 SPACE_BYTES = 1 << 40
 
@@ -230,3 +230,32 @@ class MemoryDirectories:
 
 def _below(name: str, path: str) -> bool:
     return name.startswith(f"{path.rstrip('/')}/")
+
+
+class MemoryTicket:
+    """What the holder of a ticket for one directory of the tree may call; that directory is `/`."""
+
+    def __init__(self, files: MemoryDirectories, directory: str) -> None:
+        self._files = files
+        self._directory = directory
+
+    def quota(self, path: str) -> Quota | None:
+        """See `Directories`."""
+        return self._files.quota(self._whole(path))
+
+    def claim(
+        self, path: str, holder: str, stood_still: tuple[str, int] | None = None
+    ) -> tuple[str, int]:
+        """See `Directories`."""
+        return self._files.claim(self._whole(path), holder, stood_still)
+
+    def claim_of(self, path: str) -> tuple[str, int] | None:
+        """See `Directories`."""
+        return self._files.claim_of(self._whole(path))
+
+    def unclaim(self, path: str, holder: str) -> None:
+        """See `Directories`."""
+        self._files.unclaim(self._whole(path), holder)
+
+    def _whole(self, path: str) -> str:
+        return (self._directory + path).rstrip("/")

@@ -1,0 +1,172 @@
+//! A volume's credential at mgmtd and the storage services, in the hands of a hostile client that
+//! speaks the protocol itself.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use fabric::auth::Key;
+use fabric::capability::Capability;
+use fabric::deadline::Deadline;
+use fabric::keys::KeyRing;
+use fabric::rpc::{
+    CallOptions, Connection, ConnectionConfig, FaultCode, Payload, Reply, RpcError, encode,
+};
+use fabric::ticket::{SealedTicket, Ticket};
+use threefs_core::checksum::Checksum;
+use threefs_core::chunk::ContentChange;
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
+use threefs_core::ids::{
+    ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,
+    RoutingVersion, TargetId, TreeId,
+};
+use threefs_core::message::{
+    Address, QueryChunks, QueryLastChunk, ReadRequest, RepairRequest, StorageRequest, SyncStart,
+    UpdateRequest,
+};
+use threefs_mgmtd::protocol::MgmtdRequest;
+use threefs_mgmtd::{Claim, MetaRegistration, MgmtdClient};
+
+use crate::cluster_test::{Cluster, whole};
+
+const VOLUME: u64 = 77;
+const OWN: u64 = 42;
+const FOREIGN: u64 = 43;
+
+fn ring() -> KeyRing {
+    KeyRing::of(Key::from_bytes(&[7; 32]).unwrap())
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+fn ticket(directory: u64, read_only: bool) -> SealedTicket {
+    let (cluster, path) = ("default".into(), "/volumes/a".into());
+    let (node, expires_unix_s) = (String::new(), now() + 600);
+    let ticket = Ticket { cluster, key_id: 0, directory, path, read_only, node, expires_unix_s };
+    ticket.seal(&ring()).unwrap()
+}
+
+async fn open(address: &str, context: &str, ticket: &SealedTicket) -> Connection {
+    let config = ConnectionConfig::new(context, ticket.clone());
+    Connection::open(address, config, Deadline::after(Duration::from_secs(60))).await.unwrap()
+}
+
+async fn call(connection: &Connection, message: Bytes, class: u8) -> Result<Reply, RpcError> {
+    let options = CallOptions { class, ..CallOptions::default() };
+    let deadline = Deadline::after(Duration::from_secs(60));
+    connection.call_with(message, Payload::empty(), deadline, options).await
+}
+
+/// The code of the fault; `None` when the service took the request up.
+fn code(result: Result<Reply, RpcError>) -> Option<FaultCode> {
+    match result {
+        Ok(_) => None,
+        Err(RpcError::Faulted { fault, .. }) => Some(fault.code),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn requests(inode: u64) -> Vec<StorageRequest> {
+    let (target, inode) = (TargetId(1), InodeId(inode));
+    let to = Address { chain: ChainId(1), chain_version: ChainVersion(1), target };
+    let chunk = ChunkId::new(inode, 0);
+    vec![
+        StorageRequest::Read(ReadRequest { to, chunk, offset: 0, length: 1 }),
+        StorageRequest::QueryChunks(QueryChunks { to, inode, after: None, limit: 1 }),
+        StorageRequest::QueryLastChunk(QueryLastChunk { to, inode }),
+        StorageRequest::Update(UpdateRequest {
+            to,
+            chunk,
+            tag: RequestTag::default(),
+            change: ContentChange::Remove,
+            payload_checksum: Checksum::of(&[]),
+            chunk_bytes: 1 << 20,
+        }),
+    ]
+}
+
+fn heartbeat() -> Heartbeat {
+    let (address, incarnation) = ("10.0.0.1:9002".into(), Incarnation(1));
+    let targets = Vec::new();
+    let (node, data) = (NodeId(1), DataFolder::default());
+    Heartbeat { node, address, incarnation, sequence: 1, targets, capacity_bytes: 0, data }
+}
+
+/// A metadata service with another tree, in place of the registered one.
+fn adopted() -> MetaRegistration {
+    let (tree, cluster) = (TreeId(9), None);
+    MetaRegistration { tree, generation: 1, process: 1, cluster, claim: Claim::Adopted }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_reaches_its_own_files_and_nothing_else() {
+    let cluster = Cluster::of_three(64 << 20).await;
+    let client = cluster.client();
+    whole(&client).await;
+    let manager = MgmtdClient::new(std::slice::from_ref(&cluster.mgmtd), &ticket(VOLUME, false));
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let routing = manager.routing(RoutingVersion(0), Duration::ZERO, deadline).await;
+    let routing = routing.unwrap().unwrap();
+    let address = routing.address(NodeId(1)).unwrap().to_owned();
+
+    let mgmtd =
+        open(&cluster.mgmtd, threefs_mgmtd::protocol::CONTEXT, &ticket(VOLUME, false)).await;
+    let known = RoutingVersion(0);
+    let promote = MgmtdRequest::Promote { target: TargetId(1), apply: true };
+    for (request, expected) in [
+        (MgmtdRequest::Routing { known, wait_ms: 0 }, None),
+        (MgmtdRequest::Status, None),
+        (MgmtdRequest::Rebalance { apply: false, leaving: None }, Some(FaultCode::Forbidden)),
+        (
+            MgmtdRequest::Rebalance { apply: true, leaving: Some(vec![NodeId(1)]) },
+            Some(FaultCode::Forbidden),
+        ),
+        (MgmtdRequest::Heartbeat(heartbeat()), Some(FaultCode::Forbidden)),
+        (promote, Some(FaultCode::Forbidden)),
+        (MgmtdRequest::RegisterMeta(adopted()), Some(FaultCode::Forbidden)),
+    ] {
+        let shown = format!("{request:?}");
+        assert_eq!(code(call(&mgmtd, encode(&request).unwrap(), 0).await), expected, "{shown}");
+    }
+
+    let sealed = ticket(VOLUME, false);
+    let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
+    let capability = |directory: u64, read_only: bool, inode: u64| {
+        let sealed = ticket(directory, read_only);
+        Some(Capability::sign(&ring(), sealed.ticket(), inode, now()))
+    };
+    let ask = async |request: &StorageRequest, capability: Option<Capability>| {
+        code(call(&storage, encode(&(request, capability)).unwrap(), request.class()).await)
+    };
+    for request in requests(OWN) {
+        assert_eq!(ask(&request, capability(VOLUME, false, OWN)).await, None, "{request:?}");
+        assert_eq!(ask(&request, None).await, Some(FaultCode::Forbidden), "{request:?}");
+        // Of another volume.
+        let other = capability(VOLUME + 1, false, OWN);
+        assert_eq!(ask(&request, other).await, Some(FaultCode::Forbidden), "{request:?}");
+        let reading = ask(&request, capability(VOLUME, true, OWN)).await;
+        let updates = matches!(request, StorageRequest::Update(_));
+        assert_eq!(reading, updates.then_some(FaultCode::Forbidden), "{request:?}");
+    }
+    for request in requests(FOREIGN) {
+        let own = capability(VOLUME, false, OWN);
+        assert_eq!(ask(&request, own).await, Some(FaultCode::Forbidden), "{request:?}");
+    }
+    let to = Address { chain: ChainId(1), chain_version: ChainVersion(1), target: TargetId(1) };
+    let (from, chunk) = (TargetId(2), ChunkId::new(InodeId(OWN), 0));
+    for request in [
+        StorageRequest::Repair(RepairRequest { to, from, chunk, version: ChunkVersion(1) }),
+        StorageRequest::SyncStart(SyncStart { to, from, round: 1 }),
+    ] {
+        let own = capability(VOLUME, false, OWN);
+        assert_eq!(ask(&request, own).await, Some(FaultCode::Forbidden), "{request:?}");
+    }
+
+    // A read-only ticket with a capability that allows writes, which no service would sign for it.
+    let reader = open(&address, crate::config::STORAGE_CONTEXT, &ticket(VOLUME, true)).await;
+    let update = requests(OWN).pop().unwrap();
+    let message = encode(&(&update, capability(VOLUME, false, OWN))).unwrap();
+    let refused = code(call(&reader, message, update.class()).await);
+    assert_eq!(refused, Some(FaultCode::Forbidden));
+}

@@ -1,0 +1,101 @@
+//! Whether an inode is within the directory that a caller's credential is for.
+//!
+//! A credential is for a directory with a quota: every inode names the quota that it counts for,
+//! and quotas name those above them, so this is a comparison for most inodes and never a walk.
+
+use std::collections::BTreeSet;
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{Operation, Transaction};
+
+use super::{OpError, load, not_found};
+use crate::identity::Identity;
+use crate::protocol::MetaError;
+use crate::rows::{self, InodeRow, QuotaRow};
+
+/// Directories with quotas within each other that are looked through.
+const NESTED_MAX: usize = 64;
+
+/// Refuses an inode that is not within the caller's scope.
+pub(crate) async fn check(
+    txn: &mut Transaction,
+    who: &Identity,
+    id: InodeId,
+    path: &str,
+) -> Result<(), OpError> {
+    let Some(scope) = who.scope else { return Ok(()) };
+    if is_removed(txn, scope).await? {
+        return Err(not_found(path, scope));
+    }
+    let row = load(txn, id, path).await?;
+    if contains(txn, scope, &row).await? {
+        return Ok(());
+    }
+    Err(if id == scope { without_quota(scope) } else { outside(path, scope) })
+}
+
+/// Whether the directory was removed, with everything in it, collected or not. Its row changes
+/// rarely, so those who read it do not conflict.
+async fn is_removed(txn: &mut Transaction, scope: InodeId) -> Result<bool, OpError> {
+    let row: Option<InodeRow> = rows::read(txn, &rows::inode(scope)).await?;
+    Ok(row.is_none_or(|row| row.inode.links == 0))
+}
+
+async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Result<bool, OpError> {
+    let mut next = row.inode.quota;
+    for _ in 0..NESTED_MAX {
+        match next {
+            None => return Ok(false),
+            Some(quota) if quota == scope => return Ok(true),
+            Some(quota) => {
+                let above: Option<QuotaRow> = rows::read(txn, &rows::quota(quota)).await?;
+                next = above.and_then(|above| above.above);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Which of these inodes are within the caller's scope, and which are elsewhere. Those that do not
+/// exist are neither, and nothing is within a directory that was removed.
+pub(crate) struct CheckInside<'a> {
+    pub scope: InodeId,
+    pub inodes: &'a [InodeId],
+}
+
+/// See [`CheckInside`].
+#[derive(Debug, Default)]
+pub(crate) struct Sides {
+    pub inside: BTreeSet<InodeId>,
+    pub outside: BTreeSet<InodeId>,
+}
+
+impl Operation for CheckInside<'_> {
+    type Output = Sides;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Sides, OpError> {
+        let mut sides = Sides::default();
+        let removed = is_removed(txn, self.scope).await?;
+        for id in self.inodes {
+            let row: Option<InodeRow> = rows::read(txn, &rows::inode(*id)).await?;
+            let Some(row) = row else { continue };
+            let inside = !removed && contains(txn, self.scope, &row).await?;
+            if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
+        }
+        Ok(sides)
+    }
+}
+
+pub(crate) fn outside(path: &str, scope: InodeId) -> OpError {
+    let detail = format!("it is outside directory {scope}, which the credential is for");
+    MetaError::PermissionDenied { path: path.into(), detail }.into()
+}
+
+fn without_quota(scope: InodeId) -> OpError {
+    let detail = format!(
+        "the credential is for directory {scope}, which has no quota; give it one first \
+         (`set_quota`, without limits if there shall be none): it marks what is within the directory"
+    );
+    MetaError::PermissionDenied { path: "/".into(), detail }.into()
+}

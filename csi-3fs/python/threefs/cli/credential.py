@@ -1,0 +1,86 @@
+"""Credentials for one directory: issued by holders of the key, used in place of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from threefs import _native
+from threefs.cli.output import Output
+from threefs.client import connect
+from threefs.cluster import ClusterFile, write_atomically
+from threefs.errors import InvalidArgument, NotADirectory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["issue", "seconds_of", "show"]
+
+# Services know their cluster by this name; it is the name of the CSI driver's cluster, too.
+CLUSTER_NAME = "default"
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+EXPIRES_SECONDS_MAX = 366 * 86_400
+
+
+def seconds_of(text: str) -> int:
+    """A duration such as 90s, 30m, 1h or 7d, in seconds."""
+    match = re.fullmatch(r"([1-9]\d{0,8})([smhd])", text)
+    seconds = int(match[1]) * SECONDS[match[2]] if match else 0
+    if not 0 < seconds <= EXPIRES_SECONDS_MAX:
+        raise InvalidArgument(
+            f"--expires is `{text}`; it must be a number and s, m, h or d, at most 366d, "
+            "for example 1h"
+        )
+    return seconds
+
+
+def issue(
+    cluster: Path, volume: str, *, read_only: bool, expires: str, node: str, to: Path | None
+) -> None:
+    """Issue a ticket for a directory that has a quota; it goes to a file or to standard output."""
+    seconds = seconds_of(expires)
+    file = ClusterFile.read(cluster)
+    with connect(cluster) as files:
+        stat = files.stat(volume)
+        if stat.kind != "directory":
+            raise NotADirectory(f"`{volume}` is a {stat.kind}; a credential is for a directory")
+        if files.quota(volume) is None:
+            raise InvalidArgument(
+                f"`{volume}` has no quota, and the quota marks what is within a credential's "
+                f"directory; set one first: threefs.connect().set_quota({volume!r}), "
+                "without limits if there shall be none"
+            )
+    text = _native.issue_ticket(
+        file.key_file,
+        cluster=CLUSTER_NAME,
+        directory=stat.inode,
+        path=volume,
+        read_only=read_only,
+        node=node,
+        expires_unix_s=int(time.time()) + seconds,
+    )
+    if to is None:
+        sys.stdout.write(text)
+    else:
+        write_atomically(to, text, mode=0o600)
+
+
+def show(file: Path, output: Output) -> None:
+    """Print what a credential allows; its secret is not shown."""
+    cluster, directory, path, read_only, node, expires = _native.read_ticket(str(file))
+    shown = {
+        "cluster": cluster,
+        "path": path,
+        "directory": directory,
+        "readOnly": read_only,
+        "node": node,
+        "expires": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)),
+    }
+    if output is Output.JSON:
+        sys.stdout.write(json.dumps(shown) + "\n")
+        return
+    for name, value in shown.items():
+        sys.stdout.write(f"{name:10} {value}\n")

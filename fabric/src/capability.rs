@@ -1,0 +1,153 @@
+//! Capabilities: what one service lets a ticket's holder do with one object at another service.
+//!
+//! The service that knows which objects a ticket reaches signs a capability; the service that has
+//! the objects verifies it with the same key ring, offline. It is worth nothing with another
+//! ticket's directory.
+
+use hmac::Mac;
+use serde::{Deserialize, Serialize};
+
+use crate::keys::KeyRing;
+use crate::rpc::{Fault, FaultCode};
+use crate::ticket::Ticket;
+
+/// The longest life of a capability; that of its ticket bounds it too.
+const LIFE_S: u64 = 3600;
+
+/// A right to one object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// The key of the ring that signed it.
+    key_id: u32,
+    /// The object.
+    object: u64,
+    /// Whether it may be changed.
+    write: bool,
+    /// When it ends, in seconds since 1970.
+    expires_unix_s: u64,
+    mac: [u8; 32],
+}
+
+impl Capability {
+    /// A capability for whoever holds this ticket.
+    pub fn sign(ring: &KeyRing, ticket: &Ticket, object: u64, now_unix_s: u64) -> Self {
+        let (key_id, _) = ring.signing();
+        let expires_unix_s = ticket.expires_unix_s.min(now_unix_s + LIFE_S);
+        let write = !ticket.read_only;
+        let mut signed = Self { key_id, object, write, expires_unix_s, mac: [0; 32] };
+        if let Some(mac) = signed.expected(ring, ticket.directory) {
+            signed.mac.copy_from_slice(&mac.finalize().into_bytes());
+        }
+        signed
+    }
+
+    /// Whether it is genuine, still good, and for this object and change.
+    ///
+    /// # Errors
+    /// A fault that names what is wrong. One that a new capability heals is retryable.
+    pub fn check(
+        &self,
+        ring: &KeyRing,
+        ticket: &Ticket,
+        object: u64,
+        write: bool,
+        now_unix_s: u64,
+    ) -> Result<(), Fault> {
+        if self.object != object {
+            let other = self.object;
+            return Err(Fault::forbidden(format!("a capability for {other}, not for {object}")));
+        }
+        let Some(mac) = self.expected(ring, ticket.directory) else {
+            let id = self.key_id;
+            return Err(outdated(format!("the capability's key {id} is not held here")));
+        };
+        if mac.verify_slice(&self.mac).is_err() {
+            return Err(Fault::forbidden("the capability is not genuine, or another volume's"));
+        }
+        if write && !self.write {
+            return Err(Fault::forbidden("the capability is for reading only"));
+        }
+        if self.expires_unix_s <= now_unix_s {
+            return Err(outdated("the capability has expired".into()));
+        }
+        Ok(())
+    }
+
+    /// When it ends, in seconds since 1970.
+    pub fn expires_unix_s(&self) -> u64 {
+        self.expires_unix_s
+    }
+
+    fn expected(&self, ring: &KeyRing, directory: u64) -> Option<impl Mac + use<>> {
+        let key = ring.get(self.key_id)?.derive("capability", b"");
+        Some(key.mac(&[
+            &directory.to_le_bytes(),
+            &self.object.to_le_bytes(),
+            &[u8::from(self.write)],
+            &self.expires_unix_s.to_le_bytes(),
+        ]))
+    }
+}
+
+fn outdated(detail: String) -> Fault {
+    Fault { code: FaultCode::Expired, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn ring(text: &str) -> KeyRing {
+        KeyRing::parse(Path::new("ring"), text.as_bytes()).unwrap()
+    }
+
+    fn ticket(directory: u64, read_only: bool) -> Ticket {
+        Ticket {
+            cluster: "default".into(),
+            key_id: 0,
+            directory,
+            path: "/volumes/pvc-1".into(),
+            read_only,
+            node: String::new(),
+            expires_unix_s: NOW + 100,
+        }
+    }
+
+    #[test]
+    fn a_capability_is_for_one_object_one_volume_one_right_and_one_time() {
+        let (ours, volume) = (ring("1:0123456789abcdef0123456789abcdef"), ticket(7, false));
+        let signed = Capability::sign(&ours, &volume, 42, NOW);
+        assert!(signed.check(&ours, &volume, 42, true, NOW).is_ok());
+        let code = |result: Result<(), Fault>| result.unwrap_err().code;
+        let forbidden = FaultCode::Forbidden;
+        assert_eq!(code(signed.check(&ours, &volume, 43, false, NOW)), forbidden);
+        assert_eq!(code(signed.check(&ours, &ticket(8, false), 42, false, NOW)), forbidden);
+        for forged in [
+            Capability { object: 43, ..signed.clone() },
+            Capability { expires_unix_s: NOW + 9999, ..signed.clone() },
+            Capability { mac: [0; 32], ..signed.clone() },
+        ] {
+            assert_eq!(code(forged.check(&ours, &volume, forged.object, false, NOW)), forbidden);
+        }
+        let expired = signed.check(&ours, &volume, 42, false, NOW + 100);
+        assert_eq!(code(expired), FaultCode::Expired);
+        let rotated = ring("2:ffffffffffffffffffffffffffffffff");
+        assert_eq!(code(signed.check(&rotated, &volume, 42, false, NOW)), FaultCode::Expired);
+        let other = ring("1:ffffffffffffffffffffffffffffffff");
+        assert_eq!(code(signed.check(&other, &volume, 42, false, NOW)), forbidden);
+    }
+
+    #[test]
+    fn a_read_only_ticket_gets_capabilities_for_reading() {
+        let (ring, volume) = (ring("1:0123456789abcdef0123456789abcdef"), ticket(7, true));
+        let signed = Capability::sign(&ring, &volume, 42, NOW);
+        assert!(signed.check(&ring, &volume, 42, false, NOW).is_ok());
+        assert!(signed.check(&ring, &volume, 42, true, NOW).is_err());
+        let raised = Capability { write: true, ..signed };
+        assert!(raised.check(&ring, &volume, 42, true, NOW).is_err());
+    }
+}
