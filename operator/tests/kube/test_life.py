@@ -162,7 +162,7 @@ async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monk
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
     )
-    assert len(cluster.pods("a", living=False)) == 2
+    await until(lambda: len(cluster.pods("a", living=False)) == 2)
 
 
 async def test_a_job_that_is_over_has_its_time_once(cluster, until, monkeypatch):
