@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from threefs.csi.holder.daemons import ticket_folder
+
 from e2e.chart import NAMESPACE
 from e2e.cluster.handle import wait_for
 from e2e.pods import sleeper
@@ -20,6 +22,7 @@ __all__ = [
     "inline_pod",
     "pod_with",
     "sh",
+    "signal_daemon",
     "wait_event",
 ]
 
@@ -104,8 +107,7 @@ def condition(release: chart.Release, namespace: str, pod: str, claim: str) -> t
     """The condition of a pod's volume, as the kubelet of its node is told: abnormal, and why."""
     cluster = release.cluster
     where = cluster.get("pod", pod, namespace)
-    volume = cluster.get("pvc", claim, namespace)["spec"]["volumeName"]
-    handle = cluster.get("pv", volume)["spec"]["csi"]["volumeHandle"]
+    volume, handle = _volume_of(cluster, namespace, claim)
     (driver,) = release.pods("csi-node", where["spec"]["nodeName"])
     words = ("--container=driver", "--", "python3", "-c", ASK)
     text = cluster.kubectl(
@@ -114,3 +116,22 @@ def condition(release: chart.Release, namespace: str, pod: str, claim: str) -> t
     )
     abnormal, message = json.loads(text)
     return bool(abnormal), str(message)
+
+
+def signal_daemon(
+    release: chart.Release, namespace: str, claim: str, node: str, signal: str
+) -> None:
+    """Send a signal to the FUSE daemon of a claim on a node; its ticket is on its command line."""
+    _, handle = _volume_of(release.cluster, namespace, claim)
+    (holder,) = release.pods("csi-holder", node)
+    release.cluster.kubectl(
+        *("exec", f"--namespace={NAMESPACE}", holder["metadata"]["name"], "--"),
+        *("pkill", f"-{signal}", "-f", f"fuse.*{ticket_folder(handle)}"),
+    )
+
+
+def _volume_of(cluster: Cluster, namespace: str, claim: str) -> tuple[str, str]:
+    """The PersistentVolume of a claim, and the driver's handle of it."""
+    name: str = cluster.get("pvc", claim, namespace)["spec"]["volumeName"]
+    handle: str = cluster.get("pv", name)["spec"]["csi"]["volumeHandle"]
+    return name, handle

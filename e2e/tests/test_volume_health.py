@@ -63,16 +63,12 @@ def test_the_kubelet_tells_use_and_condition_of_a_claim(
     assert metric(cluster, namespace, "kubelet_volume_stats_capacity_bytes") == 64 * MEBIBYTE
 
     # Its daemon is stopped: the kubelet is told so without touching the mount, and tells the pod.
-    volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
-    (holder,) = release.pods("csi-holder", NODE)
-    words = ("exec", f"--namespace={chart.NAMESPACE}", holder["metadata"]["name"], "--")
-    daemon = ("-f", f"fuse.*{volume}")  # this volume's: its folder stands on its command line
     health = "kubelet_volume_stats_health_status_abnormal"
-    cluster.kubectl(*words, "pkill", "-STOP", *daemon)
+    volumes.signal_daemon(release, namespace, "data", NODE, "STOP")
     try:
         wait_for("the metric", lambda: metric(cluster, namespace, health) == 1, SECONDS)
         wait_event(cluster, namespace, "pod/pod", "is stopped by a signal; continue it")
     finally:
-        cluster.kubectl(*words, "pkill", "-CONT", *daemon)
+        volumes.signal_daemon(release, namespace, "data", NODE, "CONT")
     wait_for("the metric", lambda: metric(cluster, namespace, health) == 0, SECONDS)
     assert volumes.sh(cluster, namespace, "pod", "stat -c %s /volume/large") == f"{8 * MEBIBYTE}\n"

@@ -133,11 +133,7 @@ def test_a_fuse_daemon_that_dies_is_replaced_under_its_pod(
     volumes.sh(cluster, namespace, "pod", "echo before > /volume/open && sync /volume/open")
     assert not volumes.condition(release, namespace, "pod", "data")[0]
 
-    volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
-    (holder,) = release.pods("csi-holder", WRITER)
-    words = ("exec", f"--namespace={chart.NAMESPACE}", holder["metadata"]["name"], "--")
-    # The daemon of this one volume: its folder in 3FS stands on its command line.
-    cluster.kubectl(*words, "pkill", "-KILL", "-f", f"fuse.*{volume}")
+    volumes.signal_daemon(release, namespace, "data", WRITER, "KILL")
 
     def replaced() -> bool:
         abnormal, message = volumes.condition(release, namespace, "pod", "data")
