@@ -339,3 +339,19 @@ def test_steps_are_not_lost_twice(desk: Callable) -> None:
         d.empty("a")
         d.wait(60)
         d.up("a")
+
+
+def test_a_new_leader_starts_no_pod_again_that_has_ended(desk: Callable, pick: Callable) -> None:
+    """The node of the pod that has ended counts as empty: another job may be given it."""
+    d = desk()
+    d.submit("a", 2)
+    first, _ = d.names("a")
+    d.restart()
+    said = d.tell(
+        PodExited("default/a", 1, first, Failed(1, "boom")), NodeEmptied(first, "default/a", 1)
+    )
+    assert pick(said, Start) == []
+    said = d.wait(d.policy.failure_window_seconds)
+    assert [(stop.job, stop.attempt) for stop in pick(said, Stop)] == [("default/a", 1)]
+    d.empty("a")
+    assert d.status("a").phase is Phase.FAILED

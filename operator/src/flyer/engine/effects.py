@@ -130,15 +130,18 @@ def _start(draft: Draft, job: JobState) -> list[Action]:
         draft.put(replace(job, sent=replace(job.sent, start=status.chain.attempt)))
         # It may be that nothing happens before the deadline: nobody else would look then.
         draft.wake(quantize(draft.now + draft.policy.start_deadline_seconds))
-        told.append(
-            Start(
-                job.key,
-                status.chain.attempt,
-                status.assignment,
-                status.checkpoint,
-                status.chain.life_state,
+        # A new leader sends it again. Not to nodes that a pod of the attempt has left already: they
+        # count as empty, and an attempt with an exit before its start is over anyway.
+        if not status.exits:
+            told.append(
+                Start(
+                    job.key,
+                    status.chain.attempt,
+                    status.assignment,
+                    status.checkpoint,
+                    status.chain.life_state,
+                )
             )
-        )
     return told
 
 
