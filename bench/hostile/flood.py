@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
 import sys
 import time
@@ -102,5 +103,7 @@ async def main(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    # Every refused post is one of asyncio's warnings.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main(json.loads(sys.argv[1])))
