@@ -82,8 +82,12 @@ def test_callbacks_may_wait_for_other_operations(layout):
 def blocked_callback(rank, size):
     """One callback that blocks delays no other future, and ends with the test's event."""
     release = threading.Event()
-    first = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    first = dist.irecv(torch.zeros(1), 1 - rank).get_future()
     blocked = first.then(lambda done: release.wait(SECONDS))
+    # Of a future that has completed already, torch would run the callback here.
+    store().set(f"waits/{rank}", "1")
+    store().wait([f"waits/{1 - rank}"], timedelta(seconds=SECONDS))
+    dist.send(torch.ones(1), 1 - rank)
     for _ in range(50):
         total = dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
         assert total[0].item() == size
