@@ -5,6 +5,7 @@
 //! | `INOD` inode | `InodeRow` | a file, directory or symbolic link |
 //! | `DENT` parent name | `DentryRow` | a name in a directory |
 //! | `DTIM` inode | i64 | when the entries of a directory changed last; written blindly, so that creations in one directory do not conflict |
+//! | `DSUB` inode | i64 | how many directories are in a directory; only added to, without a read |
 //! | `INOS` inode session | `SessionRow` | a write session |
 //! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
 //! | `GCQU` versionstamp inode | `RemovalRow` | something removed that may still be open |
@@ -40,12 +41,13 @@ pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
 pub(crate) const QUOTA_METADATA: &[u8] = b"QMET";
 /// The schema that this code reads and writes.
-pub(crate) const SCHEMA_VERSION: u64 = 3;
+pub(crate) const SCHEMA_VERSION: u64 = 4;
 
 /// Parent of a directory that was removed and is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
 
-/// An inode as it is stored. Of a directory, `inode.modified` is overlaid by its `DTIM` row.
+/// An inode as it is stored. Of a directory, `inode.modified` is overlaid by its `DTIM` row and
+/// `inode.links` lacks what its `DSUB` row counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InodeRow {
     pub inode: Inode,
@@ -162,6 +164,10 @@ pub(crate) fn dentries(parent: InodeId) -> Vec<u8> {
 
 pub(crate) fn directory_time(id: InodeId) -> Vec<u8> {
     numbered(b"DTIM", id, &[])
+}
+
+pub(crate) fn subdirectories(id: InodeId) -> Vec<u8> {
+    numbered(b"DSUB", id, &[])
 }
 
 pub(crate) fn session(id: InodeId, session: SessionId) -> Vec<u8> {

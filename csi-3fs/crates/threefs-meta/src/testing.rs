@@ -196,6 +196,7 @@ pub(crate) async fn check_tree(store: &Store) {
         names.entry(entry.inode).or_default().push((parent, name));
     }
     check_quotas(&mut txn, &inodes).await;
+    check_subdirectories(&mut txn, &inodes).await;
     let queued: BTreeSet<InodeId> = txn
         .range(&all(b"GCQU"), usize::MAX)
         .await
@@ -224,6 +225,26 @@ pub(crate) async fn check_tree(store: &Store) {
             }
         }
     }
+}
+
+/// Each directory that has a name counts the directories in it, and no other row counts anything.
+async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow>) {
+    let mut expected: BTreeMap<InodeId, i64> = BTreeMap::new();
+    for (id, row) in inodes {
+        if let Some(parent) = row.parent().filter(|parent| parent != id && *parent != REMOVED) {
+            *expected.entry(parent).or_default() += 1;
+        }
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(b"DSUB"), usize::MAX).await.unwrap() {
+        let id = rows::inode_of_key(&key).unwrap();
+        let counted = i64::from_le_bytes(value.try_into().unwrap());
+        let row = inodes.get(&id).unwrap_or_else(|| panic!("{id} is counted in and gone"));
+        if row.parent() != Some(REMOVED) {
+            assert_eq!(counted, expected.remove(&id).unwrap_or_default(), "{id}: directories");
+        }
+    }
+    expected.retain(|id, _| inodes[id].parent() != Some(REMOVED));
+    assert!(expected.is_empty(), "not counted: {expected:?}");
 }
 
 /// What is kept of names, attributes and targets is what they are.

@@ -351,6 +351,35 @@ async fn directories_know_their_path_and_when_they_changed() {
 }
 
 #[tokio::test]
+async fn each_directory_is_a_link_to_the_one_above_it() {
+    let fixture = Fixture::memory().await;
+    let links = async |path: &str| fixture.stat(path).await.unwrap().links;
+    for path in ["/a/1", "/a/2", "/b/3"] {
+        fixture.make_directory(path).await;
+    }
+    fixture.change(create("/a/file")).await.unwrap();
+    assert_eq!((links("/").await, links("/a").await, links("/b").await), (4, 4, 3));
+    fixture.change(rename("/a/1", "/a/one")).await.unwrap();
+    assert_eq!(links("/a").await, 4, "moved within it");
+    fixture.change(rename("/a/one", "/b/one")).await.unwrap();
+    assert_eq!((links("/a").await, links("/b").await), (3, 4), "moved elsewhere");
+    fixture.change(rename("/a/2", "/b/one")).await.unwrap();
+    assert_eq!((links("/a").await, links("/b").await), (2, 4), "in place of another one");
+    let exchange = MetaChange::Rename {
+        from: At::path("/a/file"),
+        to: At::path("/b/3"),
+        mode: crate::protocol::RenameMode::Exchange,
+    };
+    fixture.change(exchange).await.unwrap();
+    assert_eq!((links("/a").await, links("/b").await), (3, 3), "exchanged for a file");
+    let remove = MetaChange::RemoveDirectory { at: At::path("/b/one") };
+    fixture.change(remove).await.unwrap();
+    fixture.change(MetaChange::RemoveTree { at: At::path("/a") }).await.unwrap();
+    assert_eq!((links("/").await, links("/b").await), (3, 2));
+    check_tree(&fixture.store).await;
+}
+
+#[tokio::test]
 async fn a_store_of_another_schema_is_refused() {
     let store = Store::memory();
     let mut txn = store.begin().await.unwrap();

@@ -196,6 +196,7 @@ def test_a_file_stays_so_while_the_daemon_is_killed(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("write_back", [False, True], ids=["through", "behind"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_forty_thousand_operations(

@@ -232,6 +232,28 @@ def test_links(tree: Path) -> None:
     fails(errno.ENOENT, os.symlink, "", tree / "empty")
 
 
+def test_each_directory_is_a_link_to_the_one_above_it(tree: Path) -> None:
+    def links(*names: str) -> list[int]:
+        return [(tree / name).stat().st_nlink for name in names]
+
+    before = tree.stat().st_nlink
+    for name in ("a", "b", "a/in"):
+        (tree / name).mkdir()
+    write(tree / "a" / "file")
+    assert tree.stat().st_nlink == before + 2
+    assert links("a", "b", "a/in") == [3, 2, 2]
+    (tree / "a" / "in").rename(tree / "b" / "in")
+    assert links("a", "b") == [2, 3]
+    (tree / "a" / "other").mkdir()
+    (tree / "a" / "other").rename(tree / "b" / "in")
+    assert links("a", "b") == [2, 3]
+    rename2(tree / "a" / "file", tree / "b" / "in", RENAME_EXCHANGE)
+    assert links("a", "b") == [3, 2]
+    (tree / "a" / "file").rmdir()
+    (tree / "a").rmdir()
+    assert tree.stat().st_nlink == before + 1
+
+
 def test_an_open_file_without_a_name_lives_until_it_is_closed(tree: Path, client: Any) -> None:
     with open(tree / "file", "w+b", buffering=0) as file:
         file.write(b"before")

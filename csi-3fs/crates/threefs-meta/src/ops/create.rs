@@ -6,7 +6,7 @@ use threefs_kv::{Operation, Transaction};
 
 use super::quota::{self, Charge};
 use super::walk::{Last, Place, Slot, find, slot, walk};
-use super::{Birth, Given, OpError, load_named, store, touch};
+use super::{Birth, Given, OpError, count_subdirectories, load_named, store, touch};
 use crate::identity::{Identity, READ, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, LayoutDefaults, MetaError, MetaReply, PATH_BYTES_MAX, SessionId,
@@ -87,6 +87,9 @@ pub(super) async fn insert(
     rows::write(txn, &rows::dentry(parent.inode.id, name), &entry)?;
     store(txn, row)?;
     touch(txn, parent.inode.id, given.now);
+    if entry.kind == EntryKind::Directory {
+        count_subdirectories(txn, parent.inode.id, 1);
+    }
     quota::charge(txn, row.inode.quota, Charge::of(row)).await
 }
 

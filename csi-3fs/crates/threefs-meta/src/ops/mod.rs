@@ -7,7 +7,7 @@
 //! - who moves a directory reads every directory above its new place, and moving writes the moved
 //!   directory's inode: two moves that would together make a circle conflict;
 //! - entries of one directory do not conflict with each other: its time of change has a row of its
-//!   own that nobody reads before writing.
+//!   own that nobody reads before writing, and so does its number of directories.
 
 mod answer_once;
 mod attribute;
@@ -148,6 +148,12 @@ pub(crate) fn touch(txn: &mut Transaction, directory: InodeId, now: Nanoseconds)
     txn.set(&rows::directory_time(directory), now.0.to_le_bytes());
 }
 
+/// So many more directories are in a directory: each has a `..` that is a link to it. Added without
+/// a read, as the time of change is set, so that creations do not conflict.
+pub(crate) fn count_subdirectories(txn: &mut Transaction, directory: InodeId, more: i64) {
+    txn.atomic_add(&rows::subdirectories(directory), more);
+}
+
 /// An inode as callers see it.
 pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inode, OpError> {
     let mut inode = row.inode;
@@ -158,6 +164,14 @@ pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inod
             let entries_changed = Nanoseconds(i64::from_le_bytes(bytes));
             inode.modified = inode.modified.max(entries_changed);
             inode.changed = inode.changed.max(entries_changed);
+        }
+        if inode.links != 0 {
+            let key = rows::subdirectories(inode.id);
+            if let Some(bytes) = txn.snapshot_get(&key).await? {
+                let bytes = bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a count"))?;
+                let count = u32::try_from(i64::from_le_bytes(bytes)).unwrap_or_default();
+                inode.links = inode.links.saturating_add(count);
+            }
         }
     }
     Ok(inode)

@@ -5,7 +5,9 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::quota;
 use super::walk::{Last, Slot, slot};
-use super::{Given, OpError, drop_link, load_named, not_found, queue, store, touch};
+use super::{
+    Given, OpError, count_subdirectories, drop_link, load_named, not_found, queue, store, touch,
+};
 use crate::holds::Holds;
 use crate::identity::Identity;
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, Nanoseconds};
@@ -59,6 +61,7 @@ impl Operation for RemoveDirectory<'_> {
             return Err(MetaError::NotADirectory { path: self.at.path.clone() }.into());
         }
         remove_empty(txn, &row, &self.at.path).await?;
+        count_subdirectories(txn, slot.parent.inode.id, -1);
         remove_name(txn, &slot, self.given.now);
         Ok(MetaReply::Done)
     }
@@ -79,6 +82,7 @@ impl Operation for RemoveTree<'_> {
                     return Err(MetaError::NotPermitted { path, reason }.into());
                 }
                 detach_tree(txn, row, self.given.now).await?;
+                count_subdirectories(txn, slot.parent.inode.id, -1);
             }
             _ => {
                 drop_link(txn, row, &slot.name, self.given.now, self.holds).await?;
@@ -127,6 +131,7 @@ pub(super) async fn remove_empty(
 pub(super) fn clear_directory(txn: &mut Transaction, directory: InodeId) {
     txn.clear(&rows::inode(directory));
     txn.clear(&rows::directory_time(directory));
+    txn.clear(&rows::subdirectories(directory));
     txn.clear_range(KeyRange::prefix(&rows::attributes(directory)));
     quota::clear(txn, directory);
 }

@@ -6,7 +6,10 @@ use threefs_kv::{Operation, Transaction};
 use super::quota;
 use super::remove::remove_empty;
 use super::walk::{Last, Slot, slot};
-use super::{Given, OpError, drop_link, load, load_named, not_found, store, touch, visible};
+use super::{
+    Given, OpError, count_subdirectories, drop_link, load, load_named, not_found, store, touch,
+    visible,
+};
 use crate::holds::Holds;
 use crate::identity::{Identity, WRITE};
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, RenameMode};
@@ -96,6 +99,8 @@ impl Rename<'_> {
             if !self.who.owns(&row.inode) {
                 self.who.check(&row.inode, WRITE, &source.at.path)?;
             }
+            count_subdirectories(txn, old_parent.id, -1);
+            count_subdirectories(txn, new_parent.id, 1);
         }
         quota::move_to(txn, &mut row, new_parent.quota, &destination.at.path).await?;
         rows::write(txn, &rows::dentry(new_parent.id, &destination.slot.name), &entry)?;
@@ -151,7 +156,9 @@ impl Rename<'_> {
         self.who.check_sticky(&to.parent.inode, &replaced.inode, &self.to.path)?;
         match (entry.kind, there.kind) {
             (EntryKind::Directory, EntryKind::Directory) => {
-                remove_empty(txn, &replaced, &self.to.path).await
+                remove_empty(txn, &replaced, &self.to.path).await?;
+                count_subdirectories(txn, to.parent.inode.id, -1);
+                Ok(())
             }
             (EntryKind::Directory, _) => Err(MetaError::NotADirectory { path: path() }.into()),
             (_, EntryKind::Directory) => Err(MetaError::IsADirectory { path: path() }.into()),
