@@ -4,7 +4,8 @@ A real API server, the operator, the webhook and 3FS run as processes. Rounds al
 quiet phase and an attack: 160 silent connections to every port, 1,024 to the gateway, from eight
 addresses, and posts of 8 MiB at fifty a second to the webhook, the metrics and the gateway. Then
 3,000 FlyerJobs with 256 KiB of annotations: in annotations that count, which are refused, and in
-kubectl's own, which are not.
+kubectl's own, which are not. Every request is a tenant's, with its rights and its place at the API
+server; what a ConfigMap waits there is what no operator could avoid.
 
     python -m bench.hostile [--seconds 20] [--rounds 2] [--jobs 3000]
 """
@@ -25,13 +26,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.kube.client import Api, Limits, find_access
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.kube.gateway import certificates_of, renewed
 
 from bench.hostile.probes import JOB, Lease, Probe, Probes
 from bench.sched.crew import Crew
 from bench.sched.lab import ROOT, Lab, LabError
-from bench.sched.loads import flyer_job
+from bench.sched.loads import NAMESPACE, flyer_job
 from bench.storage_load import serving
 from e2e.cluster.handle import Cluster
 from e2e.cluster.processes import STATE_VARIABLE
@@ -134,24 +136,43 @@ async def attack(lab: Lab, plan: dict[str, Any]) -> AsyncIterator[dict[str, Any]
         await reading
 
 
-def stranger(lab: Lab) -> Path:
-    """The kubeconfig of a user who may create FlyerJobs in another namespace."""
+def user(lab: Lab, name: str, namespace: str, *rights: str) -> Path:
+    """The kubeconfig of a service account with these rights ("VERB,VERB RESOURCE") there."""
     cluster = Cluster(lab.state)
-    cluster.kubectl("create", "namespace", STRANGER)
-    here = f"--namespace={STRANGER}"
-    cluster.kubectl("create", "serviceaccount", STRANGER, here)
-    cluster.kubectl(
-        "create", "role", STRANGER, here, "--verb=create", "--resource=flyerjobs.fireflyer.dev"
-    )
-    account = f"--serviceaccount={STRANGER}:{STRANGER}"
-    cluster.kubectl("create", "rolebinding", STRANGER, here, f"--role={STRANGER}", account)
+    here = f"--namespace={namespace}"
+    cluster.kubectl("create", "serviceaccount", name, here)
+    for number, right in enumerate(rights):
+        verbs, resource = right.split()
+        role = f"{name}-{number}"
+        cluster.kubectl("create", "role", role, here, f"--verb={verbs}", f"--resource={resource}")
+        account = f"--serviceaccount={namespace}:{name}"
+        cluster.kubectl("create", "rolebinding", role, here, f"--role={role}", account)
     config = json.loads(lab.state.kubeconfig.read_text())
-    token = cluster.kubectl("create", "token", STRANGER, here, "--duration=24h")
+    token = cluster.kubectl("create", "token", name, here, "--duration=24h")
     config["users"][0]["user"] = {"token": token.strip()}
-    path = lab.folder / "stranger.kubeconfig"
+    path = lab.folder / f"{name}.kubeconfig"
     path.touch(mode=0o600)
     path.write_text(json.dumps(config))
     return path
+
+
+def stranger(lab: Lab) -> Path:
+    """A user who may create FlyerJobs in another namespace."""
+    Cluster(lab.state).kubectl("create", "namespace", STRANGER)
+    return user(lab, STRANGER, STRANGER, "create flyerjobs.fireflyer.dev")
+
+
+@contextlib.asynccontextmanager
+async def tenant(lab: Lab) -> AsyncIterator[Api]:
+    """A user who may change jobs and ConfigMaps in the loads' namespace, and no more."""
+    rights = ("get,patch flyerjobs.fireflyer.dev", "create,patch configmaps")
+    access = await asyncio.to_thread(user, lab, "tenant", NAMESPACE, *rights)
+    limits = Limits(answer_seconds=60.0, call_seconds=60.0)
+    api = Api(await find_access(str(access)), agent="bench-tenant", limits=limits)
+    try:
+        yield api
+    finally:
+        await api.close()
 
 
 async def large_jobs(lab: Lab, access: Path, count: int, annotation: str) -> dict[str, Any]:
@@ -214,7 +235,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """All phases."""
     say("starting a control plane, the operator, the webhook and 3FS")
     lab = Lab(arguments.folder, nodes=8, nodes_per_leaf=4)
-    async with lab, Crew(lab) as crew:
+    async with lab, Crew(lab) as crew, tenant(lab) as api:
         leader = await lab.start_leader()
         with webhook(lab) as (hook, port, metrics), serving(lab.folder) as storage:
             await crew.say("cooperate", "go")
@@ -222,7 +243,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             await crew.until_running(2)
             processes = {"operator": leader.process.pid, "webhook": hook.pid, **storage.pids}
             phases = {
-                name: Probes(lab, crew, port, storage.file)
+                name: Probes(lab, api, crew, port, storage.file)
                 for name in ("quiet", "attacked", "jobs")
             }
             ports = {port, metrics, leader.metrics_port, *listening(list(storage.pids.values()))}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import threefs
+from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS, Resource
 
 from bench.sched.lab import SYSTEM, LabError
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from flyer.kube.client import Api
+
     from bench.sched.crew import Crew
     from bench.sched.lab import Lab
 
 __all__ = ["JOB", "Lease", "Probe", "Probes"]
 
 JOB: Final = "victim"
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 REVIEW: Final[dict[str, Any]] = {
     "apiVersion": "admission.k8s.io/v1",
@@ -43,6 +47,7 @@ REVIEW: Final[dict[str, Any]] = {
 }
 WEBHOOK_SECONDS: Final = 0.25
 STORAGE_SECONDS: Final = 0.25
+SERVER_SECONDS: Final = 0.25
 LEASE_SECONDS: Final = 0.2
 PROBE_SECONDS_MAX: Final = 60.0
 BLOCK: Final = bytes(64 << 10)
@@ -62,7 +67,7 @@ class Probe:
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 await work()
-        except (OSError, TimeoutError, LabError, threefs.ThreeFSError) as error:
+        except (OSError, TimeoutError, ApiError, LabError, threefs.ThreeFSError) as error:
             self.errors.append(f"{type(error).__name__}: {error}")
         else:
             self.seconds.append(time.monotonic() - started)
@@ -80,14 +85,16 @@ class Lease:
 class Probes:
     """The requests of one phase; `run` works for so long, and returns when all have answers."""
 
-    def __init__(self, lab: Lab, crew: Crew, webhook: int, storage: Path) -> None:
+    def __init__(self, lab: Lab, api: Api, crew: Crew, webhook: int, storage: Path) -> None:
+        self.server = Probe("ConfigMap changed, without us")
         self.webhook = Probe("pod admitted by the webhook")
         self.order = Probe("suspension at the job's sidecars")
         self.start = Probe("job bound and running again")
         self.write = Probe("64 KiB written, read, removed in 3FS")
         self.connect = Probe("client of 3FS connected")
         self.lease = Lease()
-        self._lab, self._crew = lab, crew
+        self._changes = 0
+        self._lab, self._api, self._crew = lab, api, crew
         self._port, self._storage = webhook, storage
         self._tls = ssl.create_default_context()
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
@@ -95,7 +102,7 @@ class Probes:
     @property
     def all(self) -> list[Probe]:
         """In the order of the table."""
-        return [self.webhook, self.order, self.start, self.write, self.connect]
+        return [self.server, self.webhook, self.order, self.start, self.write, self.connect]
 
     async def run(self, seconds: float) -> None:
         """Repeat each request at its own interval."""
@@ -113,6 +120,7 @@ class Probes:
                 repeat(lambda: self._files(client), STORAGE_SECONDS),
                 repeat(lambda: self.connect.once(self._connect), 2 * STORAGE_SECONDS),
                 repeat(self._suspend, 0.5),
+                repeat(lambda: self.server.once(self._change), SERVER_SECONDS),
                 repeat(self._look, LEASE_SECONDS),
             )
         finally:
@@ -130,6 +138,15 @@ class Probes:
                 raise OSError(f"the webhook answered {line!r}")
         finally:
             writer.transport.abort()
+
+    async def _change(self) -> None:
+        """The API server and etcd alone: their share of what the other requests wait."""
+        self._changes += 1
+        data = {"data": {"changes": str(self._changes)}}
+        try:
+            await self._api.merge(CONFIG_MAPS, "probe", data, NAMESPACE)
+        except NotFoundError:
+            await self._api.create(CONFIG_MAPS, {"metadata": {"name": "probe"}}, NAMESPACE)
 
     async def _files(self, client: threefs.Client) -> None:
         def work() -> None:
@@ -149,15 +166,15 @@ class Probes:
 
     async def _suspend(self) -> None:
         """The job is suspended, and resumed once its pods have left."""
-        lab, crew = self._lab, self._crew
+        api, crew = self._api, self._crew
         crew.suspended.clear()
 
         async def asked() -> None:
-            await lab.api.merge(FLYERJOBS, JOB, {"spec": {"suspend": True}}, NAMESPACE)
+            await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": True}}, NAMESPACE)
             await self._until(lambda: bool(crew.suspended), 0.002)
 
         async def again() -> None:
-            await lab.api.merge(FLYERJOBS, JOB, {"spec": {"suspend": False}}, NAMESPACE)
+            await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": False}}, NAMESPACE)
             await self._until_phase("Running", 0.02)
 
         await self.order.once(asked)
@@ -179,7 +196,7 @@ class Probes:
             await asyncio.sleep(pause)
 
     async def _phase(self) -> str:
-        found = await self._lab.api.get(FLYERJOBS, JOB, NAMESPACE)
+        found = await self._api.get(FLYERJOBS, JOB, NAMESPACE)
         return str((found.get("status") or {}).get("phase"))
 
     async def _look(self) -> None:

@@ -27,6 +27,7 @@ from flyer.kube.client.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Reso
 from bench.sched.audit import POLICY, AuditLog
 from bench.sched.costs import Costs
 from bench.sched.loads import NAMESPACE
+from charts import helm
 from e2e.cluster import binaries, control_plane, kwok
 from e2e.cluster.down import down, remove
 from e2e.cluster.handle import Cluster
@@ -197,6 +198,7 @@ class Lab:
         cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "policies"))
         for name in (SYSTEM, NAMESPACE):
             cluster.kubectl("create", "namespace", name)
+        cluster.kubectl("apply", "--server-side", "-f", "-", stdin=_flow_control())
         # What the chart grants by name, in one word: rights cost the same however they are given.
         cluster.kubectl(
             "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin",
@@ -368,6 +370,19 @@ class Lab:
     async def create_all(self, resource: Resource, values: list[dict[str, Any]]) -> None:
         """Create objects, many at once."""
         await asyncio.gather(*(self.api.create(resource, one, NAMESPACE) for one in values))
+
+
+def _flow_control() -> str:
+    """The chart's shares of the API server."""
+    chart = ROOT / "charts" / "fire-flyer"
+    command = [
+        helm.find(), "template", "fire-flyer", str(chart), f"--namespace={SYSTEM}",
+        "--set=images.registry=none", "--show-only=templates/flow-control.yaml",
+    ]  # fmt: skip
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        timeout=READY_SECONDS,
+    ).stdout  # fmt: skip
 
 
 def _is_ready(node: dict[str, Any]) -> bool:

@@ -71,6 +71,7 @@ def test_any_choice_of_components_renders(chosen: tuple[bool, ...], render: Rend
         ({"injection.enabled": False}, "MutatingWebhookConfiguration"),
         ({"networkPolicies.enabled": False}, "NetworkPolicy"),
         ({"priorityClasses.create": False}, "PriorityClass"),
+        ({"flowControl.create": False}, "FlowSchema"),
         ({"csi.storageClass.create": False}, "StorageClass"),
         ({"crds.install": False}, "CustomResourceDefinition"),
         (

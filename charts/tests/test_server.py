@@ -6,7 +6,10 @@ No nodes: what the server validates, defaults and refuses, and what Helm's three
 import base64
 import json
 import os
+import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -213,6 +216,53 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
     assert any(name.startswith("customresourcedefinition") for name in left())
     installation.upgrade()
     assert installation.get("secret", "threefs-key")["data"]["key"] == key
+
+
+@pytest.mark.parametrize(
+    ("user", "path", "schema"),
+    [
+        ("flyer-operator", "/apis/fireflyer.dev/v1alpha1/flyerjobs", "flyer-control"),
+        ("flyer-operator", "/api/v1/pods", "flyer-control"),
+        (
+            "flyer-operator",
+            "/apis/coordination.k8s.io/v1/namespaces/{}/leases/flyer-operator",
+            "flyer-leases",
+        ),
+        ("threefs-csi-controller", "/api/v1/persistentvolumes", "flyer-control"),
+        # A taken-over node has the account of all node agents.
+        ("flyer-node", "/apis/fireflyer.dev/v1alpha1/nodehealths", "flyer-jobs"),
+        ("default", "/apis/fireflyer.dev/v1alpha1/namespaces/{}/flyerjobs", "flyer-jobs"),
+        ("default", "/api/v1/pods", "service-accounts"),
+        (
+            "default",
+            "/apis/coordination.k8s.io/v1/namespaces/{}/leases/flyer-operator",
+            "service-accounts",
+        ),
+    ],
+)
+def test_users_do_not_share_the_servers_seats_with_the_controllers(
+    installation: Installation, user: str, path: str, schema: str
+) -> None:
+    """Also of requests that are refused afterwards: what counts is who asks for what."""
+    cluster, namespace = installation.cluster, installation.namespace
+    schemas = {one["metadata"]["uid"]: one["metadata"]["name"] for one in cluster.get("flowschema")}
+    token = cluster.kubectl("create", "token", user, f"--namespace={namespace}").strip()
+
+    def chosen() -> str | None:
+        request = urllib.request.Request(
+            cluster.state.server + path.format(namespace),
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        context = ssl._create_unverified_context()
+        try:
+            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+                found = answer.headers
+        except urllib.error.HTTPError as refused:
+            found = refused.headers
+        return schemas.get(found["X-Kubernetes-PF-FlowSchema-UID"])
+
+    # The server reads new schemas a moment after it has taken them.
+    wait_for(f"{user} has the schema {schema}", lambda: chosen() == schema)
 
 
 def test_values_that_change_nothing_change_no_pod(installation: Installation) -> None:
