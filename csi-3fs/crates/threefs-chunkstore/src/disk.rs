@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation};
 
 /// One open file. Reads and writes name their position; many threads may use it at once.
 pub trait DiskFile: Send + Sync + 'static {
@@ -28,6 +28,13 @@ pub trait DiskFile: Send + Sync + 'static {
     /// # Errors
     /// As the system says.
     fn sync_data(&self) -> io::Result<()>;
+
+    /// What is read next comes from the disk. After a failed flush the kernel may still have in memory,
+    /// as clean, what the disk did not take.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn drop_cache(&self) -> io::Result<()>;
 
     /// Takes room up to `length` bytes from the file system, so that writes below it do not run
     /// out of space. The length of the file becomes `length` if it was shorter.
@@ -186,6 +193,10 @@ impl DiskFile for File {
 
     fn sync_data(&self) -> io::Result<()> {
         File::sync_data(self)
+    }
+
+    fn drop_cache(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(self, 0, None, Advice::DontNeed)?)
     }
 
     fn allocate(&self, length: u64) -> io::Result<()> {

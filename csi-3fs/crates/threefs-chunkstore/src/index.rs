@@ -142,10 +142,8 @@ impl<F> Inner<F> {
         for (chunk, entry) in &self.index {
             for run in held(entry) {
                 if !self.free.claim(run) {
-                    return Err(StoreError::Io {
-                        operation: "replay log".to_owned(),
-                        reason: format!("{chunk}: blocks {run:?} are held twice"),
-                    });
+                    let reason = format!("{chunk}: blocks {run:?} are held twice");
+                    return Err(StoreError::Damaged { reason });
                 }
             }
         }

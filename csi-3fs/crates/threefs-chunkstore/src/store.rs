@@ -92,7 +92,7 @@ impl FileChunkStore<Folder> {
     /// Opens the store in `folder`, creating it if need be, and replays its log.
     ///
     /// # Errors
-    /// `Io`: another process has it open, or the log is damaged.
+    /// `Io`: another process has it open, or the disk fails. `Damaged`: its log is.
     pub fn open(folder: &Path, config: StoreConfig) -> Result<Self, StoreError> {
         let disk = Folder::open(folder).map_err(|error| {
             let reason = if error.kind() == std::io::ErrorKind::WouldBlock {
@@ -110,7 +110,7 @@ impl<D: Disk> FileChunkStore<D> {
     /// As [`FileChunkStore::open`], on any disk.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io`, `Damaged`.
     pub fn open_on(disk: D, config: StoreConfig) -> Result<Self, StoreError> {
         let data = disk.open("data").map_err(|error| failed("open data", &error))?;
         let found = find_log(&disk).map_err(|error| failed("list logs", &error))?;
@@ -118,9 +118,13 @@ impl<D: Disk> FileChunkStore<D> {
         let log = disk.open(&log_file(name)).map_err(|error| failed("open log", &error))?;
         disk.sync_names().map_err(|error| failed("sync folder", &error))?;
         // Whoever opens a store may find what a killed process wrote and never flushed. Whatever is
-        // answered from must be durable first: both files are flushed before they are read.
+        // answered from must be durable first: both files are flushed before they are read, from the
+        // disk, because an earlier flush may have failed.
         data.sync_data().map_err(|error| failed("flush data", &error))?;
         log.sync_data().map_err(|error| failed("flush log", &error))?;
+        for file in [&data, &log] {
+            file.drop_cache().map_err(|error| failed("drop the page cache", &error))?;
+        }
         let data_blocks =
             data.length().map_err(|error| failed("length of data", &error))? / BLOCK_BYTES as u64;
         config.budget.opened(data_blocks * BLOCK_BYTES as u64);
@@ -150,7 +154,10 @@ impl<D: Disk> FileChunkStore<D> {
             // Which blocks are free follows from what is held at the end.
             inner.leaving.clear();
         });
-        let replay = replay.map_err(|error| failed("replay log", &error))?;
+        let replay = replay.map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidData => StoreError::Damaged { reason: error.to_string() },
+            _ => failed("replay log", &error),
+        })?;
         (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
         inner.claim_blocks()?;
         let store = Self { disk, config, data, inner: Mutex::new(inner), flushed: Condvar::new() };

@@ -266,6 +266,13 @@ pub enum StoreError {
         /// First damaged block of 4 KiB.
         block: u32,
     },
+    /// The store cannot be opened as it is: what its log says is incomplete or impossible. Opening it
+    /// again does not help.
+    #[error("the store is damaged: {reason}")]
+    Damaged {
+        /// What was found.
+        reason: String,
+    },
     /// No content: never written, removed, or without the state that was asked for.
     #[error("{chunk} has no such content")]
     NotFound {
@@ -291,6 +298,7 @@ impl StoreError {
             Self::NoSpace { .. } => StorageError::NoSpace { target },
             Self::Corrupt { chunk, block } => StorageError::ChunkCorrupt { chunk, target, block },
             Self::NotFound { chunk } => StorageError::ChunkNotFound { chunk },
+            Self::Damaged { reason } => StorageError::StoreFailed { target, reason },
             Self::Io { operation, reason } => {
                 StorageError::StoreFailed { target, reason: format!("{operation}: {reason}") }
             }

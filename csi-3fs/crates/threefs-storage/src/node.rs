@@ -2,7 +2,7 @@
 //! serve.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -10,21 +10,23 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use threefs_chunkstore::DiskBudget;
+use threefs_chunkstore::{ChunkStore, DiskBudget};
 use threefs_core::error::StoreError;
 use threefs_core::heartbeat::{
     DataFolder, HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
 };
 use threefs_core::ids::{ChainId, ChainVersion, Incarnation, NodeId, TargetId};
-use threefs_core::replica::{Config, Event};
+use threefs_core::replica::Event;
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::config::StorageConfig;
-use crate::peers::{CALL_PATIENCE, Peers};
-use crate::target::{Clock, Holds, Target};
+use crate::peers::Peers;
+use crate::target::{Clock, Target};
+
+mod hosting;
 
 /// What the targets of a node have in common.
 pub(crate) struct Shared {
@@ -59,13 +61,24 @@ impl Shared {
     }
 }
 
+/// Opens, or makes, the store of one target in a folder. Blocks.
+type OpenStore =
+    dyn Fn(&Path, Arc<DiskBudget>) -> Result<Arc<dyn ChunkStore>, StoreError> + Send + Sync;
+
+/// The disk with a node's data folder.
+#[derive(Clone)]
+pub(crate) struct Disk {
+    /// What all targets may take of it.
+    pub(crate) budget: Arc<DiskBudget>,
+    pub(crate) open: Arc<OpenStore>,
+}
+
 /// One storage node.
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) shared: Arc<Shared>,
-    /// What all its targets may take of their disk.
-    budget: Arc<DiskBudget>,
+    disk: Disk,
     capacity: Arc<Capacity>,
     config: StorageConfig,
     targets: RwLock<BTreeMap<TargetId, Hosted>>,
@@ -95,24 +108,24 @@ enum Hosted {
     Opening,
     /// It works.
     Open(Arc<Target>),
-    /// Its store cannot be opened: reported as OFFLINE until a restart.
+    /// Its store cannot be used: reported as OFFLINE until it can be opened again.
     Broken(ChainId),
 }
 
 impl Node {
-    /// `budget` is that of the disk with the data folder.
+    /// `disk` is that with the data folder.
     pub(crate) fn new(
         config: StorageConfig,
         incarnation: Incarnation,
         shared: Shared,
-        budget: Arc<DiskBudget>,
+        disk: Disk,
         data: DataFolder,
     ) -> Self {
         Self {
             id: NodeId(config.node_id),
             incarnation,
             shared: Arc::new(shared),
-            budget,
+            disk,
             capacity: Arc::default(),
             config,
             targets: RwLock::default(),
@@ -163,7 +176,7 @@ impl Node {
     /// answered. Starts the next look at the disk. Never waits for it.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         if !self.capacity.looking.swap(true, SeqCst) {
-            let (budget, capacity) = (Arc::clone(&self.budget), Arc::clone(&self.capacity));
+            let (budget, capacity) = (Arc::clone(&self.disk.budget), Arc::clone(&self.capacity));
             let folder = self.config.data.clone();
             self.shared.runtime.spawn_blocking(move || {
                 capacity.bytes.store(budget.capacity_of(&folder).unwrap_or(0), SeqCst);
@@ -239,7 +252,9 @@ impl Node {
             };
             match hosted {
                 // Aside: a disk that hangs must not keep the others from the news.
-                None => drop(tokio::spawn(Arc::clone(self).host(place.target, chain.id))),
+                None => {
+                    drop(tokio::spawn(hosting::host(Arc::downgrade(self), place.target, chain.id)))
+                }
                 Some(Hosted::Open(target)) => inform(&target, routing, chain, place.target),
                 Some(Hosted::Opening | Hosted::Broken(_)) => {}
             }
@@ -250,33 +265,6 @@ impl Node {
             lease.valid_until()
         };
         self.lease_renewed(valid_until);
-    }
-
-    /// Opens a target and makes it known, with what has been learnt meanwhile.
-    async fn host(self: Arc<Self>, id: TargetId, chain: ChainId) {
-        let hosted = self.open(id, chain).await;
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        // It was retired meanwhile.
-        if !targets.contains_key(&id) {
-            return;
-        }
-        if let Hosted::Open(target) = &hosted {
-            // Newer routing than this comes after it is in the map, or is this.
-            let routing = self.shared.routing();
-            if let Some(chain) = routing.chain(chain) {
-                inform(target, &routing, chain, id);
-            }
-            let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(valid_until) = lease.valid_until() {
-                target.handle(Event::Lease { valid_until });
-            }
-            if self.leaving.load(Relaxed) {
-                target.handle(Event::Leave);
-            }
-        }
-        targets.insert(id, hosted);
-        drop(targets);
-        self.shared.report_changed.notify_one();
     }
 
     /// Forgets targets that have left their chains for good, and their data. mgmtd says which ones:
@@ -290,10 +278,16 @@ impl Node {
             self.targets.write().unwrap_or_else(PoisonError::into_inner).remove(&target);
             let folder = self.folder(target);
             // Its operations under way end on files that have no name any more.
-            tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&folder) {
-                Ok(()) => tracing::info!("{target} was moved away; its data is removed"),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => tracing::warn!("{target} was moved away, {folder:?}: {error}"),
+            tokio::task::spawn_blocking(move || {
+                for folder in [hosting::aside(&folder), folder] {
+                    match std::fs::remove_dir_all(&folder) {
+                        Ok(()) => tracing::info!("{target} was moved away; {folder:?} is removed"),
+                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                        Err(error) => {
+                            tracing::warn!("{target} was moved away, {folder:?}: {error}");
+                        }
+                    }
+                }
             });
         }
     }
@@ -320,35 +314,6 @@ impl Node {
                 target.handle(Event::Lease { valid_until });
             }
         }
-    }
-
-    async fn open(&self, id: TargetId, chain: ChainId) -> Hosted {
-        let folder = self.folder(id);
-        let budget = Arc::clone(&self.budget);
-        let opened = tokio::task::spawn_blocking(move || {
-            let store = crate::store::open(&folder, budget)?;
-            let holds = Holds::of(&*store);
-            Ok::<_, StoreError>((store, holds))
-        });
-        let (store, holds) = match opened.await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(error)) => {
-                tracing::error!("{id} of {chain} cannot be used until a restart: {error}");
-                return Hosted::Broken(chain);
-            }
-            Err(error) => {
-                tracing::error!("{id} of {chain} cannot be used until a restart: {error}");
-                return Hosted::Broken(chain);
-            }
-        };
-        let mut config = Config::new(id, chain, self.incarnation);
-        config.call_timeout_ms = self.config.call_timeout_ms * u64::from(CALL_PATIENCE);
-        config.store_stall_ms = self.config.store_stall_ms;
-        config.full_wait_ms = self.config.full_wait_ms;
-        let target = Target::new(config, store, holds, Arc::clone(&self.shared));
-        let rearmed = Arc::clone(&target.rearmed);
-        tokio::spawn(Target::keep_time(Arc::downgrade(&target), rearmed));
-        Hosted::Open(target)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::admission;
 use crate::config::StorageConfig;
 use crate::heartbeat;
 use crate::identity;
-use crate::node::{Node, Shared};
+use crate::node::{Disk, Node, Shared};
 use crate::peers::Peers;
 
 /// The longest payload of a reply: a chunk.
@@ -93,7 +93,8 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
         path: config.data.display().to_string(),
         reason: error.to_string(),
     })?;
-    let node = Arc::new(Node::new(config, draw_incarnation(), shared, budget, data));
+    let disk = Disk { budget, open: Arc::new(crate::store::open) };
+    let node = Arc::new(Node::new(config, draw_incarnation(), shared, disk, data));
     tracing::info!(node = %node.id, address, "storage service listens");
 
     // Ends with this function, however it ends.
@@ -122,8 +123,9 @@ fn unix_now_s() -> u64 {
     now.unwrap_or_default().as_secs()
 }
 
-/// One life of this service. From the system's generator: two lives must never be the same.
-fn draw_incarnation() -> Incarnation {
+/// One life of this service, or one opening of a store. From the system's generator: two must never
+/// be the same.
+pub(crate) fn draw_incarnation() -> Incarnation {
     let mut bytes = [0; 8];
     if rand::rngs::OsRng.try_fill_bytes(&mut bytes).is_err() {
         // A system without entropy: the time is different in each life at least.

@@ -27,7 +27,7 @@ use threefs_core::message::{
 };
 use threefs_core::replica::{Action, CallId, Config, Event, Replica, Token};
 use threefs_core::time::Millis;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::node::Shared;
 use crate::workers::Workers;
@@ -59,6 +59,8 @@ pub(crate) struct Target {
     shared: Arc<Shared>,
     /// The next wakeup may have moved.
     pub(crate) rearmed: Arc<Notify>,
+    /// Whether the store has failed. The last field: once this sender is gone, so is the store.
+    failed: watch::Sender<bool>,
 }
 
 /// What waits to be taken. As much as the port lets in, and what the target gives itself.
@@ -134,7 +136,14 @@ impl Target {
             silenced: AtomicBool::new(false),
             shared,
             rearmed: Arc::default(),
+            failed: watch::Sender::new(false),
         })
+    }
+
+    /// Becomes true when the store has failed. Closed once the target, and with it the store, is
+    /// gone.
+    pub(crate) fn failure(&self) -> watch::Receiver<bool> {
+        self.failed.subscribe()
     }
 
     /// Sends ticks when they are due, as long as the target lives.
@@ -340,6 +349,9 @@ impl Target {
         };
         if reported {
             self.shared.report_changed.notify_one();
+        }
+        if replica.has_failed() {
+            self.failed.send_replace(true);
         }
         if rearmed {
             self.rearmed.notify_one();

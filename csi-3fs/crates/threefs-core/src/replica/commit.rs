@@ -82,7 +82,7 @@ impl Replica {
             return;
         }
         match error {
-            StoreError::Io { .. } => {
+            StoreError::Io { .. } | StoreError::Damaged { .. } => {
                 let reason = error.to_string();
                 self.finish(ctx, op, Err(error.at(self.config.target)));
                 self.give_up(ctx, reason);

@@ -57,7 +57,7 @@ pub struct Config {
     pub target: TargetId,
     /// Its chain.
     pub chain: ChainId,
-    /// This life of the service: another number after each restart.
+    /// This opening of the store: another number each time.
     pub incarnation: Incarnation,
     /// How long a call to another replica may take before it is made again.
     pub call_timeout_ms: u64,
@@ -113,7 +113,7 @@ enum Standing {
     Online,
     /// Has everything that its chain has.
     UpToDate,
-    /// Its store failed; only a restart helps.
+    /// Its store failed: a new replica has to begin with the store opened again.
     Broken,
 }
 
@@ -288,6 +288,12 @@ impl Replica {
         self.ops.is_empty() && self.lanes.is_empty() && self.forgets.is_empty()
     }
 
+    /// Has its store failed? Then it serves no more, whatever comes.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.standing == Standing::Broken
+    }
+
     /// Does this replica answer reads and take writes now?
     #[must_use]
     pub fn serves(&self, now: Millis) -> bool {
@@ -389,7 +395,7 @@ impl Replica {
         self.abort_all(ctx, self.public_state());
     }
 
-    /// The store failed: nothing can be promised until a restart has looked at the disk.
+    /// The store failed: nothing can be promised until it was opened again, from the disk.
     fn give_up(&mut self, ctx: &mut Context<'_>, reason: String) {
         ctx.out.push(Action::Alert(Alert::StoreFailed { target: self.config.target, reason }));
         self.standing = Standing::Broken;
