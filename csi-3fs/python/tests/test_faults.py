@@ -146,6 +146,63 @@ def test_a_chunk_that_is_damaged_everywhere_is_an_error_that_says_so(start_clust
         assert client.read_file("/other") == b"fine"
 
 
+def test_a_store_with_a_damaged_log_is_set_aside_and_synced_anew(start_cluster: Any) -> None:
+    cluster = start_cluster("data", "--restart-after", "0.1")
+    with cluster.client() as client:
+        data = {f"/{number}": os.urandom(300_000) for number in range(12)}
+        client.batch_write([(path, 0, content) for path, content in data.items()])
+        folder = cluster.folder / "data" / "storage-2"
+        damage_logs(folder)
+        cluster.kill("storage-2")
+        log = cluster.folder / "logs" / "storage-2.log"
+        cluster.wait_for(lambda: "is kept as" in log.read_text(), 40, "a store set aside")
+        cluster.wait_whole()
+        stores = {path.name for path in folder.glob("target-*")}
+        assert {name for name in stores if name.endswith(".damaged")} == {
+            f"{name}.damaged" for name in stores if not name.endswith(".damaged")
+        }
+        assert client.batch_read([(path, 0, None) for path in data]) == list(data.values())
+        # What was synced is whole: it serves alone.
+        for service in ("storage-1", "storage-3"):
+            os.kill(cluster.pid(service), signal.SIGSTOP)
+        try:
+            assert client.batch_read([(path, 0, None) for path in data]) == list(data.values())
+        finally:
+            for service in ("storage-1", "storage-3"):
+                os.kill(cluster.pid(service), signal.SIGCONT)
+
+
+def test_damaged_logs_of_all_replicas_lose_no_store(start_cluster: Any) -> None:
+    cluster = start_cluster("data", "--restart-after", "0.1")
+    with cluster.client(5) as client:
+        # Something in every chain: a log of one frame would be that of a new store.
+        client.batch_write([(f"/{number}", 0, os.urandom(300_000)) for number in range(24)])
+        folders = [cluster.folder / "data" / f"storage-{node}" for node in (1, 2, 3)]
+        stores = {path for folder in folders for path in folder.glob("target-*")}
+        for folder in folders:
+            damage_logs(folder)
+        for service in ("storage-1", "storage-2", "storage-3"):
+            cluster.kill(service)
+        for node in (1, 2, 3):
+            log = cluster.folder / "logs" / f"storage-{node}.log"
+            cluster.wait_for(
+                lambda log=log: log.read_text().count("promote another target") > 6, 60, "tries"
+            )
+        with pytest.raises(threefs.ThreeFSError):
+            client.read_file("/0")
+    assert {path for folder in folders for path in folder.glob("target-*")} == stores
+
+
+def damage_logs(folder: Path) -> None:
+    """Flip one bit of the first frame of every log of a node."""
+    for path in folder.glob("target-*/log-*"):
+        with path.open("r+b") as file:
+            first = bytearray(file.read(20))
+            first[16] ^= 1
+            file.seek(0)
+            file.write(first)
+
+
 def damage(cluster: Any, node: int, content: bytes) -> None:
     """Flip one bit of the content in every data file of a node that holds it."""
     hits = 0
