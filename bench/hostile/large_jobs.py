@@ -1,6 +1,6 @@
-"""Creates suspended jobs with 256 KiB of annotations; prints what the API server said as JSON.
+"""Creates suspended jobs with a large annotation; prints what the API server said as JSON.
 
-python -m bench.hostile.large_jobs KUBECONFIG COUNT ANNOTATION
+python -m bench.hostile.large_jobs KUBECONFIG NAMESPACE COUNT ANNOTATION BYTES
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Final
 
 from flyer.kube.client import Api, Limits, find_access
 from flyer.kube.client.errors import ApiError
@@ -17,17 +16,15 @@ from flyer.kube.client.resources import FLYERJOBS
 from bench.sched.lab import IN_FLIGHT
 from bench.sched.loads import flyer_job
 
-TEXT: Final = "x" * ((256 << 10) - 4096)  # the API server takes 256 KiB in all
 
-
-async def main(kubeconfig: str, namespace: str, count: int, annotation: str) -> None:
+async def main(kubeconfig: str, namespace: str, count: int, annotation: str, size: int) -> None:
     """Create them, 64 at a time."""
     gate = asyncio.Semaphore(IN_FLIGHT)
     refusals: list[str] = []
 
     async def create(api: Api, number: int) -> None:
-        made = flyer_job(f"large-{number}", 1, suspend=True)
-        made["metadata"] |= {"namespace": namespace, "annotations": {annotation: TEXT}}
+        made = flyer_job(f"large-{size}-{number}", 1, suspend=True)
+        made["metadata"] |= {"namespace": namespace, "annotations": {annotation: "x" * size}}
         async with gate:
             try:
                 await api.create(FLYERJOBS, made, namespace)
@@ -46,4 +43,5 @@ async def main(kubeconfig: str, namespace: str, count: int, annotation: str) -> 
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))
+    _, config, where, jobs, key, length = sys.argv
+    asyncio.run(main(config, where, int(jobs), key, int(length)))

@@ -104,12 +104,12 @@ class Probes:
         """In the order of the table."""
         return [self.server, self.webhook, self.order, self.start, self.write, self.connect]
 
-    async def run(self, seconds: float) -> None:
+    async def run(self, seconds: float, ended: Callable[[], bool] = lambda: False) -> None:
         """Repeat each request at its own interval."""
         ends_at = time.monotonic() + seconds
 
         async def repeat(work: Any, pause: float) -> None:
-            while time.monotonic() < ends_at:
+            while time.monotonic() < ends_at and not ended():
                 await work()
                 await asyncio.sleep(pause)
 

@@ -353,4 +353,10 @@ async def _sizes(reader: Reader, api: Api) -> None:
     value = made(annotations=applied)
     value["spec"]["template"]["spec"]["containers"][0]["env"] = env
     await api.create(jobs, value, "default")
+    value["metadata"]["annotations"] = {next(iter(applied)): "x" * 65537}
+    text = {"metadata": {"annotations": value["metadata"]["annotations"]}}
+    large = "a large copy of the manifest"
+    await reader.refuses(api.merge(jobs, name, text, "default"), large)
     await gone(api, "flyerjobs", name)
+    value["metadata"]["name"] = f"{name}-large"
+    await reader.refuses(api.create(jobs, value, "default"), large)

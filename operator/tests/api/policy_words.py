@@ -127,6 +127,12 @@ WORDS = {
         InvalidError,
         "metadata.annotations: 20000 bytes, at most 16384: keep large texts in a ConfigMap",
     ),
+    "a large copy of the manifest": Words(
+        "flyerjob-size",
+        InvalidError,
+        "metadata.annotations: kubectl keeps a copy of the manifest of 65537 bytes, at most 65536: "
+        "use kubectl apply --server-side, which keeps none",
+    ),
     "many labels": Words(
         "flyerjob-size", InvalidError, "metadata.labels: 65 labels, at most 64: remove some"
     ),

@@ -21,6 +21,8 @@ __all__ = ["limit_policies"]
 CAPS: Final = {"grace": "15m", "maxGrace": "1h", "minRuntime": "2h"}
 DEFAULTS: Final = {"grace": "60s", "maxGrace": "10m", "minRuntime": "15m"}
 ANNOTATIONS_BYTES_MAX: Final = 16 * 1024
+KUBECTL_BYTES_MAX: Final = 64 * 1024
+"""Of the copy of the manifest that `kubectl apply` keeps in an annotation."""
 LABELS_MAX: Final = 64
 ENV_MAX: Final = 512
 ENV_BYTES_MAX: Final = 64 * 1024
@@ -92,10 +94,11 @@ def _limits() -> dict[str, Any]:
 
 def _size() -> dict[str, Any]:
     annotations = "object.metadata.?annotations.orValue({})"
-    # What kubectl apply keeps of the manifest, and it is not kept in the operator's memory.
-    kept = (
-        f"{annotations}.map(k, k.startsWith('kubectl.kubernetes.io/') ? 0 : size({annotations}[k]))"
-    )
+    kubectls = "k.startsWith('kubectl.kubernetes.io/')"
+    own = f"{annotations}.map(k, {kubectls} ? 0 : size({annotations}[k])).sum()"
+    # Not kept in the operator's memory, but the API server sends it to every watch.
+    kubectl = f"{annotations}.map(k, {kubectls} ? size({annotations}[k]) : 0).sum()"
+    same = f"oldObject.metadata.?annotations.orValue({{}}) == {annotations}"
     # The CRD leaves initContainers open: any JSON may be there until the template is checked.
     spec = "dyn(object).spec.?template.?spec"
     first = f"{spec}.?initContainers.orValue([])"
@@ -110,7 +113,8 @@ def _size() -> dict[str, Any]:
     return _policy(
         "flyerjob-size",
         variables=[
-            {"name": "annotations", "expression": f"{kept}.sum()"},
+            {"name": "annotations", "expression": own},
+            {"name": "kubectl", "expression": kubectl},
             {"name": "labels", "expression": "object.metadata.?labels.orValue({}).size()"},
             {"name": "containers", "expression": containers},
         ],
@@ -119,6 +123,14 @@ def _size() -> dict[str, Any]:
                 "expression": f"variables.annotations <= {ANNOTATIONS_BYTES_MAX}",
                 "messageExpression": "'metadata.annotations: ' + string(variables.annotations) + '"
                 f" bytes, at most {ANNOTATIONS_BYTES_MAX}: keep large texts in a ConfigMap'",
+            },
+            {
+                # A job that was stored before can still be suspended and stopped.
+                "expression": f"variables.kubectl <= {KUBECTL_BYTES_MAX}"
+                f" || (request.operation == 'UPDATE' && {same})",
+                "messageExpression": "'metadata.annotations: kubectl keeps a copy of the manifest"
+                f" of ' + string(variables.kubectl) + ' bytes, at most {KUBECTL_BYTES_MAX}: use"
+                " kubectl apply --server-side, which keeps none'",
             },
             {
                 "expression": f"variables.labels <= {LABELS_MAX}",
