@@ -81,6 +81,8 @@ class Control:
     def _tell(self, event: Any) -> None:
         self.events.append(event)
         self.told.set()
+        # There is no FlyerJob whose status stores it.
+        asyncio.get_running_loop().call_soon(self.gateway.stored, [event])
 
     async def event(self, kind: type, job: str = "") -> Any:
         """The first of a kind, of this job or of any."""

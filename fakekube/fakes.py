@@ -20,7 +20,7 @@ from flyer.engine import (
 from fakekube.kubelets import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
@@ -182,6 +182,9 @@ class FakeGateway:
         """Names of pods that have no address yet."""
         gang = self.gangs.get(job)
         return [pod.name for pod in gang.pods if pod.uid not in gang.located] if gang else []
+
+    def stored(self, events: Iterable[Event]) -> None:
+        """Nothing of this gateway waits for an acknowledgement."""
 
     def restate(self, job: str) -> None:
         """No gang of this gateway loses its streams."""

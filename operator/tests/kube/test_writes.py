@@ -55,6 +55,7 @@ async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
 @pytest.mark.parametrize("nodes", [1, 8])
 @pytest.mark.usefixtures("patient")
 async def test_a_suspension_costs_three_writes(cluster, until, nodes):
+    """And one for its checkpoint, which is stored before the gang's pods may end."""
     cluster.nodes("A" * nodes)
     operator = cluster.operator()
     await until(lambda: operator.serves)
@@ -65,7 +66,7 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes):
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     await until(lambda: len(cluster.store.all("events")) == 2)
     done = writes(cluster, since)
-    assert len(done) <= 3, done
+    assert len(done) <= 3 + 1, done
 
 
 @pytest.mark.usefixtures("patient")
@@ -89,7 +90,7 @@ async def test_nodes_that_fall_empty_one_after_another_are_written_once(cluster,
 
 @pytest.mark.usefixtures("patient")
 async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
-    """And costs three writes for each gang that gives way, whatever its size."""
+    """And costs four writes for each gang that gives way, whatever its size."""
     cluster.nodes("A" * 12)
     operator = cluster.operator()
     await until(lambda: operator.serves)
@@ -108,7 +109,7 @@ async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
         call for call in writes(cluster, since)
         if call.name.startswith("low-") and call.status < 300
     ]  # fmt: skip
-    assert len(done) <= 3 * 3, done
+    assert len(done) <= 4 * 3, done
 
 
 def events_of(cluster, jobs):

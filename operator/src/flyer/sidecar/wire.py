@@ -226,7 +226,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """Everything up to this revision has been told to the scheduler."""
+    """Everything up to this revision has reached the scheduler.
+
+    Checkpoints and the life state are in the job's status: the next leader knows them too.
+    """
 
     kind: ClassVar[str] = "acknowledgement"
     revision: int

@@ -137,6 +137,7 @@ class World:
         self.identities = FakeIdentities()
         self.events: list[Any] = []
         self.told = asyncio.Event()
+        self.stores = True  # what is told, soon after
         self.settings = settings
         self.folder = folder
         self.registry = CollectorRegistry()
@@ -168,6 +169,8 @@ class World:
     def _tell(self, event: Any) -> None:
         self.events.append(event)
         self.told.set()
+        if self.stores:
+            asyncio.get_running_loop().call_soon(self.gateway.stored, [event])
 
     async def event(self, kind: type, job: str | None = None, seconds: float = 60) -> Any:
         """The first event of a kind, once there is one."""

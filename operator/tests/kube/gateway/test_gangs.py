@@ -205,6 +205,34 @@ async def test_a_suspension_goes_there_and_back(world: Any) -> None:
     assert kinds == ["GangStarted", "SuspendReceived", "Released"]
 
 
+async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
+    world: Any,
+) -> None:
+    """A leader that dies before leaves sidecars that report it to the next one."""
+    world.stores = False
+    gang, launchers = await started(world)
+    ledger = world.sidecars["gpt-1-0"].ledger
+    with await client(world, "gpt-1-0", 0) as rank:
+        world.signal(gang)
+        await asyncio.to_thread(rank.received)
+        await asyncio.to_thread(lambda: rank.checkpoint(9, "/ckpt", durable=True))
+        await asyncio.to_thread(rank.life_state, 5)
+        await asyncio.to_thread(rank.release, 9)
+        await world.event(Released)
+        # The other pod's acknowledgements pass: it has nothing that is not stored.
+        await launchers[1].say(op="output")
+        other = world.sidecars["gpt-1-1"].ledger
+        await world.until(lambda: other.acknowledged == other.report.revision > 1)
+        saved, state = await world.event(CheckpointReported), await world.event(LifeStateSet)
+        assert not await ledger.flush(0.05)
+        for fact in (saved, state):
+            assert not world.gateway._gangs[gang.key].order(0, 0.0).terminate
+            world.gateway.stored([fact])
+        for one in launchers:
+            await one.hear("terminate")
+    assert await ledger.flush(60)
+
+
 async def test_a_job_that_never_opened_its_socket_gets_sigterm(world: Any) -> None:
     gang, launchers = await started(world)
     world.signal(gang)

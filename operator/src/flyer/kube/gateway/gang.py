@@ -31,6 +31,7 @@ from flyer.kube.gateway.exits import Exits
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.gateway.orders import start_orders
 from flyer.kube.gateway.outcome import outcome_of_code
+from flyer.kube.gateway.unstored import Unstored
 from flyer.kube.pods.names import pod_name
 from flyer.sidecar.wire import KEY_VERSION, VERSION, LauncherState, Order, Report, Suspend
 
@@ -104,6 +105,7 @@ class Gang:
         self._reason = ""
         self._terminate_at: float | None = None
         self._received = self._released = self._terminate = self._kill = False
+        self._unstored = Unstored()
         self._step_told: int | None = None
         self._step_due: float | None = None
 
@@ -176,12 +178,23 @@ class Gang:
         events += self._checkpoints(old, report)
         if report.life_state is not None and (old is None or old.life_state != report.life_state):
             events.append(LifeStateSet(self.start.job, self.start.attempt, report.life_state))
+        self._unstored.add(node_rank, events)
         if report.output > (old.output if old else 0):
             events.append(LogObserved(self.start.job, self.start.attempt))
         events += self._started(now)
         events += self._suspension(member, report)
         events += self._ended(member, report, now)
         return events
+
+    def stored(self, event: Event) -> set[int]:
+        """What follows from an event is stored. Node ranks whose reports said it."""
+        node_ranks = self._unstored.stored(event)
+        self._end_released()
+        return node_ranks
+
+    def is_stored(self, node_rank: int) -> bool:
+        """Whether all that a pod reported and must outlive this leader is stored."""
+        return not self._unstored.has(node_rank)
 
     def signal(self, signal: Signal, now: float) -> list[Event]:
         """The engine asks the job to suspend, or gives it more time."""
@@ -333,11 +346,18 @@ class Gang:
             events.append(SuspendReceived(self.start.job, self.start.attempt))
         if report.released and not self._released:
             self._released = True
-            # It is done with its nodes: no need to wait for the kubelets' SIGTERM.
+            events += [*self._flush(), Released(self.start.job, self.start.attempt)]
+            self._end_released()
+        return events + self._fall_back()
+
+    def _end_released(self) -> None:
+        """End the pods of a gang that released, without waiting for the kubelets' SIGTERM.
+
+        Its checkpoint is stored first: once its sidecars have ended, no later leader hears of it.
+        """
+        if self._released and not self._unstored and not self._terminate:
             self._terminate = True
             self.order_version += 1
-            events += [*self._flush(), Released(self.start.job, self.start.attempt)]
-        return events + self._fall_back()
 
     def is_forged(self, node_rank: int, report: Report) -> bool:
         """Whether it acknowledges what nobody asked of it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
+from flyer.engine import CheckpointReported, LifeStateSet
 from flyer.kube.gateway.gang import Gang
 from flyer.kube.gateway.listener import Listener
 from flyer.kube.gateway.metrics import GatewayMetrics
@@ -207,6 +208,23 @@ class Gateway:
         for member in gang.members:
             self._dismiss(member.identity.uid)
 
+    def stored(self, events: Iterable[Event]) -> None:
+        """What follows from these events is stored, so that the next leader knows it.
+
+        Only then are checkpoints and life states acknowledged to their sidecars.
+        """
+        for event in events:
+            if not isinstance(event, CheckpointReported | LifeStateSet):
+                continue
+            gang = self._gang(event.job, event.attempt)
+            if gang is None:
+                continue
+            for node_rank in gang.stored(event):
+                stream = self._streams.get(gang.members[node_rank].identity.uid)
+                if stream is not None:
+                    stream.wake()
+            self._after(gang, ())
+
     # -- what the operator may want to show ----------------------------------------------------
 
     def absent(self, job: str) -> list[str]:
@@ -302,6 +320,7 @@ class Gateway:
                 take,
                 lambda: gang.order(node_rank, self._clock()),
                 lambda: gang.order_version,
+                lambda: gang.is_stored(node_rank),
                 version,
             )
         finally:

@@ -59,7 +59,7 @@ class Stream:
         self._writer = writer
         self._settings = settings
         self._wake = asyncio.Event()
-        self._acknowledged: int | None = None
+        self._taken: int | None = None
         self._ending: RefusedError | None = None
         self._tokens = float(settings.lines_burst)
         self._tokens_at = self.heard_at = asyncio.get_running_loop().time()
@@ -89,15 +89,19 @@ class Stream:
         take: Callable[[Report], None],
         order: Callable[[], Order],
         version: Callable[[], int],
+        stored: Callable[[], bool] = lambda: True,
         spoken: int = VERSION,
     ) -> None:
-        """Until one side has enough. Raises `RefusedError`, or OSError when the network failed."""
+        """Until one side has enough. Raises `RefusedError`, or OSError when the network failed.
+
+        A report is acknowledged once `stored` says so; `wake` has it asked again.
+        """
         settings = self._settings
         welcome = Welcome(settings.sidecars_beat_seconds, settings.silence_seconds, spoken)
         self._writer.write(encode(welcome))
         tasks = [
             asyncio.create_task(self._listen(take)),
-            asyncio.create_task(self._speak(order, version)),
+            asyncio.create_task(self._speak(order, version, stored)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -130,21 +134,23 @@ class Stream:
                     raise RefusedError("bad_handshake", "`hello` is said once")
                 if isinstance(message, Report):
                     take(message)
-                    self._acknowledged = message.revision
+                    self._taken = message.revision
                     self._wake.set()
             except ProtocolError as error:
                 raise RefusedError(error.code, str(error)) from error
 
-    async def _speak(self, order: Callable[[], Order], version: Callable[[], int]) -> None:
+    async def _speak(
+        self, order: Callable[[], Order], version: Callable[[], int], stored: Callable[[], bool]
+    ) -> None:
         sent = 0
         while True:
             self._wake.clear()
             if self._ending is not None:
                 raise self._ending
             lines = []
-            if self._acknowledged is not None:
-                lines.append(encode(Acknowledgement(self._acknowledged)))
-                self._acknowledged = None
+            if self._taken is not None and stored():
+                lines.append(encode(Acknowledgement(self._taken)))
+                self._taken = None
             if version() != sent:
                 sent = version()
                 lines.append(encode(order()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flyer.kube.services.probes import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
@@ -52,6 +52,10 @@ class Gateway(Protocol):
 
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
         """A pod has ended: tells PodExited."""
+        ...
+
+    def stored(self, events: Iterable[Event]) -> None:
+        """What follows from these events is stored: what pods reported may be acknowledged."""
         ...
 
     def forget(self, job: str, attempt: int) -> None:

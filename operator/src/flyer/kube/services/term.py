@@ -343,6 +343,7 @@ class Term:
         ]  # fmt: skip
         gone: set[str] = set()
         await self._commits.store(commits, gone)
+        self._gateway.stored(events)
         for job in gone:
             self._inbox.tell(JobRemoved(job))
         for action in actions:

@@ -1,0 +1,61 @@
+"""Reported facts of one gang that are not in its job's status yet. Pure.
+
+A sidecar ends once its last report is acknowledged, and then nothing can report it to the next
+leader. So what must outlive the leader is acknowledged when it is stored, not when it arrived.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.engine import CheckpointReported, LifeStateSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flyer.engine import Event
+
+__all__ = ["Unstored"]
+
+_Key = tuple[int, type]
+
+
+class Unstored:
+    """At most one event of each kind for each node rank: a newer one replaces the older."""
+
+    def __init__(self) -> None:
+        self._newest: dict[_Key, Event] = {}
+        self._keys: dict[Event, set[_Key]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._newest)
+
+    def add(self, node_rank: int, events: Iterable[Event]) -> None:
+        """A pod's report became these events. Only durable facts count."""
+        for event in events:
+            durable = isinstance(event, CheckpointReported) and event.durable
+            if durable or isinstance(event, LifeStateSet):
+                key = (node_rank, type(event))
+                if (older := self._newest.get(key)) is not None:
+                    self._forget(older, {key})
+                self._newest[key] = event
+                self._keys.setdefault(event, set()).add(key)
+
+    def stored(self, event: Event) -> set[int]:
+        """What follows from an event is stored. Returns the node ranks whose reports said it."""
+        keys = set(self._keys.get(event, ()))
+        self._forget(event, keys)
+        for key in keys:
+            del self._newest[key]
+        return {node_rank for node_rank, _ in keys}
+
+    def has(self, node_rank: int) -> bool:
+        """Whether a pod has reported something that is not stored."""
+        return any((node_rank, kind) in self._newest for kind in (CheckpointReported, LifeStateSet))
+
+    def _forget(self, event: Event, keys: set[_Key]) -> None:
+        left = self._keys.get(event, set()) - keys
+        if left:
+            self._keys[event] = left
+        else:
+            self._keys.pop(event, None)
