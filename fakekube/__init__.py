@@ -4,9 +4,10 @@
 counts calls and commits faults. `Kubelets(api.store)` are the nodes.
 """
 
+from fakekube.exits import Exit
 from fakekube.faults import Call, Death, Fault, Faults
 from fakekube.kinds import KINDS, Kind
-from fakekube.kubelets import Exit, Kubelets, node_object
+from fakekube.kubelets import Kubelets, node_object
 from fakekube.server import ApiServer
 from fakekube.store import Store
 

@@ -12,7 +12,8 @@ from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import NODES, PODS
 from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB
 
-from fakekube.kubelets import Exit, node_object, wanted_node
+from fakekube.exits import Exit
+from fakekube.kubelets import node_object, wanted_node
 
 if TYPE_CHECKING:
     from flyer.kube.client import Api

@@ -17,7 +17,7 @@ from flyer.engine import (
     SuspendReceived,
 )
 
-from fakekube.kubelets import Exit
+from fakekube.exits import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,29 +9,23 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from fakekube.errors import ApiRefusal
+from fakekube.exits import KILLED, TERMINATED, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fakekube.containers import Containers
     from fakekube.store import Change, Object, Store
 
-__all__ = ["Exit", "Kubelets", "node_object", "wanted_node"]
+__all__ = ["Kubelets", "node_object", "wanted_node"]
 
 START_SECONDS: Final = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a pod's container ended."""
-
-    status: int = 0
-    signal: int = 0
-    reason: str = ""
-    message: str = ""
+TERM_SECONDS: Final = 1.0
+"""A container gets no longer between SIGTERM and SIGKILL, whatever its pod's grace."""
 
 
 def node_object(
@@ -73,7 +67,8 @@ class Kubelets:
     """All nodes.
 
     `exits(pod)` is asked when a pod starts: an Exit that comes after `seconds`, or None for a pod
-    that runs until somebody ends it (`finish`). `started` and `stopped` are told of pods.
+    that runs until somebody ends it (`finish`). With `containers`, processes stand behind the pods:
+    they end by themselves too, and a pod's status follows theirs.
     """
 
     def __init__(
@@ -83,8 +78,10 @@ class Kubelets:
         exits: Callable[[Object], tuple[float, Exit] | None] = lambda _: None,
         start_seconds: float = START_SECONDS,
         term_seconds: float = START_SECONDS,
+        containers: Containers | None = None,
     ) -> None:
         self.store = store
+        self.containers = containers
         self.exits = exits
         self.start_seconds = start_seconds
         self.term_seconds = term_seconds
@@ -95,6 +92,7 @@ class Kubelets:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: set[str] = set()
         self._ending: set[str] = set()
+        self._concluding: dict[str, asyncio.Task[None]] = {}  # main containers that have ended
         self._addresses = 0
 
     async def __aenter__(self) -> Self:
@@ -116,6 +114,8 @@ class Kubelets:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.containers is not None:
+            await self.containers.close()
 
     # -- what tests do -------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Kubelets:
 
     def finish(self, namespace: str, name: str, end: Exit | None = None) -> None:
         """The pod's container ends now; its status says so when the kubelet gets to it."""
-        if self.tells_end_after_seconds:
+        if self.tells_end_after_seconds and self.containers is None:
             self._spawn(self._finish_later(namespace, name, end))
         else:
             self._finish(namespace, name, end)
@@ -145,6 +145,9 @@ class Kubelets:
     def lose_node(self, name: str) -> None:
         """The machine dies: its kubelet falls silent and the node becomes NotReady."""
         self.stopped_nodes.add(name)
+        for pod in self.store.all("pods"):
+            if self.containers is not None and pod["spec"].get("nodeName") == name:
+                self.containers.drop(pod["metadata"]["uid"])
         self.set_ready(name, ready=False)
 
     def return_node(self, name: str) -> None:
@@ -156,7 +159,7 @@ class Kubelets:
             if "deletionTimestamp" in pod["metadata"]:
                 self._remove(pod)
             elif pod["status"]["phase"] not in ("Succeeded", "Failed"):
-                self._end(pod, Exit(137, 9, "Error", "the node was restarted"))
+                self._end(pod, replace(KILLED, reason="Error", message="the node was restarted"))
         self.set_ready(name, ready=True)
 
     def set_ready(self, name: str, *, ready: bool) -> None:
@@ -184,6 +187,8 @@ class Kubelets:
         pod = change.after.object
         if change.deleted:
             self._started.discard(pod["metadata"]["uid"])
+            if self.containers is not None:
+                self.containers.drop(pod["metadata"]["uid"])
             return
         self._look(pod)
 
@@ -221,7 +226,10 @@ class Kubelets:
         if current is None or silent or "deletionTimestamp" in current["metadata"]:
             return
         self._addresses += 1
-        address = f"10.0.{self._addresses // 250 % 250}.{self._addresses % 250 + 1}"
+        # On the loopback, where connections of the pod's containers can come from it.
+        address = f"127.1.{self._addresses // 250 % 250}.{self._addresses % 250 + 1}"
+        if self.containers is not None:
+            self.containers.start(current, address, lambda end: self._exited(pod, end))
         self._write(current, {
             "phase": "Running",
             "podIP": address,
@@ -243,13 +251,38 @@ class Kubelets:
         grace = pod["metadata"].get("deletionGracePeriodSeconds", 30)
         await asyncio.sleep(min(self.term_seconds, grace))
         node = pod["spec"]["nodeName"]
-        current = self._current(pod)
         self._ending.discard(pod["metadata"]["uid"])
-        if current is None or node in self.stopped_nodes | self.stuck_nodes:
+        if self._current(pod) is None or node in self.stopped_nodes | self.stuck_nodes:
             return
-        if current["status"]["phase"] == "Running":
-            self._end(current, Exit(143, 15, "Error"))
+        await self._terminate_containers(pod, min(grace, TERM_SECONDS))
+        current = self._current(pod)
+        if current is not None and current["status"]["phase"] == "Running":
+            self._write_end(current, TERMINATED)
         self._remove(pod)
+
+    async def _terminate_containers(self, pod: Object, seconds: float) -> None:
+        if self.containers is None:
+            return
+        uid = pod["metadata"]["uid"]
+        await self.containers.terminate(uid, seconds)
+        if (concluding := self._concluding.get(uid)) is not None:
+            await asyncio.wait([concluding])
+
+    def _exited(self, pod: Object, end: Exit) -> None:
+        """The pod's main container has ended."""
+        uid = pod["metadata"]["uid"]
+        task = self._concluding[uid] = self._spawn(self._conclude(pod, end))
+        task.add_done_callback(lambda _: self._concluding.pop(uid, None))
+
+    async def _conclude(self, pod: Object, end: Exit) -> None:
+        """The sidecar is stopped after the main container; then the pod has ended."""
+        assert self.containers is not None, "one of its containers has ended"
+        await asyncio.sleep(self.tells_end_after_seconds)
+        if pod["spec"]["nodeName"] in self.stopped_nodes | self.stuck_nodes:
+            return
+        await self.containers.stop(pod["metadata"]["uid"])
+        if (current := self._current(pod)) is not None:
+            self._write_end(current, end)
 
     def _remove(self, pod: Object) -> None:
         if self._current(pod) is not None:
@@ -257,6 +290,10 @@ class Kubelets:
             self.store.delete("pods", name, namespace, {"gracePeriodSeconds": 0})
 
     def _end(self, pod: Object, end: Exit) -> None:
+        if self.containers is None or not self.containers.exit(pod["metadata"]["uid"], end):
+            self._write_end(pod, end)
+
+    def _write_end(self, pod: Object, end: Exit) -> None:
         if pod["status"]["phase"] in ("Succeeded", "Failed"):
             return
         terminated: dict[str, Any] = {
@@ -292,10 +329,11 @@ class Kubelets:
     def _timestamp(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.store.clock()))
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def wanted_node(pod: Object) -> str:

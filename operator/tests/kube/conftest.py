@@ -6,20 +6,31 @@ import asyncio
 import contextlib
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import Policy
 from flyer.kube.client import Access, Api, Election, LeaseSettings, Limits, WatchSettings
+from flyer.kube.client.identities import TokenReviews
+from flyer.kube.gateway import (
+    Gateway,
+    GatewayMetrics,
+    GatewaySettings,
+    certificates_of,
+    outcome_of,
+    renewed,
+)
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
 
 from fakekube import ApiServer, Kubelets
 from fakekube.admission import OPERATOR, User
-from fakekube.fakes import FakeGateway, outcome_of
+from fakekube.containers import Containers
 from fakekube.leaks import nothing_left
+from fakekube.network import PodNetwork
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -33,7 +44,23 @@ LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=2, renew_seconds=1.4, retry_seconds=0.1
 )
 LIMITS = Limits(answer_seconds=2.0, call_seconds=5.0, backoff_seconds=0.01)
-POD_SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
+SERVICE = "flyer-gateway.fireflyer-system.svc"
+CERTIFICATES = certificates_of(renewed(None, [SERVICE], datetime.now(UTC)))
+POD_SETTINGS = PodSettings(
+    controller_image="c", collectives_image="l", gateway_ca=CERTIFICATES.bundle
+)
+GATEWAY = GatewaySettings(
+    host="127.0.0.1",
+    port=0,
+    hello_seconds=30,  # a loaded machine may take long for a handshake
+    review_seconds=30,
+    silence_seconds=60,
+    progress_seconds=0.02,
+    blame_seconds=0.05,
+    peer_lost_seconds=0.1,
+    status_seconds=0.1,
+    account_seconds=0.5,
+)
 
 
 class Operator:
@@ -44,7 +71,8 @@ class Operator:
     ) -> None:
         self.name = name
         self.metrics = Metrics()
-        self.gateway: FakeGateway | None = None
+        self._gateway_metrics = GatewayMetrics(self.metrics.registry)
+        self.gateway: Gateway | None = None  # of the present or the latest term
         self._cluster = cluster
         self._policy = policy
         self.api = Api(
@@ -70,9 +98,14 @@ class Operator:
             group.create_task(self.leader.run())
 
     def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
-        def make_gateway(tell: Any) -> FakeGateway:
-            self.gateway = FakeGateway(tell, self._cluster.kubelets, self._cluster.said)
-            self.gateway.deaf = self._cluster.deaf
+        def make_gateway(tell: Any) -> Gateway:
+            self.gateway = Gateway(
+                tell=tell,
+                identities=TokenReviews(self.api),
+                settings=self._cluster.gateway_settings,
+                metrics=self._gateway_metrics,
+            )
+            self.gateway.use(CERTIFICATES)
             return self.gateway
 
         seams = Seams(
@@ -97,12 +130,14 @@ class Cluster:
 
     def __init__(self) -> None:
         self.server = ApiServer(bookmark_seconds=0.2, user=User(OPERATOR))
-        self.kubelets = Kubelets(self.server.store)
+        self.network = PodNetwork()
+        self.network.services[SERVICE] = self._leaders_port
+        self.containers = Containers(self.server.tokens, self.network)
+        self.kubelets = Kubelets(self.server.store, containers=self.containers)
+        self.gateway_settings = GATEWAY
         self.store = self.server.store
         self.operators: list[Operator] = []
-        self.deaf = False
         self.violations: list[str] = []
-        self.said: dict[tuple[str, int], list[Any]] = {}  # what sidecars remember
         self._count = 0
         self._epochs: dict[str, int] = {}
 
@@ -169,6 +204,13 @@ class Cluster:
     def finish(self, name: str, end: Any = None) -> None:
         for pod in self.pods(name):
             self.kubelets.finish("default", pod["metadata"]["name"], end)
+
+    def _leaders_port(self) -> int:
+        """The endpoint of the gateway's service: the newest operator that leads."""
+        for operator in reversed(self.operators):
+            if operator.serves and operator.gateway is not None and operator.gateway.port:
+                return operator.gateway.port
+        raise ConnectionRefusedError("no operator leads")
 
     # -- what must hold ------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ async def test_a_higher_priority_takes_the_nodes_and_gives_them_back(cluster, un
 
 
 async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
-    cluster.deaf = True
+    cluster.containers.deaf = True
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2, preemption={"grace": "1s", "maxGrace": "1s", "minRuntime": "0s"})

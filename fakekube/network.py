@@ -1,0 +1,62 @@
+"""Loopback network of simulated pods: connections come from the pod's address, to service names.
+
+A pod's tasks run in a context that `PodNetwork.of` made. What they connect to is resolved by the
+network's services, and the connection is bound to the pod's own address of 127.0.0.0/8, so that a
+server sees the address that the API server has in the pod's status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PodNetwork"]
+
+_SOURCE: ContextVar[tuple[PodNetwork, str] | None] = ContextVar("source", default=None)
+_INSTALLED: Final = "_fakekube_pod_network"
+
+
+class PodNetwork:
+    """The services of one cluster."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, Callable[[], int]] = {}
+        """By host name: the port of 127.0.0.1 where the service's endpoint listens now. Raises
+        ConnectionRefusedError where the service has no endpoint."""
+
+    def of(self, address: str) -> Context:
+        """The context of a pod at this address, for the tasks that run in it."""
+        _install(asyncio.get_running_loop())
+        context = copy_context()
+        context.run(_SOURCE.set, (self, address))
+        return context
+
+    def port(self, host: str) -> int:
+        """Where a service is served now."""
+        if host not in self.services:
+            raise ConnectionRefusedError(f"no service is named {host}")
+        return self.services[host]()
+
+
+def _install(loop: asyncio.AbstractEventLoop) -> None:
+    """Once for each loop: tasks outside of pods connect as before."""
+    if hasattr(loop, _INSTALLED):
+        return
+    connect = loop.create_connection
+
+    async def create_connection(factory: Any, host: Any = None, port: Any = None, **kw: Any) -> Any:
+        source = _SOURCE.get()
+        if source is not None and host is not None:
+            network, address = source
+            kw.setdefault("server_hostname", host if kw.get("ssl") else None)
+            return await connect(
+                factory, "127.0.0.1", network.port(host), local_addr=(address, 0), **kw
+            )
+        return await connect(factory, host, port, **kw)
+
+    setattr(loop, _INSTALLED, True)
+    loop.create_connection = create_connection  # type: ignore[method-assign]
