@@ -18,12 +18,13 @@ from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import Policy
 from flyer.kube.client import Access, Api, Cache, Election, LeaseSettings, find_access
 from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
+from flyer.kube.gateway import outcome_of
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
 
 from fakekube.api_nodes import ApiNodes
-from fakekube.fakes import FakeGateway, outcome_of
+from fakekube.fakes import FakeGateway
 from fakekube.leaks import nothing_left
 from fakekube.proxy import Proxy
 
@@ -70,6 +71,7 @@ class Operators:
             seams = Seams(
                 build_pods=lambda job, start, nodes: build_pods(job, start, nodes, SETTINGS),
                 outcome_of=outcome_of,
+                # The pods of `ApiNodes` have no processes, so no sidecar connects.
                 make_gateway=lambda tell: FakeGateway(tell, self._nodes, self._said),
             )
             return Term(api, world, seams, POLICY, metrics, epoch=epoch, raise_epoch=raise_epoch)

@@ -6,8 +6,8 @@ the rank follow `flyer.job.container` and `flyer.job.handle` in one task each: a
 would cost a test more than all the rest.
 
 A rank that is suspended, or gets a SIGTERM, saves one step more and releases; node rank 0 speaks
-for the gang, and the others leave once it has saved. `deaf` ranks do neither: only SIGKILL ends
-them. An order to kill is SIGKILL at once, without the launcher's second of grace.
+for the gang, and the others leave once it has saved. An order to kill is SIGKILL at once, without
+the launcher's second of grace. `Behaviour` has what else a pod may do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from flyer.job.container import EXIT_NO_START, LAUNCHER_SOCKET
 from flyer.job.pod import EXIT_SUSPENDED
@@ -53,16 +53,28 @@ if TYPE_CHECKING:
     from fakekube.network import PodNetwork
     from fakekube.store import Object
 
-__all__ = ["Containers"]
+__all__ = ["Behaviour", "Containers"]
 
 LINE_BYTES_MAX: Final = 1 << 20
 DONE_SECONDS: Final = 3.0  # as the launcher's
 LEAVE_SECONDS: Final = 5.0
 """A rank that has released waits so long for SIGTERM, as `Job.release` does."""
 # The sidecar's, shortened: what a test waits for is not a pause between two tries.
-TIMES: Final = {
-    "retry_seconds": 0.02, "retry_seconds_max": 0.2, "report_seconds": 0.02, "flush_seconds": 0.5,
-}  # fmt: skip
+RETRY_SECONDS: Final = 0.02
+RETRY_SECONDS_MAX: Final = 0.2
+REPORT_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a pod's processes do when they are asked to leave."""
+
+    saves: bool = True
+    """Rank 0 writes a checkpoint before it releases."""
+    deaf: bool = False
+    """The ranks ignore the suspension and SIGTERM: only SIGKILL ends them."""
+    hung: bool = False
+    """The launcher obeys no order once its rank runs."""
 
 
 @dataclass(slots=True)
@@ -80,16 +92,17 @@ class _Pod:
         pod: Object,
         settings: SidecarSettings,
         gang: _Gang,
+        address: str,
         context: Context,
         exited: Callable[[Exit], None],
-        *,
-        deaf: bool,
+        behaviour: Behaviour,
     ) -> None:
         self.gang = gang
+        self.address = address
         self.sidecar = Sidecar(settings)
         self._folder = settings.run_folder
         self._node_rank = int(pod["metadata"]["labels"]["fireflyer.dev/node-rank"])
-        self._deaf = deaf
+        self._behaviour = behaviour
         self._exited = exited
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._suspended = asyncio.Event()
@@ -111,6 +124,8 @@ class _Pod:
 
     def terminate(self) -> None:
         """SIGTERM to the main container."""
+        if self._behaviour.hung and self._running:
+            return
         if not self._running:
             self.exit(TERMINATED)
         self._terminated.set()
@@ -158,7 +173,9 @@ class _Pod:
                         self._running = True
                         self._say({"op": "launcher", "state": "running"})
                         group.create_task(self._rank(message["pod"]))
-                    case "terminate" if not self._running:
+                    case "terminate" | "kill" if self._behaviour.hung and self._running:
+                        pass
+                    case "terminate" | "kill" if not self._running:
                         self.exit(Exit(EXIT_NO_START, reason="Error"))
                     case "terminate":
                         self.terminate()
@@ -182,7 +199,7 @@ class _Pod:
             watching = asyncio.create_task(self._watch(rank))
             try:
                 await self._suspended.wait()
-                if not self._deaf:
+                if not self._behaviour.deaf:
                     await self._save(socket, welcome.restore_step or 0)
                     self.exit(Exit(EXIT_SUSPENDED, reason="Error"))
             finally:
@@ -205,7 +222,8 @@ class _Pod:
             await self.gang.saved.wait()
         else:
             await socket.ask(Received())
-            await socket.ask(Checkpoint(step + 1, f"step-{step + 1}", durable=True))
+            if self._behaviour.saves:
+                await socket.ask(Checkpoint(step + 1, f"step-{step + 1}", durable=True))
             self.gang.saved.set()
             await socket.ask(Release(step + 1))
         with contextlib.suppress(TimeoutError):
@@ -219,7 +237,7 @@ class _Socket:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def __aenter__(self) -> _Socket:
+    async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_unix_connection(str(self._path))
         return self
 
@@ -251,7 +269,7 @@ class Containers:
     """Of all pods of a cluster that are made for a gang; others have none."""
 
     def __init__(self, tokens: Tokens, network: PodNetwork) -> None:
-        self.deaf = False  # ranks that start from now on
+        self.behaviour = Behaviour()  # of pods that start from now on
         self._tokens = tokens
         self._network = network
         self._pods: dict[str, _Pod] = {}
@@ -275,12 +293,16 @@ class Containers:
             SidecarSettings.read(environment),
             token_file=folder / "token",
             run_folder=folder,
-            **TIMES,
+            retry_seconds=RETRY_SECONDS,
+            retry_seconds_max=RETRY_SECONDS_MAX,
+            report_seconds=REPORT_SECONDS,
         )
         owner, attempt = metadata["ownerReferences"][0], metadata["labels"]["fireflyer.dev/attempt"]
         gang = self._gangs.setdefault((owner["uid"], attempt), _Gang())
         context = self._network.of(address)
-        self._pods[metadata["uid"]] = _Pod(pod, settings, gang, context, exited, deaf=self.deaf)
+        self._pods[metadata["uid"]] = _Pod(
+            pod, settings, gang, address, context, exited, self.behaviour
+        )
 
     def sidecar(self, uid: str) -> Sidecar:
         """A pod's sidecar."""
@@ -292,6 +314,12 @@ class Containers:
         if pod is not None:
             pod.exit(end)
         return pod is not None
+
+    def cut(self, uid: str) -> None:
+        """The pod's machine has no network any more, or no power."""
+        pod = self._pods.get(uid)
+        if pod is not None:
+            self._network.cut(pod.address)
 
     async def terminate(self, uid: str, seconds: float) -> None:
         """SIGTERM, and SIGKILL after so long; returns when the main container has ended."""

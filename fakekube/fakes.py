@@ -1,4 +1,7 @@
-"""Stand-ins for the scheduler's neighbours: a gateway whose jobs behave as they are told."""
+"""A gateway without sidecars, for a real API server without kubelets, whose pods have no processes.
+
+Tests in memory use the product's gateway and sidecars: see `containers`.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +11,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flyer.engine import (
     CheckpointReported,
-    Failed,
     GangStarted,
-    Killed,
     PodExited,
     Released,
-    Succeeded,
     SuspendReceived,
 )
 
 from fakekube.exits import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
     from flyer.kube.gateway import Heard
     from flyer.kube.gateway.identities import PodIdentity
 
-__all__ = ["FakeGateway", "Gang", "PodRunner", "outcome_of"]
-
-
-def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
-    """From a pod's JSON in a terminal phase; None: it is gone without a trace."""
-    if pod is None:
-        return Killed(0, "vanished")
-    if pod["status"]["phase"] == "Succeeded":
-        return Succeeded()
-    for one in pod["status"].get("containerStatuses") or ():
-        ended = (one.get("state") or {}).get("terminated")
-        if ended and (ended.get("signal") or ended["exitCode"] > 128):
-            return Killed(ended.get("signal") or ended["exitCode"] - 128, ended.get("reason", ""))
-        if ended:
-            return Failed(ended["exitCode"], ended.get("message", ""))
-    return Killed(0, pod["status"].get("reason", "no container ran"))
+__all__ = ["FakeGateway", "Gang", "PodRunner"]
 
 
 class PodStore(Protocol):

@@ -36,8 +36,9 @@ def node_object(
     node_class: str = "default",
     gpus: int = 8,
     dedicated: bool = True,
+    address: str = "",
 ) -> Object:
-    """A ready node with Fire-Flyer's labels."""
+    """A ready node with Fire-Flyer's labels. Without an address nobody can ask it anything."""
     labels = {
         "kubernetes.io/hostname": name,
         "topology.kubernetes.io/zone": zone,
@@ -59,6 +60,7 @@ def node_object(
             "capacity": resources,
             "allocatable": resources,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "addresses": [{"type": "InternalIP", "address": address}] if address else [],
         },
     }
 
@@ -86,6 +88,7 @@ class Kubelets:
         self.start_seconds = start_seconds
         self.term_seconds = term_seconds
         self.tells_end_after_seconds = 0.0  # how long a container's end takes to be in its status
+        self.tells_end_after: Callable[[], float] = lambda: self.tells_end_after_seconds
         self.stopped_nodes: set[str] = set()  # their kubelets are dead
         self.stuck_nodes: set[str] = set()  # their pods never end
         self.refuses_start: set[str] = set()  # their pods stay Pending
@@ -125,13 +128,16 @@ class Kubelets:
 
     def finish(self, namespace: str, name: str, end: Exit | None = None) -> None:
         """The pod's container ends now; its status says so when the kubelet gets to it."""
-        if self.tells_end_after_seconds and self.containers is None:
-            self._spawn(self._finish_later(namespace, name, end))
+        seconds = self.tells_end_after() if self.containers is None else 0.0
+        if seconds:
+            self._spawn(self._finish_later(seconds, namespace, name, end))
         else:
             self._finish(namespace, name, end)
 
-    async def _finish_later(self, namespace: str, name: str, end: Exit | None) -> None:
-        await asyncio.sleep(self.tells_end_after_seconds)
+    async def _finish_later(
+        self, seconds: float, namespace: str, name: str, end: Exit | None
+    ) -> None:
+        await asyncio.sleep(seconds)
         self._finish(namespace, name, end)
 
     def _finish(self, namespace: str, name: str, end: Exit | None) -> None:
@@ -145,14 +151,33 @@ class Kubelets:
     def lose_node(self, name: str) -> None:
         """The machine dies: its kubelet falls silent and the node becomes NotReady."""
         self.stopped_nodes.add(name)
+        self._drop_containers(name)
+        self.set_ready(name, ready=False)
+
+    def cut_node(self, name: str) -> None:
+        """The machine falls silent, and its connections stay open. Kubernetes has not noticed."""
+        self.stopped_nodes.add(name)
+        for pod in self.store.all("pods"):
+            if self.containers is not None and pod["spec"].get("nodeName") == name:
+                self.containers.cut(pod["metadata"]["uid"])
+
+    def answers(self, address: str) -> bool:
+        """Whether there is a machine at this address that lives."""
+        return any(
+            {"type": "InternalIP", "address": address} in node["status"].get("addresses", ())
+            for node in self.store.all("nodes")
+            if node["metadata"]["name"] not in self.stopped_nodes
+        )
+
+    def _drop_containers(self, name: str) -> None:
         for pod in self.store.all("pods"):
             if self.containers is not None and pod["spec"].get("nodeName") == name:
                 self.containers.drop(pod["metadata"]["uid"])
-        self.set_ready(name, ready=False)
 
     def return_node(self, name: str) -> None:
         """It boots again: nothing runs on it any more, and its kubelet says so."""
         self.stopped_nodes.discard(name)
+        self._drop_containers(name)
         for pod in self.store.all("pods"):
             if pod["spec"].get("nodeName") != name:
                 continue
@@ -277,7 +302,7 @@ class Kubelets:
     async def _conclude(self, pod: Object, end: Exit) -> None:
         """The sidecar is stopped after the main container; then the pod has ended."""
         assert self.containers is not None, "one of its containers has ended"
-        await asyncio.sleep(self.tells_end_after_seconds)
+        await asyncio.sleep(self.tells_end_after())
         if pod["spec"]["nodeName"] in self.stopped_nodes | self.stuck_nodes:
             return
         await self.containers.stop(pod["metadata"]["uid"])

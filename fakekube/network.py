@@ -3,6 +3,9 @@
 A pod's tasks run in a context that `PodNetwork.of` made. What they connect to is resolved by the
 network's services, and the connection is bound to the pod's own address of 127.0.0.0/8, so that a
 server sees the address that the API server has in the pod's status.
+
+`cut` stands for a machine that lost its network or its power: its connections stay open, as nobody
+ends them, and nothing goes through them any more.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +31,8 @@ class PodNetwork:
         self.services: dict[str, Callable[[], int]] = {}
         """By host name: the port of 127.0.0.1 where the service's endpoint listens now. Raises
         ConnectionRefusedError where the service has no endpoint."""
+        self._transports: dict[str, WeakSet[asyncio.Transport]] = {}
+        self._cut: set[str] = set()
 
     def of(self, address: str) -> Context:
         """The context of a pod at this address, for the tasks that run in it."""
@@ -41,6 +47,25 @@ class PodNetwork:
             raise ConnectionRefusedError(f"no service is named {host}")
         return self.services[host]()
 
+    def cut(self, address: str) -> None:
+        """Nothing goes to or from this address any more."""
+        self._cut.add(address)
+        for transport in self._transports.get(address, ()):
+            _silence(transport)
+
+    async def connected(self, address: str, transport: asyncio.Transport) -> None:
+        """A connection was opened from this address. Waits until cancelled if that is cut off."""
+        self._transports.setdefault(address, WeakSet()).add(transport)
+        if address in self._cut:
+            transport.abort()
+            await asyncio.Event().wait()
+
+
+def _silence(transport: asyncio.Transport) -> None:
+    if not transport.is_closing():
+        transport.pause_reading()
+        transport.write = lambda data: None  # type: ignore[method-assign]  # noqa: ARG005
+
 
 def _install(loop: asyncio.AbstractEventLoop) -> None:
     """Once for each loop: tasks outside of pods connect as before."""
@@ -53,10 +78,12 @@ def _install(loop: asyncio.AbstractEventLoop) -> None:
         if source is not None and host is not None:
             network, address = source
             kw.setdefault("server_hostname", host if kw.get("ssl") else None)
-            return await connect(
+            transport, protocol = await connect(
                 factory, "127.0.0.1", network.port(host), local_addr=(address, 0), **kw
             )
+            await network.connected(address, transport)
+            return transport, protocol
         return await connect(factory, host, port, **kw)
 
     setattr(loop, _INSTALLED, True)
-    loop.create_connection = create_connection  # type: ignore[method-assign]
+    loop.create_connection = create_connection  # type: ignore[method-assign,assignment]

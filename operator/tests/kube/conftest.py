@@ -112,6 +112,7 @@ class Operator:
             build_pods=lambda job, start, nodes: build_pods(job, start, nodes, POD_SETTINGS),
             outcome_of=outcome_of,
             make_gateway=make_gateway,
+            probe=lambda address, _port: self._cluster.kubelets.answers(address),
         )
         return Term(
             api, self.world, seams, self._policy, self.metrics,
@@ -157,9 +158,11 @@ class Cluster:
 
     # -- what tests do -------------------------------------------------------------------------
 
-    def nodes(self, *zones: str, **details: Any) -> None:
+    def nodes(self, *zones: str, answers_probes: bool = False, **details: Any) -> None:
         """One node for each letter, such as "AAAB"."""
         for zone in "".join(zones):
+            if answers_probes:
+                details["address"] = f"192.0.2.{len(self.store.all('nodes')) + 1}"
             number = sum(
                 one["metadata"]["name"].startswith(zone.lower()) for one in self.store.all("nodes")
             )

@@ -9,6 +9,8 @@ from flyer.engine.limits import DEFAULT_LIMITS
 from flyer.kube.client import LeaseSettings
 from flyer.kube.services import counts
 
+from fakekube.containers import Behaviour
+
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
 )
@@ -54,8 +56,9 @@ async def test_a_rebuild_has_the_streams_of_running_gangs_reported_again(cluster
 
 @pytest.mark.parametrize("own", [None, 10**6])
 async def test_pods_get_the_grace_that_the_engine_grants(cluster, until, own):
+    cluster.containers.behaviour = Behaviour(deaf=True)
     cluster.nodes("A")
-    operator = cluster.operator(LEASE)
+    cluster.operator(LEASE)
     container = {"name": "trainer", "image": "i", "command": ["t"]}
     spec = {"containers": [container]} | ({"terminationGracePeriodSeconds": own} if own else {})
     asked = {"grace": "100h", "maxGrace": "200h", "minRuntime": "0s"}
@@ -63,9 +66,11 @@ async def test_pods_get_the_grace_that_the_engine_grants(cluster, until, own):
     await until(lambda: cluster.phase("job") is Phase.RUNNING)
     (pod,) = cluster.pods("job")
     assert pod["spec"]["terminationGracePeriodSeconds"] == DEFAULT_LIMITS.max_grace_seconds
-    granted = operator.gateway.gangs["default/job"].job.spec.preemption
-    assert granted.grace.seconds == DEFAULT_LIMITS.grace_seconds
-    assert granted.max_grace.seconds == DEFAULT_LIMITS.max_grace_seconds
+    ledger = cluster.containers.sidecar(pod["metadata"]["uid"]).ledger
+    assert ledger.start.stop_grace_seconds == DEFAULT_LIMITS.max_grace_seconds
+    cluster.edit("job", suspend=True)
+    await until(lambda: ledger.suspend)
+    assert 0 < ledger.suspend.seconds_left <= DEFAULT_LIMITS.grace_seconds
 
 
 async def test_an_error_while_counting_ends_no_term(cluster, until, monkeypatch):

@@ -42,6 +42,7 @@ from flyer.engine import (
     Zones,
     ZonesObserved,
 )
+from flyer.kube.gateway import outcome_of
 from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods
 from flyer.kube.services.views import shape_job, shape_node, shape_pods
 from pydantic import ValidationError
@@ -50,7 +51,6 @@ from fakekube import Store
 from fakekube.admission import Admission, Request, User
 from fakekube.arbitrary import any_metadata, any_object, any_typed
 from fakekube.errors import ApiRefusal
-from fakekube.fakes import outcome_of
 from fakekube.paths import Place
 from fakekube.podschema import decode_pod
 from fakekube.samples import job_object

@@ -2,10 +2,11 @@
 
 import pytest
 from flyer.api import Phase, SuspendCode
+from flyer.kube.services import doubts
 from flyer.kube.services.gangs import Gangs
 
 from fakekube import Exit, Fault
-from fakekube.fakes import FakeGateway
+from fakekube.containers import Behaviour
 
 
 async def test_a_gang_starts_runs_and_succeeds(cluster, until):
@@ -20,7 +21,6 @@ async def test_a_gang_starts_runs_and_succeeds(cluster, until):
     cluster.finish("a")
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
     await until(lambda: not cluster.status("a").occupied)
-    reasons = [event["reason"] for event in cluster.store.all("events")]
     await until(lambda: len(cluster.store.all("events")) == 2)
     reasons = {event["reason"] for event in cluster.store.all("events")}
     assert reasons == {"Started", "Completed"}
@@ -48,7 +48,7 @@ async def test_suspend_and_resume_lose_nothing(cluster, until):
     status = cluster.status("a")
     assert status.eviction.suspend_code is SuspendCode.MAY_SUSPEND
     assert status.checkpoint.step == 1
-    assert not cluster.pods("a")
+    await until(lambda: not cluster.pods("a"))
     cluster.edit("a", suspend=False)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     assert cluster.status("a").chain.attempt == 2
@@ -81,7 +81,7 @@ async def test_a_higher_priority_takes_the_nodes_and_gives_them_back(cluster, un
 
 
 async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
-    cluster.containers.deaf = True
+    cluster.containers.behaviour = Behaviour(deaf=True)
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2, preemption={"grace": "1s", "maxGrace": "1s", "minRuntime": "0s"})
@@ -89,10 +89,11 @@ async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     assert cluster.status("a").eviction.suspend_code is SuspendCode.SENT
-    assert not cluster.pods("a")
+    await until(lambda: not cluster.pods("a"))
 
 
-async def test_a_dead_node_is_replaced(cluster, until):
+async def test_a_dead_node_is_replaced(cluster, until, monkeypatch):
+    monkeypatch.setattr(doubts, "SILENT_SECONDS", 0.2)  # after which Kubernetes is believed
     cluster.nodes("AAA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -153,7 +154,7 @@ async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
 
 async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monkeypatch):
     monkeypatch.setattr("flyer.kube.services.gangs.LINGER_SECONDS", 0.2)
-    monkeypatch.setattr(FakeGateway, "kill", lambda *_: {"uid of whoever"})
+    cluster.containers.behaviour = Behaviour(hung=True)
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -174,7 +175,7 @@ async def test_a_job_that_is_over_has_its_time_once(cluster, until, monkeypatch)
         waits.append(seconds)
 
     monkeypatch.setattr(Gangs, "_linger", linger)
-    monkeypatch.setattr(FakeGateway, "kill", lambda *_: {"uid of whoever"})
+    cluster.containers.behaviour = Behaviour(hung=True)
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)

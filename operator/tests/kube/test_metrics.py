@@ -17,6 +17,7 @@ from flyer.kube.client import LeaseSettings
 from flyer.kube.gateway import GatewayMetrics
 from flyer.kube.injection.webhook import InjectionMetrics
 from flyer.kube.metrics import EVICTION_REASONS, Metrics
+from flyer.kube.services import doubts
 from prometheus_client import CollectorRegistry
 
 from fakekube import Fault
@@ -164,7 +165,8 @@ async def test_a_preemption_over_two_zones(cluster, until):
     assert 0 < read("flyer_decision_duration_seconds_sum") < time.monotonic() - begun
 
 
-async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until):
+async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monkeypatch):
+    monkeypatch.setattr(doubts, "SILENT_SECONDS", 0.2)  # after which Kubernetes is believed
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
     read = Gauges(operator)

@@ -18,12 +18,13 @@ from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import Policy
 from flyer.kube.client import Access, Api, Cache, Election, LeaseSettings, find_access
 from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
+from flyer.kube.gateway import outcome_of
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import Leader, Seams, Term, World
 
 from fakekube.api_nodes import ApiNodes
-from fakekube.fakes import FakeGateway, outcome_of
+from fakekube.fakes import FakeGateway
 
 CRDS = Path(__file__).parents[3] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
@@ -48,6 +49,7 @@ class Scene:
 
     def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
         def make_gateway(tell: Any) -> Any:
+            # The pods of `ApiNodes` have no processes, so no sidecar connects.
             self.gateway = FakeGateway(tell, self.nodes)
             return self.gateway
 

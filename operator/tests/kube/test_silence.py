@@ -2,14 +2,15 @@
 
 import errno
 import socket
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from flyer.api import Phase
 from flyer.kube.gateway import Heard
-from flyer.kube.services import doubts, probes
+from flyer.kube.services import doubts, probes, silence
 from flyer.kube.services.probes import answers
-from flyer.kube.services.silence import LOOK_SECONDS, PROBES, Silence
+from flyer.kube.services.silence import LOOK_SECONDS, Silence
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -299,31 +300,32 @@ def test_any_answer_is_one(monkeypatch):
         assert answers("127.0.0.1", port) is found
 
 
-async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(cluster, until):
-    cluster.nodes("AAAA")
+async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(
+    cluster, until, monkeypatch
+):
+    monkeypatch.setattr(probes, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "SUSPECT_SECONDS", 0.3)
+    monkeypatch.setattr(silence, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(silence, "LOST_SECONDS", 0.5)
+    cluster.gateway_settings = replace(cluster.gateway_settings, sidecars_beat_seconds=0.05)
+    cluster.nodes("AAAA", answers_probes=True)
     leader = cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     lost = cluster.status("a").assignment.names[1]
     nodes = leader.leader.term._nodes
-    assert not leader.gateway.heard()
-    # As the watch finds it after seconds: told here, for nothing is to depend on time.
-    nodes.silence.look({lost: Heard(1.0, True), "another": Heard(1.0, True)}, 1.0)
-    nodes.silence.lost[lost] = "nothing heard"
-    for _ in range(PROBES):  # else the next look finds it back
-        nodes.silence.probed(lost, answered=False)
-    cluster.kubelets.stopped_nodes.add(lost)
-    nodes.changed(lost)
+    await until(lambda: nodes.silence.answers(lost))
+    cluster.kubelets.cut_node(lost)
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
     )
     status = cluster.status("a")
     assert lost not in status.assignment.names
     assert status.eviction.reason == "NodeFailures"
-    assert "NodeSilent (nothing heard)" in status.eviction.message
+    assert "NodeSilent (nothing heard for " in status.eviction.message
     assert not leader.leader.term.state.nodes[lost].node.ready
-    nodes.silence.probed(lost, answered=True)
-    nodes.judge()
+    cluster.kubelets.return_node(lost)
     await until(lambda: leader.leader.term.state.nodes[lost].eligible)
 
 
@@ -337,14 +339,7 @@ async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     node = cluster.status("a").assignment.names[1]
-    nodes, gateway = leader.leader.term._nodes, leader.gateway
-    talking = {"said_at": 1.0}
-
-    def heard():
-        talking["said_at"] += 1.0
-        return {node: Heard(talking["said_at"], replaceable=False)}
-
-    gateway.heard = heard
+    nodes = leader.leader.term._nodes
     await until(lambda: node in nodes.silence.heard())
     cluster.kubelets.set_ready(node, ready=False)
     await until(lambda: not leader.leader.term.state.nodes[node].node.ready)
@@ -353,12 +348,11 @@ async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
     if then == "it is ready again":
         cluster.kubelets.set_ready(node, ready=True)
         await until(lambda: leader.leader.term.state.nodes[node].node.ready)
-        assert node not in nodes._doubts
+        await until(lambda: node not in nodes._doubts)
         assert cluster.status("a").chain.attempt == 1
         return
-    gateway.heard = dict
+    cluster.kubelets.cut_node(node)
     monkeypatch.setattr(doubts, "SILENT_SECONDS", 0.5)
-    cluster.kubelets.stopped_nodes.add(node)
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
     )
@@ -373,10 +367,6 @@ async def test_a_doubted_machine_that_dies_is_lost_as_soon_as_its_silence_is_sur
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     node = cluster.status("a").assignment.names[1]
     nodes = leader.leader.term._nodes
-    leader.gateway.heard_of = {
-        node: Heard(1.0, replaceable=True),
-        "b": Heard(1.0, replaceable=True),
-    }
     await until(lambda: node in nodes.silence.heard())
     cluster.kubelets.set_ready(node, ready=False)
     await until(lambda: node in nodes._doubts)

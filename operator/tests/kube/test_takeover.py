@@ -1,12 +1,12 @@
 """A new leader has seen all that was committed before it, however old its copy of the jobs was."""
 
 from flyer.api import TOPOLOGY_NAME, Phase, ZoneCount
+from flyer.kube.gateway import outcome_of
 from flyer.kube.services import World
 from flyer.kube.services.takeover import TakeOver
 from flyer.kube.services.token import Token
 
 from fakekube import Fault
-from fakekube.fakes import outcome_of
 
 
 async def running(cluster, until, name="a", nodes=2):

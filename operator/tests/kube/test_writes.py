@@ -6,6 +6,9 @@ import itertools
 import pytest
 from flyer.api import API_VERSION, Phase
 from flyer.kube.services import inbox, podcalls
+from flyer.kube.services.counts import Counts
+
+from fakekube.containers import Behaviour
 
 
 @pytest.fixture
@@ -21,7 +24,9 @@ def writes(cluster, since):
 
 
 @pytest.mark.parametrize(("zones", "nodes"), [("A", 1), ("AAAA", 4), ("AAABBB", 5), ("A" * 16, 16)])
-async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, zones, nodes):
+async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypatch, zones, nodes):
+    # The nodes of zones are counted every three seconds, whatever starts.
+    monkeypatch.setattr(Counts, "look", lambda _: None)
     cluster.nodes(zones)
     operator = cluster.operator()
     await until(lambda: operator.serves)
@@ -53,9 +58,11 @@ async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.parametrize(("saves", "most"), [(False, 3), (True, 4)])
 @pytest.mark.usefixtures("patient")
-async def test_a_suspension_costs_three_writes(cluster, until, nodes):
+async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, most):
     """And one for its checkpoint, which is stored before the gang's pods may end."""
+    cluster.containers.behaviour = Behaviour(saves=saves)
     cluster.nodes("A" * nodes)
     operator = cluster.operator()
     await until(lambda: operator.serves)
@@ -66,7 +73,7 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes):
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     await until(lambda: len(cluster.store.all("events")) == 2)
     done = writes(cluster, since)
-    assert len(done) <= 3 + 1, done
+    assert len(done) <= most, done
 
 
 @pytest.mark.usefixtures("patient")
@@ -77,12 +84,12 @@ async def test_nodes_that_fall_empty_one_after_another_are_written_once(cluster,
     await until(lambda: operator.serves)
     cluster.submit("a", 4)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    loop, finish = asyncio.get_running_loop(), cluster.kubelets.finish
-    ends = itertools.count(1)
-    cluster.kubelets.finish = lambda *pod: loop.call_later(0.3 * next(ends), finish, *pod)
+    delays = itertools.count(1)
+    cluster.kubelets.tells_end_after = lambda: 0.3 * next(delays)
     since = len(cluster.server.faults.calls)
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    assert next(delays) == 5, "each of the four kubelets took its time"
     assert not cluster.status("a").occupied
     done = [call for call in writes(cluster, since) if call.resource == "flyerjobs/status"]
     assert len(done) <= 3, done
@@ -90,7 +97,8 @@ async def test_nodes_that_fall_empty_one_after_another_are_written_once(cluster,
 
 @pytest.mark.usefixtures("patient")
 async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
-    """And costs four writes for each gang that gives way, whatever its size."""
+    """And costs three writes for each gang that gives way, whatever its size."""
+    cluster.containers.behaviour = Behaviour(saves=False)
     cluster.nodes("A" * 12)
     operator = cluster.operator()
     await until(lambda: operator.serves)
@@ -109,7 +117,7 @@ async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
         call for call in writes(cluster, since)
         if call.name.startswith("low-") and call.status < 300
     ]  # fmt: skip
-    assert len(done) <= 4 * 3, done
+    assert len(done) <= 3 * 3, done
 
 
 def events_of(cluster, jobs):
