@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from flyer.api import FlyerJobSpec, Pending
-    from flyer.engine.explanation import Blocker
+    from flyer.engine.explanation import Blocker, Detail
     from flyer.engine.incidents import Incident
     from flyer.engine.limits import Limits, Terms
     from flyer.engine.nodes import Node
@@ -48,6 +48,10 @@ class Draft:
         self.quota_blockers: dict[str, list[Blocker]] = {}
         # Jobs that have a preemption plan and have not waited for `preemption_delay_seconds` yet.
         self.delayed: set[str] = set()
+        # The job whose explanation was asked for, and what was found out about it.
+        self.subject = ""
+        self.detail: Detail | None = None
+        self.pending_writes = state.pending_writes
         # What jobs say that wait behind this one.
         self.behind: dict[str, Pending] = {}
         self._wake: float | None = None
@@ -60,7 +64,7 @@ class Draft:
         """The state after the step."""
         return EngineState(
             self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones,
-            self.held_apart, self.teams, tuple(self.incidents),
+            self.held_apart, self.teams, tuple(self.incidents), self.pending_writes,
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:

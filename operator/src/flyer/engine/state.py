@@ -121,6 +121,8 @@ class EngineState:
     teams: Mapping[str, str] = field(default_factory=dict)
     # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
     incidents: tuple[Incident, ...] = ()
+    # Writes of `status.pending` that are allowed now, and when they were counted; None: a burst.
+    pending_writes: tuple[float, float] | None = None
 
 
 __all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]
