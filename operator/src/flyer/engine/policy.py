@@ -56,8 +56,10 @@ class Policy:
     # for a whole gang, and holds its nodes meanwhile.
     refused_backoff_seconds: float = 60.0
     refused_backoff_seconds_max: float = 600.0
-    # From then on it interrupts nobody for so long: they may be refused again.
+    # From then on it interrupts nobody for so long, doubling each time: they may be refused again,
+    # and those that it interrupts lose work for nothing.
     refused_seconds: float = 600.0
+    refused_seconds_max: float = 86_400.0
     # Progress is written into the job's status at most so often.
     progress_commit_seconds: float = 5.0
     # Why jobs wait is written again at most so often over all jobs, after a burst.

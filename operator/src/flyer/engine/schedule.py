@@ -285,8 +285,12 @@ def _was_refused(draft: Draft, job: JobState) -> bool:
     left = job.status.eviction
     if left is None or left.reason != PODS_REFUSED:
         return False
-    not_before = job.status.chain.not_before
-    until = (left.time if not_before is None else not_before) + draft.policy.refused_seconds
+    chain, policy = job.status.chain, draft.policy
+    pause_seconds = min(
+        policy.refused_seconds * 2.0 ** min(max(chain.refusals - 1, 0), 30),
+        policy.refused_seconds_max,
+    )
+    until = (left.time if chain.not_before is None else chain.not_before) + pause_seconds
     draft.wake(until)
     return until > draft.now
 
