@@ -122,7 +122,8 @@ class Suspension(Model):
 
     reason: str = Field(
         max_length=128,
-        description="Preempted, Suspended, Requeued, Yielded, Stopped or DeadlineExceeded",
+        description="Preempted, Suspended, Requeued, NodeDrained, Yielded, Stopped or "
+        "DeadlineExceeded",
     )
     by: str = Field(max_length=BY_CHARS_MAX, description="The user or the job that asked")
     message: str = Field(default="", max_length=MESSAGE_CHARS_MAX, description="For people")

@@ -96,7 +96,7 @@ def _fit(draft: Draft, name: str) -> bool:
 
 def _active(draft: Draft, job: JobState) -> None:
     """Starting or running: what the pods did, then what was asked, then what is overdue."""
-    for rule in (_infrastructure, _ended, _asked, _overdue):
+    for rule in (_infrastructure, _ended, _asked, _drained, _overdue):
         if rule(draft, job):
             return
     _show_progress(draft, job)
@@ -167,6 +167,21 @@ def _asked(draft: Draft, job: JobState) -> bool:
         message += f": {job.suspend_reason}"
     transitions.begin_suspension(draft, job.key, reason=reason, by=job.suspend_by, message=message)
     return True
+
+
+def _drained(draft: Draft, job: JobState) -> bool:
+    """A person wants one of its nodes empty: the gang saves, leaves and is placed elsewhere."""
+    assignment = job.status.assignment
+    assert assignment is not None, f"{job.key}: active without nodes"
+    for name in assignment.names:
+        state = draft.nodes.get(name)
+        if state is not None and state.node.drain:
+            transitions.begin_suspension(
+                draft, job.key, reason="NodeDrained", by="NodeHealth",
+                message=f"node {name} is {state.node.drain}",
+            )  # fmt: skip
+            return True
+    return False
 
 
 def _overdue(draft: Draft, job: JobState) -> bool:
