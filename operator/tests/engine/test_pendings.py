@@ -55,7 +55,7 @@ def test_a_burst_of_changed_reasons_is_spread(desk: Callable) -> None:
     written = [one for one in d.tell(*(NodeObserved(node) for node in more))
                if isinstance(one, Commit) and one.status.phase is Phase.QUEUED]  # fmt: skip
     assert len(written) <= 10
-    for _ in range(60):
+    for _ in range(200):
         d.wait(1.0)
     assert all(d.status(f"a{index}").pending.verdict == "Pending" for index in range(60)
                if d.status(f"a{index}").phase is Phase.QUEUED)  # fmt: skip

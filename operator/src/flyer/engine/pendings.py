@@ -41,6 +41,7 @@ class Pendings:
         self._draft = market.draft
         self._waiting = 0
         self._tokens = self._refilled()
+        self._ways_out: dict[tuple[object, ...], tuple[Remedy, ...]] = {}
 
     def set(self, job: JobState, pending: Pending, claims: Sequence[Claim] = ()) -> None:
         """The job was not placed, for this reason; store it if it is due."""
@@ -58,7 +59,7 @@ class Pendings:
             self._tokens -= 1
             pending = _with(self._detail(job, pending, claims))
         elif not first:
-            return
+            return  # nodes are given out again soon, whatever happens
         if known is None or known.replace(time=None) != pending:
             draft.update(job.key, pending=pending.replace(time=draft.now))
 
@@ -108,7 +109,22 @@ class Pendings:
         if pending.reason == WAITING_FOR_TURN and pending.blocked_by:
             ahead = draft.jobs[pending.blocked_by[0]]
             found[0] = Blocker(pending.reason, pending.message, job=ahead.key, user=ahead.user)
-        return Detail(pending, self._waiting, tuple(found), _remedies(market, job))
+        return Detail(pending, self._waiting, tuple(found), self._remedies(job))
+
+    def placed(self) -> None:
+        """A job got nodes: the others' ways out are others now."""
+        self._ways_out.clear()
+
+    def _remedies(self, job: JobState) -> tuple[Remedy, ...]:
+        """The same for jobs that want the same."""
+        spec = job.spec
+        wants = (
+            spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
+            self._draft.level(job), tuple(job.status.chain.avoid),
+        )  # fmt: skip
+        if wants not in self._ways_out:
+            self._ways_out[wants] = _remedies(self._market, job)
+        return self._ways_out[wants]
 
 
 def _with(detail: Detail) -> Pending:

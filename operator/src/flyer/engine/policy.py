@@ -62,6 +62,8 @@ class Policy:
     refused_seconds_max: float = 86_400.0
     # Progress is written into the job's status at most so often.
     progress_commit_seconds: float = 5.0
+    # Nodes are given out again after so long although nothing has changed that decides it.
+    plan_again_seconds: float = 30.0
     # Why jobs wait is written again at most so often over all jobs, after a burst.
     pending_writes_per_second: float = 10.0
     pending_writes_burst: int = 100

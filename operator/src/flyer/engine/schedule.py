@@ -80,6 +80,7 @@ def schedule(draft: Draft) -> list[Claim]:
         if not search.is_hopeless(job, needs) and _place(market, job, claims, gate):
             blocked.clear()
             search.clear()
+            pendings.placed()
             gate.fill(job)
             continue
         search.failed(job, needs)
@@ -109,7 +110,7 @@ def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, f
     """
     leaving = [
         job
-        for job in draft.jobs.values()
+        for job in draft.active_jobs().values()
         if job.status.suspension is not None
         and job.status.suspension.reason == "Preempted"
         and not job.suspend
@@ -179,7 +180,7 @@ def _claim(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Claim
 
 def launch(draft: Draft) -> None:
     """Start whoever has all nodes empty, and the token if it crosses zones."""
-    waiting = [job for job in draft.jobs.values() if job.status.phase in WAITING]
+    waiting = [job for job in draft.active_jobs().values() if job.status.phase in WAITING]
     if not waiting:
         return
     market = Market(draft)
@@ -195,12 +196,10 @@ def launch(draft: Draft) -> None:
             market.occupied_by |= dict.fromkeys(assignment.names, key)
             continue
         pending, known = blockers.draining(market, job, occupied, leaving), job.status.pending
+        phase = Phase.DRAINING if occupied else Phase.RESERVED
         same = known is not None and known.replace(time=None) == pending
-        draft.update(
-            key,
-            phase=Phase.DRAINING if occupied else Phase.RESERVED,
-            pending=known if same else pending.replace(time=draft.now),
-        )
+        if not same or phase is not job.status.phase:
+            draft.update(key, phase=phase, pending=pending.replace(time=draft.now))
     draft.about = ""
 
 

@@ -27,7 +27,7 @@ def settle(draft: Draft) -> None:
     """Bring every job to rest."""
     occupied_by = draft.occupied_by()
     blame.observe(draft)
-    for key in sorted(key for key, job in draft.jobs.items() if not _is_idle(job)):
+    for key in sorted(key for key, job in draft.active_jobs().items() if not _is_idle(job)):
         draft.about = key
         for _ in range(_MOVES_MAX):
             job = draft.jobs[key]
@@ -243,7 +243,8 @@ _RULES: dict[Phase, Callable[[Draft, JobState], None]] = {
 
 def _confirm_reservations(draft: Draft, occupied_by: dict[str, str]) -> None:
     """Whoever waits for a node waits for somebody who is leaving it, and who does leave."""
-    for key in sorted(key for key, job in draft.jobs.items() if job.status.phase in WAITING):
+    active = draft.active_jobs().items()
+    for key in sorted(key for key, job in active if job.status.phase in WAITING):
         job = draft.jobs[key]
         if job.status.assignment is None:
             continue
