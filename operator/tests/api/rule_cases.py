@@ -93,6 +93,22 @@ CASES = [
         "this template",
     ),
     on_spec(
+        "maxRuntime is not raised while the job runs",
+        "spec.maxRuntime: 2h is more than the 90m that the job has while it is Running: lower it, "
+        "or suspend the job first (spec.suspend: true) and raise it once it is Suspended",
+        {"maxRuntime": "2h"},
+        job(maxRuntime="90m", status=status("Running")),
+        policy=True,
+    ),
+    on_spec(
+        "maxRuntime is not taken away while the job runs",
+        "spec.maxRuntime: nothing is more than the 90m that the job has while it is Running: lower "
+        "it, or suspend the job first (spec.suspend: true) and raise it once it is Suspended",
+        {"maxRuntime": None},
+        job(maxRuntime="90m", status=status("Running")),
+        policy=True,
+    ),
+    on_spec(
         "grace is at most maxGrace",
         "spec.preemption.maxGrace: 10m is shorter than grace 1h: set maxGrace to 1h or more",
         {"preemption": {"grace": "1h"}},

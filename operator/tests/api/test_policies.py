@@ -198,6 +198,11 @@ async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
     await anna.merge(RESOURCES["flyerjobs"], name, patch, "default")
     await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"stop": "now"}}, "default")
     await gone(anna, "flyerjobs", name)
+    name = f"lower-{secrets.token_hex(4)}"
+    running = job(maxRuntime="90m", status=status("Running"))
+    await stored(anna, "flyerjobs", name, running, operator)
+    await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"maxRuntime": "1h"}}, "default")
+    await gone(anna, "flyerjobs", name)
 
 
 async def _unstamped(policies: Cluster, reader: Reader) -> None:

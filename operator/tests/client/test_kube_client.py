@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from datetime import UTC, datetime
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyer.cli import act
 from flyer.cli.output import Output
+from flyer.cli.screens import why_screen
 from flyer.client import FlyerError
 from flyer.client.kube.loglines import PodLog
+from flyer.kube.client.errors import ForbiddenError
 from ruamel.yaml import YAML
 
 if TYPE_CHECKING:
@@ -127,65 +130,42 @@ def test_a_manifest_is_created_whole_or_not_at_all(
         client.run_all(manifest)
 
 
-def test_why_asks_the_engine(cluster: Cluster, client: KubeClient) -> None:
-    cluster.add_nodes("a1")
-    cluster.add_job("one", priority="high")
-    cluster.set_status("one", running())
-    cluster.add_job("two", 1)
-    told = client.why("two")
-    assert (told.verdict, told.position) == ("cannot", 1)
-    assert any("default/one of default has 1" in one.message for one in told.reasons)
-    cluster.add_job("three", 9)
-    assert client.why("three").verdict == "never"
-    assert client.why("one").verdict == "can"
-    health = {
-        "apiVersion": "fireflyer.dev/v1alpha1",
-        "kind": "NodeHealth",
-        "metadata": {"name": "a2"},
-        "spec": {"drain": {"reason": "disk", "by": "anna"}},
-    }
-    cluster.add_nodes("a2")
-    cluster.do(lambda store: store.create("nodehealths", health))
-    told = client.why("two")
-    assert "node a2 is out: drained by anna: disk" in [one.message for one in told.reasons]
-    release = """kubectl patch nodehealth a2 --type=merge -p '{"spec":{"drain":null}}'"""
-    assert told.unblock[-1] == f"{release}  # gives a2 new work again: drained by anna: disk"
-    assert not any("flyer node" in one for one in told.unblock)
-    cordoned = {"spec": {"unschedulable": True}}
-    cluster.do(lambda store: store.patch("nodes", "a2", cordoned))
-    assert client.why("two").unblock[-1].startswith("kubectl uncordon a2  #")
-
-
-def test_why_knows_the_zones_that_the_topology_admits(cluster: Cluster, client: KubeClient) -> None:
-    cluster.add_nodes("a1", "a2")
-    cluster.add_job("one", 2)
-    assert client.why("one").verdict == "can"
-    topology = {
-        "apiVersion": "fireflyer.dev/v1alpha1",
-        "kind": "FlyerTopology",
-        "metadata": {"name": "cluster"},
-        "spec": {"zones": [{"name": "elsewhere"}]},
-    }
-    cluster.do(lambda store: store.create("flyertopologies", topology))
-    assert client.why("one").verdict == "never"
-
-
-def test_why_reads_the_status_of_who_may_see_no_more(cluster: Cluster, client: KubeClient) -> None:
+def test_why_reads_the_status_alone(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
+    told = client.why("one")
+    assert (told.verdict, told.summary, told.decided_at) == ("cannot", "Queued", None)
     pending = {
-        "reason": "WaitingForQuota", "message": "1 of 1 nodes missing", "blockedBy": ["x/y"],
+        "reason": "WaitingForNodes", "message": "1 of 1 nodes missing", "position": 3, "more": 2,
+        "reasons": [
+            {"reason": "WaitingForNodes", "message": "1 of 1 nodes missing"},
+            {"reason": "NodeNotReady", "message": "node a1 is out", "node": "a1"},
+        ],
+        "unblock": [{"command": "kubectl uncordon a1", "effect": "gives a1 new work again"}],
+        "time": TIME,
     }  # fmt: skip
     cluster.set_status("one", {"phase": "Queued", "pending": pending, "chain": {"attempt": 0}})
+    lists = []
 
+    async def listed(*what: Any, **_: Any) -> Any:
+        lists.append(what)
+
+    client.asynchronous.api.list = listed  # type: ignore[method-assign]
+    told = client.why("one")
+    assert not lists
+    assert (told.verdict, told.position, told.more) == ("cannot", 3, 2)
+    assert told.summary == "cannot start now: 1 of 1 nodes missing"
+    assert [one.node for one in told.reasons] == ["", "a1"]
+    assert told.unblock == ["kubectl uncordon a1  # gives a1 new work again"]
+    words = why_screen(told)
+    assert "and 2 more reasons" in words
+    assert re.search(r"decided \d+.* ago", words)
+
+
+def test_nodes_need_the_right_to_list_them(cluster: Cluster, client: KubeClient) -> None:
     async def forbidden() -> Any:
-        from flyer.kube.client.errors import ForbiddenError
-
         raise ForbiddenError("list nodes", "forbidden", code=403)
 
     client.asynchronous._observed = forbidden  # type: ignore[method-assign]
-    told = client.why("one")
-    assert told.verdict == "cannot"
-    assert [one.message for one in told.reasons] == ["1 of 1 nodes missing", "x/y is in its way"]
     with pytest.raises(FlyerError, match="forbidden") as refusal:
         client.nodes()
     assert refusal.value.code == "Forbidden"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from flyer.engine import (
     NodeObserved,
     PodExited,
     ProgressReported,
+    Released,
     Start,
     StartRefused,
     Stop,
@@ -305,6 +307,30 @@ def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(desk: Callable) 
     assert d.status("a").phase is Phase.RUNNING
     d.wait(1)
     assert d.status("a").phase is Phase.SUSPENDING
+
+
+def test_who_is_refused_again_and_again_interrupts_ever_more_rarely(
+    desk: Callable, pick: Callable
+) -> None:
+    d = desk()
+    d.run("runs", 6, priority="low", watchdog=None)
+    d.wait(60)
+    interrupted_at: list[float] = []
+    d.submit("refused", 6, priority="high")
+    for _ in range(24 * 60):
+        if d.status("runs").phase is Phase.SUSPENDING:
+            interrupted_at.append(d.now)
+            d.tell(Released("default/runs", d.status("runs").chain.attempt))
+            d.empty("runs")
+        if d.status("refused").phase is Phase.STARTING:
+            d.tell(StartRefused("default/refused", d.status("refused").chain.attempt, "quota"))
+            d.empty("refused")
+        if d.status("runs").phase is Phase.STARTING:
+            d.up("runs")
+        d.wait(60)
+    pauses = [after - before for before, after in pairwise(interrupted_at)]
+    assert len(interrupted_at) <= 8
+    assert pauses[-1] > 2 * 3600
 
 
 def test_a_bug_names_the_job_that_brings_it_to_light(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from flyer.engine import (
     JobRemoved,
     Killed,
     LifeStateSet,
+    NodeObserved,
     PodExited,
     ProgressReported,
     Released,
@@ -49,6 +51,48 @@ def test_suspend_saves_and_resume_restores(desk: Callable, pick: Callable) -> No
     (start,) = pick(d.tell(ResumeRequested(A)), Start)
     assert (start.attempt, start.restore_from.step) == (2, 42)
     assert d.status("a").suspend_code is SuspendCode.NONE
+
+
+def test_a_drained_node_is_left_with_a_checkpoint(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 2)
+    gone, other = (next(one for one in d.nodes if one.name == name) for name in d.names("a"))
+    assert not d.tell(NodeObserved(replace(other, ready=False, reason="cordoned")))[:-1]
+    assert d.status("a").phase is Phase.RUNNING
+    d.tell(NodeObserved(other))
+    d.tell(ProgressReported(A, 1, 41))
+    why = "drained by anna: a new disk"
+    drained = replace(gone, ready=False, reason=why, drain=why)
+    (signal,) = pick(d.tell(NodeObserved(drained)), Signal)
+    assert signal.reason == "NodeDrained"
+    d.restart()  # a new leader goes on with it
+    d.tell(NodeObserved(drained))
+    d.tell(CheckpointReported(A, 1, 42, "/ckpt/42"), Released(A, 1))
+    d.empty("a")
+    status = d.status("a")
+    assert status.phase is Phase.STARTING
+    assert gone.name not in d.names("a")
+    assert (status.eviction.reason, status.eviction.message) == (
+        "NodeDrained", f"node {gone.name} is {why}",
+    )  # fmt: skip
+    assert (status.chain.restarts, status.chain.avoid) == (0, ())
+    # A gang that only starts has nothing to save.
+    other = next(one for one in d.nodes if one.name == d.names("a")[0])
+    d.tell(NodeObserved(replace(other, ready=False, reason=why, drain=why)))
+    assert d.status("a").suspension.expired
+
+
+def test_a_gang_that_fits_nowhere_else_waits_until_the_drain_is_over(desk: Callable) -> None:
+    d = desk()
+    d.run("a", 6)
+    node = replace(d.nodes[0], ready=False, reason="drained by anna: x", drain="drained by anna: x")
+    d.tell(NodeObserved(node))
+    d.tell(Released(A, 1))
+    d.empty("a")
+    assert d.status("a").phase is Phase.QUEUED
+    assert "is out: drained by anna: x" in d.status("a").pending.message
+    d.tell(NodeObserved(d.nodes[0]))
+    assert d.status("a").phase is Phase.STARTING
 
 
 def test_suspend_codes_only_grow(desk: Callable) -> None:

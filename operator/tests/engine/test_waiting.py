@@ -8,16 +8,18 @@ import pytest
 from flyer.api import Phase
 from flyer.engine import (
     CheckpointReported,
+    JobSubmitted,
     NodeLost,
     NodeObserved,
     PodExited,
     Released,
+    Signal,
     StopRequested,
     Succeeded,
     UnknownJob,
     explain,
 )
-from flyer.sim import two_zones
+from flyer.sim import sample_job, two_zones
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +124,36 @@ def test_backfill_gives_the_nodes_back_when_the_large_one_can_start(desk: Callab
     d.empty("small")
     assert d.status("large").phase is Phase.STARTING
     assert d.status("small").phase is Phase.QUEUED
+
+
+def test_a_false_max_runtime_buys_no_time(desk: Callable, pick: Callable) -> None:
+    """A job that started early because it ends in time ends then, whatever it asks for later."""
+    d = desk(start_deadline_seconds=30.0)
+    stays = {"grace": "1m", "maxGrace": "1m", "minRuntime": "2h"}
+    d.run("first", 4, maxRuntime="2h", watchdog=None)
+    d.submit("large", 6)
+    eta = d.status("large").pending.eta
+    d.run("liar", 1, maxRuntime="1h", preemption=stays, watchdog=None)
+    assert not d.status("liar").assignment.backfill
+    for asked in ({"maxRuntime": "100h"}, {}):
+        spec = {"maxRuntime": None, "preemption": stays, "watchdog": None, **asked}
+        d.tell(JobSubmitted(sample_job("liar", 1, **spec)))
+    (signal,) = pick(d.wait(3600), Signal)
+    assert (signal.job, signal.reason) == ("default/liar", "DeadlineExceeded")
+    d.wait(60)  # it does not save: the end of its grace
+    d.empty("liar")
+    assert d.status("liar").phase is Phase.FAILED
+    d.now = eta
+    d.tell(Released("default/first", 1))
+    d.empty("first")
+    assert d.status("large").phase is Phase.STARTING
+
+
+def test_a_max_runtime_may_be_lowered_while_the_job_runs(desk: Callable, pick: Callable) -> None:
+    d = desk()
+    d.run("a", 1, maxRuntime="2h", watchdog=None)
+    d.tell(JobSubmitted(sample_job("a", 1, maxRuntime="1h", watchdog=None)))
+    assert pick(d.wait(3600), Signal)
 
 
 def test_nodes_that_the_large_one_does_not_wait_for_are_used(desk: Callable) -> None:

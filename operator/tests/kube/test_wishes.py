@@ -30,6 +30,31 @@ async def test_a_requeue_names_its_attempt(cluster, until):
     assert cluster.status("a").eviction.reason == "Requeued"
 
 
+async def test_a_drain_moves_the_gang_and_a_cordon_leaves_it(cluster, until):
+    cluster.nodes("AAA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    first = cluster.status("a").assignment.names[0]
+    cluster.store.patch("nodes", first, {"spec": {"unschedulable": True}})
+    cluster.submit("b", 1)  # decided by who sees the cordon: the third node is left
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    assert (cluster.phase("a"), cluster.status("a").chain.attempt) == (Phase.RUNNING, 1)
+    cluster.store.delete("flyerjobs", "b", "default")
+    await until(lambda: not cluster.pods("b"))
+    drain = {"reason": "a new disk", "by": "anna"}
+    cluster.store.create("nodehealths", custom("NodeHealth", first, drain=drain))
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    status = cluster.status("a")
+    assert status.eviction.reason == "NodeDrained"
+    assert status.eviction.message == f"node {first} is drained by anna: a new disk"
+    assert status.checkpoint is not None  # it saved before it left
+    assert status.chain.restarts == 0
+    assert first not in status.assignment.names
+
+
 async def test_a_quota_holds_and_lets_go(cluster, until):
     cluster.nodes("AA")
     cluster.store.create("flyerquotas", custom("FlyerQuota", "all", nodes=1))

@@ -6,34 +6,47 @@ by byte. FLYER_SEED=N plays one seed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.engine import effects, schedule, settle
+from flyer.engine import WakeAt, effects, schedule, settle
 from flyer.engine.draft import ACTIVE, RESERVING, Draft
 from flyer.engine.log import step_line
 from flyer.engine.market import Market
 from flyer.sim import histories
 from flyer.sim.histories import History
+from flyer.sim.invariants import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+POLICY = histories.POLICY
 SUPPLY, PREEMPTIBLE_AT, STEP = Market.supply, Market.preemptible_at, histories.step
 
 
 def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, str]:
-    """For each seed, what was decided."""
+    """For each seed, what was decided.
+
+    When the engine wants to be stepped again is no decision, nor which numbers a queued job shows:
+    a step that gives out no nodes renews none. Plans are never made again only because time passed,
+    so that a missed wake-up shows.
+    """
+    never = 1e9
+    policy = replace(POLICY, plan_again_seconds=never, pending_renew_seconds=never)
+    monkeypatch.setattr(histories, "POLICY", policy)
     found = {}
     for seed in seeds:
         digest = hashlib.sha256()
 
         def recorded(state, events, now, digest=digest):
             after, actions = STEP(state, events, now)
-            digest.update(step_line((), now, actions).encode())
+            decided = [one for one in actions if not isinstance(one, WakeAt)]
+            digest.update(step_line((), now, decided).encode())
             return after, actions
 
         monkeypatch.setattr(histories, "step", recorded)
@@ -68,6 +81,8 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs = market.draft.jobs
         return sorted(key for key, job in jobs.items() if job.status.phase in RESERVING)
 
+    monkeypatch.setattr(Draft, "is_plan_due", lambda *_args: True)
+    monkeypatch.setattr(Draft, "active_jobs", lambda draft: draft.jobs)
     monkeypatch.setattr(schedule._Search, "is_hopeless", lambda *_args: False)
     monkeypatch.setattr(settle, "_is_idle", lambda _job: False)
     monkeypatch.setattr(effects, "_is_idle", lambda _job: False)
@@ -99,6 +114,19 @@ def test_shortcuts_change_no_decision_of_new_histories() -> None:
     first = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**48)
     print(f"FLYER_SEED={first}")
     assert differences(range(first, first + 200)) == []
+
+
+def test_a_plan_that_is_kept_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
+    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: "")
+    seeds = range(25)
+    right = played(monkeypatch, seeds)
+    kept = Draft.is_plan_due
+    monkeypatch.setattr(
+        Draft, "is_plan_due", lambda draft, state: kept(draft, state) and draft.changed
+    )
+    with contextlib.suppress(Violation):  # some job may never start
+        assert played(monkeypatch, seeds) != right
 
 
 def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

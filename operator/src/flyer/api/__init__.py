@@ -68,9 +68,11 @@ from flyer.api.status import (
     OccupiedNode,
     PastAttempt,
     Pending,
+    PendingReason,
     PreviousNode,
     Progress,
     Suspension,
+    Unblock,
 )
 from flyer.api.timestamps import Timestamp, format_timestamp, parse_timestamp, quantize
 
@@ -124,6 +126,7 @@ __all__ = [
     "OccupiedNode",
     "PastAttempt",
     "Pending",
+    "PendingReason",
     "Phase",
     "PodSpec",
     "PodTemplate",
@@ -142,6 +145,7 @@ __all__ = [
     "Suspension",
     "Timestamp",
     "TokenHolder",
+    "Unblock",
     "Zone",
     "ZoneCount",
     "format_timestamp",

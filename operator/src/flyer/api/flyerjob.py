@@ -174,7 +174,11 @@ class FlyerJobSpec(StrictModel):
         "checkpoints and logs stay; deleting the object stops it at once",
     )
     max_runtime: Annotated[Duration, AboveZero("spec.maxRuntime", "leave the field out")] | None = (
-        Field(default=None, description="Of one attempt; then the job is suspended for good")
+        Field(
+            default=None,
+            description="Of one attempt; then the job saves and ends. While the job has nodes it "
+            "may be lowered and not raised: others wait for its end",
+        )
     )
     watchdog: Annotated[Duration, AboveZero("spec.watchdog", "write null")] | None = Field(
         default=Duration("30m"),

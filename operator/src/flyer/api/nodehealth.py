@@ -34,7 +34,7 @@ class HealthState(StrEnum):
 
 
 class Drain(StrictModel):
-    """Somebody keeps new work away. Only whoever set it should take it back."""
+    """Somebody wants the node empty. Only whoever set it should take it back."""
 
     reason: str = Field(min_length=1, max_length=1024, description="Why, for others to read")
     by: str = Field(min_length=1, max_length=253, description="Who; others should not undo it")
@@ -47,7 +47,9 @@ class NodeHealthSpec(StrictModel):
     """What people want of the node."""
 
     drain: Drain | None = Field(
-        default=None, description="Keep new work away; gangs that run there go on"
+        default=None,
+        description="Empty the node and keep new work away: the gang that runs there saves, leaves "
+        "all its nodes and queues again at its place. `kubectl cordon` only keeps new work away",
     )
 
 
@@ -216,10 +218,16 @@ class NodeHealth(StrictModel):
         return unknown and self.spec.drain is None
 
     @property
+    def drained(self) -> str:
+        """Who wants the node empty and why, in one line; empty: nobody does."""
+        drain = self.spec.drain
+        return f"drained by {drain.by}: {drain.reason}" if drain is not None else ""
+
+    @property
     def unfit(self) -> str:
         """Why the node gets no new work, in one line; empty: it may."""
         if self.spec.drain is not None:
-            return f"drained by {self.spec.drain.by}: {self.spec.drain.reason}"
+            return self.drained
         status = self.status
         if status is None or status.state in (HealthState.HEALTHY, HealthState.SUSPECT):
             return ""

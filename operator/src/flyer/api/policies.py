@@ -237,6 +237,21 @@ def _fixed() -> dict[str, Any]:
         }
         for name in FIXED_FIELDS
     ]
+    lower = (
+        "(has(object.spec.maxRuntime)"
+        " && duration(object.spec.maxRuntime) <= duration(oldObject.spec.maxRuntime))"
+    )
+    validations.append(
+        {
+            # Others wait for its end: it was started early on nodes that they claim.
+            "expression": f"variables.waits || !has(oldObject.spec.maxRuntime) || {lower}",
+            "messageExpression": "'spec.maxRuntime: '"
+            " + string(object.spec.?maxRuntime.orValue('nothing'))"
+            " + ' is more than the ' + string(oldObject.spec.?maxRuntime.orValue('nothing'))"
+            " + ' that the job has while it is ' + variables.phase + ': lower it, or suspend the"
+            " job first (spec.suspend: true) and raise it once it is Suspended'",
+        }
+    )
     stop = "object.spec.?stop.orValue('nothing')"
     before = "oldObject.spec.?stop.orValue('nothing')"
     validations.append(

@@ -35,6 +35,10 @@ NODES_MAX = 5_000
 _NAME_CHARS_MAX = 253
 _ZONE_CHARS_MAX = 63
 HISTORY_MAX = 5
+# What a status lists of why a job waits: a queue of thousands of jobs stays small in the store.
+PENDING_REASONS_MAX = 8
+PENDING_CHARS_MAX = 512
+UNBLOCK_MAX = 4
 HISTORY_NODES_MAX = 8
 # Who asked: a user or a job. Longer names, as of service accounts, are cut.
 BY_CHARS_MAX = 253
@@ -118,7 +122,8 @@ class Suspension(Model):
 
     reason: str = Field(
         max_length=128,
-        description="Preempted, Suspended, Requeued, Yielded, Stopped or DeadlineExceeded",
+        description="Preempted, Suspended, Requeued, NodeDrained, Yielded, Stopped or "
+        "DeadlineExceeded",
     )
     by: str = Field(max_length=BY_CHARS_MAX, description="The user or the job that asked")
     message: str = Field(default="", max_length=MESSAGE_CHARS_MAX, description="For people")
@@ -284,8 +289,36 @@ class Progress(Model):
     time: Timestamp = Field(description="When it was reported")
 
 
+class PendingReason(Model):
+    """One thing that keeps the job from its nodes."""
+
+    reason: str = Field(max_length=128, description="As one CamelCase word")
+    message: str = Field(max_length=PENDING_CHARS_MAX, description="With names and numbers")
+    job: str = Field(
+        default="",
+        max_length=2 * _NAME_CHARS_MAX,
+        description="The job in the way as namespace/name, if it is of the same namespace",
+    )
+    user: str = Field(default="", max_length=BY_CHARS_MAX, description="Whose job that is")
+    node: str = Field(default="", max_length=_NAME_CHARS_MAX, description="The node that is out")
+    since: Timestamp | None = Field(default=None, description="Since when it is so")
+    until: Timestamp | None = Field(
+        default=None, description="When it ends by itself, if that is known"
+    )
+
+
+class Unblock(Model):
+    """One way to let the job start."""
+
+    command: str = Field(max_length=PENDING_CHARS_MAX, description="A command for a person")
+    effect: str = Field(max_length=PENDING_CHARS_MAX, description="The effect of the command")
+    node: str = Field(
+        default="", max_length=_NAME_CHARS_MAX, description="The node that it brings back, if any"
+    )
+
+
 class Pending(Model):
-    """Why the job has no nodes."""
+    """Why the job has no nodes, as the scheduler that leads decided it."""
 
     verdict: Literal["Pending", "Never"] = Field(
         default="Pending", description="Never: not in this cluster, not with these quotas"
@@ -298,8 +331,27 @@ class Pending(Model):
     blocked_by: tuple[str, ...] = Field(
         default=(),
         max_length=NODES_MAX,
-        description="The jobs in its way, as namespace/name",
+        description="The first jobs in its way, as namespace/name, of the same namespace",
         json_schema_extra={"items": {"type": "string", "maxLength": 2 * _NAME_CHARS_MAX}},
+    )
+    position: int | None = Field(
+        default=None, ge=1, description="Its place among the waiting jobs when this was written"
+    )
+    reasons: tuple[PendingReason, ...] = Field(
+        default=(),
+        max_length=PENDING_REASONS_MAX,
+        description="Every reason, the deciding one first; beyond the limit they are counted",
+    )
+    more: int = Field(default=0, ge=0, description="The number of reasons that are not listed")
+    unblock: tuple[Unblock, ...] = Field(
+        default=(),
+        max_length=UNBLOCK_MAX,
+        description="What would let the job start, the least lost work first",
+    )
+    time: Timestamp | None = Field(
+        default=None,
+        description="When the scheduler wrote this. A changed reason is written at once, changed "
+        "numbers after 30 seconds at the front of the queue and more slowly behind it",
     )
 
 
@@ -384,9 +436,11 @@ __all__ = [
     "FlyerJobStatus",
     "OccupiedNode",
     "Pending",
+    "PendingReason",
     "Phase",
     "PreviousNode",
     "Progress",
     "SuspendCode",
     "Suspension",
+    "Unblock",
 ]

@@ -320,9 +320,13 @@ def why_screen(why: WhyView) -> str:
             details.append(f"until {clock(reason.until)}")
         if details:
             lines.append(f"     {', '.join(details)}")
+    if why.more:
+        lines.append(f"  and {why.more} more reasons")
     if why.eta:
         lines.append(f"  starts about {clock(why.eta)}")
     if why.unblock:
         lines += ["  what would unblock it, cheapest first:"]
         lines += [f"    {command}" for command in why.unblock]
+    if why.decided_at:
+        lines.append(f"  decided {age(time.time() - why.decided_at)} ago")
     return "\n".join(lines)

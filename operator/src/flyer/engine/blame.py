@@ -129,7 +129,7 @@ def watchdog_expired(draft: Draft, job: JobState) -> Cause | None:
 
 def many_unheard(draft: Draft) -> bool:
     """Whether most running jobs have no stream: the report path is broken, not the jobs."""
-    running = [job for job in draft.jobs.values() if job.status.phase is Phase.RUNNING]
+    running = [job for job in draft.active_jobs().values() if job.status.phase is Phase.RUNNING]
     unheard = sum(job.seen.stream_lost_at is not None for job in running)
     return unheard >= draft.policy.outage_jobs_min and 2 * unheard >= len(running)
 
@@ -144,8 +144,9 @@ def judged(draft: Draft, cause: Cause) -> tuple[bool, str]:
 
 def observe(draft: Draft) -> None:
     """Record what is to be judged in this step, before any of it is: many may fail at once."""
-    for key in sorted(key for key, job in draft.jobs.items() if job.status.phase in ACTIVE):
-        job = draft.jobs[key]
+    for key, job in sorted(draft.active_jobs().items()):
+        if job.status.phase not in ACTIVE:
+            continue
         draft.about = key
         cause = (
             infrastructure(draft, job) or start_overdue(draft, job) or watchdog_expired(draft, job)

@@ -7,7 +7,8 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from flyer.api import CrossZone, Pending
+from flyer.api import CrossZone, Pending, PendingReason
+from flyer.api.status import PENDING_REASONS_MAX
 from flyer.api.waiting import (
     PODS_REFUSED,
     RESTART_BACKOFF,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # Names in one sentence; the rest is counted.
 _NAMES_MAX = 5
+# Names in `blockedBy`: what a status of a queue of thousands of jobs can afford.
+BLOCKED_BY_MAX = 32
 
 
 def never(draft: Draft, job: JobState) -> Pending | None:
@@ -102,17 +105,34 @@ def draining(
     ]
     if leaving:
         parts.append(f"the cross-zone token of {', '.join(leaving)}")
+    jobs = market.draft.jobs
     blocked_by = sorted({*holders, *leaving} - {job.key})
     deadlines = [
         suspension.deadline
         for key in blocked_by
-        if (suspension := market.draft.jobs[key].status.suspension) is not None
+        if (suspension := jobs[key].status.suspension) is not None
     ]
+    named = blocked_by[:PENDING_REASONS_MAX]
     return Pending(
         reason=WAITING_FOR_PREEMPTED,
         message=f"waits for {' and '.join(parts)} to be given back",
         eta=max(deadlines) if deadlines else None,
-        blocked_by=tuple(blocked_by),
+        blocked_by=tuple(blocked_by[:BLOCKED_BY_MAX]),
+        reasons=tuple(_leaves(jobs[key]) for key in named),
+        more=len(blocked_by) - len(named),
+    )
+
+
+def _leaves(other: JobState) -> PendingReason:
+    """Another job has still to leave."""
+    suspension, code = other.status.suspension, int(other.status.suspend_code)
+    return PendingReason(
+        reason=WAITING_FOR_PREEMPTED,
+        message=f"{other.key} of {other.user} is leaving (suspend code {code})",
+        job=other.key,
+        user=other.user,
+        since=suspension.since if suspension else None,
+        until=suspension.deadline if suspension else None,
     )
 
 
@@ -152,8 +172,9 @@ def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float |
     jobs += [key for key, _ in _holders(market, job)]
     jobs += [claim.job for claim, _ in _ahead(market, job, claims)]
     return Pending(
-        reason=found[0].reason, message=message, eta=eta, blocked_by=tuple(dict.fromkeys(jobs))
-    )
+        reason=found[0].reason, message=message, eta=eta,
+        blocked_by=tuple(dict.fromkeys(jobs))[:BLOCKED_BY_MAX],
+    )  # fmt: skip
 
 
 def blockers(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blocker]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from flyer.api import FlyerJobSpec, Pending
-    from flyer.engine.explanation import Blocker
+    from flyer.engine.explanation import Blocker, Detail
     from flyer.engine.incidents import Incident
     from flyer.engine.limits import Limits, Terms
     from flyer.engine.nodes import Node
@@ -48,6 +49,15 @@ class Draft:
         self.quota_blockers: dict[str, list[Blocker]] = {}
         # Jobs that have a preemption plan and have not waited for `preemption_delay_seconds` yet.
         self.delayed: set[str] = set()
+        # The job whose explanation was asked for, and what was found out about it.
+        self.subject = ""
+        self.detail: Detail | None = None
+        self.pending_writes = state.pending_writes
+        # Ordered, so that nothing depends on hashes.
+        self._active = dict.fromkeys(state.jobs if state.active is None else state.active)
+        # Whether anything has changed that decides who gets nodes.
+        self.changed = False
+        self.planned_at, self.plan_due_at = state.planned_at, state.plan_due_at
         # What jobs say that wait behind this one.
         self.behind: dict[str, Pending] = {}
         self._wake: float | None = None
@@ -60,22 +70,58 @@ class Draft:
         """The state after the step."""
         return EngineState(
             self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones,
-            self.held_apart, self.teams, tuple(self.incidents),
+            self.held_apart, self.teams, tuple(self.incidents), self.pending_writes,
+            self.planned_at, self.plan_due_at,
+            tuple(key for key, job in self.active_jobs().items() if not job.only_waits),
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:
         """Replace a job by a changed copy."""
-        self.jobs[job.key] = job
-        return job
+        known = self.jobs.get(job.key)
+        self.changed = self.changed or known is None or _plans_otherwise(known, job)
+        return self.keep(job)
 
     def update(self, key: str, **changes: Any) -> JobState:
         """Change fields of a job's status."""
         job = self.jobs[key]
-        return self.put(replace(job, status=job.status.replace(**changes)))
+        job = replace(job, status=job.status.replace(**changes))
+        if changes.keys() <= {"progress", "pending"}:
+            return self.keep(job)
+        return self.put(job)
+
+    def keep(self, job: JobState) -> JobState:
+        """Replace a job by a copy that differs in nothing that decides who gets nodes."""
+        self.jobs[job.key] = job
+        self._active[job.key] = None
+        return job
+
+    def active_jobs(self) -> dict[str, JobState]:
+        """The jobs that do more than wait, and those that changed in this step."""
+        return {key: self.jobs[key] for key in self._active if key in self.jobs}
+
+    def is_plan_due(self, state: EngineState) -> bool:
+        """Whether giving out nodes could end otherwise than when it was last done.
+
+        All that it looks at is unchanged, and no time has come that it waits for. `state` is the
+        one before this step.
+        """
+        return (
+            self.changed
+            or self.now >= min(self.plan_due_at, self.planned_at + self.policy.plan_again_seconds)
+            or self.zones != state.zones
+            or self.quotas != state.quotas
+            or self.teams != state.teams
+            or self.nodes != state.nodes
+        )
+
+    def planned(self) -> None:
+        """Nodes were given out: until when that holds if nothing changes."""
+        self.planned_at = self.now
+        self.plan_due_at = self._wake if self._wake is not None else math.inf
 
     def wake(self, time: float) -> None:
         """Something is due at `time`."""
-        if time > self.now and (self._wake is None or time < self._wake):
+        if self.now < time < math.inf and (self._wake is None or time < self._wake):
             self._wake = time
 
     def passed(self, time: float) -> bool:
@@ -124,14 +170,15 @@ class Draft:
         """Which job keeps which node."""
         return {
             node.name: key
-            for key, job in self.jobs.items()
+            for key, job in self.active_jobs().items()
             if job.status.phase in RESERVING and job.status.assignment is not None
             for node in job.status.assignment.nodes
         }
 
     def occupied_by(self) -> dict[str, str]:
         """Which job may still have processes on which node."""
-        return {node.name: key for key, job in self.jobs.items() for node in job.status.occupied}
+        active = self.active_jobs().items()
+        return {node.name: key for key, job in active for node in job.status.occupied}
 
     def is_lost(self, name: str) -> bool:
         """Whether the node's loss was reported. A node that is not known is not lost for that."""
@@ -188,6 +235,17 @@ class Draft:
                 continue
             if node.slots >= spec.ranks_per_node:
                 yield node
+
+
+def _plans_otherwise(known: JobState, job: JobState) -> bool:
+    """Whether the copies differ in what decides who gets nodes: not in what was seen and told."""
+    return not (
+        known.status is job.status
+        and known.spec is job.spec
+        and known.sent.stops is job.sent.stops
+        and (known.suspend, known.requeue, known.removed) == (job.suspend, job.requeue, job.removed)
+        and (known.user, known.queue, known.generation) == (job.user, job.queue, job.generation)
+    )
 
 
 __all__ = ["ACTIVE", "RESERVING", "WAITING", "Draft"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def step(
 def _step(
     draft: Draft, state: EngineState, events: Sequence[Event]
 ) -> tuple[EngineState, tuple[Action, ...]]:
-    committed = {key: job.status for key, job in state.jobs.items()}
+    committed: dict[str, FlyerJobStatus] = {}  # in this step
     # An exit explains why a node is empty, in whichever order the two were seen.
     for event in sorted(events, key=lambda event: isinstance(event, NodeEmptied)):
         subject = getattr(event, "job", "")
@@ -67,10 +68,17 @@ def _step(
     settle(draft)
     # Nodes are given back in the store before they are given out again.
     actions: list[Action] = list(_commits(draft, committed, shrinking_only=True))
-    schedule(draft)
-    launch(draft)
+    if draft.is_plan_due(state):
+        draft.changed = False
+        schedule(draft)
+        launch(draft)
+        draft.planned()
+    else:
+        draft.wake(draft.plan_due_at)
     actions += _commits(draft, committed, shrinking_only=False)
     actions += effects(draft)
+    if draft.changed:  # nodes were given out, or are to be left: others see that in the next step
+        draft.plan_due_at = -math.inf
     _forget(draft)
     if draft.wake_at is not None:
         actions.append(WakeAt(draft.wake_at))
@@ -79,9 +87,13 @@ def _step(
 
 def _forget(draft: Draft) -> None:
     """Drop jobs that are over and removed, and nodes that are removed and have no job on them."""
-    for key, job in list(draft.jobs.items()):
-        if job.removed and job.sent.finish and not job.status.occupied:
-            del draft.jobs[key]
+    over = [
+        key
+        for key, job in draft.active_jobs().items()
+        if job.removed and job.sent.finish and not job.status.occupied
+    ]
+    for key in over:
+        del draft.jobs[key]
     if any(state.removed for state in draft.nodes.values()):
         used = {*draft.reserved_by(), *draft.occupied_by()}
         for name in [one for one, state in draft.nodes.items() if state.removed]:
@@ -136,11 +148,12 @@ def _commits(
     then: list[Commit] = []
     changed = [
         key
-        for key, job in draft.jobs.items()
-        if job.status is not committed.get(key) or job.generation != job.status.observed_generation
+        for key, job in draft.active_jobs().items()
+        if job.status is not _before(draft, committed, key)
+        or job.generation != job.status.observed_generation
     ]
     for key in sorted(changed):
-        job, before = draft.jobs[key], committed.get(key)
+        job, before = draft.jobs[key], _before(draft, committed, key)
         draft.about = key
         unseen = job.generation != job.status.observed_generation and not job.removed
         if (job.status is before or job.status == before) and not unseen:
@@ -151,14 +164,20 @@ def _commits(
             continue
         status = summarized(job, draft.now, draft.zones.limits)
         if before is not None and status == before:
-            draft.put(replace(job, status=before))
+            draft.keep(replace(job, status=before))
             continue
         status = status.replace(epoch=draft.epoch)
-        draft.put(replace(job, status=status))
+        draft.keep(replace(job, status=status))
         committed[key] = status
         (then if grows else first).append(Commit(key, status))
     draft.about = ""
     return first + then
+
+
+def _before(draft: Draft, committed: dict[str, FlyerJobStatus], key: str) -> FlyerJobStatus | None:
+    """The status as it was committed last."""
+    known = draft.before.get(key)
+    return committed.get(key, known.status if known is not None else None)
 
 
 def _kept(status: FlyerJobStatus) -> frozenset[str]:

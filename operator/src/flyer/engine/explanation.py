@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from flyer.api import Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,16 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
+class Detail:
+    """Why one waiting job was not placed in a step."""
+
+    pending: Pending
+    position: int  # in the queue, from 1
+    blockers: tuple[Blocker, ...]  # the deciding one first
+    remedies: tuple[Remedy, ...]  # the cheapest first
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Everything about one job's place.
 
@@ -52,4 +65,11 @@ class Explanation:
     remedies: tuple[Remedy, ...] = ()  # the cheapest first
 
 
-__all__ = ["Blocker", "Explanation", "Remedy"]
+def waiting_summary(pending: Pending, deciding: str) -> str:
+    """The answer for a job that waits, in one line."""
+    if pending.verdict == "Never":
+        return f"can never run here: {pending.message}"
+    return f"cannot start now: {deciding}"
+
+
+__all__ = ["Blocker", "Detail", "Explanation", "Remedy", "waiting_summary"]

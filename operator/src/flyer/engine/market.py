@@ -179,7 +179,7 @@ class Market:
         keeping, leaving = [], []
         having = (
             key
-            for key, job in self.draft.jobs.items()
+            for key, job in self.draft.active_jobs().items()
             if job.status.occupied or job.status.phase in RESERVING
         )
         for key in sorted(having):

@@ -18,7 +18,8 @@ class Node:
     """What a driver observed of one node.
 
     `ready` means that new work may go there. A node that stops being ready keeps the gang that
-    runs on it (somebody cordoned it); a node whose gang is gone is a `NodeLost`.
+    runs on it (somebody cordoned it); with `drain` the gang is suspended and queued again. A node
+    whose gang is gone is a `NodeLost`.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Node:
     ready: bool = True
     reason: str = ""
     fault: str = ""  # a hardware fault that is present: NodeHealth says Unhealthy, and why
+    drain: str = ""  # a person wants the node empty: who, and why
     # Why its health cannot be observed; the removal budget decides whether it gets new work.
     unproven: str = ""
 

@@ -56,10 +56,22 @@ class Policy:
     # for a whole gang, and holds its nodes meanwhile.
     refused_backoff_seconds: float = 60.0
     refused_backoff_seconds_max: float = 600.0
-    # From then on it interrupts nobody for so long: they may be refused again.
+    # From then on it interrupts nobody for so long, doubling each time: they may be refused again,
+    # and those that it interrupts lose work for nothing.
     refused_seconds: float = 600.0
+    refused_seconds_max: float = 86_400.0
     # Progress is written into the job's status at most so often.
     progress_commit_seconds: float = 5.0
+    # Nodes are given out again after so long although nothing has changed that decides it.
+    plan_again_seconds: float = 30.0
+    # Why jobs wait is written again at most so often over all jobs, after a burst.
+    pending_writes_per_second: float = 10.0
+    pending_writes_burst: int = 100
+    # Numbers that changed are written after so long; behind in the queue after one second for each
+    # place. Then the rate grows with the logarithm of the queue: 4 a second for 1,000 jobs.
+    pending_renew_seconds: float = 30.0
+    # The ways out change with the work that would be lost: they are looked at again after so long.
+    unblock_renew_seconds: float = 600.0
     # What `priority: auto` means while no quota says otherwise.
     auto_priority: Priority = Priority.NORMAL
     # Other jobs avoid a node for so long after the starts of two jobs failed there.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ANY = "*"
 # Holders named in one sentence; the rest is counted.
 _HOLDERS_MAX = 4
+_BLOCKED_BY_MAX = 32  # names in `status.pending.blockedBy`
 # A limit about fewer jobs is named first, and waited in first: a job without room in its user's
 # limit does not wait in the limit of a namespace, where it would delay the jobs of other users.
 _WIDTH = {
@@ -236,7 +237,7 @@ class Ledger:
             text = f"{ahead} is ahead in quota {quota.name}"
             message += f"; {text}"
             blockers.append(Blocker(WAITING_FOR_QUOTA, text, job=ahead, user=job.user))
-        blocked_by = tuple(dict.fromkeys(one.job for one in blockers if one.job))
+        blocked_by = tuple(dict.fromkeys(one.job for one in blockers if one.job))[:_BLOCKED_BY_MAX]
         return Pending(reason=WAITING_FOR_QUOTA, message=message, blocked_by=blocked_by), blockers
 
 

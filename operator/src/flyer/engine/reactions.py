@@ -18,6 +18,7 @@ from flyer.engine.state import NodeState, Sent
 from flyer.job.limits import REASON_CHARS_MAX, TRACEBACK_CHARS_MAX, readable
 
 if TYPE_CHECKING:
+    from flyer.api import Duration
     from flyer.engine.draft import Draft
     from flyer.engine.events import Event
     from flyer.engine.state import JobState
@@ -155,7 +156,7 @@ def _(event: happened.JobSubmitted, draft: Draft) -> None:
         # What decides the placement is fixed while the job has nodes.
         spec = job.spec.replace(
             priority=spec.priority,
-            max_runtime=spec.max_runtime,
+            max_runtime=_lower(job.spec.max_runtime, spec.max_runtime),
             watchdog=spec.watchdog,
             max_restarts=spec.max_restarts,
             preemption=spec.preemption,
@@ -174,6 +175,13 @@ def _(event: happened.JobSubmitted, draft: Draft) -> None:
         by, why = event.job.changed_by, event.job.change_reason
         job = replace(job, suspend_by=by, suspend_reason=why)
     draft.put(job)
+
+
+def _lower(held: Duration | None, asked: Duration | None) -> Duration | None:
+    """The limit of a job that has nodes is only lowered: it may have them for its early end."""
+    if held is None or (asked is not None and asked < held):
+        return asked
+    return held
 
 
 @react.register(happened.JobRemoved)

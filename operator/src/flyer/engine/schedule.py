@@ -17,6 +17,7 @@ from flyer.engine import blockers, placement, transitions
 from flyer.engine.claims import claim_for, claimed, is_ahead_of_turn
 from flyer.engine.draft import ACTIVE, WAITING
 from flyer.engine.market import Market, by_zone, options, struggles, waits_for_split
+from flyer.engine.pendings import Pendings
 from flyer.engine.preemption import preempt, preemption_plan
 from flyer.engine.quotagate import QuotaGate
 
@@ -44,6 +45,7 @@ def schedule(draft: Draft) -> list[Claim]:
     search = _Search(draft)
     verdicts: dict[tuple[object, ...], Pending | None] = {}
     contenders = _contenders(draft, gate)
+    pendings = Pendings(market)
     while contenders:
         _, key = heapq.heappop(contenders)
         job = draft.jobs[key]
@@ -51,31 +53,34 @@ def schedule(draft: Draft) -> list[Claim]:
         if job.status.phase is Phase.SUSPENDING:
             claims += _claim(market, job, claims)
             continue
-        if _pause(draft, job):
+        paused = _pause(draft, job)
+        if paused is not None:
+            pendings.set(job, paused)
             continue
         shape = _shape(job.spec)
         if shape not in verdicts:
             verdicts[shape] = blockers.never(draft, job)
         never = verdicts[shape] or gate.never(job)
         if never is not None:
-            _set_pending(draft, job, never)
+            pendings.set(job, never)
             continue
         if gate.lower(job):  # `auto`: no room at this level, perhaps at the next
             heapq.heappush(contenders, (draft.place(job), key))
             continue
         out = gate.refusal(job)
         if out is not None:
-            _set_pending(draft, job, out)
+            pendings.set(job, out, claims)
             continue
         needs = _needs(market, job, gate)
         ahead = blocked.get(needs)
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
             gate.fill(job)
-            _wait_behind(draft, job, ahead)
+            pendings.set(job, _behind(draft, job, ahead), claims)
             continue
         if not search.is_hopeless(job, needs) and _place(market, job, claims, gate):
             blocked.clear()
             search.clear()
+            pendings.placed()
             gate.fill(job)
             continue
         search.failed(job, needs)
@@ -86,14 +91,10 @@ def schedule(draft: Draft) -> list[Claim]:
             own = _claim(market, job, claims)
             claims += own
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
-        _set_pending(draft, job, blockers.pending(market, job, claims, eta))
+        pendings.set(job, blockers.pending(market, job, claims, eta), claims)
     draft.about = ""
+    pendings.close()
     return claims
-
-
-def queue(draft: Draft) -> list[str]:
-    """The waiting jobs, the next first."""
-    return [job.key for job in sorted(_waiting(draft), key=draft.place)]
 
 
 def _waiting(draft: Draft) -> list[JobState]:
@@ -109,7 +110,7 @@ def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, f
     """
     leaving = [
         job
-        for job in draft.jobs.values()
+        for job in draft.active_jobs().values()
         if job.status.suspension is not None
         and job.status.suspension.reason == "Preempted"
         and not job.suspend
@@ -179,7 +180,7 @@ def _claim(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Claim
 
 def launch(draft: Draft) -> None:
     """Start whoever has all nodes empty, and the token if it crosses zones."""
-    waiting = [job for job in draft.jobs.values() if job.status.phase in WAITING]
+    waiting = [job for job in draft.active_jobs().values() if job.status.phase in WAITING]
     if not waiting:
         return
     market = Market(draft)
@@ -194,38 +195,29 @@ def launch(draft: Draft) -> None:
             transitions.start(draft, key)
             market.occupied_by |= dict.fromkeys(assignment.names, key)
             continue
-        draft.update(
-            key,
-            phase=Phase.DRAINING if occupied else Phase.RESERVED,
-            pending=blockers.draining(market, job, occupied, leaving),
-        )
+        pending, known = blockers.draining(market, job, occupied, leaving), job.status.pending
+        phase = Phase.DRAINING if occupied else Phase.RESERVED
+        same = known is not None and known.replace(time=None) == pending
+        if not same or phase is not job.status.phase:
+            draft.update(key, phase=phase, pending=pending.replace(time=draft.now))
     draft.about = ""
 
 
-def _pause(draft: Draft, job: JobState) -> bool:
+def _pause(draft: Draft, job: JobState) -> Pending | None:
     until = job.status.chain.not_before
     if until is None or until <= draft.now:
-        return False
+        return None
     draft.wake(until)
-    _set_pending(draft, job, blockers.pausing(job, until))
-    return True
+    return blockers.pausing(job, until)
 
 
-def _wait_behind(draft: Draft, job: JobState, ahead: JobState) -> None:
+def _behind(draft: Draft, job: JobState, ahead: JobState) -> Pending:
     if ahead.key in draft.delayed:
         draft.delayed.add(job.key)
     known = draft.behind.get(ahead.key)
     if known is None:
         known = draft.behind[ahead.key] = blockers.behind(ahead)
-    _set_pending(draft, job, known)
-
-
-def _set_pending(draft: Draft, job: JobState, pending: Pending) -> None:
-    """Store why the job waits, unless it is planned again in a moment: that saves a write."""
-    if job.key in draft.delayed:
-        return
-    if job.status.pending is not pending and job.status.pending != pending:
-        draft.update(job.key, pending=pending)
+    return known
 
 
 def _place(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGate) -> bool:
@@ -292,8 +284,12 @@ def _was_refused(draft: Draft, job: JobState) -> bool:
     left = job.status.eviction
     if left is None or left.reason != PODS_REFUSED:
         return False
-    not_before = job.status.chain.not_before
-    until = (left.time if not_before is None else not_before) + draft.policy.refused_seconds
+    chain, policy = job.status.chain, draft.policy
+    pause_seconds = min(
+        policy.refused_seconds * 2.0 ** min(max(chain.refusals - 1, 0), 30),
+        policy.refused_seconds_max,
+    )
+    until = (left.time if chain.not_before is None else chain.not_before) + pause_seconds
     draft.wake(until)
     return until > draft.now
 
@@ -339,4 +335,4 @@ def _fit_free(
     return None
 
 
-__all__ = ["launch", "queue", "schedule"]
+__all__ = ["launch", "schedule"]

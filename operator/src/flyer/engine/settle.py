@@ -27,7 +27,7 @@ def settle(draft: Draft) -> None:
     """Bring every job to rest."""
     occupied_by = draft.occupied_by()
     blame.observe(draft)
-    for key in sorted(key for key, job in draft.jobs.items() if not _is_idle(job)):
+    for key in sorted(key for key, job in draft.active_jobs().items() if not _is_idle(job)):
         draft.about = key
         for _ in range(_MOVES_MAX):
             job = draft.jobs[key]
@@ -96,7 +96,7 @@ def _fit(draft: Draft, name: str) -> bool:
 
 def _active(draft: Draft, job: JobState) -> None:
     """Starting or running: what the pods did, then what was asked, then what is overdue."""
-    for rule in (_infrastructure, _ended, _asked, _overdue):
+    for rule in (_infrastructure, _ended, _asked, _drained, _overdue):
         if rule(draft, job):
             return
     _show_progress(draft, job)
@@ -169,6 +169,21 @@ def _asked(draft: Draft, job: JobState) -> bool:
     return True
 
 
+def _drained(draft: Draft, job: JobState) -> bool:
+    """A person wants one of its nodes empty: the gang saves, leaves and is placed elsewhere."""
+    assignment = job.status.assignment
+    assert assignment is not None, f"{job.key}: active without nodes"
+    for name in assignment.names:
+        state = draft.nodes.get(name)
+        if state is not None and state.node.drain:
+            transitions.begin_suspension(
+                draft, job.key, reason="NodeDrained", by="NodeHealth",
+                message=f"node {name} is {state.node.drain}",
+            )  # fmt: skip
+            return True
+    return False
+
+
 def _overdue(draft: Draft, job: JobState) -> bool:
     assignment, spec = job.status.assignment, job.spec
     assert assignment is not None, f"{job.key}: active without nodes"
@@ -228,7 +243,8 @@ _RULES: dict[Phase, Callable[[Draft, JobState], None]] = {
 
 def _confirm_reservations(draft: Draft, occupied_by: dict[str, str]) -> None:
     """Whoever waits for a node waits for somebody who is leaving it, and who does leave."""
-    for key in sorted(key for key, job in draft.jobs.items() if job.status.phase in WAITING):
+    active = draft.active_jobs().items()
+    for key in sorted(key for key, job in active if job.status.phase in WAITING):
         job = draft.jobs[key]
         if job.status.assignment is None:
             continue

@@ -7,6 +7,7 @@ repeated action or a restarted clock, never a decision.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,18 @@ class JobState:
         return self.status.phase in HOLDING and self.status.assignment is not None
 
     @property
+    def only_waits(self) -> bool:
+        """Whether a step has nothing to do for the job but to give it nodes."""
+        status, sent = self.status, self.sent
+        return (
+            status.phase is Phase.QUEUED
+            and not (self.suspend or self.removed or status.occupied or sent.stops)
+            and sent.token is False
+            and self.spec.stop is None
+            and self.generation == status.observed_generation
+        )
+
+    @property
     def ended(self) -> bool:
         """Whether the job is over for good."""
         return self.status.phase in ENDED
@@ -121,6 +134,14 @@ class EngineState:
     teams: Mapping[str, str] = field(default_factory=dict)
     # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
     incidents: tuple[Incident, ...] = ()
+    # Writes of `status.pending` that are allowed now, and when they were counted; None: a burst.
+    pending_writes: tuple[float, float] | None = None
+    # When nodes were last given out, and when that has to be looked at again if nothing changes.
+    planned_at: float = -math.inf
+    plan_due_at: float = -math.inf
+    # The jobs for which a step may have something to do, though nothing happens to them: all but a
+    # queue that only waits for its turn. None: not known, so all of them.
+    active: tuple[str, ...] | None = None
 
 
 __all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["EVICTION_REASONS", "Metrics"]
 
 EVICTION_REASONS: Final = (
-    "Preempted", "Suspended", "Requeued", "Yielded", "NodeFailures", "HardwareFault", "PodKilled",
-    "StartFailed", "PodsReadyTimeout", "WatchdogExpired", "ObjectVanished", PODS_REFUSED,
+    "Preempted", "Suspended", "Requeued", "NodeDrained", "Yielded", "NodeFailures", "HardwareFault",
+    "PodKilled", "StartFailed", "PodsReadyTimeout", "WatchdogExpired", "ObjectVanished",
+    PODS_REFUSED,
 )  # fmt: skip
 _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)

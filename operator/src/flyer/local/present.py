@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
 from flyer.engine import quota_usage
+from flyer.engine.explanation import waiting_summary
 from flyer.engine.quotas import ANY
 from flyer.local.views import (
     CheckpointView,
@@ -24,11 +25,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from flyer.api import Pending
     from flyer.engine import Blocker, EngineState, Explanation, NodeState
     from flyer.local.history import JobHistory
     from flyer.local.pods import Pod
 
-__all__ = ["job_exit_status", "job_view", "node_view", "queue_views", "quota_views", "why_view"]
+__all__ = [
+    "job_exit_status",
+    "job_view",
+    "node_view",
+    "queue_views",
+    "quota_views",
+    "why_of",
+    "why_view",
+]
 
 WAITING = (Phase.QUEUED, Phase.RESERVED, Phase.DRAINING)
 HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
@@ -228,6 +238,66 @@ def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
         unblock=unblock,
         eta=explanation.eta,
     )
+
+
+def why_of(job: FlyerJob) -> WhyView:
+    """What the scheduler that leads has written of a job into its status."""
+    status = job.status or FlyerJobStatus()
+    pending, eviction = status.pending, status.eviction
+    preempted = eviction if eviction is not None and eviction.reason == "Preempted" else None
+    waits = status.phase is Phase.QUEUED
+    return WhyView(
+        job=job.key,
+        phase=str(status.phase),
+        verdict=_verdict(status),
+        summary=_why_summary(job, status),
+        position=pending.position if pending is not None else None,
+        reasons=_status_reasons(pending),
+        preempted_by=preempted.by if preempted is not None and waits else "",
+        preempted_at=preempted.time if preempted is not None and waits else None,
+        unblock=[f"{one.command}  # {one.effect}" for one in pending.unblock] if pending else [],
+        eta=pending.eta if pending is not None else None,
+        more=pending.more if pending is not None else 0,
+        decided_at=pending.time if pending is not None else None,
+    )
+
+
+def _verdict(status: FlyerJobStatus) -> str:
+    if status.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        return "ended"
+    if status.phase is Phase.SUSPENDED:
+        return "suspended"
+    if status.phase is not Phase.QUEUED:
+        return "can"
+    return "never" if status.pending and status.pending.verdict == "Never" else "cannot"
+
+
+def _why_summary(job: FlyerJob, status: FlyerJobStatus) -> str:
+    phase, pending = status.phase, status.pending
+    quarantine = status.condition("Quarantined")
+    if quarantine is not None:
+        return f"{phase}: {quarantine.message}"
+    if phase is Phase.SUSPENDED:
+        return "suspended: it waits for nobody but its owner"
+    if phase is Phase.QUEUED and pending is not None:
+        reasons = pending.reasons
+        return waiting_summary(pending, reasons[0].message if reasons else pending.message)
+    if phase in (Phase.RESERVED, Phase.DRAINING) and pending is not None:
+        return f"has its nodes reserved and {pending.message}"
+    if phase in HOLDING:
+        return f"has its {job.spec.nodes} nodes ({phase.value.lower()})"
+    return f"{phase}" + (f": {status.message}" if status.message else "")
+
+
+def _status_reasons(pending: Pending | None) -> list[WhyReason]:
+    if pending is None:
+        return []
+    if not pending.reasons:
+        return [WhyReason(pending.reason, pending.message, "", "", "", None, pending.eta)]
+    return [
+        WhyReason(one.reason, one.message, one.job, one.user, one.node, one.since, one.until)
+        for one in pending.reasons
+    ]
 
 
 def _reason(blocker: Blocker) -> WhyReason:

@@ -228,6 +228,10 @@ class WhyView:
     preempted_at: float | None
     unblock: list[str]
     eta: float | None
+    more: int = 0  # reasons that are not listed
+    # When the scheduler wrote the answer. None: it was decided for this question, or no scheduler
+    # has looked at the job yet.
+    decided_at: float | None = None
 
 
 def camel(name: str) -> str:

@@ -67,6 +67,7 @@ POLICY = Policy(
     refused_backoff_seconds=3.0,
     refused_backoff_seconds_max=6.0,
     refused_seconds=6.0,
+    refused_seconds_max=6.0,
     backoff_seconds_max=4.0,
     time_slice_seconds=60.0,
     unsaved_slices=2,

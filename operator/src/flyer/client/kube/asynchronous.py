@@ -24,7 +24,7 @@ from flyer.client.kube.errors import words_for
 from flyer.client.kube.logstream import stream_logs
 from flyer.client.kube.views import event_view, job_of, node_views, view_of
 from flyer.client.kube.watching import JobWatch
-from flyer.kube.client.errors import ApiError, ForbiddenError
+from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import EVENTS, FLYERJOBS
 from flyer.local.errors import FlyerError
 from flyer.local.present import queue_views, quota_views
@@ -90,18 +90,12 @@ class AsyncKubeClient:
             raise words_for(error, f"job `{namespace}/{own}`") from error
 
     async def why(self, name: str) -> WhyView:
-        """Every reason, from all that the scheduler sees if the caller may see it, too.
+        """Every reason, as the scheduler that leads decided it.
 
-        Who may not list nodes and the jobs of others gets what the job's own status says.
+        It is in the job's own status: no other right is needed than to read the job.
         """
         job = await self._job(name)
-        try:
-            objects = await self._observed()
-        except ForbiddenError:
-            objects = None
-        except ApiError as error:
-            raise words_for(error) from error
-        return explain_job(job, objects, time.time(), await leaderless(self.api, job, time.time()))
+        return explain_job(job, await leaderless(self.api, job, time.time()))
 
     async def nodes(self) -> list[NodeView]:
         """Every node that gets gangs."""

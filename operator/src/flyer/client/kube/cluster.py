@@ -1,4 +1,7 @@
-"""What the scheduler sees, read once: so that `why` can ask the engine itself."""
+"""The cluster as its objects describe it, for `nodes` and `quotas`, and the answer of `why`.
+
+`why` asks no engine of the client: the scheduler that leads has written its decision into the job.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from flyer.api import (
     Phase,
     parse_timestamp,
 )
-from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.client.kube.views import job_of
 from flyer.engine import NodeState, Quota, Zones
 from flyer.engine.removals import judged
@@ -33,12 +35,11 @@ from flyer.kube.client.resources import (
     NODEHEALTHS,
     NODES,
 )
-from flyer.kube.services.views import CORDONED, shape_node
-from flyer.local.present import why_view
+from flyer.kube.services.views import shape_node
+from flyer.local.present import why_of
 from flyer.local.views import WhyReason, WhyView
 
 if TYPE_CHECKING:
-    from flyer.api import Pending
     from flyer.engine import EngineState
     from flyer.kube.client import Api
     from flyer.kube.client.resources import Resource
@@ -47,7 +48,6 @@ __all__ = ["NO_LEADER", "Objects", "explain_job", "leaderless", "observe"]
 
 _ENDED = (Phase.SUCCEEDED, Phase.FAILED)
 NO_LEADER = "NoLeader"
-QUARANTINED = "Quarantined"
 LEASE_NAME = "flyer-operator"
 OPERATOR_NAMESPACE = "fireflyer-system"
 # A job is looked at within a second; a leader that dies is followed within half a minute.
@@ -62,7 +62,6 @@ class Objects:
     jobs: list[FlyerJob]
     nodes: list[NodeState]
     quotas: list[Quota]
-    healths: dict[str, NodeHealth] = field(default_factory=dict)  # by node
     zones: Zones = field(default_factory=Zones)
     teams: dict[str, str] = field(default_factory=dict)  # by namespace
 
@@ -102,7 +101,6 @@ async def observe(api: Api) -> Objects:
             if view.ours
         ],
         [quota for one in quotas for quota in _quota(one)],
-        known,
         Zones.of(topology) if topology is not None else Zones(),
         await _teams(api, topology.spec.team_label if topology is not None else ""),
     )
@@ -182,87 +180,13 @@ async def leaderless(api: Api, job: FlyerJob, now: float) -> str:
     return f"no operator leads {since}, so nothing is scheduled or suspended: {_ASK}"
 
 
-def explain_job(
-    job: FlyerJob, objects: Objects | None, now: float, leaderless: str = ""
-) -> WhyView:
-    """What the engine says; without a view of the cluster, what it wrote into the status.
+def explain_job(job: FlyerJob, leaderless: str = "") -> WhyView:
+    """The decision of the scheduler that leads, which is in the job's status.
 
-    `leaderless`: why nobody does what the engine says.
+    `leaderless`: why no scheduler acts on it.
     """
-    view = _explained(job, objects, now)
+    view = why_of(job)
     if not leaderless:
         return view
     first = WhyReason(NO_LEADER, leaderless, "", "", "", None, None)
     return replace(view, verdict="cannot", summary=leaderless, reasons=[first, *view.reasons])
-
-
-def _explained(job: FlyerJob, objects: Objects | None, now: float) -> WhyView:
-    known = objects is not None and any(one.key == job.key for one in objects.jobs)
-    if objects is not None and known and not _forgotten(job) and not _apart(job):
-        returns = {
-            one.node.name: _way_back(one, objects.healths.get(one.node.name))
-            for one in objects.nodes
-            if not one.eligible
-        }
-        return why_view(engine.explain(objects.state(now), job.key, now), returns)
-    status = job.status or FlyerJobStatus()
-    pending = status.pending
-    verdict = _verdict(status)
-    quarantine = status.condition(QUARANTINED)
-    message = quarantine.message if quarantine is not None else status.message
-    summary = f"{status.phase}" + (f": {message}" if message else "")
-    return WhyView(
-        job=job.key,
-        phase=str(status.phase),
-        verdict=verdict,
-        summary=summary,
-        position=None,
-        reasons=_reasons(pending),
-        preempted_by=status.eviction.by if status.eviction else "",
-        preempted_at=status.eviction.time if status.eviction else None,
-        unblock=[],
-        eta=pending.eta if pending else None,
-    )
-
-
-def _apart(job: FlyerJob) -> bool:
-    """Whether the operator's engine does not know this job: its status says why."""
-    status = job.status or FlyerJobStatus()
-    refused = status.pending is not None and status.pending.reason == TEMPLATE_REFUSED
-    return refused or status.condition(QUARANTINED) is not None
-
-
-def _way_back(state: NodeState, health: NodeHealth | None) -> str:
-    """What a person does about a node that gets no new work, and why it gets none."""
-    name, why = state.node.name, state.lost or state.node.reason or state.node.unproven
-    if why == CORDONED:
-        return f"kubectl uncordon {name}  # gives {name} new work again"
-    if health is None or health.unfit != why:
-        return f"kubectl describe node {name}  # tells more of {name}: {why}"
-    if health.spec.drain is None:
-        return f"kubectl describe nodehealth {name}  # tells more of {name}: {why}"
-    patch = '{"spec":{"drain":null}}'
-    return (
-        f"kubectl patch nodehealth {name} --type=merge -p '{patch}'"
-        f"  # gives {name} new work again: {why}"
-    )
-
-
-def _verdict(status: FlyerJobStatus) -> str:
-    if status.phase in _ENDED:
-        return "ended"
-    if status.phase is Phase.SUSPENDED:
-        return "suspended"
-    if status.phase is not Phase.QUEUED:
-        return "can"
-    return "never" if status.pending and status.pending.verdict == "Never" else "cannot"
-
-
-def _reasons(pending: Pending | None) -> list[WhyReason]:
-    if pending is None:
-        return []
-    first = WhyReason(pending.reason, pending.message, "", "", "", None, pending.eta)
-    return [first] + [
-        WhyReason(pending.reason, f"{key} is in its way", key, "", "", None, None)
-        for key in pending.blocked_by
-    ]

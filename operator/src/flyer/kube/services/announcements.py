@@ -46,6 +46,7 @@ REASONS: Final = (
 # Why a gang lost its nodes, where that is no failure of the infrastructure.
 _NOT_RESTARTED: Final = {
     "Preempted": PREEMPTED, "Suspended": SUSPENDED, "Requeued": REQUEUED, "Yielded": REQUEUED,
+    "NodeDrained": REQUEUED,
     PODS_REFUSED: PODS_REFUSED,
 }  # fmt: skip
 _WARNINGS: Final = frozenset({RESTARTED, PODS_REFUSED})

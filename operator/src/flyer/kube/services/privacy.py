@@ -2,7 +2,7 @@
 
 The engine explains its decisions with the names of jobs. Whoever may read one job may not read all
 others, so names of other namespaces are left out of everything that is stored with a job or sent to
-it. `flyer why` gives them to users who may list all jobs.
+it, `flyer why` included. Who may list all jobs sees who has the nodes in `flyer nodes`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
-    from flyer.api import FlyerJobStatus
+    from flyer.api import FlyerJobStatus, Pending
 
 __all__ = ["ANOTHER", "Privacy"]
 
@@ -29,27 +30,26 @@ class Privacy:
     def __init__(self, is_job: Callable[[str], bool]) -> None:
         self._is_job = is_job
 
-    def words(self, words: str, job: str) -> str:
-        """A sentence for whoever may read this job."""
+    def words(self, words: str, job: str, named: AbstractSet[str] = frozenset()) -> str:
+        """A sentence for whoever may read this job. `named`: jobs that it is known to name."""
         own = job.partition("/")[0]
 
         def replaced(match: re.Match[str]) -> str:
-            namespace, name = match[1], match[2]
-            foreign = namespace != own and self._is_job(f"{namespace}/{name}")
+            key = f"{match[1]}/{match[2]}"
+            foreign = match[1] != own and (key in named or self._is_job(key))
             return ANOTHER if foreign else match[0]
 
         return _KEY.sub(replaced, words) if "/" in words else words
 
     def status(self, status: FlyerJobStatus, job: str) -> FlyerJobStatus:
         """A status without the names of others."""
-        own = job.partition("/")[0]
         changes: dict[str, object] = {"message": self.words(status.message, job)}
+        named: AbstractSet[str] = frozenset()
         if status.pending is not None:
-            blocked_by = tuple(
-                key for key in status.pending.blocked_by if key.partition("/")[0] == own
-            )
-            message = self.words(status.pending.message, job)
-            changes["pending"] = status.pending.replace(message=message, blocked_by=blocked_by)
+            # What was written a while ago may name jobs that are gone by now.
+            named = {*status.pending.blocked_by, *(one.job for one in status.pending.reasons)}
+            changes["message"] = self.words(status.message, job, named)
+            changes["pending"] = self._pending(status.pending, job, named)
         if status.suspension is not None:
             one = status.suspension
             changes["suspension"] = one.replace(
@@ -61,6 +61,29 @@ class Privacy:
                 message=self.words(gone.message, job), by=self.words(gone.by, job)
             )
         changes["conditions"] = tuple(
-            one.replace(message=self.words(one.message, job)) for one in status.conditions
+            one.replace(message=self.words(one.message, job, named)) for one in status.conditions
         )
         return status.replace(**changes)
+
+    def _pending(self, pending: Pending, job: str, named: AbstractSet[str]) -> Pending:
+        own = job.partition("/")[0]
+
+        def of_own(key: str) -> bool:
+            return key.partition("/")[0] == own
+
+        reasons = []
+        for one in pending.reasons:
+            message = self.words(one.message, job, named)
+            hidden = {} if not one.job or of_own(one.job) else {"job": "", "user": ""}
+            reasons.append(one.replace(message=message, **hidden))
+        return pending.replace(
+            message=self.words(pending.message, job, named),
+            blocked_by=tuple(key for key in pending.blocked_by if of_own(key)),
+            reasons=tuple(reasons),
+            # Nobody may suspend the jobs of others.
+            unblock=tuple(
+                one
+                for one in pending.unblock
+                if one.node or self.words(one.command, job, named) == one.command
+            ),
+        )

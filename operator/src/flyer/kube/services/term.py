@@ -57,6 +57,7 @@ from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.takeover import TakeOver
 from flyer.kube.services.templates import Templates
 from flyer.kube.services.token import Token
+from flyer.kube.services.waysback import with_ways_back
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -338,8 +339,7 @@ class Term:
         self._metrics.decided(time.monotonic() - begun)
         self._wake_at = now + IDLE_SECONDS_MAX
         commits = [
-            replace(one, status=self._privacy.status(one.status, one.job))
-            for one in actions if isinstance(one, Commit)
+            replace(one, status=self._shown(one)) for one in actions if isinstance(one, Commit)
         ]  # fmt: skip
         gone: set[str] = set()
         await self._commits.store(commits, gone)
@@ -361,6 +361,12 @@ class Term:
         self._marked.clear()
         self._metrics.observe(self._state, self._token.holder)
         self._counts.look()
+
+    def _shown(self, commit: Commit) -> FlyerJobStatus:
+        """The status as those who may read this job alone may see it."""
+        status = self._privacy.status(commit.status, commit.job)
+        healths = self._world.healths
+        return with_ways_back(status, self._state.nodes.get, lambda name: healths.get("", name))
 
     async def _perform(self, action: Action, gone: set[str]) -> None:
         match action:

@@ -182,7 +182,9 @@ class World:
     def engine_node(self, view: NodeView) -> Node:
         """The node with what its NodeHealth says."""
         health = self.healths.get("", view.node.name)
-        node = replace(view.node, fault=health.fault) if health else view.node
+        node = view.node
+        if health is not None:
+            node = replace(node, fault=health.fault, drain=health.drained)
         unfit = health.unfit if health else ""
         if health is not None and health.unproven:
             return replace(node, unproven=unfit)  # the removal budget decides
