@@ -52,6 +52,7 @@ sanitize: ## the native tests of the collectives under the thread and the addres
 
 .PHONY: soak
 soak: install ## the tests with random events again, longer and with more seeds, and twenty kills
+	cargo test --package hfreduce-engine --test outstanding --locked --quiet -- --ignored
 	$(PYTHON) -m pytest -q -m soak
 	$(PYTHON) -m demo.chaos
 
