@@ -121,9 +121,15 @@ def test_why_nodes_queues_quotas_top_logs_show(cluster: Cluster, shell: Shell) -
     progress = {"step": 12, "time": TIME}
     cluster.set_status("one", running(progress=progress), "ml")
     cluster.add_job("two", 1, namespace="ml")
+    first = {"reason": "WaitingForNodes", "message": "ml/one of ml has 1", "job": "ml/one"}
+    pending = {"reason": "WaitingForNodes", "message": "1 of 1 missing", "reasons": [first]}
+    pending |= {"position": 1, "time": TIME}
+    cluster.set_status("two", {"phase": "Queued", "pending": pending}, "ml")
     why = shell.run("why", "two")
     assert "ml/one of ml has 1" in why.stdout, why.stderr
     cluster.add_job("big", 9, namespace="ml")
+    never = {"verdict": "Never", "reason": "ExceedsMaxQuota", "message": "wants 9 nodes"}
+    cluster.set_status("big", {"phase": "Queued", "pending": never}, "ml")
     assert shell.run("why", "big").returncode == 105
     assert "ml/one" in shell.run("nodes").stdout
     assert "default" in shell.run("queues").stdout
