@@ -61,8 +61,8 @@ async def test_floods_at_every_port_leave_the_lease_and_the_scheduler_alone(
         "--certificates-folder", str(certificates), "--host", "127.0.0.1",
     )  # fmt: skip
     try:
-        await reached(plain, "/leaderz")
-        await reached(spare, "/readyz")
+        await reached(operator, plain, "/leaderz")
+        await reached(injection, spare, "/readyz")
         lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
         plan = {
             "silent": dict.fromkeys((plain, webhook, gateway), SILENT),
@@ -93,8 +93,8 @@ async def test_floods_at_every_port_leave_the_lease_and_the_scheduler_alone(
         assert operator.returncode is None
         assert submitted, "the Lease was not renewed six times during the flood"
         await until(lambda: len([p for p in cluster.pods("a") if p["spec"].get("nodeName")]) == 2)
-        await reached(plain, "/healthz")
-        await reached(spare, "/readyz")
+        await reached(operator, plain, "/healthz")
+        await reached(injection, spare, "/readyz")
         assert injection.returncode is None
     finally:
         await stop(operator)

@@ -2,10 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
 import json
+import random
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -18,11 +21,20 @@ from flyer.kube.settings import parse_settings
 
 from fakekube import Fault
 
+GIVEN = set()
+
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """Not one of those that the kernel gives to connections, of which other tests open many."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(first // 2, first)
+        if port in GIVEN:
+            continue
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            GIVEN.add(port)
+            return port
 
 
 @pytest.fixture
@@ -50,9 +62,12 @@ async def get(port, path):
         return 0, ""
 
 
-async def reached(port, path):
+async def reached(process, port, path):
     async with asyncio.timeout(60):
         while (await get(port, path))[0] != 200:
+            if process.returncode is not None:
+                errors = await process.stderr.read() if process.stderr else b""
+                raise AssertionError(f"ended with {process.returncode}: {errors.decode()}")
             await asyncio.sleep(0.05)
 
 
@@ -67,9 +82,9 @@ async def test_it_leads_makes_pods_tells_its_metrics_and_gives_back(cluster, unt
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        await reached(port, "/readyz")
-        await reached(port, "/leaderz")
-        await reached(port, "/healthz")
+        await reached(process, port, "/readyz")
+        await reached(process, port, "/leaderz")
+        await reached(process, port, "/healthz")
         cluster.submit("a", 2)
         await until(lambda: len([p for p in cluster.pods("a") if p["spec"].get("nodeName")]) == 2)
         assert cluster.phase("a") is Phase.STARTING  # no sidecar speaks here

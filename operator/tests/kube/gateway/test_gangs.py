@@ -213,6 +213,8 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
     gang, launchers = await started(world)
     ledger = world.sidecars["gpt-1-0"].ledger
     with await client(world, "gpt-1-0", 0) as rank:
+        # Else it would be a job that never opened its socket.
+        await world.until(lambda: world.gateway._gangs[gang.key].members[0].report.ranks_seen)
         world.signal(gang)
         await asyncio.to_thread(rank.received)
         await asyncio.to_thread(lambda: rank.checkpoint(9, "/ckpt", durable=True))
