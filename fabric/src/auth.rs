@@ -24,6 +24,7 @@ use rand::rngs::OsRng;
 use sha2::Sha256;
 
 use crate::deadline::Deadline;
+use crate::tls::TlsError;
 
 const MAGIC: &[u8; 8] = b"FFAUTH01";
 /// Length of the dialer's first message.
@@ -73,6 +74,14 @@ pub enum AuthError {
     OldProtocol {
         /// The service that was addressed.
         context: String,
+    },
+    /// One side uses TLS and the other does not, or something between the two terminates it.
+    #[error("`{context}`: {source}")]
+    Tls {
+        /// The service that was addressed.
+        context: String,
+        /// What does not fit.
+        source: TlsError,
     },
     /// The peer names a key that is not in this ring.
     #[error(

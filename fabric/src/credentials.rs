@@ -9,9 +9,12 @@ use crate::keys::{KeyRing, Keys};
 use crate::ticket::SealedTicket;
 use crate::watched::Watched;
 
-/// A credential as it is now. Clones share what was read.
+/// A credential as it is now, and whether it needs TLS. Clones share what was read.
 #[derive(Clone)]
-pub struct Credentials(Source);
+pub struct Credentials {
+    source: Source,
+    over_tls: bool,
+}
 
 #[derive(Clone)]
 enum Source {
@@ -54,27 +57,42 @@ impl Credential {
 }
 
 impl Credentials {
+    fn of(source: Source) -> Self {
+        Self { source, over_tls: false }
+    }
+
     /// What a file holds: a ticket, or keys. Both are read again when the file changes.
     ///
     /// # Errors
     /// [`AuthError::BadKey`] when the file cannot be read or holds neither.
     pub fn read(path: &Path) -> Result<Self, AuthError> {
         let watched = Watched::open(path, Credential::parse)?;
-        Ok(Self(Source::File(Arc::new(watched))))
+        Ok(Self::of(Source::File(Arc::new(watched))))
     }
 
     /// The credential now; at most a second older than its file.
     pub fn current(&self) -> Credential {
-        match &self.0 {
+        match &self.source {
             Source::Keys(keys) => Credential::Keys(keys.current()),
             Source::Fixed(credential) => (**credential).clone(),
             Source::File(watched) => (*watched.current()).clone(),
         }
     }
 
+    /// Whether it is proved over connections with TLS alone. By default it is proved over
+    /// connections without TLS alone.
+    #[must_use]
+    pub fn over_tls(self, over_tls: bool) -> Self {
+        Self { over_tls, ..self }
+    }
+
+    pub(crate) fn is_over_tls(&self) -> bool {
+        self.over_tls
+    }
+
     /// Where it was read from, for messages.
     pub fn origin(&self) -> String {
-        match &self.0 {
+        match &self.source {
             Source::File(watched) => watched.path().display().to_string(),
             _ => "(in memory)".into(),
         }
@@ -82,7 +100,7 @@ impl Credentials {
 
     #[cfg(test)]
     pub(crate) fn read_now(&self) {
-        match &self.0 {
+        match &self.source {
             Source::Keys(keys) => keys.read_now(),
             Source::Fixed(_) => {}
             Source::File(watched) => drop(watched.read_now()),
@@ -92,7 +110,7 @@ impl Credentials {
 
 impl From<Keys> for Credentials {
     fn from(keys: Keys) -> Self {
-        Self(Source::Keys(keys))
+        Self::of(Source::Keys(keys))
     }
 }
 
@@ -122,7 +140,7 @@ impl From<&Credentials> for Credentials {
 
 impl From<SealedTicket> for Credentials {
     fn from(ticket: SealedTicket) -> Self {
-        Self(Source::Fixed(Arc::new(Credential::Ticket(Arc::new(ticket)))))
+        Self::of(Source::Fixed(Arc::new(Credential::Ticket(Arc::new(ticket)))))
     }
 }
 

@@ -22,6 +22,7 @@ use crate::auth::{AuthError, Key};
 use crate::credentials::Credential;
 use crate::keys::KeyRing;
 use crate::ticket::{self, Grant, TICKET_BYTES_MAX, Ticket};
+use crate::tls::TlsError;
 
 const MAGIC: &[u8; 8] = b"FFAUTH02";
 /// How `crate::auth` begins, which earlier versions of the services spoke.
@@ -60,9 +61,16 @@ impl Transcript {
     }
 
     fn verify(&self, role: &str, nonce: &[u8], proof: &[u8]) -> Result<(), AuthError> {
-        self.mac(role, nonce)
-            .verify_slice(proof)
-            .map_err(|_| AuthError::WrongKey { context: self.context.clone() })
+        self.mac(role, nonce).verify_slice(proof).map_err(|_| self.wrong_key())
+    }
+
+    /// Proofs that do not fit have one of several causes, which cannot be told apart.
+    fn wrong_key(&self) -> AuthError {
+        let context = self.context.clone();
+        if self.binding.is_empty() {
+            return AuthError::WrongKey { context };
+        }
+        AuthError::Tls { context, source: TlsError::NotBound }
     }
 }
 
@@ -112,7 +120,7 @@ impl Dialer {
     /// Checks the acceptor's proof and returns ours.
     ///
     /// # Errors
-    /// [`AuthError::WrongKey`].
+    /// [`AuthError::WrongKey`], or [`TlsError::NotBound`] with a channel binding.
     pub fn answer(
         &self,
         challenge: &[u8; CHALLENGE_BYTES],
@@ -138,7 +146,7 @@ impl Dialer {
                 let here = "another".into();
                 Err(AuthError::OtherCluster { context, ticket: ticket.cluster.clone(), here })
             }
-            _ => Err(AuthError::WrongKey { context }),
+            _ => Err(self.transcript.wrong_key()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What collectives and storage share on the wire: who may speak (`auth`; `handshake`, `keys`,
 //! `ticket`, `capability` and `credentials` for remote calls), in which traffic class (`class`), at
 //! which address (`interfaces`), for how long a wait may last (`deadline`), until when a right
-//! lasts (`moment`), and the transports themselves.
+//! lasts (`moment`), whether connections are encrypted (`tls`), and the transports themselves.
 //!
 //! Absent on purpose: any knowledge of what the bytes mean.
 
@@ -24,6 +24,7 @@ pub mod rpc;
 pub mod shm;
 pub mod tcp;
 pub mod ticket;
+pub mod tls;
 mod watched;
 
 /// A future that is compiled in the crate that makes it. What an `async fn` does is compiled anew

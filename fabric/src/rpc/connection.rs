@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::io::BufReader;
+use tokio::io::{AsyncRead, BufReader};
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::frame::{Kind, Limits};
 use super::guard::{Guard, Heard, Stopped};
 use super::io::{Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames};
-use super::{DIRECT_BYTES_MAX, Fault, Payload, Reply, RpcError, decode, handshake};
+use super::stream::Stream;
+use super::{DIRECT_BYTES_MAX, Fault, Payload, Reply, RpcError, channel, decode};
 use crate::BoxFuture;
 use crate::auth::AuthError;
 use crate::class::TrafficClass;
@@ -34,7 +34,7 @@ const CLASSES: usize = 16;
 pub struct ConnectionConfig {
     /// The service's name; both sides sign it (`crate::auth`).
     pub context: String,
-    /// What is proved: the cluster's key, or a ticket.
+    /// What is proved: the cluster's key, or a ticket. It also says whether TLS is required.
     pub credentials: Credentials,
     /// Marks the socket.
     pub class: TrafficClass,
@@ -136,30 +136,30 @@ impl Connection {
             detail,
         };
         let connect = TcpStream::connect(address);
-        let mut stream = tokio::time::timeout_at(deadline.instant().into(), connect)
+        let stream = tokio::time::timeout_at(deadline.instant().into(), connect)
             .await
             .map_err(|_| unreachable("connecting took too long".into()))?
             .map_err(|error| unreachable(error.to_string()))?;
         prepare(&stream, config.class).map_err(|error| unreachable(error.to_string()))?;
         let credential = config.credentials.current();
-        match handshake::dial(&mut stream, &credential, &config.context, deadline).await {
-            Ok(()) => {}
-            Err(error @ AuthError::Broken { .. }) => return Err(unreachable(error.to_string())),
+        let over_tls = config.credentials.is_over_tls();
+        match channel::dial(stream, over_tls, &credential, &config.context, deadline).await {
+            Ok(stream) => Ok(Self::start(stream, address, config, credential)),
+            Err(error @ AuthError::Broken { .. }) => Err(unreachable(error.to_string())),
             Err(source) => {
                 let context = config.context.clone();
-                return Err(RpcError::Refused { context, peer: address.into(), source });
+                Err(RpcError::Refused { context, peer: address.into(), source })
             }
         }
-        Ok(Self::start(stream, address, config, credential))
     }
 
     fn start(
-        stream: TcpStream,
+        stream: Stream,
         address: &str,
         config: ConnectionConfig,
         credential: Credential,
     ) -> Self {
-        let (read_half, mut write_half) = stream.into_split();
+        let (read_half, mut write_half) = stream.split();
         let (outbox, mut queue) = mpsc::channel(config.calls_in_flight_max.clamp(1, 1024));
         let places = std::array::from_fn(|_| Semaphore::new(config.calls_in_flight_max));
         let shared = Arc::new(Shared {
@@ -449,7 +449,7 @@ impl Shared {
         waiting.calls.clear();
     }
 
-    async fn read(&self, read_half: OwnedReadHalf, answers: &WeakOutbox) -> ReadError {
+    async fn read(&self, read_half: impl AsyncRead + Unpin, answers: &WeakOutbox) -> ReadError {
         let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
         loop {
             if let Err(error) = self.read_one(&mut reader, answers).await {
@@ -460,7 +460,7 @@ impl Shared {
 
     async fn read_one(
         &self,
-        reader: &mut BufReader<OwnedReadHalf>,
+        reader: &mut (impl AsyncRead + Unpin),
         answers: &WeakOutbox,
     ) -> Result<(), ReadError> {
         let stall_timeout = self.config.stall_timeout;

@@ -202,4 +202,12 @@ pub enum ServerError {
         /// What the system said.
         source: io::Error,
     },
+    /// TLS cannot be set up.
+    #[error("`{context}` cannot use TLS: {reason}")]
+    Tls {
+        /// The service.
+        context: String,
+        /// Why.
+        reason: String,
+    },
 }

@@ -145,7 +145,9 @@ async fn an_older_server_is_sent_requests_as_before() {
     let address = listener.local_addr().unwrap().to_string();
     let older = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        handshake::accept(&mut stream, &ring(), DEFAULT_CLUSTER, CONTEXT, soon()).await.unwrap();
+        let ring = ring();
+        let accepted = handshake::accept(&mut stream, &ring, DEFAULT_CLUSTER, CONTEXT, &[], soon());
+        accepted.await.unwrap();
         for _ in 0..3 {
             let mut bytes = [0; HEADER_BYTES];
             stream.read_exact(&mut bytes).await.unwrap();

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::serving::Proved;
 use crate::auth::{AuthError, nonce};
@@ -13,21 +12,31 @@ use crate::handshake::{
     Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, Hello, MAGIC_BYTES, PROOF_BYTES,
 };
 use crate::keys::KeyRing;
+use crate::tls::{MISMATCH, TlsError};
 
-/// Authenticates a connection that we opened.
+/// Authenticates a connection that we opened. `binding` identifies its TLS; empty without.
 pub(super) async fn dial(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     credential: &Credential,
     context: &str,
+    binding: &[u8],
     deadline: Deadline,
 ) -> Result<(), AuthError> {
     within(context, deadline, async {
         let nonce = nonce().map_err(broken(context))?;
-        let (dialer, hello) = Dialer::new(credential, context, &[], nonce);
-        stream.write_all(&hello).await.map_err(broken(context))?;
+        let (dialer, hello) = Dialer::new(credential, context, binding, nonce);
+        send(stream, &hello).await.map_err(broken(context))?;
         let mut challenge = [0; CHALLENGE_BYTES];
-        stream.read_exact(&mut challenge).await.map_err(broken(context))?;
-        stream.write_all(&dialer.answer(&challenge)?).await.map_err(broken(context))?;
+        let (first, rest) = challenge.split_at_mut(MISMATCH.len());
+        stream.read_exact(first).await.map_err(broken(context))?;
+        if let Err(error) = stream.read_exact(rest).await {
+            // A challenge may begin with these bytes, but then it is longer.
+            if binding.is_empty() && *first == MISMATCH {
+                return Err(AuthError::Tls { context: context.into(), source: TlsError::Required });
+            }
+            return Err(broken(context)(error));
+        }
+        send(stream, &dialer.answer(&challenge)?).await.map_err(broken(context))?;
         let mut verdict = [0; 1];
         stream.read_exact(&mut verdict).await.map_err(broken(context))?;
         dialer.conclude(verdict[0])
@@ -35,28 +44,27 @@ pub(super) async fn dial(
     .await
 }
 
-/// What became of a connection that we accepted.
-pub(super) enum Accepted {
-    /// The other side has proved a key or a ticket.
-    Authenticated(Proved),
-    /// It left before its first byte: a probe that only asks whether the port is open.
-    Silent,
+async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
 }
 
-/// Authenticates a connection that we accepted.
+/// Authenticates a connection that we accepted. `binding` identifies its TLS; empty without.
+/// Nothing comes back for a peer that leaves before its first byte.
 pub(super) async fn accept(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     ring: &KeyRing,
     cluster: &str,
     context: &str,
+    binding: &[u8],
     deadline: Deadline,
-) -> Result<Accepted, AuthError> {
+) -> Result<Option<Proved>, AuthError> {
     within(context, deadline, async {
         let mut hello = [0; HELLO_BYTES];
         // A probe may also reset the connection instead of closing it.
         let begun = stream.read(&mut hello[..MAGIC_BYTES]).await.unwrap_or(0);
         if begun == 0 {
-            return Ok(Accepted::Silent);
+            return Ok(None);
         }
         let (magic, rest) = hello.split_at_mut(MAGIC_BYTES);
         stream.read_exact(&mut magic[begun..]).await.map_err(broken(context))?;
@@ -69,8 +77,8 @@ pub(super) async fn accept(
         let mut ticket = vec![0; hello.ticket_bytes()];
         stream.read_exact(&mut ticket).await.map_err(broken(context))?;
         let nonce = nonce().map_err(broken(context))?;
-        let (acceptor, challenge) = Acceptor::new(ring, context, &[], &hello, &ticket, nonce)?;
-        stream.write_all(&challenge).await.map_err(broken(context))?;
+        let (acceptor, challenge) = Acceptor::new(ring, context, binding, &hello, &ticket, nonce)?;
+        send(stream, &challenge).await.map_err(broken(context))?;
         let mut proof = [0; PROOF_BYTES];
         if let Err(error) = stream.read_exact(&mut proof).await {
             return Err(acceptor.unknown_key().unwrap_or_else(|| broken(context)(error)));
@@ -79,11 +87,11 @@ pub(super) async fn accept(
         let held = ring.get(key_id).cloned();
         let (verdict, grant) = acceptor.check(&proof, cluster, unix_now().as_secs());
         if let Some(verdict) = verdict {
-            stream.write_all(&[verdict]).await.map_err(broken(context))?;
+            send(stream, &[verdict]).await.map_err(broken(context))?;
         }
         let unknown = AuthError::UnknownKey { context: context.into(), id: key_id };
         let (grant, key) = (grant?, held.ok_or(unknown)?);
-        Ok(Accepted::Authenticated(Proved { grant, key_id, key }))
+        Ok(Some(Proved { grant, key_id, key }))
     })
     .await
 }
@@ -93,7 +101,7 @@ pub(super) fn unix_now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-async fn within<T>(
+pub(super) async fn within<T>(
     context: &str,
     deadline: Deadline,
     handshake: impl Future<Output = Result<T, AuthError>>,
@@ -104,6 +112,6 @@ async fn within<T>(
     }
 }
 
-fn broken(context: &str) -> impl Fn(std::io::Error) -> AuthError + '_ {
+pub(super) fn broken(context: &str) -> impl Fn(std::io::Error) -> AuthError + '_ {
     move |source| AuthError::Broken { context: context.into(), source }
 }

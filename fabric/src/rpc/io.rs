@@ -196,8 +196,24 @@ pub(super) async fn write_frames<H>(
             parts.push_back(inline.freeze());
         }
         write_parts(writer, &mut parts, &stalled).await?;
+        flush(writer, &stalled).await?;
     }
     Ok(())
+}
+
+/// Sends what a TLS session has encrypted and keeps; without TLS there is none.
+async fn flush(
+    writer: &mut (impl AsyncWrite + Unpin),
+    stalled: &impl Fn(Duration) -> bool,
+) -> io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match tokio::time::timeout(STALL_CHECK, writer.flush()).await {
+            Ok(flushed) => return flushed,
+            Err(_) if stalled(begun.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(_) => {}
+        }
+    }
 }
 
 async fn write_parts(

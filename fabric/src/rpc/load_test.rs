@@ -162,7 +162,7 @@ async fn a_caller_that_gives_up_or_dies_gives_its_memory_back() {
 /// A stream that authenticated, for sending what a `Connection` never would.
 async fn raw(running: &Running) -> TcpStream {
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
-    handshake::dial(&mut stream, &credential(), CONTEXT, soon()).await.unwrap();
+    handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();
     stream
 }
 
@@ -232,7 +232,7 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
         // So that replies stay in the server's memory and not in the kernel's.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let mut stream = socket.connect(running.address.parse().unwrap()).await.unwrap();
-        handshake::dial(&mut stream, &credential(), CONTEXT, soon()).await.unwrap();
+        handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();
         for request_id in 0..64 {
             let message_crc = crc32c::crc32c(b"read");
             let header = header(Kind::Request, request_id, 0);
@@ -274,7 +274,7 @@ async fn a_reply_is_not_made_for_a_caller_that_has_given_up() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut stream = socket.connect(running.address.parse().unwrap()).await.unwrap();
-    handshake::dial(&mut stream, &credential(), CONTEXT, soon()).await.unwrap();
+    handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();
     for request_id in 0..16 {
         let message_crc = crc32c::crc32c(b"read");
         let request =

@@ -2,7 +2,8 @@
 //!
 //! A frame is a fixed header, a *message* (what the call means, encoded with postcard) and a
 //! *payload* (raw bytes that never pass through serde and are never copied to be framed). Whoever
-//! connects authenticates first (`crate::handshake`), by key or by ticket. A frame's lengths are checked against a bound
+//! connects authenticates first (`crate::handshake`), by key or by ticket, and inside TLS where both
+//! sides are configured so (`crate::tls`). A frame's lengths are checked against a bound
 //! before memory is taken for it; a frame that cannot be understood ends its connection, is counted
 //! and logged, and disturbs nobody else.
 //!
@@ -17,6 +18,7 @@
 //! Absent on purpose: retries of calls that are not idempotent, and any knowledge of services.
 
 mod budget;
+mod channel;
 mod connection;
 mod credit;
 mod error;
@@ -30,6 +32,8 @@ mod server;
 mod serving;
 mod shutdown;
 mod strangers;
+mod stream;
+mod turns;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -225,3 +229,6 @@ mod load_tests;
 #[cfg(test)]
 #[path = "rpc_test.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "tls_test.rs"]
+mod tls_tests;

@@ -92,7 +92,7 @@ async fn echo(connection: &Connection, message: &'static [u8], payload: Bytes) -
 /// A stream that authenticated, for sending what a `Connection` never would.
 async fn raw(running: &Running) -> TcpStream {
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
-    handshake::dial(&mut stream, &credential(), CONTEXT, soon()).await.unwrap();
+    handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();
     stream
 }
 

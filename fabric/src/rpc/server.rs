@@ -15,14 +15,16 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::budget::{Budget, Budgets};
+use super::channel::{Accepted, Door};
 use super::frame::Limits;
-use super::handshake::{self, Accepted};
 use super::serving::Shared;
 use super::strangers::Strangers;
+use super::turns::{Turns, in_turn};
 use super::{Peer, ServerError, Service, Shutdown};
 use crate::class::TrafficClass;
 use crate::deadline::Deadline;
 use crate::keys::Keys;
+use crate::tls::Accepts;
 
 /// A peer that does not use its grant, sends nothing of a frame that it began, or takes nothing
 /// while others wait for the memory of its replies, is not waited for longer than this.
@@ -37,6 +39,8 @@ pub struct ServerConfig {
     pub context: String,
     /// The cluster's keys.
     pub keys: Keys,
+    /// Whether connections have TLS.
+    pub tls: Accepts,
     /// The cluster's name: tickets for another one are refused.
     pub cluster: String,
     /// Marks the sockets.
@@ -75,6 +79,7 @@ impl ServerConfig {
         Self {
             context: context.into(),
             keys: keys.into(),
+            tls: Accepts::Plain,
             cluster: DEFAULT_CLUSTER.into(),
             class: TrafficClass::Other,
             limits: Limits::default(),
@@ -120,6 +125,7 @@ pub struct Server {
     config: Arc<ServerConfig>,
     listener: TcpListener,
     address: SocketAddr,
+    door: Door,
     stats: Arc<ServerStats>,
 }
 
@@ -127,16 +133,20 @@ impl Server {
     /// Takes the port. Nobody is served before [`Server::serve`].
     ///
     /// # Errors
-    /// [`ServerError::Bind`].
+    /// [`ServerError`].
     pub async fn bind(address: &str, config: ServerConfig) -> Result<Self, ServerError> {
         let bind = |source| ServerError::Bind {
             context: config.context.clone(),
             address: address.into(),
             source,
         };
+        let door = Door::new(config.tls).map_err(|error| ServerError::Tls {
+            context: config.context.clone(),
+            reason: error.to_string(),
+        })?;
         let listener = TcpListener::bind(address).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
-        Ok(Self { config: Arc::new(config), listener, address, stats: Arc::default() })
+        Ok(Self { config: Arc::new(config), listener, address, door, stats: Arc::default() })
     }
 
     /// Where it listens; the port is the real one when 0 was asked for.
@@ -151,7 +161,7 @@ impl Server {
 
     /// Serves until shutdown, then lets running handlers end for `drain_timeout`.
     pub async fn serve<S: Service>(self, service: S, shutdown: Shutdown) {
-        let doors = Arc::new(Doors::new(&self.config));
+        let doors = Arc::new(Doors::new(&self.config, self.door));
         let shared = Arc::new(Shared {
             service,
             budgets: Budgets::new(&self.config.budgets),
@@ -196,6 +206,9 @@ impl Server {
 
 /// Who is connected.
 struct Doors {
+    door: Door,
+    /// Handshakes are computed one at a time: strangers occupy at most one thread.
+    turns: Turns,
     strangers: Mutex<Strangers<oneshot::Sender<()>>>,
     members: Mutex<Members>,
     connections_max: usize,
@@ -209,9 +222,11 @@ struct Members {
 }
 
 impl Doors {
-    fn new(config: &ServerConfig) -> Self {
+    fn new(config: &ServerConfig, door: Door) -> Self {
         let strangers = Strangers::new(config.strangers_max, config.strangers_of_address_max);
         Self {
+            door,
+            turns: Turns::default(),
             strangers: Mutex::new(strangers),
             members: Mutex::default(),
             connections_max: config.connections_max,
@@ -263,7 +278,7 @@ impl Drop for Member {
 async fn connection<S: Service>(
     shared: Arc<Shared<S>>,
     doors: Arc<Doors>,
-    mut stream: TcpStream,
+    stream: TcpStream,
     peer: Peer,
     evicted: oneshot::Receiver<()>,
 ) {
@@ -274,15 +289,15 @@ async fn connection<S: Service>(
         tracing::debug!(context, address = %peer.address, %error, "socket options");
     }
     let ring = config.keys.current();
-    let handshake = handshake::accept(&mut stream, &ring, &config.cluster, context, deadline);
+    let handshake = doors.door.accept(stream, &ring, &config.cluster, context, deadline);
     let accepted = tokio::select! {
-        accepted = handshake => accepted,
+        accepted = in_turn(&doors.turns, handshake) => accepted,
         // The sender is dropped when another connection takes this one's place.
         _ = evicted => return,
     };
     doors.strangers().leave(peer.address.ip(), peer.connection);
-    let proved = match accepted {
-        Ok(Accepted::Authenticated(proved)) => proved,
+    let (stream, proved) = match accepted {
+        Ok(Accepted::Authenticated(stream, proved)) => (stream, proved),
         Ok(Accepted::Silent) => {
             stats.silent.fetch_add(1, Relaxed);
             tracing::debug!(context, address = %peer.address, "connection closed unused");

@@ -14,9 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::BufReader;
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
+use tokio::io::{AsyncRead, BufReader};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use super::budget::{Budgets, Credit};
@@ -29,6 +27,7 @@ use super::io::{
 };
 use super::room::Room;
 use super::server::{ServerConfig, ServerStats};
+use super::stream::Stream;
 use super::{Call, DIRECT_BYTES_MAX, Fault, FaultCode, Payload, Peer, Reply, Service};
 use crate::auth::Key;
 use crate::deadline::Deadline;
@@ -95,9 +94,9 @@ impl Link {
 }
 
 impl<S: Service> Shared<S> {
-    pub(super) async fn serve(self: &Arc<Self>, stream: TcpStream, peer: Peer, proved: Proved) {
+    pub(super) async fn serve(self: &Arc<Self>, stream: Stream, peer: Peer, proved: Proved) {
         let context = &self.config.context;
-        let (read_half, mut write_half) = stream.into_split();
+        let (read_half, mut write_half) = stream.split();
         let (outbox, mut queue) = mpsc::channel(OUTBOX_MAX);
         let (close, closed) = watch::channel(false);
         let link = Arc::new(Link {
@@ -157,7 +156,7 @@ impl<S: Service> Shared<S> {
 
     async fn read(
         self: &Arc<Self>,
-        read_half: OwnedReadHalf,
+        read_half: impl AsyncRead + Unpin,
         link: &Arc<Link>,
     ) -> Result<(), ReadError> {
         let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
@@ -177,7 +176,7 @@ impl<S: Service> Shared<S> {
 
     async fn read_call(
         self: &Arc<Self>,
-        reader: &mut BufReader<OwnedReadHalf>,
+        reader: &mut (impl AsyncRead + Unpin),
         header: Header,
         link: &Arc<Link>,
     ) -> Result<(), ReadError> {

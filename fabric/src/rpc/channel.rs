@@ -1,0 +1,145 @@
+//! From a TCP connection to an authenticated stream: TLS if it is due, then `super::handshake`.
+//!
+//! No side falls back to the other kind. A service tells the kinds apart by the first byte, which
+//! it looks at before it takes it. To a peer of the wrong kind it sends one fatal TLS alert, which
+//! either kind of client understands.
+
+use std::io;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use super::handshake::{self, broken, within};
+use super::serving::Proved;
+use super::stream::{Metered, Stream};
+use crate::auth::AuthError;
+use crate::credentials::Credential;
+use crate::deadline::Deadline;
+use crate::handshake::{Hello, MAGIC_BYTES};
+use crate::keys::KeyRing;
+use crate::tls::{
+    Accepts, HANDSHAKE_RECORD, MISMATCH, STRANGER_BYTES_MAX, TlsError, binding, client_context,
+    is_mismatch, server_context,
+};
+
+/// Authenticates a connection that we opened, over TLS or without.
+pub(super) async fn dial(
+    mut stream: TcpStream,
+    over_tls: bool,
+    credential: &Credential,
+    context: &str,
+    deadline: Deadline,
+) -> Result<Stream, AuthError> {
+    if !over_tls {
+        handshake::dial(&mut stream, credential, context, &[], deadline).await?;
+        return Ok(Stream::Plain(stream));
+    }
+    let connect = async {
+        let (config, name) = client_context().map_err(failed(context))?;
+        let metered = Metered::new(stream, STRANGER_BYTES_MAX);
+        match TlsConnector::from(config).connect(name, metered).await {
+            Ok(stream) => Ok(Box::new(TlsStream::Client(stream))),
+            Err(error) if is_mismatch(&error) => {
+                Err(AuthError::Tls { context: context.into(), source: TlsError::NotServed })
+            }
+            Err(error) => Err(broken(context)(error)),
+        }
+    };
+    let mut stream = within(context, deadline, connect).await?;
+    let binding = binding(&stream).map_err(failed(context))?;
+    handshake::dial(&mut stream, credential, context, &binding, deadline).await?;
+    stream.get_mut().0.authenticated();
+    Ok(Stream::Tls(stream))
+}
+
+/// What became of a connection that we accepted.
+pub(super) enum Accepted {
+    /// The other side has proved a key or a ticket.
+    Authenticated(Stream, Proved),
+    /// It left before its first byte: a probe that only asks whether the port is open.
+    Silent,
+}
+
+/// Which connections a service accepts, and with what.
+pub(super) struct Door {
+    accepts: Accepts,
+    tls: Option<TlsAcceptor>,
+}
+
+impl Door {
+    pub(super) fn new(accepts: Accepts) -> Result<Self, rustls::Error> {
+        let context = accepts.tls().then(server_context).transpose()?;
+        Ok(Self { accepts, tls: context.map(TlsAcceptor::from) })
+    }
+
+    /// Authenticates a connection that we accepted.
+    pub(super) async fn accept(
+        &self,
+        mut stream: TcpStream,
+        ring: &KeyRing,
+        cluster: &str,
+        context: &str,
+        deadline: Deadline,
+    ) -> Result<Accepted, AuthError> {
+        let mut first = [0; 1];
+        let peek = async { Ok(stream.peek(&mut first).await.unwrap_or(0)) };
+        // A probe may also reset the connection instead of closing it.
+        if within(context, deadline, peek).await? == 0 {
+            return Ok(Accepted::Silent);
+        }
+        let is_tls = first[0] == HANDSHAKE_RECORD;
+        let tls_error = |source| AuthError::Tls { context: context.into(), source };
+        match (is_tls, &self.tls) {
+            (true, Some(acceptor)) => {
+                let metered = Metered::new(stream, STRANGER_BYTES_MAX);
+                let accept = async { acceptor.accept(metered).await.map_err(broken(context)) };
+                let stream = within(context, deadline, accept).await?;
+                let mut stream = Box::new(TlsStream::Server(stream));
+                let binding = binding(&stream).map_err(failed(context))?;
+                let accepted =
+                    handshake::accept(&mut stream, ring, cluster, context, &binding, deadline);
+                let Some(proved) = accepted.await? else { return Ok(Accepted::Silent) };
+                stream.get_mut().0.authenticated();
+                Ok(Accepted::Authenticated(Stream::Tls(stream), proved))
+            }
+            (true, None) => {
+                refuse(&mut stream, deadline).await;
+                Err(tls_error(TlsError::UnexpectedTls))
+            }
+            (false, _) if self.accepts.plain() => {
+                let accepted =
+                    handshake::accept(&mut stream, ring, cluster, context, &[], deadline);
+                let Some(proved) = accepted.await? else { return Ok(Accepted::Silent) };
+                Ok(Accepted::Authenticated(Stream::Plain(stream), proved))
+            }
+            (false, _) => {
+                let mut first = [0; MAGIC_BYTES];
+                let read = async {
+                    stream.read_exact(&mut first).await.map(drop).map_err(broken(context))
+                };
+                within(context, deadline, read).await?;
+                Hello::check_magic(context, first)?;
+                refuse(&mut stream, deadline).await;
+                Err(tls_error(TlsError::PlainPeer))
+            }
+        }
+    }
+}
+
+/// Sends the alert. What the peer has sent is read first: closed with bytes unread, the connection
+/// would be reset, and the alert lost.
+async fn refuse(stream: &mut TcpStream, deadline: Deadline) {
+    let refuse = async {
+        stream.write_all(&MISMATCH).await?;
+        stream.shutdown().await?;
+        let mut rest = stream.take(STRANGER_BYTES_MAX as u64);
+        tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
+    };
+    // A peer that does not take it has none.
+    let _ = tokio::time::timeout_at(deadline.instant().into(), refuse).await;
+}
+
+fn failed(context: &str) -> impl Fn(rustls::Error) -> AuthError + '_ {
+    move |error| broken(context)(io::Error::other(error))
+}

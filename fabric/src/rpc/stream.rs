@@ -1,0 +1,199 @@
+//! The stream of a connection: TCP, with or without TLS.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_rustls::TlsStream;
+
+/// What is read at once below TLS, which by itself asks for 4 KiB.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+/// A stream whose two directions are used apart.
+pub(super) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<Metered>>),
+}
+
+impl Stream {
+    pub(super) fn split(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Self::Plain(stream) => {
+                let (read, write) = stream.into_split();
+                (ReadHalf::Plain(read), WriteHalf::Plain(write))
+            }
+            Self::Tls(stream) => {
+                // One task uses both halves, so neither waits for the other's lock.
+                let (read, write) = tokio::io::split(stream);
+                (ReadHalf::Tls(read), WriteHalf::Tls(write))
+            }
+        }
+    }
+}
+
+pub(super) enum ReadHalf {
+    Plain(OwnedReadHalf),
+    Tls(tokio::io::ReadHalf<Box<TlsStream<Metered>>>),
+}
+
+impl AsyncRead for ReadHalf {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_read(context, buffer),
+            Self::Tls(half) => match ready!(Pin::new(half).poll_read(context, buffer)) {
+                // No `close_notify`. Frames have lengths, so what is cut off is seen anyway.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
+                result => Poll::Ready(result),
+            },
+        }
+    }
+}
+
+pub(super) enum WriteHalf {
+    Plain(OwnedWriteHalf),
+    Tls(tokio::io::WriteHalf<Box<TlsStream<Metered>>>),
+}
+
+impl AsyncWrite for WriteHalf {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_write(context, bytes),
+            Self::Tls(half) => Pin::new(half).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_write_vectored(context, parts),
+            Self::Tls(half) => Pin::new(half).poll_write_vectored(context, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_flush(context),
+            Self::Tls(half) => Pin::new(half).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_shutdown(context),
+            Self::Tls(half) => Pin::new(half).poll_shutdown(context),
+        }
+    }
+}
+
+/// The socket below TLS. Until the peer has authenticated a bounded number of bytes is read of it,
+/// which bounds what TLS keeps; from then on the socket is read in large steps.
+pub(super) struct Metered {
+    socket: TcpStream,
+    state: State,
+}
+
+enum State {
+    /// Bytes that may still be read.
+    Stranger(usize),
+    Member {
+        buffer: Box<[u8]>,
+        from: usize,
+        to: usize,
+    },
+}
+
+impl Metered {
+    pub(super) fn new(socket: TcpStream, bytes_max: usize) -> Self {
+        Self { socket, state: State::Stranger(bytes_max) }
+    }
+
+    /// Ends the bound.
+    pub(super) fn authenticated(&mut self) {
+        let buffer = vec![0; RECEIVE_BYTES].into();
+        self.state = State::Member { buffer, from: 0, to: 0 };
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { socket, state } = self.get_mut();
+        match state {
+            State::Stranger(left) => {
+                if *left == 0 {
+                    let detail = "too many bytes before it authenticated";
+                    return Poll::Ready(Err(io::Error::other(detail)));
+                }
+                // At most a client hello: not worth uninitialised memory.
+                let room = out.remaining().min(*left);
+                let mut bounded = ReadBuf::new(out.initialize_unfilled_to(room));
+                ready!(Pin::new(socket).poll_read(context, &mut bounded))?;
+                let read = bounded.filled().len();
+                *left -= read;
+                out.advance(read);
+            }
+            State::Member { buffer, from, to } => {
+                if from == to {
+                    let mut fresh = ReadBuf::new(buffer);
+                    ready!(Pin::new(socket).poll_read(context, &mut fresh))?;
+                    (*from, *to) = (0, fresh.filled().len());
+                }
+                let copied = out.remaining().min(*to - *from);
+                out.put_slice(&buffer[*from..*from + copied]);
+                *from += copied;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().socket).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().socket).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_shutdown(context)
+    }
+}
