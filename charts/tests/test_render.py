@@ -1,6 +1,7 @@
 """The chart renders for every choice of components, and only what was chosen."""
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,31 @@ def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> No
     assert "MutatingAdmissionPolicy" in kinds("1.36.0")
     assert not {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"} & kinds("1.35.2")
     assert "ValidatingAdmissionPolicy" in kinds("1.35.2")
+
+
+def test_one_switch_gives_tls_to_every_service_and_client(render: Render) -> None:
+    def settings(rendered: Rendered) -> set[tuple[str, str, str]]:
+        """Of each container of a service its kind and both settings."""
+        found = set()
+        for workload in rendered.of("StatefulSet"):
+            for container in workload["spec"]["template"]["spec"]["containers"]:
+                env = {one["name"]: one.get("value") for one in container.get("env", [])}
+                if "THREEFS_KEY_FILE" in env:
+                    found.add(
+                        (container["name"], env["THREEFS_TLS"], env["THREEFS_TLS_TRANSITION"])
+                    )
+        return found
+
+    def cluster_file(rendered: Rendered) -> dict[str, Any]:
+        text = rendered.named("ConfigMap", "threefs-cluster")["data"]["cluster.json"]
+        parsed: dict[str, Any] = json.loads(text)
+        return parsed
+
+    for enabled, transition in itertools.product([False, True], repeat=2):
+        rendered = render(**{"threefs.tls.enabled": enabled, "threefs.tls.transition": transition})
+        found = settings(rendered)
+        assert len(found) == 3, found
+        assert {one[1:] for one in found} == {(str(enabled).lower(), str(transition).lower())}
+        # Read by the CSI controller, the exporter and, with the key, nodes; tickets copy it.
+        assert cluster_file(rendered)["tls"] is enabled
+    assert cluster_file(render())["tls"] is False

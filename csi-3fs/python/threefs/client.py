@@ -131,7 +131,12 @@ class Client:
             raise InvalidArgument(f"timeout_seconds is {timeout_seconds}; it must be above 0")
         self.cluster = cluster
         self._native = _native.Client(
-            cluster.mgmtd, cluster.meta, cluster.key_file, timeout_seconds, control_plane
+            cluster.mgmtd,
+            cluster.meta,
+            cluster.key_file,
+            timeout_seconds,
+            control_plane,
+            cluster.tls,
         )
 
     def __enter__(self) -> Self:

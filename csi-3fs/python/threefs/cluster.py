@@ -27,6 +27,8 @@ class ClusterFile:
     services: dict[str, str] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     supervisor_pid: int | None = None
+    tls: bool = False
+    """Whether connections to the services have TLS."""
 
     @classmethod
     def read(cls, path: Path) -> ClusterFile:
@@ -60,6 +62,9 @@ class ClusterFile:
             raise wrong("meta", meta, 'an address such as "127.0.0.1:9001"')
         if not isinstance(key_file, str):
             raise wrong("key_file", key_file, "the path of a key file or of a credential")
+        tls = data.get("tls", False)
+        if not isinstance(tls, bool):
+            raise wrong("tls", tls, "true or false")
         return cls(
             mgmtd=tuple(mgmtd),
             meta=meta,
@@ -67,6 +72,7 @@ class ClusterFile:
             services=dict(data.get("services") or {}),
             pids=dict(data.get("pids") or {}),
             supervisor_pid=data.get("supervisor_pid"),
+            tls=tls,
         )
 
     def write(self, path: Path) -> None:
@@ -79,6 +85,7 @@ class ClusterFile:
             "services": self.services,
             "pids": self.pids,
             "supervisor_pid": self.supervisor_pid,
+            "tls": self.tls,
         }
         write_atomically(path, json.dumps(data, indent=2) + "\n")
 

@@ -61,6 +61,7 @@ def run_daemon(
         "mgmtd": list(cluster.mgmtd),
         "meta": cluster.meta,
         "key_file": cluster.key_file,
+        "tls": cluster.tls,
         "root": root,
         "fd": descriptor,
         "read_only": read_only,

@@ -70,6 +70,10 @@ spec:
               value: /data
             - name: THREEFS_KEY_FILE
               value: /etc/threefs/key
+            - name: THREEFS_TLS
+              value: {{ .root.Values.threefs.tls.enabled | quote }}
+            - name: THREEFS_TLS_TRANSITION
+              value: {{ .root.Values.threefs.tls.transition | quote }}
             {{- range $name, $value := .env }}
             - name: {{ $name }}
               value: {{ $value | quote }}

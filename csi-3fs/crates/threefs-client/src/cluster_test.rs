@@ -43,6 +43,7 @@ impl Cluster {
             listen: "127.0.0.1:0".into(),
             advertise: None,
             key: key(folder.path()).into(),
+            tls: fabric::tls::ServiceTls::default(),
             store_path: folder.path().join("mgmtd"),
             bootstrap: Bootstrap { nodes, replicas: nodes, chains_per_node: 1 },
             rebalance: true,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use fabric::keys::Keys;
+use fabric::tls::ServiceTls;
 
 use crate::protocol::LayoutDefaults;
 
@@ -13,6 +14,8 @@ pub struct MetaConfig {
     pub listen: String,
     /// The cluster's keys.
     pub key: Keys,
+    /// Whether connections have TLS.
+    pub tls: ServiceTls,
     /// Folder of the embedded store.
     pub store_path: PathBuf,
     /// The most that the store may ever hold; only address space until it is used.

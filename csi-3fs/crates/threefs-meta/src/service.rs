@@ -71,13 +71,14 @@ impl Meta {
         config: MetaConfig,
         trimmer: Arc<dyn ChunkTrimmer>,
     ) -> Result<Self, MetaRunError> {
-        let server =
-            Server::bind(&config.listen, ServerConfig::new(CONTEXT, config.key.clone())).await?;
+        let mut server = ServerConfig::new(CONTEXT, config.key.clone());
+        server.tls = config.tls.accepts();
+        let server = Server::bind(&config.listen, server).await?;
         let store = Store::embedded(EmbeddedConfig {
             path: config.store_path,
             map_bytes_max: config.map_bytes_max,
         })?;
-        let mgmtd = MgmtdClient::new(&config.mgmtd, &config.key);
+        let mgmtd = MgmtdClient::new(&config.mgmtd, &config.tls.credentials(&config.key));
         let routing = mgmtd.follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
         let keys = config.key;

@@ -51,6 +51,7 @@ fn mgmtd(listen: &str, folder: &Path) -> MgmtdConfig {
         listen: listen.into(),
         advertise: None,
         key: key().into(),
+        tls: fabric::tls::ServiceTls::default(),
         store_path: folder.join("mgmtd"),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
         rebalance: true,
@@ -62,6 +63,7 @@ fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
     MetaConfig {
         listen: listen.into(),
         key: key().into(),
+        tls: fabric::tls::ServiceTls::default(),
         store_path: folder.join("meta"),
         map_bytes_max: threefs_meta::MAP_BYTES_MAX,
         mgmtd: vec![mgmtd.into()],

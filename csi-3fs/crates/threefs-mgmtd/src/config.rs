@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use fabric::keys::Keys;
+use fabric::tls::ServiceTls;
 use threefs_core::ids::TableId;
 
 /// The chain table that bootstrap makes.
@@ -17,6 +18,8 @@ pub struct MgmtdConfig {
     pub advertise: Option<String>,
     /// The cluster's keys.
     pub key: Keys,
+    /// Whether connections have TLS.
+    pub tls: ServiceTls,
     /// Folder of the embedded store.
     pub store_path: PathBuf,
     /// The chains to make when there are none.

@@ -55,8 +55,9 @@ impl Mgmtd {
     /// [`MgmtdRunError`].
     pub async fn open(config: MgmtdConfig) -> Result<Self, MgmtdRunError> {
         config.bootstrap.check().map_err(MgmtdRunError::Config)?;
-        let server =
-            Server::bind(&config.listen, ServerConfig::new(CONTEXT, config.key.clone())).await?;
+        let mut server = ServerConfig::new(CONTEXT, config.key.clone());
+        server.tls = config.tls.accepts();
+        let server = Server::bind(&config.listen, server).await?;
         let store = Store::embedded(EmbeddedConfig::new(config.store_path))?;
         let address = config.advertise.unwrap_or_else(|| server.address().to_string());
         let mut manager =

@@ -40,7 +40,8 @@ impl Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (mgmtd, meta, key_file, timeout_seconds, control_plane=false))]
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (mgmtd, meta, key_file, timeout_seconds, control_plane=false, tls=false))]
     fn new(
         py: Python<'_>,
         mgmtd: Vec<String>,
@@ -48,12 +49,13 @@ impl Client {
         key_file: &str,
         timeout_seconds: f64,
         control_plane: bool,
+        tls: bool,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds)
             .map_err(|error| errors::invalid(py, &format!("timeout_seconds: {error}")))?;
         let credentials = Credentials::read(Path::new(key_file))
             .map_err(|error| errors::invalid(py, &error.to_string()))?;
-        let mut config = ClientConfig::new(mgmtd, meta, credentials);
+        let mut config = ClientConfig::new(mgmtd, meta, credentials.over_tls(tls));
         config.timeout = timeout;
         config.control_plane = control_plane;
         Ok(Self { live: Mutex::new(Some(Arc::new(Live::start(config)?))) })

@@ -23,6 +23,8 @@ struct FuseJson {
     mgmtd: Vec<String>,
     meta: String,
     key_file: PathBuf,
+    #[serde(default)]
+    tls: bool,
     root: String,
     fd: i32,
     read_only: bool,
@@ -68,7 +70,7 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
     let valid = seconds("valid_seconds", json.valid_seconds)?;
     let credentials = Credentials::read(&json.key_file)
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let mut client = ClientConfig::new(json.mgmtd, json.meta, credentials);
+    let mut client = ClientConfig::new(json.mgmtd, json.meta, credentials.over_tls(json.tls));
     client.timeout = timeout;
     let (root, read_only, resume, state) = (json.root, json.read_only, json.resume, json.state);
     let claim = match json.claim {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use fabric::keys::Keys;
 use fabric::rpc::Shutdown;
+use fabric::tls::ServiceTls;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
@@ -51,6 +52,10 @@ struct MgmtdJson {
     #[serde(default)]
     advertise: Option<String>,
     key_file: PathBuf,
+    #[serde(default)]
+    tls: bool,
+    #[serde(default)]
+    tls_transition: bool,
     data: PathBuf,
     nodes: u32,
     replicas: u32,
@@ -71,6 +76,10 @@ fn yes() -> bool {
 struct MetaJson {
     listen: String,
     key_file: PathBuf,
+    #[serde(default)]
+    tls: bool,
+    #[serde(default)]
+    tls_transition: bool,
     data: PathBuf,
     mgmtd: Vec<String>,
     chunk_bytes: u32,
@@ -129,7 +138,8 @@ impl Service {
                 let config = json.config()?;
                 // Chunks are cut and removed by a client of this cluster, like everybody's.
                 let meta = config.listen.clone();
-                let client = ClientConfig::new(config.mgmtd.clone(), meta, config.key.clone());
+                let credentials = config.tls.credentials(&config.key);
+                let client = ClientConfig::new(config.mgmtd.clone(), meta, credentials);
                 let trimmer = Arc::new(Client::start(client));
                 Ok(threefs_meta::run(config, trimmer, shutdown).await?)
             }
@@ -146,6 +156,7 @@ impl MgmtdJson {
             listen: self.listen,
             advertise: self.advertise,
             key: Keys::read(&self.key_file)?,
+            tls: ServiceTls { enabled: self.tls, transition: self.tls_transition },
             store_path: self.data,
             bootstrap: Bootstrap { nodes, replicas, chains_per_node },
             rebalance: self.rebalance,
@@ -160,6 +171,7 @@ impl MetaJson {
         Ok(MetaConfig {
             listen: self.listen,
             key: Keys::read(&self.key_file)?,
+            tls: ServiceTls { enabled: self.tls, transition: self.tls_transition },
             store_path: self.data,
             map_bytes_max: self.map_bytes_max,
             mgmtd: self.mgmtd,

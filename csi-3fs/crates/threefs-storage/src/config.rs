@@ -20,6 +20,12 @@ pub struct StorageConfig {
     pub mgmtd: Vec<String>,
     /// The cluster's key.
     pub key_file: PathBuf,
+    /// Connect to other services with TLS, and require it of those that connect.
+    #[serde(default)]
+    pub tls: bool,
+    /// Accept connections with and without TLS, while a cluster changes from one to the other.
+    #[serde(default)]
+    pub tls_transition: bool,
     /// Folder of the targets; each has a folder of its own in it.
     pub data: PathBuf,
     /// Bytes that all targets may hold together; 0 = what their disk has.

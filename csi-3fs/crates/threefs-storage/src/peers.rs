@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::capability::Capability;
 use fabric::class::TrafficClass;
+use fabric::credentials::Credentials;
 use fabric::deadline::Deadline;
-use fabric::keys::Keys;
 use fabric::rpc::{CallOptions, ConnectionConfig, Pool, PoolConfig, decode, encode};
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult};
 use threefs_core::replica::PeerFailure;
@@ -29,8 +29,8 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(keys: &Keys, idle_timeout: Duration) -> Self {
-        let mut connection = ConnectionConfig::new(crate::CONTEXT, keys);
+    pub(crate) fn new(credentials: &Credentials, idle_timeout: Duration) -> Self {
+        let mut connection = ConnectionConfig::new(crate::CONTEXT, credentials);
         connection.class = TrafficClass::Storage;
         connection.connect_timeout = Duration::from_millis(500);
         connection.calls_in_flight_max = CALLS_OF_CONNECTION_MAX;

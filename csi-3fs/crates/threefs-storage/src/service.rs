@@ -13,6 +13,7 @@ use fabric::moment::Moment;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
+use fabric::tls::ServiceTls;
 use rand::TryRngCore;
 use threefs_chunkstore::DiskBudget;
 use threefs_core::error::StorageError;
@@ -79,16 +80,19 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
         }
     })?;
     let keys = Keys::read(&config.key_file)?;
+    let tls = ServiceTls { enabled: config.tls, transition: config.tls_transition };
+    let credentials = tls.credentials(&keys);
     let mut server_config = ServerConfig::new(crate::CONTEXT, &keys);
+    server_config.tls = tls.accepts();
     server_config.class = TrafficClass::Storage;
     server_config.budgets = admission::budgets(config.memory_bytes);
     server_config.calls_of_connection_max = admission::CALLS_OF_CONNECTION_MAX;
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
-    let mgmtd = MgmtdClient::new(&config.mgmtd, &keys);
+    let mgmtd = MgmtdClient::new(&config.mgmtd, &credentials);
     let patience = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
-    let shared = Shared::new(Peers::new(&keys, call_timeout));
+    let shared = Shared::new(Peers::new(&credentials, call_timeout));
     let data = identity::read(&config.data).map_err(|error| StorageServiceError::Data {
         path: config.data.display().to_string(),
         reason: error.to_string(),

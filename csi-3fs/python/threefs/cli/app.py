@@ -60,6 +60,7 @@ def serve(
     node_failure_ms: Annotated[
         int, typer.Option(help="Silence after which a node is dead.")
     ] = 1000,
+    tls: Annotated[bool, typer.Option("--tls", help="TLS for all connections.")] = False,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C.
 
@@ -77,6 +78,7 @@ def serve(
         restart_after_seconds=restart_after,
         ready_timeout_seconds=ready_timeout,
         node_failure_ms=node_failure_ms,
+        tls=tls,
     )
 
     def on_ready(line: str) -> None:

@@ -68,6 +68,7 @@ class Issued:
     expires_unix_s: int
     mgmtd: tuple[str, ...]
     meta: str
+    tls: bool = False
 
     def __repr__(self) -> str:
         return f"Issued(expires_unix_s={self.expires_unix_s}, meta={self.meta!r})"
@@ -177,7 +178,7 @@ class KeyIssuer:
             node=node,
             expires_unix_s=expires,
         )
-        return Issued(text, expires, file.mgmtd, file.meta)
+        return Issued(text, expires, file.mgmtd, file.meta, file.tls)
 
 
 class Tickets:
@@ -316,6 +317,7 @@ class Tickets:
             "version": 1,
             "mgmtd": list(fresh.mgmtd),
             "meta": fresh.meta,
+            "tls": fresh.tls,
             "key_file": TICKET,
             "volume": str(volume),
             "issued": self._clock(),

@@ -34,6 +34,7 @@ from threefs.services.settings import (
     mgmtd_config,
     node_id_of,
     storage_config,
+    tls_config,
 )
 
 __all__ = ["app", "main"]
@@ -71,6 +72,21 @@ Advertise = Annotated[
         "--advertise",
         envvar="THREEFS_ADVERTISE",
         help="host:port under which others reach it; a DNS name that stays with the pod.",
+    ),
+]
+Tls = Annotated[
+    bool,
+    typer.Option(
+        "--tls/--no-tls",
+        envvar="THREEFS_TLS",
+        help="Connect with TLS, and require it of those that connect.",
+    ),
+]
+TlsTransition = Annotated[
+    bool,
+    typer.Option(
+        envvar="THREEFS_TLS_TRANSITION",
+        help="Accept connections with and without TLS, while a cluster changes.",
     ),
 ]
 NodeFailure = Annotated[
@@ -114,6 +130,8 @@ def mgmtd(
         str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
     ] = f"0.0.0.0:{MGMTD_PORT}",
     advertise: Advertise = "",
+    tls: Tls = False,
+    tls_transition: TlsTransition = False,
 ) -> None:
     """Run the cluster manager."""
     config = mgmtd_config(
@@ -127,7 +145,7 @@ def mgmtd(
         node_failure_ms=node_failure_ms,
         rebalance=rebalance,
     )
-    _serve("mgmtd", config)
+    _serve("mgmtd", config | tls_config(enabled=tls, transition=tls_transition))
 
 
 @app.command()
@@ -141,12 +159,14 @@ def meta(
     listen: Annotated[
         str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
     ] = f"0.0.0.0:{META_PORT}",
+    tls: Tls = False,
+    tls_transition: TlsTransition = False,
 ) -> None:
     """Run the metadata service."""
     config = meta_config(
         listen=listen, data=data, key_file=key_file, mgmtd=mgmtd, chunk_bytes=bytes_of(chunk_size)
     )
-    _serve("meta", config)
+    _serve("meta", config | tls_config(enabled=tls, transition=tls_transition))
 
 
 @app.command()
@@ -173,6 +193,8 @@ def storage(
         str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
     ] = f"0.0.0.0:{STORAGE_PORT}",
     advertise: Advertise = "",
+    tls: Tls = False,
+    tls_transition: TlsTransition = False,
 ) -> None:
     """Run a storage service."""
     from threefs.services.disk import take_disk
@@ -187,6 +209,7 @@ def storage(
         capacity_bytes=bytes_of(capacity),
         node_failure_ms=node_failure_ms,
     )
+    config |= tls_config(enabled=tls, transition=tls_transition)
     _end_at_once_on_sigterm()
     take_disk(config, _say)
     _serve("storage", config)
@@ -204,6 +227,7 @@ def check(
     pod_name: Annotated[str, typer.Option(envvar="POD_NAME", help="As for storage.")] = "",
     ready: Annotated[bool, typer.Option("--ready", help="Ask whether it serves clients.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that the answer may take.")] = 3.0,
+    tls: Tls = False,
 ) -> None:
     """Exit 0 when the service of this pod is alive, or with --ready when it serves clients."""
     from threefs.services.probe import probe
@@ -211,7 +235,7 @@ def check(
     node = 0
     if kind == "storage":
         node = node_id or node_id_of(pod_name or os.uname().nodename)
-    probe(kind, listen, key_file, mgmtd, node, ready=ready, timeout_seconds=timeout)
+    probe(kind, listen, key_file, mgmtd, node, ready=ready, timeout_seconds=timeout, tls=tls)
 
 
 def _serve(kind: str, config: dict[str, object]) -> None:

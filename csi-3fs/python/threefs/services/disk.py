@@ -91,7 +91,13 @@ def _wait_until_counted_out(
 
     node = int(config["node_id"])
     # The metadata service is not asked for anything that is needed here.
-    client = _native.Client(config["mgmtd"], config["mgmtd"][0], config["key_file"], ASK_SECONDS)
+    client = _native.Client(
+        config["mgmtd"],
+        config["mgmtd"][0],
+        config["key_file"],
+        ASK_SECONDS,
+        tls=config.get("tls", False),
+    )
     deadline = time.monotonic() + timeout_seconds
     said, said_at = "", 0.0
     while time.monotonic() < deadline:

@@ -33,6 +33,7 @@ def probe(
     *,
     ready: bool,
     timeout_seconds: float,
+    tls: bool = False,
 ) -> None:
     """Return when the answer is yes."""
     if kind not in PORTS:
@@ -41,12 +42,13 @@ def probe(
     local = f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]") else f"{host}:{port}"  # noqa: S104
     _listens(kind, local, timeout_seconds)
     if kind == "mgmtd":
-        _status([local], local, key_file, timeout_seconds)
+        _status([local], local, key_file, timeout_seconds, tls=tls)
     elif kind == "meta" and ready:
-        client = _client(addresses_of("mgmtd", mgmtd), local, key_file, timeout_seconds)
+        client = _client(addresses_of("mgmtd", mgmtd), local, key_file, timeout_seconds, tls=tls)
         client.stat("/", True)
     elif kind == "storage" and ready:
-        _heard(node, _status(addresses_of("mgmtd", mgmtd), local, key_file, timeout_seconds))
+        addresses = addresses_of("mgmtd", mgmtd)
+        _heard(node, _status(addresses, local, key_file, timeout_seconds, tls=tls))
 
 
 def _listens(kind: str, address: str, timeout_seconds: float) -> None:
@@ -57,14 +59,18 @@ def _listens(kind: str, address: str, timeout_seconds: float) -> None:
         raise Unavailable(f"{kind} does not listen on {address}: {error}", who=kind) from error
 
 
-def _client(mgmtd: list[str], meta: str, key_file: Path, timeout_seconds: float) -> Client:
+def _client(
+    mgmtd: list[str], meta: str, key_file: Path, timeout_seconds: float, *, tls: bool
+) -> Client:
     from threefs import _native
 
-    return _native.Client(mgmtd, meta, str(key_file), timeout_seconds)
+    return _native.Client(mgmtd, meta, str(key_file), timeout_seconds, tls=tls)
 
 
-def _status(mgmtd: list[str], meta: str, key_file: Path, timeout_seconds: float) -> dict[str, Any]:
-    client = _client(mgmtd, meta, key_file, timeout_seconds)
+def _status(
+    mgmtd: list[str], meta: str, key_file: Path, timeout_seconds: float, *, tls: bool
+) -> dict[str, Any]:
+    client = _client(mgmtd, meta, key_file, timeout_seconds, tls=tls)
     status: dict[str, Any] = json.loads(client.status())
     return status
 

@@ -19,6 +19,7 @@ __all__ = [
     "mgmtd_config",
     "node_id_of",
     "storage_config",
+    "tls_config",
 ]
 
 MGMTD_PORT, META_PORT, STORAGE_PORT = 9000, 9001, 9002
@@ -110,6 +111,11 @@ def storage_config(
         "call_timeout_ms": max(200, node_failure_ms // 5),
         "drain_ms": DRAIN_MS,
     }
+
+
+def tls_config(*, enabled: bool, transition: bool) -> dict[str, Any]:
+    """Whether connections have TLS: the same settings for each service."""
+    return {"tls": enabled, "tls_transition": transition}
 
 
 def node_id_of(pod_name: str) -> int:

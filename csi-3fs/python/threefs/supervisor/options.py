@@ -23,6 +23,7 @@ class ServeOptions:
     node_failure_ms: int = 1000
     scan_ms: int = 20
     collect_delay_ms: int = 2000
+    tls: bool = False
 
     def check(self) -> None:
         """Refuse what cannot work, naming the option, its value and what it may be."""

@@ -39,7 +39,7 @@ def services(
 ) -> list[Service]:
     """Every service with its configuration."""
     mgmtd = [addresses["mgmtd"]]
-    shared: dict[str, Any] = {"key_file": str(key_file)}
+    shared: dict[str, Any] = {"key_file": str(key_file), "tls": options.tls}
     configs: dict[str, dict[str, Any]] = {
         "mgmtd": {
             "nodes": options.storage,

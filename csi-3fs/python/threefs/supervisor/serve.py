@@ -8,6 +8,7 @@ import selectors
 import signal
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from threefs.client import Client
@@ -59,6 +60,7 @@ class Supervisor:
             key_file=str(folder.key_file),
             services=addresses,
             supervisor_pid=os.getpid(),
+            tls=options.tls,
         )
         processes = Processes(planned, folder, options.restart_after_seconds, self._say)
         wake = self._catch_signals()
@@ -133,9 +135,8 @@ class Supervisor:
 
     def _publish(self, cluster: ClusterFile, pids: dict[str, int]) -> None:
         supervisor = cluster.supervisor_pid if pids else None
-        ClusterFile(
-            cluster.mgmtd, cluster.meta, cluster.key_file, cluster.services, pids, supervisor
-        ).write(self._folder.cluster_file)
+        published = replace(cluster, pids=pids, supervisor_pid=supervisor)
+        published.write(self._folder.cluster_file)
 
     def _catch_signals(self) -> selectors.BaseSelector:
         """SIGTERM and SIGINT stop the loop, SIGCHLD wakes it."""

@@ -102,7 +102,8 @@ def _issued(answer: bytes) -> Issued:
     try:
         data: Any = json.loads(answer)
         mgmtd = tuple(str(address) for address in data["mgmtd"])
-        return Issued(str(data["ticket"]), int(data["expires"]), mgmtd, str(data["meta"]))
+        meta, tls = str(data["meta"]), bool(data.get("tls", False))
+        return Issued(str(data["ticket"]), int(data["expires"]), mgmtd, meta, tls)
     except (ValueError, KeyError, TypeError) as error:
         raise Unreachable(
             "the issuer's answer cannot be read; is it of another version?"

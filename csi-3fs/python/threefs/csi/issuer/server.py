@@ -124,6 +124,7 @@ class Issue:
                 "expires": issued.expires_unix_s,
                 "mgmtd": list(issued.mgmtd),
                 "meta": issued.meta,
+                "tls": issued.tls,
             }
         ).encode()
 
