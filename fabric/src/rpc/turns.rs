@@ -5,7 +5,7 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Poll, ready};
+use std::task::ready;
 
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
@@ -41,6 +41,7 @@ pub(super) async fn in_turn<T>(turns: &Turns, future: impl Future<Output = T>) -
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::task::Poll;
     use std::time::Duration;
 
     use tokio::task::JoinSet;

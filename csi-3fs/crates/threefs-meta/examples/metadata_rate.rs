@@ -30,6 +30,7 @@ async fn main() {
     let store_path = format!("{folder}/mgmtd").into();
     let (listen, timers) = ("127.0.0.1:0".to_owned(), Timers::one_machine());
     let mgmtd = MgmtdConfig {
+        tls: fabric::tls::ServiceTls::default(),
         listen: listen.clone(),
         advertise: None,
         key: key.clone().into(),
@@ -56,6 +57,7 @@ async fn main() {
     let store_path = format!("{folder}/meta").into();
     let tree = TreeConfig::default();
     let meta = MetaConfig {
+        tls: fabric::tls::ServiceTls::default(),
         listen,
         key: key.clone().into(),
         store_path,
