@@ -27,9 +27,9 @@ def test_files_are_written_and_read_over_tls_and_plain_clients_are_refused(
     data = bytes(number * 7 % 251 for number in range(SIZE))
     with threefs.connect(file) as client:
         # Three replicas: each byte goes along a chain of storage services, too.
-        with client.create("/one") as written:
+        with client.open("/one", "wb") as written:
             written.write(data)
-        with client.open("/one") as read:
+        with client.open("/one", "rb") as read:
             assert read.read() == data
         status = json.loads(client.status())["cluster"]
         assert status["chains"] == status["chains_whole"] >= 1
