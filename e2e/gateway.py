@@ -198,9 +198,9 @@ class Control:
 
 
 @asynccontextmanager
-async def controlled(cluster: Cluster, namespace: str) -> AsyncIterator[Control]:
-    """A scheduler whose gateway serves."""
-    access = await find_access(cluster.kubeconfig)
+async def controlled(cluster: Cluster, namespace: str, kubeconfig: str) -> AsyncIterator[Control]:
+    """A scheduler whose gateway serves, with the access of `kubeconfig`."""
+    access = await find_access(kubeconfig)
     async with Api(access, agent="test") as api:
         one = Control(cluster, namespace, api)
         serving = asyncio.create_task(one.gateway.serve())

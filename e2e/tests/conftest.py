@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from e2e.operators import Stage, staged
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from e2e.cluster.handle import Cluster
 
@@ -72,10 +74,28 @@ def no_operator(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-async def control(cluster: Cluster, namespace: str, no_operator: None) -> AsyncIterator[Control]:
+def operator_kubeconfig(cluster: Cluster, no_operator: None, tmp_path: Path) -> str:
+    """Access as the operator, which alone may make pods of jobs where a release is installed."""
+    space = f"--namespace={chart.NAMESPACE}"
+    account = ("flyer-operator", space)
+    if not cluster.kubectl("get", "serviceaccount", *account, "--ignore-not-found"):
+        return cluster.kubeconfig
+    token = cluster.kubectl("create", "token", *account).strip()
+    copy = tmp_path / "kubeconfig"
+    shutil.copy(cluster.kubeconfig, copy)
+    config = ("config", f"--kubeconfig={copy}")
+    cluster.kubectl(*config, "set-credentials", "operator", f"--token={token}")
+    cluster.kubectl(*config, "set-context", "--current", "--user=operator")
+    return str(copy)
+
+
+@pytest.fixture
+async def control(
+    cluster: Cluster, namespace: str, operator_kubeconfig: str
+) -> AsyncIterator[Control]:
     """The operator's gateway with the test as its scheduler."""
     cluster.load_images("train", "controller", "collectives")
-    async with controlled(cluster, namespace) as one:
+    async with controlled(cluster, namespace, operator_kubeconfig) as one:
         yield one
 
 
