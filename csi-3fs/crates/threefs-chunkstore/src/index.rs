@@ -1,12 +1,12 @@
 //! What the log's records add up to: which blocks hold which state of which chunk.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use threefs_core::chunk::ChunkState;
 use threefs_core::error::StoreError;
-use threefs_core::forgotten::ForgottenInodes;
-use threefs_core::ids::{ChunkId, StoreId};
+use threefs_core::forgotten::{ForgottenInodes, InodeRange};
+use threefs_core::ids::{ChunkId, InodeId, StoreId};
 
 use crate::blocks::{Extent, FreeBlocks, difference};
 use crate::log::{Content, Record};
@@ -23,14 +23,46 @@ pub(crate) struct Entry {
     pub(crate) pending: Option<Version>,
 }
 
-/// Everything behind the one lock; nothing slow happens while it is held, but compaction.
+/// The part of a compaction that appending a record has to know.
+#[derive(Debug, Default)]
+pub(crate) struct Copying {
+    /// Chunks up to this one are in the new log.
+    pub(crate) upto: Option<ChunkId>,
+    /// Records about those chunks that the new log does not have yet.
+    pub(crate) tail: Vec<u8>,
+    /// While the logs are switched: the bytes that `tail` may have, with the header of its frame.
+    pub(crate) tail_bytes_max: Option<u64>,
+}
+
+impl Copying {
+    /// Takes a record along if the new log would not have what it changes.
+    pub(crate) fn appended(&mut self, record: &Record, bytes: &[u8]) {
+        let covers = match record {
+            Record::Pending { chunk, .. }
+            | Record::Commit { chunk, .. }
+            | Record::Forget { chunk }
+            | Record::Committed { chunk, .. } => Some(*chunk) <= self.upto,
+            Record::Gone { .. } | Record::Store { .. } => true,
+        };
+        if covers {
+            self.tail.extend_from_slice(bytes);
+        }
+    }
+}
+
+/// Everything behind the one lock. While it is held there is no call of the file system, and no
+/// work that grows with the store.
 pub(crate) struct Inner<F> {
     pub(crate) index: BTreeMap<ChunkId, Entry>,
     pub(crate) with_pending: BTreeSet<ChunkId>,
     pub(crate) forgotten: ForgottenInodes,
+    // Forgotten, by the record with this number, and possibly still in the index.
+    pub(crate) dropping: VecDeque<(u64, InodeRange)>,
     pub(crate) id: Option<StoreId>,
     pub(crate) free: FreeBlocks,
     pub(crate) data_blocks: u64,
+    // Somebody changes the length of the data file, without the lock.
+    pub(crate) resizing: bool,
     // Runs that become free when the record with this number is durable.
     pub(crate) leaving: Vec<(u64, Vec<Extent>)>,
     pub(crate) log: Arc<F>,
@@ -42,7 +74,9 @@ pub(crate) struct Inner<F> {
     pub(crate) body: Vec<u8>,
     pub(crate) appended: u64,
     pub(crate) durable: u64,
+    // Somebody flushes, or switches the logs, without the lock.
     pub(crate) flushing: bool,
+    pub(crate) copying: Option<Copying>,
     pub(crate) failed: Option<String>,
 }
 
@@ -98,10 +132,7 @@ impl<F> Inner<F> {
             Record::Forget { chunk } => self.drop_chunk(chunk, &mut left),
             Record::Gone { inodes } => {
                 for range in inodes {
-                    let chunks = ChunkId::first_of(range.first)..=ChunkId::last_of(range.last);
-                    let known: Vec<ChunkId> =
-                        self.index.range(chunks).map(|(chunk, _)| *chunk).collect();
-                    known.into_iter().for_each(|chunk| self.drop_chunk(chunk, &mut left));
+                    self.dropping.push_back((number, range));
                     self.forgotten.insert(range);
                 }
             }
@@ -114,6 +145,33 @@ impl<F> Inner<F> {
         if !left.is_empty() {
             self.leaving.push((number, left));
         }
+    }
+
+    /// Drops at most `limit` chunks of forgotten inodes; whether there may be more.
+    pub(crate) fn drop_forgotten(&mut self, limit: usize) -> bool {
+        let Some(&(number, range)) = self.dropping.front() else { return false };
+        let chunks = ChunkId::first_of(range.first)..=ChunkId::last_of(range.last);
+        let known: Vec<ChunkId> =
+            self.index.range(chunks).take(limit).map(|(chunk, _)| *chunk).collect();
+        if known.len() < limit {
+            self.dropping.pop_front();
+        }
+        let mut left = Vec::new();
+        known.into_iter().for_each(|chunk| self.drop_chunk(chunk, &mut left));
+        if !left.is_empty() {
+            self.leaving.push((number, left));
+        }
+        !self.dropping.is_empty()
+    }
+
+    /// The entry of a chunk. What was forgotten has none, even before it is dropped.
+    pub(crate) fn entry(&self, chunk: ChunkId) -> Option<&Entry> {
+        self.index.get(&chunk).filter(|_| !self.is_dropping(chunk.inode))
+    }
+
+    /// Is `inode` forgotten, and possibly still in the index?
+    pub(crate) fn is_dropping(&self, inode: InodeId) -> bool {
+        self.dropping.iter().any(|(_, range)| range.first <= inode && inode <= range.last)
     }
 
     fn drop_chunk(&mut self, chunk: ChunkId, left: &mut Vec<Extent>) {

@@ -54,6 +54,20 @@ pub(crate) fn encode(record: &Record, body: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
+/// The records of a body, each with its length.
+pub(crate) fn split(mut body: &[u8]) -> impl Iterator<Item = io::Result<&[u8]>> {
+    std::iter::from_fn(move || {
+        let length = body.first_chunk::<4>()?;
+        let end = 4 + u32::from_le_bytes(*length) as usize;
+        let Some((record, rest)) = body.split_at_checked(end) else {
+            body = &[];
+            return Some(Err(io::Error::new(io::ErrorKind::InvalidData, "a record is cut short")));
+        };
+        body = rest;
+        Some(Ok(record))
+    })
+}
+
 /// A frame with this body, ready to be written.
 pub(crate) fn frame(number: u64, body: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(padded(body.len()));

@@ -8,7 +8,7 @@
 //! Blocks that a commit or a drop leaves behind are free for others only when its record is
 //! durable: after a crash the log may still point at them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -19,11 +19,11 @@ use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
-use crate::index::{Inner, Version};
+use crate::index::{Copying, Inner, Version};
 use crate::log::{self, Record};
 use crate::plan;
 use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
-use compaction::{find_log, log_file};
+use compaction::{LogCopy, find_log, log_file};
 
 mod compaction;
 mod metas;
@@ -81,12 +81,17 @@ pub struct FileChunkStore<D: Disk = Folder> {
     data: D::File,
     inner: Mutex<Inner<D::File>>,
     flushed: Condvar,
+    resized: Condvar,
+    // Taken before `inner`.
+    compaction: Mutex<Option<LogCopy<D::File>>>,
 }
 
 /// Records that nobody waits for are flushed when they have so many bytes: a frame is bounded.
 const UNFLUSHED_BYTES_MAX: usize = 1 << 20;
 /// A reader meets blocks that were reused under it at most so often before it takes the lock.
 const READ_RETRIES: usize = 16;
+/// Entries of the index that are looked at while the lock is held once.
+const SLICE_ENTRIES: usize = 256;
 
 impl FileChunkStore<Folder> {
     /// Opens the store in `folder`, creating it if need be, and replays its log.
@@ -133,9 +138,11 @@ impl<D: Disk> FileChunkStore<D> {
             index: BTreeMap::new(),
             with_pending: BTreeSet::new(),
             forgotten: ForgottenInodes::default(),
+            dropping: VecDeque::new(),
             id: None,
             free: FreeBlocks::default(),
             data_blocks,
+            resizing: false,
             leaving: Vec::new(),
             log: Arc::clone(&log),
             log_name: name,
@@ -147,10 +154,12 @@ impl<D: Disk> FileChunkStore<D> {
             appended: 0,
             durable: 0,
             flushing: false,
+            copying: None,
             failed: None,
         };
         let replay = log::replay(&*log, |record| {
             inner.install(record);
+            while inner.drop_forgotten(SLICE_ENTRIES) {}
             // Which blocks are free follows from what is held at the end.
             inner.leaving.clear();
         });
@@ -160,7 +169,15 @@ impl<D: Disk> FileChunkStore<D> {
         })?;
         (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
         inner.claim_blocks()?;
-        let store = Self { disk, config, data, inner: Mutex::new(inner), flushed: Condvar::new() };
+        let store = Self {
+            disk,
+            config,
+            data,
+            inner: Mutex::new(inner),
+            flushed: Condvar::new(),
+            resized: Condvar::new(),
+            compaction: Mutex::new(None),
+        };
         store.take_log_room()?;
         store.take_id()?;
         Ok(store)
@@ -210,50 +227,66 @@ impl<D: Disk> FileChunkStore<D> {
             inner = self.lock();
             inner.flushing = false;
             match written {
-                Ok(()) => {
-                    inner.became_durable(upto);
-                    self.give_tail_back(&mut inner);
-                }
+                Ok(()) => inner.became_durable(upto),
                 Err(error) => inner.failed = Some(format!("flush: {error}")),
             }
             self.flushed.notify_all();
+            drop(inner);
+            self.give_tail_back();
+            inner = self.lock();
         }
     }
 
-    /// Makes room in the log for a record of `bytes`. Small records (commit, remove) may use what
+    /// Is there room in the log for a record of `bytes`? Small records (commit, remove) may use what
     /// is kept for them, so that a full disk can still be emptied.
-    fn reserve_log(
+    fn check_log_room(
         &self,
-        inner: &mut Inner<D::File>,
+        inner: &Inner<D::File>,
         bytes: usize,
         small: bool,
     ) -> Result<(), StoreError> {
         let kept = if small { 0 } else { self.config.small_records_bytes() };
         let needed = inner.log_end + log::padded(inner.body.len() + bytes) as u64 + kept;
         if needed > inner.log_room {
-            let wanted = needed + self.config.log_step_bytes();
-            match inner.log.allocate(wanted) {
-                Ok(()) => inner.log_room = wanted,
-                Err(_) => return Err(StoreError::NoSpace { needed_bytes: wanted }),
-            }
+            let needed_bytes = needed + self.config.log_step_bytes();
+            return Err(StoreError::NoSpace { needed_bytes });
+        }
+        if let Some(Copying { tail, tail_bytes_max: Some(tail_bytes_max), .. }) = &inner.copying
+            && log::padded(tail.len() + bytes) as u64 > *tail_bytes_max
+        {
+            return Err(StoreError::NoSpace { needed_bytes: inner.log_room });
         }
         Ok(())
     }
 
-    /// Appends what `step` makes of the state under the lock. Where the log has no room for it, the
-    /// log is compacted first: its room is set aside, so that removing works on a full disk.
+    /// Takes room for the log from the file system; false if there is none.
+    fn grow_log(&self, room_bytes: u64) -> bool {
+        let log = Arc::clone(&self.lock().log);
+        let grown = log.allocate(room_bytes).is_ok();
+        let mut inner = self.lock();
+        if grown && Arc::ptr_eq(&log, &inner.log) {
+            inner.log_room = inner.log_room.max(room_bytes);
+        }
+        grown
+    }
+
+    /// Appends what `step` makes of the state under the lock. Where the log has no room for it, it
+    /// grows, or is compacted: the room for that is set aside, so that removing works on a full disk.
     fn append_with<T>(
         &self,
         mut step: impl FnMut(&mut Inner<D::File>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let done = step(&mut self.lock());
-        match done {
-            Err(StoreError::NoSpace { .. }) => {
+        let mut done = step(&mut self.lock());
+        for compact in [false, true, false] {
+            let Err(StoreError::NoSpace { needed_bytes }) = done else { break };
+            if compact {
                 self.compact_now()?;
-                step(&mut self.lock())
+            } else if !self.grow_log(needed_bytes) {
+                continue;
             }
-            done => done,
+            done = step(&mut self.lock());
         }
+        done
     }
 
     fn append(
@@ -265,8 +298,11 @@ impl<D: Disk> FileChunkStore<D> {
         inner.check()?;
         let mut bytes = Vec::new();
         log::encode(&record, &mut bytes).map_err(|error| failed("encode record", &error))?;
-        self.reserve_log(inner, bytes.len(), small)?;
+        self.check_log_room(inner, bytes.len(), small)?;
         inner.body.extend_from_slice(&bytes);
+        if let Some(copying) = &mut inner.copying {
+            copying.appended(&record, &bytes);
+        }
         inner.appended += 1;
         inner.install(record);
         Ok(inner.appended)
@@ -303,7 +339,7 @@ impl<D: Disk> FileChunkStore<D> {
 
     fn version(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
         let inner = self.lock();
-        let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        let entry = inner.entry(chunk).ok_or(StoreError::NotFound { chunk })?;
         let version = match (&entry.pending, which) {
             (Some(pending), Which::Newest) => pending,
             _ => &entry.committed,
@@ -380,7 +416,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         match done {
             Ok((state, number)) => {
                 self.wait_durable(number)?;
-                self.compact_if_due()?;
+                self.compact_if_due();
                 Ok(state)
             }
             Err(error) => {
@@ -397,7 +433,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         chain_version: ChainVersion,
     ) -> Result<ChunkState, StoreError> {
         let (committed, many_wait) = self.append_with(|inner| {
-            let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+            let entry = inner.entry(chunk).ok_or(StoreError::NotFound { chunk })?;
             match &entry.pending {
                 Some(pending) if pending.state.version == version => {}
                 None if entry.committed.state.version == version => {
@@ -417,18 +453,27 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError> {
         self.append_with(|inner| {
-            if inner.index.contains_key(&chunk) {
+            if inner.entry(chunk).is_some() {
                 self.append(inner, Record::Forget { chunk }, true)?;
             }
             Ok(())
-        })
+        })?;
+        self.compact_if_due();
+        Ok(())
     }
 
     fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError> {
         let record = Record::Gone { inodes: inodes.to_vec() };
         let number = self.append_with(|inner| self.append(inner, record.clone(), true))?;
+        while self.lock().drop_forgotten(SLICE_ENTRIES) {}
         self.wait_durable(number)?;
-        self.compact_if_due()
+        // Blocks may have been dropped after the record was durable.
+        let mut inner = self.lock();
+        let durable = inner.durable;
+        inner.became_durable(durable);
+        drop(inner);
+        self.compact_if_due();
+        Ok(())
     }
 
     fn flush(&self) -> Result<(), StoreError> {

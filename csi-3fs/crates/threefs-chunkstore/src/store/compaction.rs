@@ -1,14 +1,20 @@
 //! The log written anew, without what is not so any more, and which of the logs counts.
+//!
+//! The live state is copied in slices, in the order of chunks, while updates go on. Of what they
+//! append, the copy needs the records about chunks that it has already; the others it will see in
+//! the index. So the new log has each change once, and is the old one's state at the switch.
 
-use std::sync::Arc;
+use std::io;
+use std::ops::Bound;
+use std::sync::{Arc, PoisonError, TryLockError};
 
 use threefs_core::error::StoreError;
-use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
+use threefs_core::forgotten::FORGET_INODES_MAX;
 use threefs_core::ids::ChunkId;
 
-use super::{FileChunkStore, failed};
+use super::{FileChunkStore, SLICE_ENTRIES, failed};
 use crate::disk::{Disk, DiskFile};
-use crate::index::{Entry, Inner, Version};
+use crate::index::{Copying, Entry, Version};
 use crate::log::{self, FRAME_BYTES_MAX, Record};
 
 impl<D: Disk> FileChunkStore<D> {
@@ -39,161 +45,278 @@ impl<D: Disk> FileChunkStore<D> {
 
     fn remove_file(&self, name: &str) {
         if let Err(error) = self.disk.remove(name)
-            && error.kind() != std::io::ErrorKind::NotFound
+            && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(%error, name, "a file of the store could not be removed");
         }
     }
 
-    /// Writes the live state into a new log, when the old one has grown enough.
-    pub(super) fn compact_if_due(&self) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        if !inner.flushing && inner.failed.is_none() && inner.log_end >= inner.compact_at {
-            self.compact(&mut inner);
+    /// Copies a slice of the live state into the spare log, once the log has grown enough, and
+    /// switches to it after the last slice. The updates that come share the work: one slice is far
+    /// more than an update adds, so the copy ends.
+    pub(super) fn compact_if_due(&self) {
+        let mut copy = match self.compaction.try_lock() {
+            Ok(copy) => copy,
+            // Another update does the next slice.
+            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        };
+        let due = || {
+            let inner = self.lock();
+            inner.failed.is_none() && inner.log_end >= inner.compact_at
+        };
+        if copy.is_some() || due() {
+            self.copy_next(&mut copy);
         }
-        Ok(())
     }
 
     /// The log has no room left: it is compacted now.
     pub(super) fn compact_now(&self) -> Result<(), StoreError> {
+        let full = self.lock().log_name;
+        let mut copy = self.compaction.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lock().log_name == full {
+            while self.copy_next(&mut copy) {}
+        }
+        self.lock().check()
+    }
+
+    /// One slice, or the switch after the last one; whether there is more to do.
+    fn copy_next(&self, place: &mut Option<LogCopy<D::File>>) -> bool {
+        // A panic leaves no copy behind: the next one begins anew.
+        let begun = place.take().map_or_else(|| self.begin_copy(), Ok);
+        let copied = begun.and_then(|mut copy| Ok((self.copy_slice(&mut copy)?, copy)));
+        match copied {
+            Ok((true, copy)) => {
+                *place = Some(copy);
+                return true;
+            }
+            Ok((false, copy)) => self.switch_log(copy),
+            Err(error) => self.abandon_copy(&error),
+        }
+        false
+    }
+
+    fn begin_copy(&self) -> io::Result<LogCopy<D::File>> {
+        let mut copy = LogCopy::new(self.disk.open(SPARE)?);
+        let (id, gone) = {
+            let mut inner = self.lock();
+            inner.copying = Some(Copying::default());
+            (inner.id, inner.forgotten.by_age().collect::<Vec<_>>())
+        };
+        if let Some(id) = id {
+            copy.record(&Record::Store { id })?;
+        }
+        for inodes in gone.chunks(FORGET_INODES_MAX) {
+            copy.record(&Record::Gone { inodes: inodes.to_vec() })?;
+        }
+        Ok(copy)
+    }
+
+    /// Copies the next entries of the index, after what was appended about those before them;
+    /// whether there are more.
+    fn copy_slice(&self, copy: &mut LogCopy<D::File>) -> io::Result<bool> {
+        let (tail, entries, more) = {
+            let mut inner = self.lock();
+            inner.check().map_err(io::Error::other)?;
+            let copying = inner.copying.take().unwrap_or_default();
+            let lower = copying.upto.map_or(Bound::Unbounded, Bound::Excluded);
+            let slice = inner.index.range((lower, Bound::Unbounded)).take(SLICE_ENTRIES);
+            let entries: Vec<(ChunkId, Entry)> =
+                slice.map(|(chunk, entry)| (*chunk, entry.clone())).collect();
+            let more = entries.len() == SLICE_ENTRIES;
+            let last = entries.last().map(|(chunk, _)| *chunk);
+            let upto = if more { last } else { Some(ChunkId::MAX) };
+            inner.copying = Some(Copying { upto, ..Copying::default() });
+            let entries = entries.into_iter().filter(|(chunk, _)| !inner.is_dropping(chunk.inode));
+            (copying.tail, entries.collect::<Vec<_>>(), more)
+        };
+        copy.records(&tail)?;
+        for (chunk, entry) in entries {
+            copy.entry(chunk, entry)?;
+        }
+        copy.sync_if_much()?;
+        Ok(more)
+    }
+
+    /// The old log is as good as before: try again when it has grown further.
+    fn abandon_copy(&self, error: &io::Error) {
+        tracing::warn!(%error, "the log could not be compacted");
+        let mut inner = self.lock();
+        inner.copying = None;
+        inner.compact_at = inner.log_end + self.config.log_step_bytes();
+        drop(inner);
+        match self.disk.open(SPARE) {
+            Ok(spare) => self.clear_spare(&spare, 0),
+            Err(error) => tracing::warn!(%error, "the spare log could not be opened"),
+        }
+    }
+
+    /// The spare becomes the log. Nobody flushes meanwhile; records are appended, and belong to the
+    /// new log.
+    fn switch_log(&self, mut copy: LogCopy<D::File>) {
+        let room = match self.take_room(&copy) {
+            Ok(room) => room,
+            Err(error) => return self.abandon_copy(&error),
+        };
         let mut inner = self.lock();
         while inner.flushing {
-            inner = self.flushed.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner);
+            inner = self.flushed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
-        inner.check()?;
-        self.compact(&mut inner);
-        inner.check()
-    }
-
-    fn compact(&self, inner: &mut Inner<D::File>) {
-        match self.write_spare(inner) {
-            Ok(written) => self.switch_log(inner, written),
-            // The old log is as good as before: try again when it has grown further.
-            Err(error) => {
-                tracing::warn!(%error, "the log could not be compacted");
-                inner.compact_at = inner.log_end + self.config.log_step_bytes();
-            }
+        let tail = inner.copying.as_mut().map(|copying| std::mem::take(&mut copying.tail));
+        let tail = tail.unwrap_or_default();
+        let end = copy.end_after(&tail);
+        let unfit = match inner.check() {
+            Err(failed) => Some(io::Error::other(failed)),
+            Ok(()) if room < end + log::padded(0) as u64 => Some(io::ErrorKind::StorageFull.into()),
+            Ok(()) => None,
+        };
+        if let Some(error) = unfit {
+            drop(inner);
+            return self.abandon_copy(&error);
         }
-    }
-
-    /// Writes the live state into the spare log, durably.
-    fn write_spare(&self, inner: &Inner<D::File>) -> std::io::Result<Written<D::File>> {
-        let file = self.disk.open(SPARE)?;
-        match self.write_live_state(inner, &file) {
-            Ok((end, next_frame)) => Ok(Written { room: file.length()?, file, end, next_frame }),
-            Err(error) => {
-                self.clear_spare(&file, 0);
-                Err(error)
-            }
+        inner.flushing = true;
+        if let Some(copying) = &mut inner.copying {
+            copying.tail_bytes_max = Some(room - end);
         }
-    }
-
-    fn write_live_state(
-        &self,
-        inner: &Inner<D::File>,
-        file: &D::File,
-    ) -> std::io::Result<(u64, u64)> {
-        let mut writer = LogWriter { file, at: 0, number: 1, body: Vec::new() };
-        if let Some(id) = inner.id {
-            writer.record(&Record::Store { id })?;
+        let (upto, name) = (inner.appended, inner.log_name);
+        drop(inner);
+        // The records that are not flushed yet are in the new log, too: their data goes first.
+        let written = self.data.sync_data().and_then(|()| copy.finish(&tail));
+        if let Err(error) = written {
+            self.lock().flushing = false;
+            self.flushed.notify_all();
+            return self.abandon_copy(&error);
         }
-        let gone: Vec<InodeRange> = inner.forgotten.by_age().collect();
-        for inodes in gone.chunks(FORGET_INODES_MAX) {
-            writer.record(&Record::Gone { inodes: inodes.to_vec() })?;
-        }
-        for (chunk, entry) in &inner.index {
-            writer.entry(*chunk, entry)?;
-        }
-        writer.finish_frame()?;
-        let (end, number) = (writer.at, writer.number);
-        // The records that are not flushed yet are in the new log too: their data goes first.
-        self.data.sync_data()?;
-        let compact_at = self.config.log_bytes.max(end.saturating_mul(2));
-        // On a full disk it has the room that was set aside, which is enough while something else
-        // than the live state was in the old one.
-        if file.allocate(self.config.log_room_bytes(compact_at)).is_err()
-            && file.length()? < end + log::padded(0) as u64
-        {
-            return Err(std::io::ErrorKind::StorageFull.into());
-        }
-        file.sync_data()?;
-        Ok((end, number))
-    }
-
-    /// The spare becomes the log. From the rename on either log may be the one that the next
-    /// opening finds, until the folder is flushed: if that fails, nothing may be promised in either.
-    fn switch_log(&self, inner: &mut Inner<D::File>, written: Written<D::File>) {
-        let name = inner.log_name + 1;
-        let (new, old) = (log_file(name), log_file(inner.log_name));
-        let renamed = self.disk.rename(SPARE, &new);
-        if let Err(error) = renamed.and_then(|()| self.disk.sync_names()) {
+        // From the rename on either log may be the one that the next opening finds, until the
+        // folder is flushed: if that fails, nothing may be promised in either.
+        let new = log_file(name + 1);
+        let renamed = self.disk.rename(SPARE, &new).and_then(|()| self.disk.sync_names());
+        let mut inner = self.lock();
+        inner.flushing = false;
+        let copying = inner.copying.take().unwrap_or_default();
+        if let Err(error) = renamed {
             inner.failed = Some(format!("switch to {new}: {error}"));
+            drop(inner);
             self.flushed.notify_all();
             return;
         }
-        let former = std::mem::replace(&mut inner.log, Arc::new(written.file));
-        inner.log_name = name;
-        inner.log_end = written.end;
-        inner.compact_at = self.config.log_bytes.max(written.end.saturating_mul(2));
-        inner.log_room = written.room;
-        inner.next_frame = written.next_frame;
-        inner.body.clear();
-        let upto = inner.appended;
+        inner.log_name = name + 1;
+        inner.log_end = copy.at;
+        inner.compact_at = self.compact_at(copy.at);
+        inner.log_room = room;
+        inner.next_frame = copy.number;
+        inner.body = copying.tail;
         inner.became_durable(upto);
+        let former = std::mem::replace(&mut inner.log, Arc::new(copy.file));
+        drop(inner);
         self.flushed.notify_all();
-        // The former log is the room for the next one.
+        self.keep_as_spare(name, &former, room);
+    }
+
+    /// The former log is the room for the next one.
+    fn keep_as_spare(&self, name: u64, former: &D::File, room: u64) {
+        let old = log_file(name);
         match self.disk.rename(&old, SPARE) {
-            Ok(()) => self.clear_spare(&former, written.room),
+            Ok(()) => self.clear_spare(former, room),
             Err(error) => {
                 tracing::warn!(%error, old, "the former log could not be kept as the spare one");
                 self.remove_file(&old);
             }
         }
     }
+
+    /// Takes the room that the new log will have, as far as there is any, and says how much.
+    fn take_room(&self, copy: &LogCopy<D::File>) -> io::Result<u64> {
+        // On a full disk it has the room that was set aside, which is enough while something else
+        // than the live state was in the old one.
+        let room = self.config.log_room_bytes(self.compact_at(copy.end_after(&[])));
+        if let Err(error) = copy.file.allocate(room) {
+            tracing::debug!(%error, "no room for the new log to grow");
+        }
+        copy.file.length()
+    }
+
+    fn compact_at(&self, live_bytes: u64) -> u64 {
+        self.config.log_bytes.max(live_bytes.saturating_mul(2))
+    }
 }
 
 /// The room for the next log, all zeros.
 const SPARE: &str = "spare";
 
-/// A log that is written and flushed, under the name of the spare.
-struct Written<F> {
-    file: F,
-    end: u64,
-    room: u64,
-    next_frame: u64,
-}
+/// What is written at once is flushed at once, so that the last flush is short.
+const UNSYNCED_BYTES_MAX: u64 = 4 << 20;
+/// Records go into frames of this size.
+const FRAME_BYTES: usize = FRAME_BYTES_MAX / 64;
 
-struct LogWriter<'a, F> {
-    file: &'a F,
+/// The spare log, with the live state up to some chunk.
+pub(super) struct LogCopy<F> {
+    file: F,
     at: u64,
     number: u64,
     body: Vec<u8>,
+    unsynced: u64,
 }
 
-impl<F: DiskFile> LogWriter<'_, F> {
-    fn entry(&mut self, chunk: ChunkId, entry: &Entry) -> std::io::Result<()> {
-        let Version { state, content } = &entry.committed;
-        let (state, content) = (state.clone(), (**content).clone());
-        self.record(&Record::Committed { chunk, state, content })?;
-        if let Some(Version { state, content }) = &entry.pending {
-            let (state, content) = (state.clone(), (**content).clone());
-            self.record(&Record::Pending { chunk, state, content })?;
+impl<F: DiskFile> LogCopy<F> {
+    fn new(file: F) -> Self {
+        Self { file, at: 0, number: 1, body: Vec::new(), unsynced: 0 }
+    }
+
+    fn entry(&mut self, chunk: ChunkId, entry: Entry) -> io::Result<()> {
+        let Version { state, content } = entry.committed;
+        self.record(&Record::Committed { chunk, state, content: Arc::unwrap_or_clone(content) })?;
+        if let Some(Version { state, content }) = entry.pending {
+            self.record(&Record::Pending { chunk, state, content: Arc::unwrap_or_clone(content) })?;
         }
         Ok(())
     }
 
-    fn record(&mut self, record: &Record) -> std::io::Result<()> {
+    fn record(&mut self, record: &Record) -> io::Result<()> {
         log::encode(record, &mut self.body)?;
-        if self.body.len() > FRAME_BYTES_MAX / 8 {
-            self.finish_frame()?;
+        self.finish_frame_if(FRAME_BYTES)
+    }
+
+    /// Records as the old log has them.
+    fn records(&mut self, records: &[u8]) -> io::Result<()> {
+        for record in log::split(records) {
+            self.body.extend_from_slice(record?);
+            self.finish_frame_if(FRAME_BYTES)?;
         }
         Ok(())
     }
 
-    fn finish_frame(&mut self) -> std::io::Result<()> {
+    /// Where the log ends at most with what was written and `tail`.
+    fn end_after(&self, tail: &[u8]) -> u64 {
+        let bytes = self.body.len() + tail.len();
+        // Each full frame has a header and is padded to a block.
+        let padding = (bytes / FRAME_BYTES) * 2 * log::padded(0);
+        self.at + (log::padded(bytes) + padding) as u64
+    }
+
+    /// Writes the last records and makes the whole log durable.
+    fn finish(&mut self, tail: &[u8]) -> io::Result<()> {
+        self.records(tail)?;
+        self.finish_frame_if(0)?;
+        self.file.sync_data()
+    }
+
+    fn sync_if_much(&mut self) -> io::Result<()> {
+        if self.unsynced >= UNSYNCED_BYTES_MAX {
+            self.file.sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(())
+    }
+
+    fn finish_frame_if(&mut self, longer_than: usize) -> io::Result<()> {
+        if self.body.len() <= longer_than {
+            return Ok(());
+        }
         let frame = log::frame(self.number, &self.body);
         self.file.write_at(&frame, self.at)?;
         self.at += frame.len() as u64;
+        self.unsynced += frame.len() as u64;
         self.number += 1;
         self.body.clear();
         Ok(())
@@ -205,7 +328,7 @@ pub(super) fn log_file(name: u64) -> String {
 }
 
 /// The newest whole log. What a crash during a compaction left behind is removed.
-pub(super) fn find_log(disk: &impl Disk) -> std::io::Result<Option<u64>> {
+pub(super) fn find_log(disk: &impl Disk) -> io::Result<Option<u64>> {
     let names = disk.list()?;
     let number = |name: &str| name.strip_prefix("log-").and_then(|rest| rest.parse::<u64>().ok());
     let newest = names.iter().filter_map(|name| number(name)).max();
@@ -215,4 +338,86 @@ pub(super) fn find_log(disk: &impl Disk) -> std::io::Result<Option<u64>> {
         }
     }
     Ok(newest)
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow};
+    use threefs_core::forgotten::InodeRange;
+    use threefs_core::ids::{ChainVersion, ChunkVersion, InodeId};
+
+    use super::*;
+    use crate::{ChunkStore, StoreConfig};
+
+    const CHUNKS: usize = 3 * SLICE_ENTRIES + 10;
+
+    fn filled(folder: &std::path::Path) -> FileChunkStore {
+        let store = FileChunkStore::open(folder, StoreConfig::default()).unwrap();
+        for index in 0..CHUNKS as u32 {
+            let chunk = ChunkId::new(InodeId(7), index);
+            let version = ChunkVersion(1);
+            let update = StoreUpdate {
+                chunk,
+                version,
+                chain_version: ChainVersion(1),
+                tags: TagWindow::default(),
+                change: ContentChange::Replace,
+            };
+            store.apply(&update, b"x").unwrap();
+            store.commit(chunk, version, ChainVersion(1)).unwrap();
+        }
+        store
+    }
+
+    #[test]
+    fn an_update_copies_one_slice() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = filled(folder.path());
+        store.lock().compact_at = 0;
+        let name = store.lock().log_name;
+        for slices in 1..=3 {
+            store.compact_if_due();
+            let inner = store.lock();
+            assert_eq!(inner.log_name, name);
+            let upto = inner.copying.as_ref().unwrap().upto.unwrap();
+            assert_eq!(upto.index as usize, slices * SLICE_ENTRIES - 1);
+        }
+        store.compact_if_due();
+        assert_eq!(store.lock().log_name, name + 1);
+        assert!(store.lock().copying.is_none());
+        drop(store);
+        let store = FileChunkStore::open(folder.path(), StoreConfig::default()).unwrap();
+        assert_eq!(store.chunks(), CHUNKS as u64);
+    }
+
+    #[test]
+    fn a_full_log_ends_a_copy_that_has_begun() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = filled(folder.path());
+        store.lock().compact_at = 0;
+        store.compact_if_due();
+        let name = store.lock().log_name;
+        store.compact_now().unwrap();
+        assert_eq!(store.lock().log_name, name + 1);
+        assert!(store.compaction.lock().unwrap().is_none());
+    }
+
+    #[test]
+    fn forgotten_chunks_are_dropped_slice_by_slice_and_seen_by_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = filled(folder.path());
+        let inodes = vec![InodeRange::one(InodeId(7))];
+        store.append(&mut store.lock(), Record::Gone { inodes }, true).unwrap();
+        for dropped in 1..=3 {
+            assert!(store.lock().drop_forgotten(SLICE_ENTRIES));
+            assert_eq!(store.lock().index.len(), CHUNKS - dropped * SLICE_ENTRIES);
+            let last = ChunkId::new(InodeId(7), CHUNKS as u32 - 1);
+            assert!(store.lock().index.contains_key(&last));
+            assert!(store.meta(last).is_none());
+            assert!(store.metas(None, ChunkId::MAX, 9).is_empty());
+            assert!(store.last_existing(InodeId(7)).is_none());
+        }
+        assert!(!store.lock().drop_forgotten(SLICE_ENTRIES));
+        assert_eq!(store.chunks(), 0);
+    }
 }

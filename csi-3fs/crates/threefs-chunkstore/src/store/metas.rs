@@ -12,7 +12,7 @@ use crate::index::Entry;
 
 impl<D: Disk> ChunkMetas for FileChunkStore<D> {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
-        self.lock().index.get(&chunk).map(|entry| meta(chunk, entry))
+        self.lock().entry(chunk).map(|entry| meta(chunk, entry))
     }
 
     fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
@@ -22,12 +22,15 @@ impl<D: Disk> ChunkMetas for FileChunkStore<D> {
         }
         let inner = self.lock();
         let range = inner.index.range((lower, Bound::Included(last)));
+        let range = range.filter(|(chunk, _)| !inner.is_dropping(chunk.inode));
         range.take(limit).map(|(chunk, entry)| meta(*chunk, entry)).collect()
     }
 
     fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
         let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.lock().with_pending.range((lower, Bound::Unbounded)).take(limit).copied().collect()
+        let inner = self.lock();
+        let range = inner.with_pending.range((lower, Bound::Unbounded));
+        range.filter(|chunk| !inner.is_dropping(chunk.inode)).take(limit).copied().collect()
     }
 
     fn is_forgotten(&self, inode: InodeId) -> bool {
@@ -40,6 +43,9 @@ impl<D: Disk> ChunkMetas for FileChunkStore<D> {
 
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
         let inner = self.lock();
+        if inner.is_dropping(inode) {
+            return None;
+        }
         inner
             .index
             .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))

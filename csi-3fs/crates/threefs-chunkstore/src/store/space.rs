@@ -1,5 +1,7 @@
 //! Blocks of the data file: taken, written, given back; and how the file grows.
 
+use std::sync::{MutexGuard, PoisonError};
+
 use threefs_core::chunk::BLOCK_BYTES;
 use threefs_core::error::StoreError;
 
@@ -22,7 +24,18 @@ impl<D: Disk> FileChunkStore<D> {
             if let Some(runs) = inner.free.take(blocks, runs_max) {
                 return Ok(runs);
             }
-            if self.grow(&mut inner, blocks) {
+            if inner.resizing {
+                drop(self.resized.wait(inner).unwrap_or_else(PoisonError::into_inner));
+                continue;
+            }
+            let before = inner.data_blocks;
+            inner.resizing = true;
+            drop(inner);
+            let more = self.grow(before, blocks);
+            let mut inner = self.end_resize();
+            if let Some(more) = more {
+                inner.free.release(before, more);
+                inner.data_blocks = before + more;
                 continue;
             }
             if let Some(runs) = inner.free.take(blocks, RUNS_MAX) {
@@ -38,32 +51,45 @@ impl<D: Disk> FileChunkStore<D> {
         }
     }
 
-    fn grow(&self, inner: &mut Inner<D::File>, blocks: u32) -> bool {
+    fn end_resize(&self) -> MutexGuard<'_, Inner<D::File>> {
+        let mut inner = self.lock();
+        inner.resizing = false;
+        self.resized.notify_all();
+        inner
+    }
+
+    /// Makes the data file longer than `before`, for `blocks` at least; by how many blocks.
+    fn grow(&self, before: u64, blocks: u32) -> Option<u64> {
         let block_bytes = BLOCK_BYTES as u64;
         let step = (self.config.grow_bytes / block_bytes).max(u64::from(blocks));
         let free_bytes = self.disk.free_bytes().unwrap_or(0);
         let room = self.config.budget.room(step * block_bytes, free_bytes) / block_bytes;
         for more in [room, u64::from(blocks)] {
-            let before = inner.data_blocks;
             let fits = more > 0 && more <= room;
             if fits && self.data.allocate((before + more) * block_bytes).is_ok() {
                 self.config.budget.take(more * block_bytes);
-                inner.free.release(before, more);
-                inner.data_blocks = before + more;
-                return true;
+                return Some(more);
             }
         }
-        false
+        None
     }
 
     /// A long free end of the file goes back to the file system, where other stores find it. Free
     /// are only blocks that no durable record holds.
-    pub(super) fn give_tail_back(&self, inner: &mut Inner<D::File>) {
+    pub(super) fn give_tail_back(&self) {
         let block_bytes = BLOCK_BYTES as u64;
         let keep = self.config.grow_bytes / block_bytes;
+        let mut inner = self.lock();
+        if inner.resizing {
+            return;
+        }
         let before = inner.data_blocks;
         let Some(blocks) = inner.free.cut_tail(before, keep) else { return };
-        match self.data.cut(blocks * block_bytes) {
+        inner.resizing = true;
+        drop(inner);
+        let cut = self.data.cut(blocks * block_bytes);
+        let mut inner = self.end_resize();
+        match cut {
             Ok(()) => {
                 inner.data_blocks = blocks;
                 self.config.budget.give((before - blocks) * block_bytes);

@@ -1,0 +1,266 @@
+//! No call of the file system happens under the store's lock, and what happens between the slices
+//! of a compaction is in the new log once.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use support::{Luck, MemoryDisk, after_kill, after_power_loss};
+use threefs_chunkstore::disk::{Disk, DiskFile};
+use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
+use threefs_core::forgotten::InodeRange;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+
+/// Far above the entries of one slice.
+const CHUNKS: u32 = 2_000;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn config() -> StoreConfig {
+    StoreConfig { grow_bytes: 128 << 10, log_bytes: 128 << 10, ..StoreConfig::default() }
+}
+
+fn chunk(index: u32) -> ChunkId {
+    ChunkId::new(InodeId(u64::from(index / 8) + 1), index % 8)
+}
+
+fn update(chunk: ChunkId, version: u64, change: ContentChange) -> StoreUpdate {
+    StoreUpdate {
+        chunk,
+        version: ChunkVersion(version),
+        chain_version: ChainVersion(1),
+        tags: TagWindow::default(),
+        change,
+    }
+}
+
+fn put<D: Disk>(store: &FileChunkStore<D>, chunk: ChunkId, version: u64, change: ContentChange) {
+    let payload = [version as u8; 100];
+    let bytes: &[u8] = if matches!(change, ContentChange::Remove) { &[] } else { &payload };
+    let update = update(chunk, version, change);
+    store.apply(&update, bytes).unwrap();
+    store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
+}
+
+fn log_name(disk: &MemoryDisk) -> String {
+    disk.list().unwrap().into_iter().find(|name| name.starts_with("log-")).unwrap()
+}
+
+/// A disk that asks the store something in the middle of each call.
+#[derive(Clone, Default)]
+struct AskingDisk {
+    disk: MemoryDisk,
+    asks: Arc<Asks>,
+}
+
+#[derive(Default)]
+struct Asks {
+    store: OnceLock<Weak<FileChunkStore<AskingDisk>>>,
+    count: AtomicU64,
+}
+
+impl Asks {
+    fn ask(&self, call: &str) {
+        let Some(store) = self.store.get().and_then(Weak::upgrade) else { return };
+        let (answer, answered) = mpsc::channel();
+        std::thread::spawn(move || {
+            store.meta(chunk(0));
+            store.used_bytes();
+            answer.send(()).unwrap();
+        });
+        assert!(answered.recv_timeout(PATIENCE).is_ok(), "{call} is called under the lock");
+        self.count.fetch_add(1, SeqCst);
+    }
+}
+
+struct AskingFile(<MemoryDisk as Disk>::File, Arc<Asks>);
+
+impl DiskFile for AskingFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.1.ask("read");
+        self.0.read_at(buffer, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.1.ask("write");
+        self.0.write_at(bytes, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.1.ask("sync_data");
+        self.0.sync_data()
+    }
+    fn drop_cache(&self) -> io::Result<()> {
+        self.0.drop_cache()
+    }
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        self.1.ask("allocate");
+        self.0.allocate(length)
+    }
+    fn zero(&self) -> io::Result<()> {
+        self.1.ask("zero");
+        self.0.zero()
+    }
+    fn cut(&self, length: u64) -> io::Result<()> {
+        self.1.ask("cut");
+        self.0.cut(length)
+    }
+    fn length(&self) -> io::Result<u64> {
+        self.1.ask("length");
+        self.0.length()
+    }
+}
+
+impl Disk for AskingDisk {
+    type File = AskingFile;
+
+    fn open(&self, name: &str) -> io::Result<AskingFile> {
+        self.asks.ask("open");
+        Ok(AskingFile(self.disk.open(name)?, Arc::clone(&self.asks)))
+    }
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.disk.list()
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.asks.ask("rename");
+        self.disk.rename(from, to)
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.asks.ask("remove");
+        self.disk.remove(name)
+    }
+    fn sync_names(&self) -> io::Result<()> {
+        self.asks.ask("sync_names");
+        self.disk.sync_names()
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.asks.ask("free_bytes");
+        self.disk.free_bytes()
+    }
+}
+
+#[test]
+fn no_call_of_the_file_system_holds_the_lock() {
+    let disk = AskingDisk::default();
+    let asks = Arc::clone(&disk.asks);
+    let memory = disk.disk.clone();
+    let store = Arc::new(FileChunkStore::open_on(disk, config()).unwrap());
+    asks.store.set(Arc::downgrade(&store)).unwrap_or_else(|_| panic!("asked already"));
+    let before = log_name(&memory);
+    for index in 0..600 {
+        put(&store, chunk(index), 1, ContentChange::Replace);
+    }
+    assert_ne!(log_name(&memory), before, "the log was not compacted");
+    let used = store.used_bytes();
+    store.forget_inodes(&[InodeRange { first: InodeId(2), last: InodeId(u64::MAX) }]).unwrap();
+    assert!(store.used_bytes() < used, "the free end of the file was not given back");
+    // Without room for another log everything but the switch happens.
+    let bytes: usize = memory.list().unwrap().iter().map(|name| length(&memory, name)).sum();
+    memory.0.lock().unwrap().quota = Some(bytes as u64);
+    for version in 2..400 {
+        put(&store, chunk(0), version, ContentChange::Replace);
+    }
+    assert!(asks.count.load(SeqCst) > 1_000);
+}
+
+fn length(disk: &MemoryDisk, name: &str) -> usize {
+    disk.open(name).unwrap().length().unwrap() as usize
+}
+
+type Picture = BTreeMap<ChunkId, (u64, Option<u64>)>;
+
+fn picture<D: Disk>(store: &FileChunkStore<D>) -> Picture {
+    let metas = store.metas(None, ChunkId::MAX, usize::MAX).into_iter();
+    metas
+        .map(|meta| {
+            let pending = meta.pending.as_ref().map(|pending| pending.version.0);
+            if meta.newest().exists() {
+                store.read(meta.chunk, Which::Newest, 0, 100).unwrap();
+            }
+            (meta.chunk, (meta.committed.version.0, pending))
+        })
+        .collect()
+}
+
+/// Everything that can happen to a chunk, before and after the copy has passed it, with kills and
+/// losses of power in between: the store that is opened again is the one that was left.
+#[test]
+fn what_happens_during_a_compaction_is_in_the_new_log_once() {
+    for seed in 0..4 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let disk = MemoryDisk::default();
+        let mut store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+        for index in 0..CHUNKS {
+            put(&store, chunk(index), 1, ContentChange::Replace);
+        }
+        let (mut versions, mut gone, mut switches) = (BTreeMap::new(), Vec::new(), 0);
+        let mut name = log_name(&disk);
+        for step in 0..3_000_u32 {
+            let at = chunk(rng.random_range(0..CHUNKS));
+            let version = versions.entry(at).or_insert(1_u64);
+            let pending = store.meta(at).is_some_and(|meta| meta.pending.is_some());
+            if gone.contains(&at.inode) {
+                assert!(store.meta(at).is_none());
+            } else {
+                match rng.random_range(0..100) {
+                    0..40 if !pending => {
+                        *version += 1;
+                        put(&store, at, *version, ContentChange::Replace);
+                    }
+                    40..55 if !pending => {
+                        *version += 1;
+                        put(&store, at, *version, ContentChange::Remove);
+                    }
+                    55..70 => {
+                        // A pending state, or another one in its place.
+                        *version += 1;
+                        let bytes = [step as u8; 100];
+                        let update = update(at, *version, ContentChange::Replace);
+                        store.apply(&update, &bytes).unwrap();
+                    }
+                    70..85 if pending => {
+                        let newest = store.meta(at).unwrap().newest().version;
+                        store.commit(at, newest, ChainVersion(1)).unwrap();
+                    }
+                    85..95 => {
+                        store.forget(at).unwrap();
+                        *version = 0;
+                    }
+                    99 => {
+                        store.forget_inodes(&[InodeRange::one(at.inode)]).unwrap();
+                        gone.push(at.inode);
+                    }
+                    _ => {}
+                }
+            }
+            if log_name(&disk) != name {
+                (name, switches) = (log_name(&disk), switches + 1);
+            }
+            if step % 150 == 149 {
+                store.flush().unwrap();
+                let (expected, operations) =
+                    (picture(&store), disk.0.lock().unwrap().operations.clone());
+                let crashed = if step % 300 == 299 {
+                    after_power_loss(&operations, usize::MAX, Luck::Random(&mut rng))
+                } else {
+                    after_kill(&operations, usize::MAX)
+                };
+                let opened = FileChunkStore::open_on(crashed.clone(), config()).unwrap();
+                assert_eq!(picture(&opened), expected, "seed {seed}, step {step}");
+                drop(opened);
+                if step % 900 == 899 {
+                    drop(store);
+                    store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+                    name = log_name(&disk);
+                }
+            }
+        }
+        assert!(switches > 3, "the log was compacted {switches} times");
+    }
+}
