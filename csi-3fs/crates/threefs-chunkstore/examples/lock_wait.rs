@@ -1,12 +1,12 @@
 //! How long a look into the index takes at most while the log is compacted:
 //! `cargo run --release -p threefs-chunkstore --example lock_wait -- FOLDER CHUNKS`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow};
+use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
 
 const WRITERS: u32 = 32;
@@ -16,7 +16,7 @@ fn chunk(index: u32) -> ChunkId {
     ChunkId::new(InodeId(u64::from(index / 64) + 1), index % 64)
 }
 
-fn put(store: &FileChunkStore, index: u32, version: u64) {
+fn put(store: &FileChunkStore, index: u32, version: u64) -> Result<(), StoreError> {
     let (chunk, version) = (chunk(index), ChunkVersion(version));
     let update = StoreUpdate {
         chunk,
@@ -25,57 +25,61 @@ fn put(store: &FileChunkStore, index: u32, version: u64) {
         tags: TagWindow::default(),
         change: ContentChange::Replace,
     };
-    store.apply(&update, &[7; 64]).expect("room for the chunks");
-    store.commit(chunk, version, ChainVersion(1)).expect("what was applied is pending");
+    store.apply(&update, &[7; 64])?;
+    store.commit(chunk, version, ChainVersion(1))?;
+    Ok(())
 }
 
-fn put_all(store: &Arc<FileChunkStore>, chunks: u32, version: u64) {
+fn put_all(store: &FileChunkStore, chunks: u32, version: u64) -> Result<(), StoreError> {
     std::thread::scope(|scope| {
-        for writer in 0..WRITERS {
-            let store = Arc::clone(store);
-            scope.spawn(move || {
-                (writer..chunks)
-                    .step_by(WRITERS as usize)
-                    .for_each(|index| put(&store, index, version));
-            });
-        }
-    });
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|first| {
+                let mut indexes = (first..chunks).step_by(WRITERS as usize);
+                scope.spawn(move || indexes.try_for_each(|index| put(store, index, version)))
+            })
+            .collect();
+        writers.into_iter().try_for_each(|writer| {
+            writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
 }
 
-fn main() {
+/// How long each look took, until `ended`.
+fn look(store: &FileChunkStore, ended: &AtomicBool) -> Vec<Duration> {
+    let mut waits = Vec::new();
+    while !ended.load(Relaxed) {
+        let begun = Instant::now();
+        store.meta(chunk(0));
+        waits.push(begun.elapsed());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    waits
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().expect("a folder");
-    let chunks: u32 = arguments.next().and_then(|text| text.parse().ok()).expect("chunks");
+    let folder = arguments.next().ok_or("first argument: a folder")?;
+    let chunks: u32 = arguments.next().ok_or("second argument: chunks")?.parse()?;
     let config = StoreConfig { log_bytes: LOG_BYTES, ..StoreConfig::default() };
-    let store = FileChunkStore::open(folder.as_ref(), config).expect("a store");
-    let store = Arc::new(store);
-    put_all(&store, chunks, 1);
-    let ended = Arc::new(AtomicBool::new(false));
-    let reader = {
-        let (store, ended) = (Arc::clone(&store), Arc::clone(&ended));
-        std::thread::spawn(move || {
-            let mut waits = Vec::new();
-            while !ended.load(Relaxed) {
-                let begun = Instant::now();
-                store.meta(chunk(0));
-                waits.push(begun.elapsed());
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            waits
-        })
-    };
+    let store = FileChunkStore::open(folder.as_ref(), config)?;
+    put_all(&store, chunks, 1)?;
+    let ended = AtomicBool::new(false);
     let begun = Instant::now();
-    (2..=3).for_each(|version| put_all(&store, chunks, version));
-    let seconds = begun.elapsed().as_secs_f64();
-    ended.store(true, Relaxed);
-    let mut waits = reader.join().expect("the reader");
+    let (written, mut waits) = std::thread::scope(|scope| {
+        let looks = scope.spawn(|| look(&store, &ended));
+        let written = (2..=3).try_for_each(|version| put_all(&store, chunks, version));
+        ended.store(true, Relaxed);
+        (written, looks.join().unwrap_or_default())
+    });
+    written?;
+    let rate = 2.0 * f64::from(chunks) / begun.elapsed().as_secs_f64();
     waits.sort();
     let at = |part: usize| waits[(waits.len() - 1) * part / 1000].as_secs_f64() * 1e3;
     println!(
-        "{chunks} chunks: {:.0} updates a second; a look waits {:.3} ms at p99, {:.1} at p99.9, {:.1} at most",
-        2.0 * f64::from(chunks) / seconds,
+        "{chunks} chunks: {rate:.0} updates a second; a look waits {:.3} ms at p99, {:.1} at p99.9, {:.1} at most",
         at(990),
         at(999),
         at(1000)
     );
+    Ok(())
 }
