@@ -5,7 +5,8 @@ phases overwrite the same files, which are written once before: few writers that
 would measure the page cache. Each writer checks that its files hold exactly its last acknowledged
 batches; any error counts.
 
-    python bench/storage_load.py [--writers 4,24,96] [--seconds 12] [--readers 120] [--output FILE]
+    python bench/storage_load.py [--writers 4,24,96] [--seconds 12] [--readers 120] [--full 95]
+        [--output FILE]
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ class Cluster:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Cluster]:
-    """A cluster in `folder`, gone afterwards."""
+def serving(folder: Path, capacity_bytes: int = 0) -> Iterator[Cluster]:
+    """A cluster in `folder`, gone afterwards; a node holds `capacity_bytes`, 0: its disk's."""
     command = [sys.executable, "-m", "threefs", "serve", "--data", str(folder / "cluster")]
+    command += ["--capacity", str(capacity_bytes)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -339,9 +341,13 @@ def check_room(folder: Path, writers: list[int]) -> None:
         )
 
 
-def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[Phase]:
+def run(
+    writers: list[int], seconds: float, readers: int, folder: Path, full_percent: int
+) -> list[Phase]:
     """All phases on one cluster; the smallest number of writers once more at the end."""
     phases = []
+    files = max(writers, default=0) * THREADS
+    capacity_bytes = files * BATCH_BYTES * 100 // full_percent if full_percent else 0
 
     def done(phase: Phase) -> None:
         phases.append(phase)
@@ -349,16 +355,15 @@ def run(writers: list[int], seconds: float, readers: int, folder: Path) -> list[
 
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="storage-load-") as memory,
-        serving(folder) as cluster,
+        serving(folder, capacity_bytes) as cluster,
     ):
         shared = shared_bytes(Path(memory), "write", BATCH_BYTES + (8 << 20))
         if writers:
-            files = max(writers) * THREADS
             fill(cluster, files, shared)
             for count in [*writers, writers[0]] if len(writers) > 1 else writers:
                 done(write_phase(cluster, count, seconds, shared, files))
             stopped = writers[min(1, len(writers) - 1)]
-            for service in STOPPED_SECONDS:
+            for service in [] if full_percent else STOPPED_SECONDS:
                 done(stopped_phase(cluster, service, stopped, seconds, shared, files))
             remove(cluster, files)
         if readers:
@@ -401,6 +406,13 @@ def main() -> None:
     parser.add_argument("--writers", default="4,24,96", help="numbers of writing processes")
     parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
     parser.add_argument("--readers", type=int, default=120, help="reading processes; 0: none")
+    parser.add_argument(
+        "--full",
+        type=int,
+        default=0,
+        metavar="PERCENT",
+        help="bound each node's capacity so that the files take this part of it; writers only",
+    )
     parser.add_argument("--folder", type=Path, help="where the cluster's data goes")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/storage_load.json")
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
@@ -412,7 +424,8 @@ def main() -> None:
     writers = [int(count) for count in args.writers.split(",") if count]
     with tempfile.TemporaryDirectory(prefix="storage-load-", dir=args.folder) as folder:
         check_room(Path(folder), writers)
-        phases = run(writers, args.seconds, args.readers, Path(folder))
+        readers = 0 if args.full else args.readers
+        phases = run(writers, args.seconds, readers, Path(folder), args.full)
     ratios = ratios_of(phases, writers)
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.2f}")
