@@ -74,8 +74,11 @@ impl<D: Disk> FileChunkStore<D> {
     pub(super) fn compact_now(&self) -> Result<(), StoreError> {
         let full = self.lock().log_name;
         let mut copy = self.compaction.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.lock().log_name == full {
-            while self.copy_next(&mut copy) {}
+        // A copy that had begun has changes that were undone since: a new one may be smaller.
+        for _ in 0..=usize::from(copy.is_some()) {
+            if self.lock().log_name == full {
+                while self.copy_next(&mut copy) {}
+            }
         }
         self.lock().check()
     }
