@@ -329,10 +329,11 @@ def remove(cluster: Cluster, files: int) -> None:
             client.remove(path_of(index))
 
 
-def check_room(folder: Path, writers: list[int]) -> None:
+def check_room(folder: Path, writers: list[int], full_percent: int) -> None:
     """Refuse to start where the files of the largest phase do not fit."""
     # Three replicas of each file, and as much again while one is overwritten and another synced.
-    needed = 2 * len(SERVICES) * max(writers, default=0) * THREADS * BATCH_BYTES
+    percent = 100 * 100 // full_percent if full_percent else 200
+    needed = len(SERVICES) * max(writers, default=0) * THREADS * BATCH_BYTES * percent // 100
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise SystemExit(
@@ -423,7 +424,7 @@ def main() -> None:
         return
     writers = [int(count) for count in args.writers.split(",") if count]
     with tempfile.TemporaryDirectory(prefix="storage-load-", dir=args.folder) as folder:
-        check_room(Path(folder), writers)
+        check_room(Path(folder), writers, args.full)
         readers = 0 if args.full else args.readers
         phases = run(writers, args.seconds, readers, Path(folder), args.full)
     ratios = ratios_of(phases, writers)
