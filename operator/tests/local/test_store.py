@@ -88,10 +88,14 @@ def test_a_deep_state_directory_still_gets_its_sockets(tmp_path):
 
 def test_a_socket_folder_that_others_may_write_is_refused(tmp_path):
     paths = StatePaths(tmp_path / "s")
-    paths.run.mkdir(parents=True)
-    paths.run.chmod(0o777)
-    with pytest.raises(FlyerError, match="others may write"):
-        Store.open(tmp_path / "s")
+    # Outside of tmp_path, whose name an earlier run may have had.
+    paths.run.mkdir(parents=True, exist_ok=True)
+    try:
+        paths.run.chmod(0o777)
+        with pytest.raises(FlyerError, match="others may write"):
+            Store.open(tmp_path / "s")
+    finally:
+        paths.run.rmdir()
 
 
 def test_the_only_cluster_here_is_found_and_several_are_listed(tmp_path, monkeypatch):
