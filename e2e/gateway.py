@@ -110,16 +110,14 @@ class Control:
         if token:
             spec["volumes"] = [{"name": "token", "projected": {"sources": [TOKEN]}}]
             container["volumeMounts"] = [{"name": "token", "mountPath": "/token"}]
-        job = FlyerJob.model_validate(
-            {
-                "metadata": {"name": name, "namespace": self.namespace, "uid": f"uid-{name}"},
-                "spec": {
-                    "nodes": len(NODES),
-                    "ranksPerNode": 2,
-                    "template": {"spec": spec},
-                },
-            }
-        )
+        manifest = {
+            "apiVersion": "fireflyer.dev/v1alpha1",
+            "kind": "FlyerJob",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"nodes": len(NODES), "ranksPerNode": 2, "template": {"spec": spec}},
+        }
+        owned = self._create_owner(manifest)
+        job = FlyerJob.model_validate(manifest)
         job = job.replace(status=FlyerJobStatus(chain=Chain(id=f"chain-{name}")))
         assigned = tuple(
             AssignedNode(name=node, zone=zone, first_rank=2 * i)
@@ -137,23 +135,37 @@ class Control:
         )
         placed = {node: PlacedNode(name=node) for node, _ in NODES}
         made = []
-        for manifest in build_pods(job, start, placed, settings):
-            del manifest["metadata"]["ownerReferences"]  # there is no FlyerJob behind it
-            made.append(await self.api.create(PODS, manifest, self.namespace))
-        pods = [
+        for pod in build_pods(job, start, placed, settings):
+            if not owned:
+                del pod["metadata"]["ownerReferences"]  # it would be collected
+            made.append(await self.api.create(PODS, pod, self.namespace))
+        identities = [
             PodIdentity(self.namespace, one["metadata"]["name"], one["metadata"]["uid"])
             for one in made
         ]
-        self.gateway.expect(job, start, pods)
-        for pod, (node, _) in zip(pods, NODES, strict=True):
+        self.gateway.expect(job, start, identities)
+        for identity, (node, _) in zip(identities, NODES, strict=True):
             binding = {
                 "apiVersion": "v1",
                 "kind": "Binding",
-                "metadata": {"name": pod.name},
+                "metadata": {"name": identity.name},
                 "target": {"apiVersion": "v1", "kind": "Node", "name": node},
             }
-            await self.api.post(PODS, pod.name, self.namespace, "binding", binding)
+            await self.api.post(PODS, identity.name, self.namespace, "binding", binding)
         return made
+
+    def _create_owner(self, manifest: dict[str, Any]) -> bool:
+        """Make the FlyerJob where the API has that kind, and give the manifest its uid."""
+        metadata = manifest["metadata"]
+        metadata["uid"] = f"uid-{metadata['name']}"
+        kind = ("crd", "flyerjobs.fireflyer.dev")
+        if not self.cluster.kubectl("get", *kind, "--ignore-not-found"):
+            return False
+        unnamed = {key: value for key, value in metadata.items() if key != "uid"}
+        self.cluster.apply({**manifest, "metadata": unnamed}, namespace=self.namespace)
+        made = self.cluster.get("flyerjob", metadata["name"], self.namespace)
+        metadata["uid"] = made["metadata"]["uid"]
+        return True
 
     async def watch(self, made: list[dict[str, Any]], until: type, job: str = "") -> Any:
         """Plays the pods cache: tells addresses, and ends of pods, until an event is there."""
