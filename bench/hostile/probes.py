@@ -49,7 +49,13 @@ WEBHOOK_SECONDS: Final = 0.25
 STORAGE_SECONDS: Final = 0.25
 SERVER_SECONDS: Final = 0.25
 LEASE_SECONDS: Final = 0.2
+SERIES_SECONDS: Final = 0.5
 PROBE_SECONDS_MAX: Final = 60.0
+# Requests that follow from each other, whoever sends them.
+SUSPENSION_REQUESTS: Final = 2  # the tenant's patch, the commit
+# The tenant's patch, the commit, the template read, a pod created and bound, its status by the
+# kubelet, its token, the token's review, the commit, the tenant's look.
+START_REQUESTS: Final = 10
 BLOCK: Final = bytes(64 << 10)
 
 
@@ -87,6 +93,8 @@ class Probes:
 
     def __init__(self, lab: Lab, api: Api, crew: Crew, webhook: int, storage: Path) -> None:
         self.server = Probe("ConfigMap changed, without us")
+        self.order_limit = Probe(f"  {SUSPENSION_REQUESTS} times in a row")
+        self.start_limit = Probe(f"  {START_REQUESTS} times in a row")
         self.webhook = Probe("pod admitted by the webhook")
         self.order = Probe("suspension at the job's sidecars")
         self.start = Probe("job bound and running again")
@@ -102,7 +110,10 @@ class Probes:
     @property
     def all(self) -> list[Probe]:
         """In the order of the table."""
-        return [self.server, self.webhook, self.order, self.start, self.write, self.connect]
+        return [
+            self.server, self.order_limit, self.start_limit, self.webhook, self.order, self.start,
+            self.write, self.connect,
+        ]  # fmt: skip
 
     async def run(self, seconds: float, ended: Callable[[], bool] = lambda: False) -> None:
         """Repeat each request at its own interval."""
@@ -120,7 +131,14 @@ class Probes:
                 repeat(lambda: self._files(client), STORAGE_SECONDS),
                 repeat(lambda: self.connect.once(self._connect), 2 * STORAGE_SECONDS),
                 repeat(self._suspend, 0.5),
-                repeat(lambda: self.server.once(self._change), SERVER_SECONDS),
+                repeat(lambda: self._changes_in_a_row(self.server, 1), SERVER_SECONDS),
+                repeat(
+                    lambda: self._changes_in_a_row(self.order_limit, SUSPENSION_REQUESTS),
+                    SERIES_SECONDS,
+                ),
+                repeat(
+                    lambda: self._changes_in_a_row(self.start_limit, START_REQUESTS), SERIES_SECONDS
+                ),
                 repeat(self._look, LEASE_SECONDS),
             )
         finally:
@@ -139,14 +157,21 @@ class Probes:
         finally:
             writer.transport.abort()
 
-    async def _change(self) -> None:
+    async def _change(self, name: str) -> None:
         """The API server and etcd alone: their share of what the other requests wait."""
         self._changes += 1
         data = {"data": {"changes": str(self._changes)}}
         try:
-            await self._api.merge(CONFIG_MAPS, "probe", data, NAMESPACE)
+            await self._api.merge(CONFIG_MAPS, name, data, NAMESPACE)
         except NotFoundError:
-            await self._api.create(CONFIG_MAPS, {"metadata": {"name": "probe"}}, NAMESPACE)
+            await self._api.create(CONFIG_MAPS, {"metadata": {"name": name}}, NAMESPACE)
+
+    async def _changes_in_a_row(self, probe: Probe, count: int) -> None:
+        async def work() -> None:
+            for _ in range(count):
+                await self._change(f"probe-{count}")
+
+        await probe.once(work)
 
     async def _files(self, client: threefs.Client) -> None:
         def work() -> None:
