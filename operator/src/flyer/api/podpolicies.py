@@ -10,9 +10,9 @@
   which kube-scheduler preempts the suite's own pods, need the verb `use` on that PriorityClass, of
   the same accounts, in the pod's namespace. Outside its own namespace the operator may use
   `flyer-job` alone, so that a job's template cannot name another one.
-- `pod-of-job`: the controller reference of a FlyerJob's pod is not changed, and a pod whose processes
-  may run is deleted with a grace period. Otherwise the operator could not see, or not end, what
-  still runs on a node that it gives to the next job.
+- `pod-of-job`: the controller reference of a FlyerJob's pod is not changed, and a pod whose
+  processes may run is deleted with a grace period. Otherwise the operator could not see, or not
+  end, what still runs on a node that it gives to the next job.
 - `operator-pods`: the operator creates, changes and deletes pods of FlyerJobs alone, and none in
   the system namespaces. In its own namespace it changes labels of its own pods: who leads.
 - `operator-webhook`: of the webhook's registration the operator changes the authority alone.
