@@ -88,6 +88,7 @@ class Request:
     name: str
     user: User
     dry_run: bool = False
+    options: Object = field(default_factory=dict)
 
     def to_object(self) -> Object:
         """The variable `request`."""
@@ -95,7 +96,7 @@ class Request:
         resource = {"group": place.group, "version": place.version, "resource": place.plural}
         found: Object = {
             "operation": self.operation, "name": self.name, "namespace": place.namespace,
-            "resource": resource, "dryRun": self.dry_run,
+            "resource": resource, "dryRun": self.dry_run, "options": self.options,
             "userInfo": {"username": user.name, "groups": list(user.groups), "extra": user.extra},
         }  # fmt: skip
         return {**found, "subResource": place.subresource} if place.subresource else found

@@ -239,7 +239,8 @@ class ApiServer:
         def asked(old: dict[str, Any] | None, new: dict[str, Any] | None) -> Request:
             operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
             name = place.name or (old or new or value)["metadata"]["name"]
-            return Request(operation, place, name, user, dry_run=verb == "dryrun")
+            options = value if operation == "DELETE" and isinstance(value, dict) else {}
+            return Request(operation, place, name, user, verb == "dryrun", options)
 
         return self.admission.gate(asked)
 

@@ -256,6 +256,13 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
     wait_phase(scene.cluster, "own", user.namespace, "Running")
     theirs = scene.cluster.get("flyerjob", NAME, scene.victim.namespace)["metadata"]["uid"]
     own = user.get("flyerjob", "own")["metadata"]["uid"]
+    # A pod that leaves its job, or whose object goes while it runs, would keep its node.
+    leaves = '--patch={"metadata":{"ownerReferences":null}}'
+    assert "belongs to its FlyerJob" in user.refusal(
+        "patch", "pod", "own-1-0", "--type=merge", leaves
+    )
+    forced = ("delete", "pod", "own-1-0", "--grace-period=0", "--force")
+    assert "deleted by force" in user.refusal(*forced)
     for name, job_name, uid in (
         (f"{NAME}-1-0", NAME, theirs),
         ("stranger-1-0", "nobody", "00000000-0000-0000-0000-000000000000"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .policy_words import Reader
 
 DEDICATED = "fireflyer.dev/dedicated"
+COLLECTOR = "system:serviceaccount:kube-system:generic-garbage-collector"
 DAEMON_SETS = "system:serviceaccount:kube-system:daemon-set-controller"
 JOBS = "flyer-job"
 CLASSES = {JOBS: 1000, "flyer-control": 900_000_000, "test-urgent": CRITICAL_PRIORITY,
@@ -66,7 +67,8 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
     anna = await acting(cluster, "anna", "people")
     operator = await acting(cluster, OPERATOR, "people")
     controller = await acting(cluster, DAEMON_SETS, "people")
-    async with anna, operator, controller:
+    collector = await acting(cluster, COLLECTOR, "people")
+    async with anna, operator, controller, collector:
         await _ready(anna)
         made = await api.create(RESOURCES["flyerjobs"], named("flyerjobs", "gpt", job()), "default")
         owner = {
@@ -74,6 +76,7 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
             "uid": made["metadata"]["uid"], "controller": True,
         }  # fmt: skip
         await _labels(reader, anna, operator, api, owner)
+        await _job_pods(reader, anna, operator, collector, api, owner)
         await _dedicated(reader, anna, controller)
         await _priority_classes(cluster, reader, anna, controller, operator, owner)
         await _operators_own(cluster, reader, operator, api, owner)
@@ -166,6 +169,43 @@ async def _labels(
         anna.merge(known.PODS, "owned", taken, "default"), "a pod of a job by anna"
     )
     await operator.delete(known.PODS, "owned", "default", grace_seconds=0)
+
+
+async def _job_pods(
+    reader: Reader, anna: Api, operator: Api, collector: Api, api: Api, owner: dict[str, Any]
+) -> None:
+    """A pod of a job neither leaves its job nor disappears while its processes may run."""
+    body = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
+    body["metadata"]["ownerReferences"] = [owner]
+    await operator.create(known.PODS, body, "default")
+    foreign = {**owner, "uid": "00000000-0000-0000-0000-000000000000"}
+    for whose, key in ((anna, "a pod that leaves its job"), (collector, "an orphaned pod")):
+        for references in (
+            None,
+            [],
+            [foreign],
+            [{**owner, "controller": False}],
+            [{**owner, "apiVersion": "example.com/v1"}],
+        ):
+            patch = {"metadata": {"ownerReferences": references}}
+            await reader.refuses(whose.merge(known.PODS, "run", patch, "default"), key)
+    # Deleting a job in the foreground changes this, and nothing about whose the pod is.
+    blocks = {"metadata": {"ownerReferences": [{**owner, "blockOwnerDeletion": False}]}}
+    await collector.merge(known.PODS, "run", blocks, "default")
+
+    forced = anna.delete(known.PODS, "run", "default", grace_seconds=0)
+    await reader.refuses(forced, "a pod deleted by force")
+    await anna.delete(known.PODS, "run", "default", grace_seconds=1)
+    forced = anna.delete(known.PODS, "run", "default", grace_seconds=0)
+    await reader.refuses(forced, "a pod deleted by force")
+    # What has ended, or never ran, may go at once.
+    failed = {"status": {"phase": "Failed"}}
+    await api.merge(known.PODS, "run", failed, "default", "status")
+    await anna.delete(known.PODS, "run", "default", grace_seconds=0)
+    waiting = pod("wait")
+    waiting["metadata"]["ownerReferences"] = [owner]
+    await operator.create(known.PODS, waiting, "default")
+    await anna.delete(known.PODS, "wait", "default", grace_seconds=0)
 
 
 async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:

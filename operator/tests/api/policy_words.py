@@ -71,6 +71,14 @@ def _marked(label: str) -> Words:
     return Words("pod-labels", ForbiddenError, text)
 
 
+def _leaves(user: str) -> Words:
+    text = (
+        f"metadata.ownerReferences: pod run belongs to its FlyerJob while it exists, {user} may "
+        "not change that: delete the pod, or stop the job"
+    )
+    return Words("pod-of-job", ForbiddenError, text)
+
+
 def _cap(field: str, asked: str, cap: str, priority: str = "normal") -> Words:
     text = (
         f"spec.preemption.{field}: {asked} is above the cap {cap} for priority {priority}: ask for "
@@ -98,6 +106,15 @@ def _operators(pod: str) -> Words:
 WORDS = {
     "a pod of a job by anna": _marked("job"),
     "a pod that becomes a leader": _marked("leader"),
+    "a pod that leaves its job": _leaves("anna"),
+    "an orphaned pod": _leaves("system:serviceaccount:kube-system:generic-garbage-collector"),
+    "a pod deleted by force": Words(
+        "pod-of-job",
+        ForbiddenError,
+        "gracePeriodSeconds: pod run may still run and is not deleted by force by anna: use a "
+        "grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
+        "flyernodes.fireflyer.dev/dedicated",
+    ),
     "a toleration of dedicated nodes": Words(
         "pod-dedicated-nodes",
         ForbiddenError,

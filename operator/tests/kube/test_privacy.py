@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from flyer.api import Eviction, FlyerJobStatus, Pending, Phase
+from flyer.api import Condition, Eviction, FlyerJobStatus, Pending, Phase, Suspension
+from flyer.kube.services import gangs
 from flyer.kube.services.privacy import Privacy
 
 JOBS = {"prod/gpt-5", "team-a/mine"}
@@ -17,6 +18,14 @@ JOBS = {"prod/gpt-5", "team-a/mine"}
         ("team-a/mine of bob has 1", "team-a/mine of bob has 1"),
         ("restored from /prod/gpt-5 and 3/4 shards", "restored from /prod/gpt-5 and 3/4 shards"),
         ("no-such/job", "no-such/job"),
+        (
+            "prod/gpt-5 of Ann van Dijk has 2; prod/gpt-5 of Bo Li is leaving (suspend code 1)",
+            "another job has 2; another job is leaving (suspend code 1)",
+        ),
+        (
+            "preempted by prod/gpt-5 of Ann, R&D (priority high)",
+            "preempted by another job (priority high)",
+        ),
     ],
 )
 def test_names_of_other_namespaces_are_left_out(words, told):
@@ -33,6 +42,42 @@ def test_every_field_of_a_status_is_covered():
     found = Privacy(JOBS.__contains__).status(status, "team-a/mine")
     assert "gpt-5" not in json.dumps(found.to_object())
     assert found.pending.blocked_by == ("team-a/other",)
+
+
+def test_a_job_that_is_gone_by_now_stays_unnamed():
+    """The engine keeps what it said of a preemption for as long as the victim lives."""
+    words = "preempted by prod/gpt-5 of ann (priority high)"
+    status = FlyerJobStatus(
+        phase=Phase.SUSPENDING,
+        message=words,
+        suspension=Suspension(
+            reason="Preempted",
+            by="prod/gpt-5",
+            message=words,
+            since=0.0,
+            deadline=1.0,
+            limit=1.0,
+        ),
+        conditions=(
+            Condition(
+                type="Suspended",
+                status="True",
+                reason="x",
+                message=words,
+                last_transition_time=0.0,
+            ),
+        ),
+    )
+    left = Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1)
+    nobody = Privacy(lambda _key: False)
+    for one in (status, status.replace(suspension=None, eviction=left)):
+        assert "prod" not in json.dumps(nobody.status(one, "team-a/mine").to_object())
+
+
+def test_a_user_whose_name_has_a_slash_is_named():
+    left = Eviction(reason="Suspended", by="corp/ann", message="by corp/ann", time=0.0, attempt=1)
+    found = Privacy(lambda _key: False).status(FlyerJobStatus(eviction=left), "team-a/mine")
+    assert found.eviction == left
 
 
 async def test_a_preempted_and_a_waiting_tenant_read_no_names(cluster, until):
@@ -52,3 +97,45 @@ async def test_a_preempted_and_a_waiting_tenant_read_no_names(cluster, until):
     assert "another job" in json.dumps(told)
     assert "secret" not in json.dumps(told)
     assert "prod/" not in json.dumps(told)
+
+
+async def test_a_victim_never_reads_of_a_job_that_was_deleted_since(cluster, until):
+    for name in ("prod", "team-a"):
+        cluster.store.create("namespaces", {"metadata": {"name": name}})
+    cluster.nodes("A")
+    cluster.operator()
+    cluster.submit("mine", namespace="team-a", priority="low")
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    cluster.submit("secret", namespace="prod", priority="extreme-high")
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+    cluster.store.delete("flyerjobs", "secret", "prod")
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    found = cluster.status("mine", "team-a")
+    assert found.chain.attempt == 2
+    assert found.eviction.by == "another job"
+    assert "secret" not in json.dumps(found.to_object())
+
+
+async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):
+    """An error of the operator may quote what it was looking at."""
+    for name in ("prod", "team-a"):
+        cluster.store.create("namespaces", {"metadata": {"name": name}})
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("secret", namespace="prod")
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+
+    def fails(_self, _job, start, _found=None):
+        raise ZeroDivisionError(f"{start.job} beside prod/secret of ann")
+
+    monkeypatch.setattr(gangs.Gangs, "start", fails)
+    cluster.submit("mine", namespace="team-a")
+
+    def quarantined():
+        return cluster.status("mine", "team-a").condition("Quarantined")
+
+    await until(quarantined, 20)
+    await until(lambda: cluster.store.all("events", "team-a"), 20)
+    told = [quarantined().message, *cluster.store.all("events", "team-a")]
+    assert "beside another job" in json.dumps(told)
+    assert "secret" not in json.dumps(told)

@@ -10,6 +10,9 @@
   which kube-scheduler preempts the suite's own pods, need the verb `use` on that PriorityClass, of
   the same accounts, in the pod's namespace. Outside its own namespace the operator may use
   `flyer-job` alone, so that a job's template cannot name another one.
+- `pod-of-job`: the controller reference of a FlyerJob's pod is not changed, and a pod whose
+  processes may run is deleted with a grace period. Otherwise the operator could not see, or not
+  end, what still runs on a node that it gives to the next job.
 - `operator-pods`: the operator creates, changes and deletes pods of FlyerJobs alone, and none in
   the system namespaces. In its own namespace it changes labels of its own pods: who leads.
 - `operator-webhook`: of the webhook's registration the operator changes the authority alone.
@@ -40,12 +43,20 @@ _WEBHOOK_FIELDS: Final = (
 )  # fmt: skip
 
 
+# CEL: the reference `o` is that of the FlyerJob that controls a pod.
+_CONTROLS: Final = (
+    f"o.?controller.orValue(false) && o.kind == '{names.KIND_JOB}'"
+    f" && o.apiVersion.startsWith('{names.GROUP}/')"
+)
+
+
 def pod_policies(operator: str, namespace: str) -> list[dict[str, Any]]:
     """The policies. `operator` is a CEL text with the account's name, `namespace` its namespace."""
     return [
         _labels(operator),
         _dedicated(operator),
         _priority_classes(),
+        _job_pods(operator),
         _operators_pods(operator, namespace),
         _operators_webhook(operator),
     ]
@@ -194,12 +205,55 @@ def _priority_classes() -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _job_pods(operator: str) -> dict[str, Any]:
+    def owners(pod: str) -> str:
+        return f"{pod}.metadata.?ownerReferences.orValue([]).filter(o, {_CONTROLS})"
+
+    check = f"group('{names.GROUP}').resource('{_NODES}').name('dedicated').check('use').allowed()"
+    return _policy(
+        "pod-of-job", "", "pods", ["UPDATE", "DELETE"],
+        matchConditions=[
+            # Kubelets delete without a grace period once no process is left.
+            {
+                "name": "others",
+                "expression": f"request.userInfo.username != {operator}"
+                " && !('system:nodes' in request.userInfo.?groups.orValue([]))",
+            },
+            {"name": "owned", "expression": f"{owners('oldObject')}.size() > 0"},
+        ],
+        variables=[
+            {
+                "name": "runs",
+                "expression": "oldObject.spec.?nodeName.orValue('') != ''"
+                " && !(oldObject.?status.?phase.orValue('') in ['Succeeded', 'Failed'])",
+            },
+        ],
+        validations=[
+            {
+                # Of garbage collection, too: it would orphan pods that run.
+                "expression": "request.operation == 'DELETE'"
+                f" || {owners('object')}.map(o, o.uid) == {owners('oldObject')}.map(o, o.uid)",
+                "messageExpression": "'metadata.ownerReferences: pod ' + oldObject.metadata.name"
+                " + ' belongs to its FlyerJob while it exists, ' + request.userInfo.username"
+                " + ' may not change that: delete the pod, or stop the job'",
+                "reason": "Forbidden",
+            },
+            {
+                "expression": "request.operation != 'DELETE' || !variables.runs"
+                " || request.?options.?gracePeriodSeconds.orValue(1) != 0"
+                f" || authorizer.{check}",
+                "messageExpression": "'gracePeriodSeconds: pod ' + oldObject.metadata.name"
+                " + ' may still run and is not deleted by force by ' + request.userInfo.username"
+                " + ': use a grace period of 1 or more (kubectl delete --now), or ask for the verb"
+                f" use on {_NODES}.{names.GROUP}/dedicated'",
+                "reason": "Forbidden",
+            },
+        ],
+    )  # fmt: skip
+
+
 def _operators_pods(operator: str, namespace: str) -> dict[str, Any]:
-    of_a_job = (
-        "variables.pod.metadata.?ownerReferences.orValue([]).exists(o,"
-        f" o.?controller.orValue(false) && o.kind == '{names.KIND_JOB}'"
-        f" && o.apiVersion.startsWith('{names.GROUP}/'))"
-    )
+    of_a_job = f"variables.pod.metadata.?ownerReferences.orValue([]).exists(o, {_CONTROLS})"
     return _policy(
         "operator-pods", "", "pods", ["CREATE", "UPDATE", "DELETE"],
         matchConditions=[

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from flyer.api.status import BY_CHARS_MAX
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
 
     from flyer.api import FlyerJobStatus, Pending
@@ -20,8 +22,11 @@ __all__ = ["ANOTHER", "Privacy"]
 
 ANOTHER: Final = "another job"
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?"
-# A job's key, and the user that sentences name after it.
-_KEY: Final = re.compile(rf"(?<![\w/.-])({_NAME})/({_NAME})(?![\w/-])( of [^\s,;()]+)?")
+# The user that sentences name after a job: up to the words that follow, for a name may have spaces.
+_USER: Final = (
+    rf"[^;\n]{{1,{BY_CHARS_MAX}}}?(?= (?:has|holds|is leaving)\b| \(priority )|[^\s,;()]+"
+)
+_KEY: Final = re.compile(rf"(?<![\w/.-])({_NAME})/({_NAME})(?![\w/-])(?: of (?:{_USER}))?")
 
 
 class Privacy:
@@ -43,23 +48,18 @@ class Privacy:
 
     def status(self, status: FlyerJobStatus, job: str) -> FlyerJobStatus:
         """A status without the names of others."""
-        changes: dict[str, object] = {"message": self.words(status.message, job)}
-        named: AbstractSet[str] = frozenset()
+        # What was written a while ago may name jobs that are gone by now.
+        named = set(_named(status))
+        changes: dict[str, object] = {"message": self.words(status.message, job, named)}
         if status.pending is not None:
-            # What was written a while ago may name jobs that are gone by now.
-            named = {*status.pending.blocked_by, *(one.job for one in status.pending.reasons)}
-            changes["message"] = self.words(status.message, job, named)
             changes["pending"] = self._pending(status.pending, job, named)
-        if status.suspension is not None:
-            one = status.suspension
-            changes["suspension"] = one.replace(
-                message=self.words(one.message, job), by=self.words(one.by, job)
-            )
-        if status.eviction is not None:
-            gone = status.eviction
-            changes["eviction"] = gone.replace(
-                message=self.words(gone.message, job), by=self.words(gone.by, job)
-            )
+        for field in ("suspension", "eviction"):
+            one = getattr(status, field)
+            if one is not None:
+                changes[field] = one.replace(
+                    message=self.words(one.message, job, named),
+                    by=self.words(one.by, job, named),
+                )
         changes["conditions"] = tuple(
             one.replace(message=self.words(one.message, job, named)) for one in status.conditions
         )
@@ -87,3 +87,14 @@ class Privacy:
                 if one.node or self.words(one.command, job, named) == one.command
             ),
         )
+
+
+def _named(status: FlyerJobStatus) -> Iterator[str]:
+    """The jobs that the status names in a field of its own."""
+    if status.pending is not None:
+        yield from status.pending.blocked_by
+        yield from (one.job for one in status.pending.reasons)
+    # The user or the job that asked; only a preemption is asked by another job.
+    for one in (status.suspension, status.eviction):
+        if one is not None and one.reason == "Preempted":
+            yield one.by

@@ -407,6 +407,7 @@ class Term:
     def _announce(self, key: str, told: Announcement) -> None:
         view = self._world.job(key)
         if view is not None and not view.deleting:
+            told = replace(told, message=self._privacy.words(told.message, key))
             self._announcer.tell(key, view.uid, told)
 
     def _left_alone(self, key: str, kind: str, why: str) -> None:
@@ -434,7 +435,8 @@ class Term:
         condition = None
         if why is not None:
             condition = Condition(
-                type=QUARANTINED, status="True", reason="OperatorFault", message=why,
+                type=QUARANTINED, status="True", reason="OperatorFault",
+                message=self._privacy.words(why, key),
                 last_transition_time=time.time(),
             )  # fmt: skip
         self._spawn(self._marking(key, view.uid, condition), f"mark {key}")
