@@ -187,10 +187,10 @@ class ApiServer:
         value = _object(body) if verb != "patch" else _json(body)
         if place.plural in ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"):
             return _answer(self._review(place, value), 201)
-        if place.subresource in ("binding", "eviction", "token", "log"):
-            return self._subresource(place, value)
-        table = store.table(place.plural, place.group)
         admit = self._admission(request, place, verb, value)
+        if place.subresource in ("binding", "eviction", "token", "log"):
+            return self._subresource(place, value, admit)
+        table = store.table(place.plural, place.group)
         match verb:
             case "get":
                 entry = table.entries.get((place.namespace, place.name))
@@ -324,13 +324,14 @@ class ApiServer:
 
     # -- the rest of the API -------------------------------------------------------------------
 
-    def _subresource(self, place: Place, value: dict[str, Any]) -> web.Response:
+    def _subresource(self, place: Place, value: dict[str, Any], admit: Gate) -> web.Response:
         store, name, namespace = self.store, place.name, place.namespace
         success = {"kind": "Status", "apiVersion": "v1", "status": "Success"}
         if place.subresource == "binding":
             store.bind(namespace, name, value)
             return _answer(success, 201)
         if place.subresource == "eviction":
+            admit.validate(None, value)
             store.delete("pods", name, namespace, value.get("deleteOptions"))
             return _answer(success, 201)
         if place.subresource == "log":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DEDICATED = "fireflyer.dev/dedicated"
 COLLECTOR = "system:serviceaccount:kube-system:generic-garbage-collector"
+POD_COLLECTOR = "system:serviceaccount:kube-system:pod-garbage-collector"
 DAEMON_SETS = "system:serviceaccount:kube-system:daemon-set-controller"
 JOBS = "flyer-job"
 CLASSES = {JOBS: 1000, "flyer-control": 900_000_000, "test-urgent": CRITICAL_PRIORITY,
@@ -68,7 +69,8 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
     operator = await acting(cluster, OPERATOR, "people")
     controller = await acting(cluster, DAEMON_SETS, "people")
     collector = await acting(cluster, COLLECTOR, "people")
-    async with anna, operator, controller, collector:
+    pod_collector = await acting(cluster, POD_COLLECTOR, "people")
+    async with anna, operator, controller, collector, pod_collector:
         await _ready(anna)
         made = await api.create(RESOURCES["flyerjobs"], named("flyerjobs", "gpt", job()), "default")
         owner = {
@@ -77,6 +79,7 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
         }  # fmt: skip
         await _labels(reader, anna, operator, api, owner)
         await _job_pods(reader, anna, operator, collector, api, owner)
+        await _evictions(reader, anna, pod_collector, operator, api, owner)
         await _dedicated(reader, anna, controller)
         await _priority_classes(cluster, reader, anna, controller, operator, owner)
         await _operators_own(cluster, reader, operator, api, owner)
@@ -106,7 +109,7 @@ def _rights(cluster: Cluster) -> None:
         ]  # fmt: skip
 
     everything = {"apiGroups": ["", "admissionregistration.k8s.io"], "verbs": ["*"]}
-    listed = ["pods", "mutatingwebhookconfigurations"]
+    listed = ["pods", "pods/eviction", "mutatingwebhookconfigurations"]
     use = {"apiGroups": ["fireflyer.dev"], "resources": ["flyernodes"], "verbs": ["use"]}
     cluster.apply(*role("test-people", "people", {**everything, "resources": listed}))
     # As the chart gives it: the service accounts of system namespaces.
@@ -115,7 +118,7 @@ def _rights(cluster: Cluster) -> None:
         "test-system", "system:serviceaccounts:kube-system", use, {**classes, "verbs": ["use"]}
     )
     controller = {"kind": "User", "name": DAEMON_SETS, "apiGroup": "rbac.authorization.k8s.io"}
-    right[1]["subjects"].append(controller)
+    right[1]["subjects"] += [controller, {**controller, "name": POD_COLLECTOR}]
     cluster.apply(*right)
     # As the chart gives it to the operator.
     own = role("test-operator", "nobody", {**classes, "resourceNames": [JOBS], "verbs": ["use"]})
@@ -206,6 +209,27 @@ async def _job_pods(
     waiting["metadata"]["ownerReferences"] = [owner]
     await operator.create(known.PODS, waiting, "default")
     await anna.delete(known.PODS, "wait", "default", grace_seconds=0)
+
+
+async def _evictions(
+    reader: Reader, anna: Api, pod_collector: Api, operator: Api, api: Api, owner: dict[str, Any]
+) -> None:
+    """An eviction is no way around; what is left of a lost node goes."""
+    body = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
+    body["metadata"]["ownerReferences"] = [owner]
+
+    def eviction(grace_seconds: int) -> dict[str, Any]:
+        return {
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": "run", "namespace": "default"},
+            "deleteOptions": {"gracePeriodSeconds": grace_seconds},
+        }  # fmt: skip
+
+    await operator.create(known.PODS, body, "default")
+    forced = anna.post(known.PODS, "run", "default", "eviction", eviction(0))
+    await reader.refuses(forced, "a pod evicted by force")
+    await anna.post(known.PODS, "run", "default", "eviction", eviction(1))
+    await pod_collector.delete(known.PODS, "run", "default", grace_seconds=0)
 
 
 async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:

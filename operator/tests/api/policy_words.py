@@ -115,6 +115,13 @@ WORDS = {
         "grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
+    "a pod evicted by force": Words(
+        "pod-eviction",
+        ForbiddenError,
+        "deleteOptions.gracePeriodSeconds: run may still run and is not evicted by force by anna: "
+        "use a grace period of 1 or more, or ask for the verb use on "
+        "flyernodes.fireflyer.dev/dedicated",
+    ),
     "a toleration of dedicated nodes": Words(
         "pod-dedicated-nodes",
         ForbiddenError,

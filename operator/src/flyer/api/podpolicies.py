@@ -13,6 +13,8 @@
 - `pod-of-job`: the controller reference of a FlyerJob's pod is not changed, and a pod whose
   processes may run is deleted with a grace period. Otherwise the operator could not see, or not
   end, what still runs on a node that it gives to the next job.
+- `pod-eviction`: the same for evictions, which name no owner and delete without the check of a
+  deletion: none without a grace period.
 - `operator-pods`: the operator creates, changes and deletes pods of FlyerJobs alone, and none in
   the system namespaces. In its own namespace it changes labels of its own pods: who leads.
 - `operator-webhook`: of the webhook's registration the operator changes the authority alone.
@@ -43,6 +45,9 @@ _WEBHOOK_FIELDS: Final = (
 )  # fmt: skip
 
 
+_MAY_DEDICATE: Final = (
+    f"group('{names.GROUP}').resource('{_NODES}').name('dedicated').check('use').allowed()"
+)
 # CEL: the reference `o` is that of the FlyerJob that controls a pod.
 _CONTROLS: Final = (
     f"o.?controller.orValue(false) && o.kind == '{names.KIND_JOB}'"
@@ -57,6 +62,7 @@ def pod_policies(operator: str, namespace: str) -> list[dict[str, Any]]:
         _dedicated(operator),
         _priority_classes(),
         _job_pods(operator),
+        _evictions(),
         _operators_pods(operator, namespace),
         _operators_webhook(operator),
     ]
@@ -126,7 +132,6 @@ def _dedicated(operator: str) -> dict[str, Any]:
     )
     before = tolerates.replace("dyn(object)", "dyn(oldObject)")
     named = "dyn(object).spec.?nodeName.orValue('') != ''"
-    check = f"group('{names.GROUP}').resource('{_NODES}').name('dedicated').check('use').allowed()"
     account = "dyn(object).spec.?serviceAccountName.orValue('default')"
     return _policy(
         "pod-dedicated-nodes", "", "pods", ["CREATE", "UPDATE"],
@@ -154,9 +159,9 @@ def _dedicated(operator: str) -> dict[str, Any]:
         validations=[
             {
                 "expression": "(!request.userInfo.username.startsWith("
-                f"'system:serviceaccount:{CLUSTER_NAMESPACE}:') && authorizer.{check})"
+                f"'system:serviceaccount:{CLUSTER_NAMESPACE}:') && authorizer.{_MAY_DEDICATE})"
                 " || authorizer.serviceAccount(request.namespace, variables.account)"
-                f".{check}",
+                f".{_MAY_DEDICATE}",
                 "messageExpression": "variables.what + ' is not for ' + request.userInfo.username"
                 " + ' and service account ' + request.namespace + '/' + variables.account"
                 f" + ': leave it out, submit a FlyerJob, or ask for the verb use on {_NODES}."
@@ -209,7 +214,6 @@ def _job_pods(operator: str) -> dict[str, Any]:
     def owners(pod: str) -> str:
         return f"{pod}.metadata.?ownerReferences.orValue([]).filter(o, {_CONTROLS})"
 
-    check = f"group('{names.GROUP}').resource('{_NODES}').name('dedicated').check('use').allowed()"
     return _policy(
         "pod-of-job", "", "pods", ["UPDATE", "DELETE"],
         matchConditions=[
@@ -241,11 +245,29 @@ def _job_pods(operator: str) -> dict[str, Any]:
             {
                 "expression": "request.operation != 'DELETE' || !variables.runs"
                 " || request.?options.?gracePeriodSeconds.orValue(1) != 0"
-                f" || authorizer.{check}",
+                # Kubernetes' own controllers may: of nodes that it has given up.
+                f" || authorizer.{_MAY_DEDICATE}",
                 "messageExpression": "'gracePeriodSeconds: pod ' + oldObject.metadata.name"
                 " + ' may still run and is not deleted by force by ' + request.userInfo.username"
                 " + ': use a grace period of 1 or more (kubectl delete --now), or ask for the verb"
                 f" use on {_NODES}.{names.GROUP}/dedicated'",
+                "reason": "Forbidden",
+            },
+        ],
+    )  # fmt: skip
+
+
+def _evictions() -> dict[str, Any]:
+    return _policy(
+        "pod-eviction", "", "pods/eviction", ["CREATE"],
+        validations=[
+            {
+                "expression": "object.?deleteOptions.?gracePeriodSeconds.orValue(1) != 0"
+                f" || authorizer.{_MAY_DEDICATE}",
+                "messageExpression": "'deleteOptions.gracePeriodSeconds: ' + request.name"
+                " + ' may still run and is not evicted by force by ' + request.userInfo.username"
+                " + ': use a grace period of 1 or more, or ask for the verb use on"
+                f" {_NODES}.{names.GROUP}/dedicated'",
                 "reason": "Forbidden",
             },
         ],
