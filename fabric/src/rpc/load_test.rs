@@ -325,8 +325,7 @@ async fn memory_is_short_for(what: &'static [u8; 4]) {
     let mut late = 0;
     for _ in 0..20 {
         let deadline = Deadline::after(Duration::from_millis(20));
-        late +=
-            usize::from(send(&connection, what, Payload::empty(), 0, deadline).await.is_err());
+        late += usize::from(send(&connection, what, Payload::empty(), 0, deadline).await.is_err());
     }
     assert!(late > 0, "memory was never short");
     // The connection is in order all the same.
