@@ -8,9 +8,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 
 use super::credit::{Credits, Ticket};
+use super::places::{Place, Places};
 use crate::deadline::Deadline;
 
 /// Bounds of one class of calls, over all connections of a server.
@@ -23,7 +24,8 @@ pub struct Budget {
     pub bytes_max: usize,
     /// Bytes of replies for which handlers reserve room (`Room::reserve`).
     pub reply_bytes_max: usize,
-    /// A connection may hold at most one part in so many of the bytes, or one request.
+    /// A connection may hold at most one part in so many of the bytes, or one request. All holders
+    /// of one volume's tickets may have one part in so many of the calls.
     pub shares: usize,
 }
 
@@ -38,8 +40,7 @@ impl Default for Budget {
 pub(super) struct Budgets(Vec<Class>);
 
 struct Class {
-    budget: Budget,
-    calls: Arc<Semaphore>,
+    calls: Places,
     requests: Arc<Bytes>,
     replies: Arc<Bytes>,
 }
@@ -48,8 +49,7 @@ impl Budgets {
     /// At least one class.
     pub(super) fn new(budgets: &[Budget]) -> Self {
         let class = |budget: &Budget| Class {
-            budget: *budget,
-            calls: Arc::new(Semaphore::new(budget.calls_max)),
+            calls: Places::new(budget.calls_max, budget.shares),
             requests: Bytes::new(budget.bytes_max, budget.shares),
             replies: Bytes::new(budget.reply_bytes_max, budget.shares),
         };
@@ -62,9 +62,9 @@ impl Budgets {
         self.0.get(usize::from(class)).unwrap_or(&self.0[0])
     }
 
-    /// A place for one call, or `None` when there is none.
-    pub(super) fn call(&self, class: u8) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.class(class).calls).try_acquire_owned().ok()
+    /// A place for one call of a service, or of a volume; `None` when there is none.
+    pub(super) fn call(&self, class: u8, volume: Option<u64>) -> Option<Place> {
+        self.class(class).calls.take(volume)
     }
 
     pub(super) fn requests(&self, class: u8) -> &Arc<Bytes> {
@@ -83,17 +83,13 @@ impl Budgets {
     /// Whether replies that are not taken keep others out: one waits for their memory, or there is
     /// no place for a call.
     pub(super) fn replies_are_short(&self) -> bool {
-        self.0.iter().any(|it| it.calls.available_permits() == 0 || it.replies.is_short())
+        self.0.iter().any(|it| it.calls.are_taken() || it.replies.is_short())
     }
 
     /// Ends when no call is in flight; new ones are refused from then on.
     pub(super) async fn drained(&self) {
         for class in &self.0 {
-            let all = u32::try_from(class.budget.calls_max).unwrap_or(u32::MAX);
-            // Fails only when the semaphore is closed, which never happens.
-            if let Ok(permits) = class.calls.acquire_many(all).await {
-                permits.forget();
-            }
+            class.calls.drained().await;
         }
     }
 }

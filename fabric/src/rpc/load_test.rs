@@ -11,14 +11,17 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::frame::{Header, Kind};
+use super::handshake::unix_now;
 use super::tests::{CONTEXT, credential, key, soon};
 use super::*;
+use crate::keys::KeyRing;
+use crate::ticket::Ticket;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// `hold` keeps what it got until the gate opens; `read` gives a reply of 1 MiB that it reserves
-/// room for; anything else is answered at once.
+/// `hold` keeps what it got until the gate opens; `read` and `list` give a payload and a message of
+/// 1 MiB that they reserve room for; anything else is answered at once.
 struct Loaded {
     gate: Arc<Semaphore>,
 }
@@ -31,6 +34,11 @@ impl Service for Loaded {
                 call.room.reserve(MIB).await?;
                 let payload = Bytes::from(vec![7; MIB]).into();
                 return Ok(Reply { message: call.message, payload });
+            }
+            b"list" => {
+                call.room.reserve(MIB).await?;
+                let message = Bytes::from(vec![7; MIB]);
+                return Ok(Reply { message, payload: Payload::empty() });
             }
             _ => {}
         }
@@ -66,6 +74,25 @@ fn narrow(config: &mut ServerConfig) {
 async fn open(running: &Running) -> Arc<Connection> {
     let config = ConnectionConfig::new(CONTEXT, key());
     Arc::new(Connection::open(&running.address, config, soon()).await.unwrap())
+}
+
+/// A connection with a ticket for a volume.
+async fn of_volume(running: &Running, directory: u64) -> Result<Arc<Connection>, RpcError> {
+    let ticket = Ticket {
+        cluster: DEFAULT_CLUSTER.into(),
+        key_id: 0,
+        directory,
+        path: "/volumes/a".into(),
+        read_only: false,
+        node: String::new(),
+        expires_unix_s: unix_now().as_secs() + 600,
+    };
+    let ticket = ticket.seal(&KeyRing::of(key())).unwrap();
+    let config = ConnectionConfig::new(CONTEXT, ticket);
+    let connection = Connection::open(&running.address, config, soon()).await?;
+    // One that is refused is closed after its handshake.
+    send(&connection, b"x", Payload::empty(), 0, soon()).await?;
+    Ok(Arc::new(connection))
 }
 
 fn large() -> Payload {
@@ -263,6 +290,17 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
 
 #[tokio::test]
 async fn a_reply_is_not_made_for_a_caller_that_has_given_up() {
+    memory_is_short_for(b"read").await;
+}
+
+/// What is in the message counts as what is in the payload.
+#[tokio::test]
+async fn a_long_message_keeps_its_memory_until_it_is_written() {
+    memory_is_short_for(b"list").await;
+}
+
+/// One peer takes no replies, and others are not answered in time until its connection is closed.
+async fn memory_is_short_for(what: &'static [u8; 4]) {
     let running = serve(|config| {
         let budget = Budget { reply_bytes_max: MIB, ..Budget::default() };
         config.budgets = vec![budget];
@@ -276,19 +314,18 @@ async fn a_reply_is_not_made_for_a_caller_that_has_given_up() {
     let mut stream = socket.connect(running.address.parse().unwrap()).await.unwrap();
     handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();
     for request_id in 0..16 {
-        let message_crc = crc32c::crc32c(b"read");
+        let message_crc = crc32c::crc32c(what);
         let request =
             Header { message_bytes: 4, message_crc, ..header(Kind::Request, request_id, 0) };
         stream.write_all(&request.encode()).await.unwrap();
-        stream.write_all(b"read").await.unwrap();
+        stream.write_all(what).await.unwrap();
     }
     until(|| running.stats.calls.load(Relaxed) == 16).await;
     let connection = open(&running).await;
     let mut late = 0;
     for _ in 0..20 {
         let deadline = Deadline::after(Duration::from_millis(20));
-        late +=
-            usize::from(send(&connection, b"read", Payload::empty(), 0, deadline).await.is_err());
+        late += usize::from(send(&connection, what, Payload::empty(), 0, deadline).await.is_err());
     }
     assert!(late > 0, "memory was never short");
     // The connection is in order all the same.
@@ -364,5 +401,51 @@ async fn the_connections_of_one_address_are_bounded() {
     let begun = Instant::now();
     while send(&*open(&running).await, b"x", Payload::empty(), 0, soon()).await.is_err() {
         assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+}
+
+/// Calls of one volume, over any number of connections, leave places to other volumes, and those of
+/// all volumes leave places to services.
+#[tokio::test]
+async fn the_calls_of_one_volume_keep_no_other_caller_out() {
+    let running = serve(|config| {
+        config.budgets = vec![Budget { calls_max: 16, shares: 4, ..Budget::default() }];
+    })
+    .await;
+    let mut connections = Vec::new();
+    for volume in [1, 1, 1, 2, 3, 4] {
+        connections.push(of_volume(&running, volume).await.unwrap());
+    }
+    let held = || running.stats.calls.load(Relaxed) - connections.len() as u64;
+    let mut holding = JoinSet::new();
+    for (connection, expected) in connections.iter().zip([4, 4, 4, 8, 12, 12]) {
+        for _ in 0..8 {
+            let before = held() + running.stats.overloaded.load(Relaxed);
+            let connection = Arc::clone(connection);
+            holding.spawn(async move {
+                drop(send(&connection, b"hold", Payload::empty(), 0, soon()).await);
+            });
+            until(|| held() + running.stats.overloaded.load(Relaxed) > before).await;
+        }
+        assert_eq!(held(), expected);
+    }
+    send(&*open(&running).await, b"x", Payload::empty(), 0, soon()).await.unwrap();
+    running.gate.add_permits(16);
+    while holding.join_next().await.is_some() {}
+    send(&connections[5], b"x", Payload::empty(), 0, soon()).await.unwrap();
+}
+
+#[tokio::test]
+async fn connections_with_tickets_leave_places_to_services() {
+    let running = serve(|config| config.connections_max = 8).await;
+    let mut connections = Vec::new();
+    for volume in 0..6 {
+        connections.push(of_volume(&running, volume).await.unwrap());
+    }
+    assert!(of_volume(&running, 7).await.is_err());
+    for _ in 0..2 {
+        let service = open(&running).await;
+        send(&service, b"x", Payload::empty(), 0, soon()).await.unwrap();
+        connections.push(service);
     }
 }

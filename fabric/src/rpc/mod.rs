@@ -26,6 +26,7 @@ mod frame;
 mod guard;
 mod handshake;
 mod io;
+mod places;
 mod pool;
 mod room;
 mod server;

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use super::budget::{Budget, Budgets};
 use super::channel::{Accepted, Door};
 use super::frame::Limits;
+use super::places::of_tickets;
 use super::serving::Shared;
 use super::strangers::Strangers;
 use super::turns::{Turns, in_turn};
@@ -47,7 +48,8 @@ pub struct ServerConfig {
     pub class: TrafficClass,
     /// Largest frame taken.
     pub limits: Limits,
-    /// Authenticated connections at once; more are closed at once.
+    /// Authenticated connections at once; more are closed at once. Holders of tickets have at most
+    /// three quarters of them.
     pub connections_max: usize,
     /// Authenticated connections of one address.
     pub connections_of_address_max: usize,
@@ -218,6 +220,7 @@ struct Doors {
 #[derive(Default)]
 struct Members {
     total: usize,
+    of_tickets: usize,
     of: HashMap<IpAddr, usize>,
 }
 
@@ -243,15 +246,19 @@ impl Doors {
     }
 
     /// A place for an authenticated connection, or `None` when its address or all places are full.
-    fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Member> {
+    fn admit(self: &Arc<Self>, address: IpAddr, has_ticket: bool) -> Option<Member> {
         let mut members = self.members();
         let of_address = members.of.get(&address).copied().unwrap_or(0);
-        if members.total >= self.connections_max || of_address >= self.connections_of_address_max {
+        if members.total >= self.connections_max
+            || of_address >= self.connections_of_address_max
+            || has_ticket && members.of_tickets >= of_tickets(self.connections_max)
+        {
             return None;
         }
         members.total += 1;
+        members.of_tickets += usize::from(has_ticket);
         *members.of.entry(address).or_default() += 1;
-        Some(Member { doors: Arc::clone(self), address })
+        Some(Member { doors: Arc::clone(self), address, has_ticket })
     }
 }
 
@@ -259,12 +266,14 @@ impl Doors {
 struct Member {
     doors: Arc<Doors>,
     address: IpAddr,
+    has_ticket: bool,
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
         let mut members = self.doors.members();
         members.total -= 1;
+        members.of_tickets -= usize::from(self.has_ticket);
         if let Some(of_address) = members.of.get_mut(&self.address) {
             *of_address -= 1;
             if *of_address == 0 {
@@ -312,12 +321,13 @@ async fn connection<S: Service>(
             return;
         }
     };
-    let Some(_member) = doors.admit(peer.address.ip()) else {
+    let Some(_member) = doors.admit(peer.address.ip(), proved.grant.ticket().is_some()) else {
         stats.refused.fetch_add(1, Relaxed);
         tracing::warn!(
             context,
             address = %peer.address,
-            "too many connections: at most {} and {} of one address",
+            "too many connections: at most {}, three quarters of them with tickets, and {} of one \
+             address",
             config.connections_max,
             config.connections_of_address_max
         );

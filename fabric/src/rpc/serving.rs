@@ -25,6 +25,7 @@ use super::handshake::unix_now;
 use super::io::{
     Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
 };
+use super::places::Place;
 use super::room::Room;
 use super::server::{ServerConfig, ServerStats};
 use super::stream::Stream;
@@ -53,7 +54,7 @@ pub(super) struct Shared<S> {
 
 /// Held by a call until its reply is written.
 pub(super) struct InFlight {
-    _class: OwnedSemaphorePermit,
+    _class: Place,
     _connection: OwnedSemaphorePermit,
     _bytes: Option<Credit>,
     _room: Option<Room>,
@@ -84,6 +85,11 @@ struct Granted {
 impl Link {
     fn granted(&self) -> MutexGuard<'_, HashMap<u64, Granted>> {
         self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The volume whose ticket the peer holds; `None` for a service.
+    fn volume(&self) -> Option<u64> {
+        self.grant.ticket().map(|ticket| ticket.directory)
     }
 
     async fn ended(&self) {
@@ -229,7 +235,7 @@ impl<S: Service> Shared<S> {
             }
         };
         Some(InFlight {
-            _class: self.budgets.call(header.class)?,
+            _class: self.budgets.call(header.class, link.volume())?,
             _connection: place(&link.calls, header.class)?,
             _bytes: credit,
             _room: None,
@@ -304,7 +310,7 @@ impl<S: Service> Shared<S> {
             Err(fault) => (Kind::Fault, encode(&fault).unwrap_or(Bytes::new()), Payload::empty()),
         };
         if let Some(room) = hold.as_ref().and_then(|held| held._room.as_ref()) {
-            room.shrink(payload.len());
+            room.shrink(message.len() + payload.len());
         }
         let time_ms = link.clock.reading();
         let bare = Outgoing::bare(kind, request_id, hold);

@@ -115,7 +115,7 @@ impl Client {
             loop {
                 let (chunks, last) =
                     self.chunks_after(&what, chain, file.inode, after, deadline).await?;
-                for LastChunk { index, length } in &chunks {
+                for LastChunk { index, length } in chunks.iter().filter(|it| it.length > 0) {
                     end = end.max(u64::from(*index) * size + u64::from(*length));
                 }
                 match chunks.last() {

@@ -196,7 +196,9 @@ impl Client {
         loop {
             let (chunks, last) = self.chunks_after(what, chain, inode, after, deadline).await?;
             let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
-            for LastChunk { index, length: chunk_length } in &chunks {
+            for LastChunk { index, length: chunk_length } in
+                chunks.iter().filter(|it| it.length > 0)
+            {
                 let start = u64::from(*index) * size;
                 let change = match length.checked_sub(start) {
                     // Below chunk_bytes, so the cast holds.

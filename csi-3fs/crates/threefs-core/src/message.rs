@@ -370,7 +370,8 @@ pub enum StorageReply {
     },
     /// To SyncDone.
     SyncEnded,
-    /// To QueryChunks: existing chunks in order, with their committed lengths.
+    /// To QueryChunks: existing chunks in order, with their committed lengths. A last one of length
+    /// 0 does not exist: the query has come so far and looks at no more at once.
     Chunks {
         /// (index, length).
         chunks: Vec<LastChunk>,

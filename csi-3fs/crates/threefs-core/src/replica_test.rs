@@ -9,8 +9,8 @@ use crate::error::StoreError;
 use crate::forgotten::{ForgottenInodes, InodeRange};
 use crate::ids::{ChannelId, ChunkVersion, ClientId, InodeId, NodeId, RequestTag};
 use crate::message::{
-    Content, ForgetInodes, ForwardRequest, ReadRequest, ReplaceRequest, SyncDone, SyncSession,
-    SyncStart, UpdateRequest, Updated,
+    Content, ForgetInodes, ForwardRequest, QueryChunks, ReadRequest, ReplaceRequest, SyncDone,
+    SyncSession, SyncStart, UpdateRequest, Updated,
 };
 use PublicState::{LastSrv, Offline, Serving, Syncing};
 
@@ -645,4 +645,91 @@ fn a_forward_asks_above_everything_that_waits_for_it() {
     bench.ask(StorageRequest::Forward(request), b"data");
     bench.now += 200;
     assert_eq!(hop_of(&bench.give(Event::Tick)), Some(5), "the repeated call");
+}
+
+/// A file that was cut leaves removed chunks. Whoever asks for those that exist must not keep the
+/// replica from everything else while all of them are looked at.
+#[test]
+fn a_query_looks_at_a_bounded_number_of_removed_chunks() {
+    const REMOVED: u32 = 20_000;
+    let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
+    for index in 0..=REMOVED + 5 {
+        let chunk = ChunkId::new(CHUNK.inode, index);
+        let committed = ChunkState { removed: index < REMOVED, ..state(2, tags(2)) };
+        bench.metas.0.insert(chunk, ChunkMeta { chunk, committed, pending: None });
+    }
+    let (mut after, mut found, mut answers) = (None, Vec::new(), 0);
+    loop {
+        answers += 1;
+        let (to, inode) = (bench.to(1), CHUNK.inode);
+        let query = QueryChunks { to, inode, after, limit: 4 };
+        let (chunks, last) = match &bench.ask(StorageRequest::QueryChunks(query), b"")[..] {
+            [Action::Reply { result: Ok(StorageReply::Chunks { chunks, last }), .. }] => {
+                (chunks.clone(), *last)
+            }
+            other => panic!("{other:?}"),
+        };
+        assert!(chunks.len() <= 5, "{chunks:?}");
+        let newest = chunks.last().map(|it| it.index);
+        found.extend(chunks.into_iter().filter(|it| it.length > 0).map(|it| it.index));
+        if last {
+            break;
+        }
+        assert!(newest > after, "it continues");
+        after = newest;
+    }
+    assert_eq!(found, (REMOVED..=REMOVED + 5).collect::<Vec<_>>());
+    assert!(answers >= 3, "{answers} answers for {REMOVED} removed chunks");
+}
+
+/// Each fence by itself: in whole schedules others of them stand behind it.
+#[test]
+fn a_forward_of_another_sender_or_version_of_the_chain_is_refused() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving), (3, Serving)]);
+    for from in [2, 3, 9] {
+        let (from, target) = (TargetId(from), TargetId(2));
+        let refused = error_of(&bench.forward(2, from.0, 1));
+        assert_eq!(refused, StorageError::NotPredecessor { from, target });
+    }
+    for version in [2, 4] {
+        let to = Address { chain_version: ChainVersion(version), ..bench.to(2) };
+        let request = StorageRequest::Forward(forward_request(to, 1, 1));
+        let refused = bench.ask(request, b"data");
+        let Some(Action::Reply { result: Err(error), .. }) = refused.last() else {
+            panic!("{refused:?}")
+        };
+        assert!(matches!(error, StorageError::ChainVersionMismatch { .. }), "{error}");
+    }
+    apply_op(&bench.forward(2, 1, 1));
+}
+
+#[test]
+fn a_sync_is_taken_from_its_predecessor_and_ended_in_its_session_alone() {
+    let mut bench = Bench::started(1);
+    bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing), (3, Offline)])));
+    let to = bench.to(1);
+    let start = |from| StorageRequest::SyncStart(SyncStart { to, from: TargetId(from), round: 1 });
+    let refused = error_of(&bench.ask(start(3), b""));
+    assert!(matches!(refused, StorageError::NotPredecessor { .. }), "{refused}");
+    let session = match &bench.ask(start(2), b"")[..] {
+        [Action::Reply { result: Ok(StorageReply::SyncStarted { session, .. }), .. }] => *session,
+        other => panic!("{other:?}"),
+    };
+    let mismatch = StorageError::SyncSessionMismatch { target: TargetId(1) };
+    for other in [
+        SyncSession { number: session.number + 1, ..session },
+        SyncSession { incarnation: Incarnation(78), ..session },
+    ] {
+        let done = StorageRequest::SyncDone(SyncDone { to, session: other });
+        assert_eq!(error_of(&bench.ask(done, b"")), mismatch);
+        assert_eq!(bench.replica.report(Millis(1)).state, LocalState::Online);
+    }
+    let mut request = replace(&bench, session, 1, 1);
+    if let StorageRequest::Replace(request) = &mut request {
+        request.from = TargetId(3);
+    }
+    let refused = error_of(&bench.ask(request, b"data"));
+    assert!(matches!(refused, StorageError::NotPredecessor { .. }), "{refused}");
+    bench.ask(StorageRequest::SyncDone(SyncDone { to, session }), b"");
+    assert_eq!(bench.replica.report(Millis(1)).state, LocalState::UpToDate);
 }

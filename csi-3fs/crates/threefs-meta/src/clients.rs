@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use threefs_core::ids::ClientId;
+use threefs_core::ids::{ClientId, InodeId};
 
+use crate::holds::CLIENTS_OF_VOLUME_MAX;
 use crate::protocol::RequestId;
 
 /// Answers that one change forgets on the way at most; the sweep takes the rest.
@@ -21,6 +22,8 @@ pub(crate) struct Client {
     /// Answers below have been forgotten.
     forgotten: AtomicU64,
     heard_ms: AtomicU64,
+    /// Whose ticket it has; `None` for the cluster's key.
+    volume: Option<InodeId>,
 }
 
 impl Client {
@@ -34,43 +37,105 @@ impl Client {
     }
 }
 
-/// All clients of this life of the service.
+/// All clients of this life of the service. Of one volume a bounded number: further ones are taken
+/// for silent.
 #[derive(Debug, Default)]
-pub(crate) struct Clients(Mutex<HashMap<ClientId, Arc<Client>>>);
+pub(crate) struct Clients(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    clients: HashMap<ClientId, Arc<Client>>,
+    of_volume: HashMap<InodeId, usize>,
+}
 
 impl Clients {
-    /// A change of this client has arrived.
-    pub(crate) fn hear(&self, id: RequestId, now_ms: u64) -> Arc<Client> {
-        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let client = Arc::clone(clients.entry(id.client).or_default());
+    /// A change of this client, of the volume whose ticket it has, has arrived.
+    pub(crate) fn hear(&self, id: RequestId, volume: Option<InodeId>, now_ms: u64) -> Arc<Client> {
+        let mut known = self.known();
+        let client = known.client(id.client, volume);
         client.floor.fetch_max(id.finished_below, SeqCst);
         client.heard_ms.fetch_max(now_ms, SeqCst);
         client
     }
 
     /// Something else of this client has arrived.
-    pub(crate) fn hear_of(&self, client: ClientId, now_ms: u64) {
-        self.hear(RequestId { client, ..RequestId::default() }, now_ms);
+    pub(crate) fn hear_of(&self, client: ClientId, volume: Option<InodeId>, now_ms: u64) {
+        self.hear(RequestId { client, ..RequestId::default() }, volume, now_ms);
     }
 
     /// Whether it was heard since `since_ms`.
     pub(crate) fn heard_since(&self, client: ClientId, since_ms: u64) -> bool {
-        let clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        clients.get(&client).is_some_and(|client| client.heard_ms.load(SeqCst) >= since_ms)
+        let known = self.known();
+        known.clients.get(&client).is_some_and(|client| client.heard_ms.load(SeqCst) >= since_ms)
     }
 
     /// Whether it has declared that it will never send this change again.
     pub(crate) fn has_finished(&self, client: ClientId, sequence: u64) -> bool {
-        let clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        clients.get(&client).is_some_and(|client| sequence < client.floor.load(SeqCst))
+        let known = self.known();
+        known.clients.get(&client).is_some_and(|client| sequence < client.floor.load(SeqCst))
     }
 
     /// Forgets clients that were not heard since `since_ms`. A client counts as used while a call
     /// of it runs.
     pub(crate) fn forget_silent(&self, since_ms: u64) {
-        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
+        let Known { clients, of_volume } = &mut *known;
         clients.retain(|_, client| {
-            Arc::strong_count(client) > 1 || client.heard_ms.load(SeqCst) >= since_ms
+            let stays = Arc::strong_count(client) > 1 || client.heard_ms.load(SeqCst) >= since_ms;
+            if let Some(count) = client.volume.and_then(|volume| of_volume.get_mut(&volume)) {
+                *count -= usize::from(!stays);
+            }
+            stays
         });
+        of_volume.retain(|_, count| *count > 0);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// The entry of a client. One more than a volume may have gets one that is not kept.
+    fn client(&mut self, id: ClientId, volume: Option<InodeId>) -> Arc<Client> {
+        if let Some(client) = self.clients.get(&id) {
+            return Arc::clone(client);
+        }
+        let client = Arc::new(Client { volume, ..Client::default() });
+        if let Some(volume) = volume {
+            let count = self.of_volume.entry(volume).or_default();
+            if *count >= CLIENTS_OF_VOLUME_MAX {
+                return client;
+            }
+            *count += 1;
+        }
+        self.clients.insert(id, Arc::clone(&client));
+        client
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clients_of_one_volume_are_bounded_and_others_are_not() {
+        let clients = Clients::default();
+        let (bounded, other) = (Some(InodeId(100)), Some(InodeId(200)));
+        let max = CLIENTS_OF_VOLUME_MAX as u128;
+        for client in 0..max * 2 {
+            clients.hear_of(ClientId(client), bounded, 10);
+        }
+        assert_eq!(clients.known().clients.len(), CLIENTS_OF_VOLUME_MAX);
+        assert!(clients.heard_since(ClientId(max - 1), 10));
+        assert!(!clients.heard_since(ClientId(max), 10));
+        for (client, volume) in [(max * 2, other), (max * 2 + 1, None)] {
+            clients.hear_of(ClientId(client), volume, 20);
+            assert!(clients.heard_since(ClientId(client), 20));
+        }
+        clients.forget_silent(15);
+        assert_eq!(clients.known().clients.len(), 2);
+        clients.hear_of(ClientId(max), bounded, 30);
+        assert!(clients.heard_since(ClientId(max), 30), "the others are forgotten");
     }
 }

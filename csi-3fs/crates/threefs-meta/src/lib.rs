@@ -16,6 +16,7 @@ mod layouts;
 mod ops;
 pub mod protocol;
 mod registration;
+mod replies;
 mod restore;
 mod rows;
 mod scope;

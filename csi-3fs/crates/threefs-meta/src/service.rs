@@ -9,7 +9,8 @@ use fabric::capability::Capability;
 use fabric::deadline::Deadline;
 use fabric::keys::Keys;
 use fabric::rpc::{
-    Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
+    Budget, Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
+    decode_request,
 };
 use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
@@ -20,8 +21,12 @@ use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
 use crate::protocol::{CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult};
 use crate::registration::{RegistrationError, register};
+use crate::replies::reply_bytes;
 use crate::scope::outside;
 use crate::tree::{Tree, check_batch, now};
+
+/// Memory for long replies that clients have not taken yet.
+const REPLY_BYTES_MAX: usize = 64 << 20;
 
 /// Why a metadata service ended.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +78,7 @@ impl Meta {
     ) -> Result<Self, MetaRunError> {
         let mut server = ServerConfig::new(CONTEXT, config.key.clone());
         server.tls = config.tls.accepts();
+        server.budgets = vec![Budget { reply_bytes_max: REPLY_BYTES_MAX, ..Budget::default() }];
         let server = Server::bind(&config.listen, server).await?;
         let store = Store::embedded(EmbeddedConfig {
             path: config.store_path,
@@ -170,6 +176,11 @@ impl Service for Handler {
             let detail = "its store is not registered with mgmtd yet".into();
             let refused: MetaResult = Err(MetaError::Unavailable { detail });
             return Reply::of(&refused);
+        }
+        // Before it is made: a client that takes no replies must not fill the memory.
+        match reply_bytes(&request) {
+            0 => {}
+            bytes => call.room.reserve(bytes).await?,
         }
         let result = match (&request, call.grant.ticket()) {
             (

@@ -172,24 +172,24 @@ impl Tree {
                 // Noted twice where the path leads on: before the read for what is named by its
                 // inode, and after it for everything.
                 if at.path.is_empty() {
-                    self.holds.hold(*client, at.directory, self.uptime_ms());
+                    self.holds.hold(*client, who.scope, at.directory, self.uptime_ms());
                 }
                 let opened = self.store.transact(deadline, &open).await;
                 match &opened {
                     Ok(MetaReply::Inode(inode)) => {
-                        self.holds.hold(*client, inode.id, self.uptime_ms());
+                        self.holds.hold(*client, who.scope, inode.id, self.uptime_ms());
                     }
                     _ if at.path.is_empty() => {
-                        self.holds.update(*client, &[], &[at.directory], false, 0);
+                        self.holds.update(*client, who.scope, &[], &[at.directory], false, 0);
                     }
                     _ => {}
                 }
                 opened
             }
             MetaQuery::Hold { client, add, release, all } => {
-                self.clients.hear_of(*client, self.uptime_ms());
+                self.clients.hear_of(*client, who.scope, self.uptime_ms());
                 let now = self.uptime_ms();
-                let complete = self.holds.update(*client, add, release, *all, now);
+                let complete = self.holds.update(*client, who.scope, add, release, *all, now);
                 Ok(MetaReply::Held { complete })
             }
             MetaQuery::Quotas { at } => store.transact(deadline, &ops::Quotas { who, at }).await,
@@ -233,7 +233,7 @@ impl Tree {
         if grows(change) && !who.is_control_plane() {
             self.check_room()?;
         }
-        let client = self.clients.hear(id, self.uptime_ms());
+        let client = self.clients.hear(id, who.scope, self.uptime_ms());
         let names = match change {
             MetaChange::MakeDirectory { at, parents: true, .. } => ops::names_of(&at.path),
             MetaChange::Create { .. }
@@ -284,7 +284,7 @@ impl Tree {
                     ops::Create { who, at, mode, exclusive, layout, layouts, write, given };
                 let created = self.once(ask, create).await?;
                 if let (true, MetaReply::Opened { inode, .. }) = (*hold, &created) {
-                    self.holds.hold(ask.id.client, inode.id, self.uptime_ms());
+                    self.holds.hold(ask.id.client, who.scope, inode.id, self.uptime_ms());
                 }
                 Ok(created)
             }

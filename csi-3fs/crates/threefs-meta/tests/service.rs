@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
-use fabric::rpc::Shutdown;
+use fabric::rpc::{Connection, ConnectionConfig, Payload, Shutdown, encode};
 use rand::Rng;
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
 use threefs_kv::EmbeddedConfig;
+use threefs_meta::protocol::{ATTRIBUTE_BYTES_MAX, CONTEXT};
 use threefs_meta::{
-    At, Meta, MetaClient, MetaClientError, MetaConfig, MetaError, MetaRunError, NoChunks,
-    TreeConfig,
+    At, Identity, Meta, MetaChange, MetaClient, MetaClientError, MetaConfig, MetaError, MetaQuery,
+    MetaRequest, MetaRunError, NoChunks, SetMode, TreeConfig,
 };
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdError, Timers};
 
@@ -297,4 +298,85 @@ async fn without_chains_there_are_directories_and_files_wait_until_the_deadline(
     let error = client.create(At::path("/d/file"), true, deadline).await.unwrap_err();
     assert!(matches!(&error, MetaClientError::Refused(MetaError::Unavailable { .. })), "{error}");
     assert!(error.to_string().contains("no chains yet"), "{error}");
+}
+
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Passes on what clients send, and nothing of what they are answered once `stop` is set.
+async fn relay_that_stops(server: String, stop: tokio::sync::watch::Receiver<bool>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(server) = tokio::net::TcpStream::connect(&server).await else { return };
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+            let mut stop = stop.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = stop.wait_for(|stop| *stop) => {}
+                    _ = tokio::io::copy(&mut from_server, &mut to_client) => return,
+                }
+                // It stays open, and nothing is read.
+                std::future::pending::<()>().await;
+            });
+        }
+    });
+    address
+}
+
+/// Clients that ask for long replies and take none: their connections end, the memory stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_that_are_not_taken_do_not_fill_the_memory() {
+    const CONNECTIONS: usize = 20;
+    const CALLS: usize = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let (_mgmtd, _keep, mgmtd) = start_mgmtd(folder.path()).await;
+    let config = meta("127.0.0.1:0", &mgmtd, folder.path());
+    let meta = Meta::open(config, Arc::new(NoChunks)).await.unwrap();
+    let (_handle, shutdown) = Shutdown::new();
+    let address = meta.address().to_string();
+    tokio::spawn(meta.serve(shutdown));
+    let client = MetaClient::new(&address, &key(), ClientId(1));
+    let (at, name) = (At::path("/"), "user.long".to_owned());
+    let value = Some(vec![7; ATTRIBUTE_BYTES_MAX]);
+    let set =
+        MetaChange::SetAttribute { at: at.clone(), name: name.clone(), value, mode: SetMode::Any };
+    client.change(set, soon()).await.unwrap();
+
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let relay = relay_that_stops(address, stopped).await;
+    let query = MetaQuery::GetAttribute { at, name };
+    let request = encode(&MetaRequest::Query { who: Identity::ROOT, query }).unwrap();
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let config = ConnectionConfig::new(CONTEXT, key());
+        let connection = Arc::new(Connection::open(&relay, config, soon()).await.unwrap());
+        connection.call(request.clone(), Payload::empty(), soon()).await.unwrap();
+        connections.push(connection);
+    }
+    stop.send_replace(true);
+    let before = resident_bytes();
+    let mut calls = tokio::task::JoinSet::new();
+    for connection in &connections {
+        for _ in 0..CALLS {
+            let (connection, request) = (Arc::clone(connection), request.clone());
+            calls.spawn(async move { connection.call(request, Payload::empty(), soon()).await });
+        }
+    }
+    // Until the first connection is closed, because others wait for the memory of its replies.
+    loop {
+        let ended = tokio::time::timeout(Duration::from_millis(20), calls.join_next()).await;
+        let grown = resident_bytes().saturating_sub(before);
+        assert!(grown < 128 << 20, "{grown} bytes of replies are kept");
+        if ended.is_ok() {
+            break;
+        }
+    }
+    client.stat(At::path("/"), soon()).await.unwrap();
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use fabric::BoxFuture;
 use fabric::rpc::{
-    Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
+    Budget, Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
+    decode_request,
 };
 use fabric::ticket::Grant;
 use threefs_core::time::Millis;
@@ -15,6 +16,12 @@ use threefs_kv::{EmbeddedConfig, KvError, Store};
 use crate::config::MgmtdConfig;
 use crate::manager::Manager;
 use crate::protocol::{CONTEXT, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX};
+
+/// Calls in flight. Most of them are long polls, one of each client, which cost about 2 KiB each while
+/// they wait; the clients of one volume may have an eighth of them.
+const CALLS_MAX: usize = 32_768;
+/// Those of one connection: a client has one long poll and a few questions.
+const CALLS_OF_CONNECTION_MAX: usize = 16;
 
 /// Why an mgmtd ended.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +64,8 @@ impl Mgmtd {
         config.bootstrap.check().map_err(MgmtdRunError::Config)?;
         let mut server = ServerConfig::new(CONTEXT, config.key.clone());
         server.tls = config.tls.accepts();
+        server.budgets = vec![Budget { calls_max: CALLS_MAX, ..Budget::default() }];
+        server.calls_of_connection_max = CALLS_OF_CONNECTION_MAX;
         let server = Server::bind(&config.listen, server).await?;
         let store = Store::embedded(EmbeddedConfig::new(config.store_path))?;
         let address = config.advertise.unwrap_or_else(|| server.address().to_string());

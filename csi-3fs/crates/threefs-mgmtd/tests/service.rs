@@ -7,11 +7,16 @@ use std::time::Duration;
 
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
-use fabric::rpc::{Shutdown, ShutdownHandle};
+use fabric::keys::KeyRing;
+use fabric::rpc::{
+    Connection, ConnectionConfig, DEFAULT_CLUSTER, Payload, Shutdown, ShutdownHandle, encode,
+};
+use fabric::ticket::{SealedTicket, Ticket};
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
+use threefs_mgmtd::protocol::{CONTEXT, MgmtdRequest, WAIT_MS_MAX};
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 fn key() -> Key {
     Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
@@ -105,4 +110,44 @@ async fn nobody_answers_and_the_deadline_holds() {
     let client = MgmtdClient::new(&["127.0.0.1:1".into()], &key());
     let error = client.status(Deadline::after(Duration::from_millis(200))).await.unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+}
+
+fn ticket() -> SealedTicket {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let ticket = Ticket {
+        cluster: DEFAULT_CLUSTER.into(),
+        key_id: 0,
+        directory: 77,
+        path: "/volumes/a".into(),
+        read_only: true,
+        node: String::new(),
+        expires_unix_s: now.as_secs() + 600,
+    };
+    ticket.seal(&KeyRing::of(key())).unwrap()
+}
+
+/// A heartbeat that is refused ends the leases of a node: whoever may read a volume could stop the
+/// cluster.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_polls_of_a_volume_never_keep_a_heartbeat_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, _handle, _task) = start("127.0.0.1:0", folder.path()).await;
+    let node = MgmtdClient::new(std::slice::from_ref(&address), &key());
+    node.heartbeat(heartbeat(1), soon()).await.unwrap();
+    let poll = MgmtdRequest::Routing { known: RoutingVersion(u64::MAX), wait_ms: WAIT_MS_MAX };
+    let poll = encode(&poll).unwrap();
+    let mut polls = JoinSet::new();
+    for _ in 0..10 {
+        let config = ConnectionConfig::new(CONTEXT, ticket());
+        let connection = Connection::open(&address, config, soon()).await.unwrap();
+        let connection = std::sync::Arc::new(connection);
+        for _ in 0..1_000 {
+            let (connection, poll) = (std::sync::Arc::clone(&connection), poll.clone());
+            polls.spawn(async move { connection.call(poll, Payload::empty(), soon()).await });
+        }
+    }
+    // Some are refused: the others take all that there is for them.
+    while polls.join_next().await.unwrap().unwrap().is_ok() {}
+    let deadline = Deadline::after(Duration::from_millis(WAIT_MS_MAX / 3));
+    node.heartbeat(heartbeat(2), deadline).await.unwrap();
 }

@@ -34,6 +34,12 @@ use crate::peers::Peers;
 const REPLY_BYTES_MAX: u32 = 64 << 20;
 /// What a repair is expected to need: a chunk of the usual size. A larger one is rare and brief.
 const REPAIR_BYTES: usize = 4 << 20;
+/// What is known of a chunk: two states with all their tags.
+const META_BYTES: usize = 2_048;
+const METAS_MAX: u32 = 1_024;
+/// A chunk's index and length.
+const CHUNK_BYTES: usize = 10;
+const CHUNKS_MAX: u32 = 4_096;
 
 /// Why a storage service has ended or could not begin.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +145,19 @@ pub(crate) fn draw_incarnation() -> Incarnation {
     Incarnation(u64::from_le_bytes(bytes))
 }
 
+/// Bytes of a long reply at most, or about; a short one is bounded by the number of calls.
+fn reply_bytes(request: &StorageRequest) -> Option<usize> {
+    match request {
+        StorageRequest::Read(read) => Some(read.length.min(REPLY_BYTES_MAX) as usize),
+        StorageRequest::Repair(_) => Some(REPAIR_BYTES),
+        StorageRequest::SyncMetas(query) => Some(query.limit.min(METAS_MAX) as usize * META_BYTES),
+        StorageRequest::QueryChunks(query) => {
+            Some((query.limit.min(CHUNKS_MAX) as usize + 1) * CHUNK_BYTES)
+        }
+        _ => None,
+    }
+}
+
 struct Port {
     node: Arc<Node>,
     keys: Keys,
@@ -156,12 +175,8 @@ impl Service for Port {
             }
         }
         // Before anything is read from a disk: what cannot be sent soon is not read yet.
-        match &request {
-            StorageRequest::Read(read) => {
-                call.room.reserve(read.length.min(REPLY_BYTES_MAX) as usize).await?;
-            }
-            StorageRequest::Repair(_) => call.room.reserve(REPAIR_BYTES).await?,
-            _ => {}
+        if let Some(bytes) = reply_bytes(&request) {
+            call.room.reserve(bytes).await?;
         }
         let (result, payload) = self.answer(request, call.payload, call.expires).await;
         Reply::with_payload(&result, payload.into())
@@ -183,5 +198,60 @@ impl Port {
             return (Err(error), Bytes::new());
         }
         target.request(request, payload, expires).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::checksum::Checksum;
+    use threefs_core::chunk::{ChunkMeta, ChunkState, TagWindow};
+    use threefs_core::ids::{
+        ChainId, ChainVersion, ChannelId, ChunkId, ChunkVersion, ClientId, InodeId, RequestTag,
+        TargetId,
+    };
+    use threefs_core::message::{
+        Address, LastChunk, QueryChunks, StorageReply, StorageResult, SyncMetas, SyncSession,
+    };
+
+    use super::*;
+
+    fn encoded(reply: StorageReply) -> usize {
+        let reply: StorageResult = Ok(reply);
+        fabric::rpc::encode(&reply).unwrap().len()
+    }
+
+    /// A peer that takes no replies must not fill the memory with lists of chunks either.
+    #[test]
+    fn the_longest_lists_have_room() {
+        let (chain, target) = (ChainId(u32::MAX), TargetId(u64::MAX));
+        let to = Address { chain, chain_version: ChainVersion(u32::MAX), target };
+        let inode = InodeId(u64::MAX);
+        let query = QueryChunks { to, inode, after: None, limit: u32::MAX };
+        let chunks = vec![LastChunk { index: u32::MAX, length: u32::MAX }; CHUNKS_MAX as usize + 1];
+        let reply = StorageReply::Chunks { chunks, last: false };
+        assert!(encoded(reply) <= reply_bytes(&StorageRequest::QueryChunks(query)).unwrap() + 16);
+
+        let mut tags = TagWindow::default();
+        for channel in 0..64 {
+            let client = ClientId(u128::MAX - channel);
+            let channel = ChannelId(u32::MAX - channel as u32);
+            let tag = RequestTag { client, channel, sequence: u64::MAX };
+            tags = tags.with(tag, ChunkVersion(u64::MAX));
+        }
+        let state = ChunkState {
+            version: ChunkVersion(u64::MAX),
+            chain_version: ChainVersion(u32::MAX),
+            length: u32::MAX,
+            checksum: Checksum(u32::MAX),
+            removed: true,
+            tags,
+        };
+        let chunk = ChunkId::new(inode, u32::MAX);
+        let meta = ChunkMeta { chunk, committed: state.clone(), pending: Some(state) };
+        let metas = vec![meta; METAS_MAX as usize];
+        let session = SyncSession::default();
+        let query = SyncMetas { to, session, after: None, limit: u32::MAX };
+        let reply = StorageReply::Metas { metas, last: false };
+        assert!(encoded(reply) <= reply_bytes(&StorageRequest::SyncMetas(query)).unwrap() + 16);
     }
 }

@@ -17,6 +17,12 @@ use crate::message::{
 };
 use crate::time::Millis;
 
+/// Chunks that a query takes from the store at once, at most.
+const QUERY_PAGE: usize = 1_024;
+/// Chunks that a query looks at, removed ones included: everything else that this replica is asked
+/// waits meanwhile.
+const QUERY_CHUNKS_MAX: usize = 8 * QUERY_PAGE;
+
 impl Replica {
     pub(super) fn on_request(
         &mut self,
@@ -189,19 +195,32 @@ impl Replica {
             None => ChunkId::first_of(request.inode).before(),
         };
         let end = ChunkId::last_of(request.inode);
-        let mut chunks = Vec::new();
-        let mut last = false;
-        while chunks.len() < limit && !last {
-            let page = ctx.metas.metas(after, end, limit - chunks.len());
-            last = page.len() < limit - chunks.len();
-            after = page.last().map(|meta| meta.chunk).or(after);
-            chunks.extend(
-                page.iter().filter(|meta| meta.committed.exists()).map(|meta| LastChunk {
-                    index: meta.chunk.index,
-                    length: meta.committed.length,
-                }),
-            );
-        }
+        let mut chunks: Vec<LastChunk> = Vec::new();
+        let mut looked_at = 0;
+        let mut size = limit.min(QUERY_PAGE);
+        let last = loop {
+            let page = ctx.metas.metas(after, end, size);
+            let existing = page.iter().filter(|meta| meta.committed.exists());
+            let found = existing
+                .map(|meta| LastChunk { index: meta.chunk.index, length: meta.committed.length });
+            chunks.extend(found);
+            let newest = page.last().filter(|_| page.len() == size);
+            if chunks.len() > limit || chunks.len() == limit && newest.is_some() {
+                chunks.truncate(limit);
+                break false;
+            }
+            let Some(newest) = newest else { break true };
+            after = Some(newest.chunk);
+            looked_at += page.len();
+            if looked_at >= QUERY_CHUNKS_MAX {
+                // The next query continues after the last chunk of this answer.
+                if chunks.last().is_none_or(|last| last.index < newest.chunk.index) {
+                    chunks.push(LastChunk { index: newest.chunk.index, length: 0 });
+                }
+                break false;
+            }
+            size = (size * 2).min(QUERY_PAGE);
+        };
         ctx.reply(token, Ok(StorageReply::Chunks { chunks, last }));
         Ok(())
     }

@@ -1,0 +1,94 @@
+"""Loss of power after a save: what was not flushed is gone, and the saved step still loads.
+
+`os.fsync` is recorded: of a file its content at that moment, of a folder its names. Everything else
+is lost, so a flush that is missing shows.
+"""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from threefs.checkpoint import CheckpointManager, LocalFiles
+
+
+class Disk:
+    """What has reached the disk, by inode."""
+
+    def __init__(self, root):
+        self._root = root
+        self._lock = threading.Lock()
+        self._contents = {}
+        self._names = {root.stat().st_ino: {}}
+
+    def fsync(self, descriptor):
+        """In the place of `os.fsync`."""
+        status = os.fstat(descriptor)
+        with self._lock:
+            if stat.S_ISDIR(status.st_mode):
+                names = {}
+                for entry in os.scandir(f"/proc/self/fd/{descriptor}"):
+                    names[entry.name] = entry.inode()
+                self._names[status.st_ino] = names
+            else:
+                path = f"/proc/self/fd/{descriptor}"
+                self._contents[status.st_ino] = Path(path).read_bytes()
+
+    def after_power_loss(self, folder):
+        """Make `folder` what is left of the root."""
+        with self._lock:
+            self._restore(self._root.stat().st_ino, folder)
+
+    def _restore(self, inode, path):
+        path.mkdir()
+        for name, below in self._names.get(inode, {}).items():
+            if below in self._names:
+                self._restore(below, path / name)
+            else:
+                # Without a flush of its own a file has a name and no bytes.
+                (path / name).write_bytes(self._contents.get(below, b""))
+
+
+class Folders(LocalFiles):
+    """Tells the disk which inodes are folders: one that was never flushed is empty."""
+
+    def __init__(self, root, disk):
+        super().__init__(root)
+        self._disk = disk
+
+    def mkdir(self, path, **options):
+        """Make it, and note it."""
+        super().mkdir(path, **options)
+        folder = self._local(path)
+        for made in (folder, *folder.parents):
+            if made == self._root:
+                break
+            self._disk._names.setdefault(made.stat().st_ino, {})
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    root = tmp_path / "root"
+    root.mkdir()
+    recorded = Disk(root)
+    monkeypatch.setattr(os, "fsync", recorded.fsync)
+    return recorded
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_step_that_is_durable_survives_a_loss_of_power(tmp_path, disk, ranks):
+    files = Folders(tmp_path / "root", disk)
+    managers = [
+        CheckpointManager(files, "/jobs/c", rank, ranks, attempt="a", keep=2)
+        for rank in range(ranks)
+    ]
+    for step in range(1, 5):
+        state = {"step": step, "x": [bytes([step, part]) * 6000 for part in range(5)]}
+        for handle in [manager.save(step, state) for manager in managers]:
+            handle.wait(20)
+        left = tmp_path / f"left-{step}"
+        disk.after_power_loss(left)
+        loaded = CheckpointManager(LocalFiles(left), "/jobs/c", attempt="reader").load()
+        assert (loaded.step, loaded.state) == (step, state)
+        assert loaded.report.skipped == []

@@ -1,0 +1,74 @@
+"""Many programs write at once while storage stands still: the daemon's memory is bounded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import threefs
+    from holding import HeldMount
+
+MIB = 1 << 20
+WRITERS = 800
+WRITE_BYTES = MIB // 4
+IN_WORK_MAX = 256
+"""Requests that the daemon works on at once; it reads a few more to find interrupts."""
+WATCHED_SECONDS = 3.0
+
+
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
+
+
+def test_requests_over_the_bound_wait_in_the_kernel(
+    cluster: Any, client: threefs.Client, mount: Callable[..., HeldMount]
+) -> None:
+    made = mount()
+    descriptor = os.open(made.target / "file", os.O_CREAT | os.O_RDWR)
+    problems: list[BaseException] = []
+
+    def write(number: int) -> None:
+        try:
+            data = number.to_bytes(2, "little") * (WRITE_BYTES // 2)
+            assert os.pwrite(descriptor, data, number * WRITE_BYTES) == WRITE_BYTES
+        except BaseException as error:
+            problems.append(error)
+
+    storage = [cluster.pid(f"storage-{number}") for number in (1, 2, 3)]
+    before = resident_bytes(made.pid)
+    in_work = IN_WORK_MAX * WRITE_BYTES
+    writers = [threading.Thread(target=write, args=[number]) for number in range(WRITERS)]
+    for pid in storage:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for writer in writers:
+            writer.start()
+        cluster.wait_for(
+            lambda: resident_bytes(made.pid) - before > in_work // 2, 20, "requests in work"
+        )
+        deadline = time.monotonic() + WATCHED_SECONDS
+        while time.monotonic() < deadline:
+            grown = resident_bytes(made.pid) - before
+            assert grown < in_work + 32 * MIB, f"{grown >> 20} MiB of requests are in memory"
+            time.sleep(0.02)
+    finally:
+        for pid in storage:
+            os.kill(pid, signal.SIGCONT)
+        for writer in writers:
+            if writer.ident is not None:
+                writer.join(120)
+    os.close(descriptor)
+    assert not problems, problems[:3]
+    content = client.read_file(f"{made.root}/file")
+    assert len(content) == WRITERS * WRITE_BYTES
+    for number in range(WRITERS):
+        written = content[number * WRITE_BYTES : (number + 1) * WRITE_BYTES]
+        assert written == number.to_bytes(2, "little") * (WRITE_BYTES // 2), number

@@ -1,0 +1,129 @@
+//! Places for calls of one class: how many may be in flight, and how many of them of whom.
+//!
+//! Services hold the cluster's key and may take all places. Holders of tickets share most of them,
+//! and those of one volume a part, however many connections they have: one volume leaves places to
+//! the others, and all volumes together leave some to the services, whose heartbeats and forwards
+//! keep the cluster alive.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// One part in so many is kept for services.
+const KEPT_PARTS: usize = 4;
+
+/// How many of `all` places, of calls or of connections, tickets may have together.
+pub(super) fn of_tickets(all: usize) -> usize {
+    all - all / KEPT_PARTS
+}
+
+/// See the module.
+pub(super) struct Places {
+    calls_max: usize,
+    all: Arc<Semaphore>,
+    volumes: Arc<Mutex<Volumes>>,
+    of_volume_max: usize,
+}
+
+#[derive(Default)]
+struct Volumes {
+    total: usize,
+    of: HashMap<u64, usize>,
+}
+
+/// One place, given back when it is dropped.
+pub(super) struct Place {
+    _any: OwnedSemaphorePermit,
+    _volume: Option<OfVolume>,
+}
+
+struct OfVolume {
+    volumes: Arc<Mutex<Volumes>>,
+    volume: u64,
+}
+
+impl Places {
+    /// A volume may have at most one part in `shares`.
+    pub(super) fn new(calls_max: usize, shares: usize) -> Self {
+        let of_volume_max = (calls_max / shares.max(1)).max(1);
+        let all = Arc::new(Semaphore::new(calls_max));
+        Self { calls_max, all, volumes: Arc::default(), of_volume_max }
+    }
+
+    /// A place for a call of a service, or of a volume; `None` when there is none.
+    pub(super) fn take(&self, volume: Option<u64>) -> Option<Place> {
+        let any = Arc::clone(&self.all).try_acquire_owned().ok()?;
+        let Some(volume) = volume else { return Some(Place { _any: any, _volume: None }) };
+        let mut volumes = lock(&self.volumes);
+        let known = volumes.of.get(&volume).copied().unwrap_or(0);
+        if known >= self.of_volume_max || volumes.total >= of_tickets(self.calls_max) {
+            return None;
+        }
+        volumes.of.insert(volume, known + 1);
+        volumes.total += 1;
+        drop(volumes);
+        let of_volume = OfVolume { volumes: Arc::clone(&self.volumes), volume };
+        Some(Place { _any: any, _volume: Some(of_volume) })
+    }
+
+    /// True when a service, a volume or all of them find none.
+    pub(super) fn are_taken(&self) -> bool {
+        let volumes = lock(&self.volumes);
+        self.all.available_permits() == 0
+            || volumes.total >= of_tickets(self.calls_max)
+            || volumes.of.values().any(|held| *held >= self.of_volume_max)
+    }
+
+    /// Ends when no call is in flight; new ones are refused from then on.
+    pub(super) async fn drained(&self) {
+        let all = u32::try_from(self.calls_max).unwrap_or(u32::MAX);
+        // Fails only when the semaphore is closed, which never happens.
+        if let Ok(permits) = self.all.acquire_many(all).await {
+            permits.forget();
+        }
+    }
+}
+
+impl Drop for OfVolume {
+    fn drop(&mut self) {
+        let mut volumes = lock(&self.volumes);
+        volumes.total -= 1;
+        if let Some(known) = volumes.of.get_mut(&self.volume) {
+            *known -= 1;
+            if *known == 0 {
+                volumes.of.remove(&self.volume);
+            }
+        }
+    }
+}
+
+fn lock(volumes: &Mutex<Volumes>) -> MutexGuard<'_, Volumes> {
+    volumes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_has_its_share_and_services_keep_theirs() {
+        let places = Places::new(16, 4);
+        let take = |volume| (0..16).map_while(|_| places.take(volume)).collect::<Vec<_>>();
+        let held: Vec<Vec<Place>> = (1..=4).map(|volume| take(Some(volume))).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 0]);
+        assert!(places.are_taken(), "volumes find none");
+        let services = take(None);
+        assert_eq!(services.len(), 4);
+        drop((held, services));
+        assert!(lock(&places.volumes).of.is_empty() && !places.are_taken());
+        assert_eq!(take(Some(1)).len(), 4);
+        assert_eq!(take(None).len(), 16);
+    }
+
+    #[test]
+    fn a_volume_has_one_place_at_least() {
+        let places = Places::new(2, 8);
+        assert!(places.take(Some(1)).is_some());
+    }
+}
