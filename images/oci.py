@@ -121,6 +121,8 @@ def _config(layers: list[Layer], config: Config) -> dict[str, Any]:
             "Labels": config.labels,
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        # Builders refuse a base image that has more layers than entries.
+        "history": [{"created_by": "images/oci.py"} for _ in layers],
     }
 
 

@@ -21,6 +21,8 @@ from images.oci import Config, Layer, write_archive
 
 __all__ = ["STAND_INS", "StandIn", "stand_in"]
 
+FORMAT = 2
+"""Of the archives: those of another one are made anew."""
 PATH = "/usr/local/cargo/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 # The official image has its own interpreter below /usr/local, which pip may write to.
@@ -76,7 +78,7 @@ def stand_in(base: StandIn, cache: Path, rust_version: str) -> Path:
     if missing or os.geteuid() != 0:
         what = f"{', '.join(missing)} (not found)" if missing else "root"
         raise ImageError(f"the local base image {base.reference} needs {what}")
-    parts = [suite(), rust_version, asdict(base)]
+    parts = [FORMAT, suite(), rust_version, asdict(base)]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     target = cache / f"stand-in-{base.argument.lower()}-{key}.tar"
     if not target.exists():

@@ -95,6 +95,7 @@ def test_an_archive_names_its_blobs_by_their_digest(tmp_path: Path) -> None:
             read("blobs/sha256/" + manifest["config"]["digest"].removeprefix("sha256:"))
         )
     assert inside["rootfs"]["diff_ids"] == [layer.diff_id] * 2
+    assert len(inside["history"]) == 2
     assert inside["config"]["Env"] == ["A=b"]
     assert inside["config"]["User"] == "1:1"
 
