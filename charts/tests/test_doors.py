@@ -116,6 +116,7 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
     from flyer_node import web as node
     from threefs import metrics_server as threefs
     from threefs.csi.issuer import server as issuer
+    from threefs.csi.issuer.client import TEXT_BYTES_MAX
 
     status = WebSettings()
     own = f"{status.places.total_max} connections ({status.places.source_max} of one source)"
@@ -134,7 +135,7 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
         ("webhook", 9443): (f"{REVIEW_BYTES_MAX >> 20} MiB", review, f"{ANSWER_SECONDS:g} s"),
         ("node-agent", 8080): (agent, f"{node.REQUEST_SECONDS:g} s"),
         ("csi-controller", 9003): (
-            f"{issuer.TEXT_BYTES_MAX >> 10} KiB a request",
+            f"{TEXT_BYTES_MAX >> 10} KiB a request",
             f"{issuer.PLACES} requests, {issuer.PLACES_OF_ADDRESS} of an address",
         ),
         **{(one, 8080): (scrapes,) for one in ("mgmtd", "csi-controller", "csi-node")},

@@ -12,7 +12,7 @@ from threefs.errors import InvalidArgument
 __all__ = ["DATA_BYTES_MAX", "confine"]
 
 DATA_BYTES_MAX = 1 << 30
-"""Private memory of a confined FUSE daemon, which has 256 requests of a mebibyte at most in work."""
+"""Private memory of a confined FUSE daemon, which works on 256 requests of a MiB at most."""
 OOM_SCORE = 800
 """Where memory is short the kernel ends a daemon, which is replaced, before its holder."""
 PR_SET_NO_NEW_PRIVS = 38
