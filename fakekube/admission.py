@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.api import names
 from flyer.api.policies import (
     NODE_ACCOUNT,
     OPERATOR_ACCOUNT,
@@ -35,6 +36,9 @@ OPERATOR: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{OPERATOR_ACCOUNT}"
 AGENT: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{NODE_ACCOUNT}"
 MASTERS: Final = "system:masters"
 _CODES: Final = {"Forbidden": 403, "Invalid": 422, "Unauthorized": 401}
+_PARAMETERS: Final = {
+    names.KIND_TOPOLOGY: names.PLURAL_TOPOLOGIES, names.KIND_QUOTA: names.PLURAL_QUOTAS,
+}  # fmt: skip
 _EXTRA: Final = "impersonate-extra-"
 _SYSTEM_CLASSES: Final = {
     "system-cluster-critical": 2_000_000_000,
@@ -123,6 +127,7 @@ class _Policy:
         self._variables = {
             one["name"]: Expression(one["expression"]) for one in spec.get("variables", ())
         }
+        self._param_kind = spec.get("paramKind", {}).get("kind", "")
         self._param = binding["spec"].get("paramRef", {}).get("name", "")
         self._validations = [
             _Validation(
@@ -160,12 +165,21 @@ class _Policy:
     ) -> None:
         """Refuse the write, or not."""
         variables = self._given(request, old, new)
-        if self._param:
-            variables["params"] = store.find("flyertopologies", self._param)
-            if variables["params"] is None:
-                return  # parameterNotFoundAction: Allow
-        for validation in self._validations if self._applies(request, variables) else ():
-            self._validate(request, validation, variables, allows)
+        if not self._applies(request, variables):
+            return
+        for params in self._params(store):
+            for validation in self._validations:
+                self._validate(request, validation, {**variables, "params": params}, allows)
+
+    def _params(self, store: Store) -> list[Object | None]:
+        """What it is asked for; of a parameter that is not there nothing: all have Allow then."""
+        if not self._param_kind:
+            return [None]
+        plural = _PARAMETERS[self._param_kind]
+        if not self._param:
+            return list(store.all(plural))  # the selector of every object
+        found = store.find(plural, self._param)
+        return [] if found is None else [found]
 
     def _given(self, request: Request, old: Object | None, new: Object | None) -> Object:
         authorizer = {"user": request.user.name, "groups": list(request.user.groups)}

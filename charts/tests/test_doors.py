@@ -28,6 +28,16 @@ def table() -> dict[tuple[str, int], str]:
     return found
 
 
+def limits() -> dict[tuple[str, int], str]:
+    """Component and port → what bounds it, of every row."""
+    text = PAGE.read_text().split("<!-- doors -->")[1].split("\n\n")[0]
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")]
+        for row in text.strip().splitlines()[2:]
+    ]
+    return {(row[0].partition(",")[0], int(row[1])): row[5] for row in rows}
+
+
 def opened(objects: Rendered) -> dict[tuple[str, int], list[object]]:
     """Component and port of every container → peers that a NetworkPolicy lets in; [None]: all."""
     found: dict[tuple[str, int], list[object]] = {}
@@ -96,3 +106,41 @@ def test_every_value_that_the_page_names_exists() -> None:
     ):
         section, _, key = path.partition(".")
         assert key in values[section], path
+
+
+def test_limits_of_the_page_are_those_of_the_code() -> None:
+    from flyer.kube.doors.web import WebSettings
+    from flyer.kube.gateway.settings import GatewaySettings
+    from flyer.kube.injection.webhook import ANSWER_SECONDS, LIMITS, REVIEW_BYTES_MAX
+    from flyer.sidecar.wire import REPORT_BYTES_MAX
+    from flyer_node import web as node
+    from threefs import metrics_server as threefs
+    from threefs.csi.issuer import server as issuer
+    from threefs.csi.issuer.client import TEXT_BYTES_MAX
+
+    status = WebSettings()
+    own = f"{status.places.total_max} connections ({status.places.source_max} of one source)"
+    places = LIMITS.places
+    review = f"{places.total_max} connections ({places.source_max} of one source)"
+    agent = f"{node.CONNECTIONS_MAX} connections ({node.PER_SOURCE_MAX} of one source)"
+    scrapes = (
+        f"{threefs.CONNECTIONS_MAX} connections "
+        f"({threefs.CONNECTIONS_PER_SOURCE_MAX} of one source), {threefs.CONNECTION_SECONDS:g} s"
+    )
+    lines = f"{GatewaySettings().lines_per_second:g} lines/s"
+    wanted = {
+        ("operator", 7443): (f"{REPORT_BYTES_MAX >> 10} KiB a line", lines),
+        ("operator", 8080): (own, f"{status.answer_seconds:g} s"),
+        ("webhook", 8080): (own, f"{status.answer_seconds:g} s"),
+        ("webhook", 9443): (f"{REVIEW_BYTES_MAX >> 20} MiB", review, f"{ANSWER_SECONDS:g} s"),
+        ("node-agent", 8080): (agent, f"{node.REQUEST_SECONDS:g} s"),
+        ("csi-controller", 9003): (
+            f"{TEXT_BYTES_MAX >> 10} KiB a request",
+            f"{issuer.PLACES} requests, {issuer.PLACES_OF_ADDRESS} of an address",
+        ),
+        **{(one, 8080): (scrapes,) for one in ("mgmtd", "csi-controller", "csi-node")},
+    }
+    page = limits()
+    for door, words in wanted.items():
+        assert [one for one in words if one not in page[door]] == [], (door, page[door])
+    assert {door for door, words in page.items() if not words} == set()

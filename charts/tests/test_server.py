@@ -135,6 +135,9 @@ def test_pod_security_restricted_admits_the_controllers(
 
 def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None:
     key = installation.get("secret", "threefs-key")["data"]["key"]
+    made = base64.b64decode(key)
+    assert len(made) == 64, "as long as the services want it"
+    assert int(made, 16)
     # As the operator fills them in.
     bundle = base64.b64encode(b"authority").decode()
     installation.cluster.kubectl(

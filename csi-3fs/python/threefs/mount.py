@@ -53,6 +53,7 @@ class Mount:
         write_back: bool = False,
         claim_for: str = "",
         claim_seconds: float = CLAIM_SECONDS,
+        user: int = 0,
         timeout_seconds: float = 30.0,
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
@@ -67,6 +68,7 @@ class Mount:
             *(["--write-back"] if write_back else []),
             *(["--claim-for", claim_for] if claim_for else []),
             *("--claim-seconds", str(claim_seconds)),
+            *(["--user", str(user)] if user else []),
         ]
         self._environment = dict(environment or os.environ)
         self._log = log

@@ -185,6 +185,12 @@ WORDS = {
         "changed-by]: ben is not you, anna: leave it out, it is set for you"
     ),
     "a level of others": _priority("extreme-high"),
+    "a queue of others": Words(
+        "flyerjob-queue",
+        ForbiddenError,
+        "spec.queue: research is limited by FlyerQuota of-research and not yours to use, clara: "
+        "choose another queue, or ask for the verb use on flyerqueues.fireflyer.dev/research",
+    ),
     "a health by the agent next door": _own_node(
         f"status of NodeHealth a1: {AGENT} on node b7 {WATCHED}"
     ),

@@ -118,6 +118,7 @@ async def every_policy(policies: Cluster, api: Api) -> None:
         await gone(anna, "flyerjobs", name)
 
     await _priorities(policies, reader, api)
+    await _queues(policies, reader, api)
     await _healths(policies, reader, api)
     await pods_and_sizes(policies, reader, api)
     await _unstamped(policies, reader)
@@ -304,6 +305,64 @@ async def _priorities(policies: Cluster, reader: Reader, api: Api) -> None:
         await clara.merge(jobs, name, {"spec": {"priority": "low"}}, "default")
     await gone(api, "flyerjobs", name)
     policies.kubectl("delete", "clusterrole,clusterrolebinding", "test-users")
+
+
+async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
+    """A queue that a FlyerQuota names is for those who may use it, in a namespace that may."""
+    jobs, quotas = RESOURCES["flyerjobs"], RESOURCES["flyerquotas"]
+    rbac = "rbac.authorization.k8s.io"
+    everything = {"apiGroups": [names.GROUP], "resources": ["flyerjobs"], "verbs": ["*"]}
+    use = {"apiGroups": [names.GROUP], "resources": ["flyerqueues"], "verbs": ["use"]}
+    team = {"kind": "Group", "name": "queued", "apiGroup": rbac}
+    for name, rule in (
+        ("test-jobs", everything),
+        ("test-nightly", {**use, "resourceNames": ["nightly"]}),
+    ):
+        reference = {"apiGroup": rbac, "kind": "ClusterRole", "name": name}
+        metadata = {"metadata": {"name": name}}
+        policies.apply(
+            {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", **metadata, "rules": [rule]},
+            {
+                "apiVersion": f"{rbac}/v1", "kind": "ClusterRoleBinding", **metadata,
+                "roleRef": reference, "subjects": [team],
+            },
+        )  # fmt: skip
+    for queue in ("nightly", "research", "default"):
+        body = {"spec": {"nodes": 4, "queue": queue}}
+        await api.create(quotas, named("flyerquotas", f"of-{queue}", body))
+    name = f"queue-{secrets.token_hex(4)}"
+    async with await acting(policies, "clara", "queued") as clara:
+
+        async def made(labels: dict[str, str] | None = None, **spec: Any) -> None:
+            value = named("flyerjobs", name, job(**spec))
+            value["metadata"]["labels"] = labels or {}
+            await clara.create(jobs, value, "default")
+            await gone(api, "flyerjobs", name)
+
+        for _ in range(300):  # quotas and RBAC are read from watches
+            with contextlib.suppress(ForbiddenError):
+                await made(queue="nightly")
+                if await refused(made(queue="research")):
+                    break
+            await asyncio.sleep(0.1)
+        await gone(api, "flyerjobs", name)
+        key = "a queue of others"
+        await reader.refuses(made(queue="research"), key)
+        await reader.refuses(made({names.QUEUE_LABEL: "research"}), key)
+        for spec in ({"queue": "nightly"}, {"queue": "free"}, {"queue": "default"}, {}):
+            await made(**spec)
+        await made({names.QUEUE_LABEL: "research"}, queue="nightly")
+        value = named("flyerjobs", name, job(queue="free"))
+        await clara.create(jobs, value, "default")
+        moved = clara.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
+        await reader.refuses(moved, key)
+        # What was there before the limit can still be changed elsewhere.
+        await api.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
+        await clara.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
+    await gone(api, "flyerjobs", name)
+    for queue in ("nightly", "research", "default"):
+        await gone(api, "flyerquotas", f"of-{queue}")
+    policies.kubectl("delete", "clusterrole,clusterrolebinding", "test-jobs", "test-nightly")
 
 
 async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:

@@ -21,7 +21,7 @@ from threefs.csi.errors import (
     Unreachable,
 )
 from threefs.csi.holder import mountinfo
-from threefs.csi.holder.daemons import ticket_folder
+from threefs.csi.holder.daemons import daemon_user, ticket_folder
 from threefs.csi.holder.keeper import KeeperClient
 from threefs.csi.holder.mounts import Mounts
 from threefs.csi.holder.protocol import Refused
@@ -62,6 +62,7 @@ def test_a_daemon_uses_the_ticket_of_its_volume_where_there_is_one(holder: Holde
     folder = holder.folder / "tickets" / ticket_folder(volume)
     folder.mkdir(parents=True)
     (folder / "cluster.json").write_text("{}")
+    (folder / "ticket").write_text("")
     target = holder.place("two")
     holder.client.mount(volume, "default", "/volumes/two/data", target, read_only=False)
     assert read(f"{target}/hello").split()[1] == "/data"
@@ -69,6 +70,44 @@ def test_a_daemon_uses_the_ticket_of_its_volume_where_there_is_one(holder: Holde
     command = Path(f"/proc/{served.pid}/cmdline").read_bytes().decode().split("\0")
     assert command[command.index("--cluster") + 1] == str(folder / "cluster.json")
     holder.client.unmount(target)
+
+
+def test_a_daemon_with_a_ticket_is_a_user_that_reads_this_ticket_alone(
+    holder: HolderProcess,
+) -> None:
+    users = set()
+    for name in ("two", "three"):
+        volume = f"v1:default:/volumes/{name}"
+        folder = holder.folder / "tickets" / ticket_folder(volume)
+        folder.mkdir(mode=0o700, parents=True)
+        for file in ("cluster.json", "ticket"):
+            (folder / file).write_text("{}")
+            (folder / file).chmod(0o600)
+        target = holder.place(name)
+        holder.client.mount(volume, "default", f"/volumes/{name}/data", target, read_only=False)
+        user = daemon_user(volume)
+        status = Path(f"/proc/{holder.served(name).pid}/status").read_text()
+        facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert facts["Uid"].split() == facts["Gid"].split() == [str(user)] * 4
+        assert int(facts["CapEff"], 16) == int(facts["CapPrm"], 16) == 0
+        for path, mode in (
+            (folder, 0o42750),
+            (folder / "ticket", 0o100640),
+            (folder / "cluster.json", 0o100640),
+        ):
+            about = path.stat()
+            assert (about.st_uid, about.st_gid, about.st_mode) == (0, user, mode), path
+        [state] = [
+            one.stat() for one in holder.folder.glob("mount-*.state") if one.stat().st_uid == user
+        ]
+        assert state.st_mode == 0o100600
+        # What the node service renews has the folder's group.
+        (folder / "new").touch()
+        assert (folder / "new").stat().st_gid == user
+        users.add(user)
+    assert len(users) == 2
+    for name in ("two", "three"):
+        holder.client.unmount(holder.place(name))
 
 
 def test_a_mount_serves_and_is_undone_with_its_place(holder: HolderProcess) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from holding import held
 from threefs.cli.credential import issue
+from threefs.confine import confine
+from threefs.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import threefs
+
+USER = 0x7000_0001
 
 
 def test_a_mount_with_a_ticket_is_its_directory(
@@ -50,3 +53,60 @@ def test_a_mount_with_a_ticket_is_its_directory(
         assert claim[0] == "node-1"
     finally:
         mount.close()
+
+
+def test_a_confined_daemon_serves_and_has_no_rights(
+    cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
+) -> None:
+    """It runs as a user that owns its state and may read its ticket, and is replaced as one."""
+    for one in (tmp_path, *(one for one in tmp_path.parents if one.name.startswith("pytest"))):
+        one.chmod(one.stat().st_mode | 0o011)
+    client.make_directory(f"{folder}/mine", 0o755)
+    client.set_quota(f"{folder}/mine", bytes_max=1 << 30)
+    client.make_directory(f"{folder}/mine/data", 0o777)
+    ticket, file, state = (tmp_path / name for name in ("ticket", "cluster.json", "state-0"))
+    issue(cluster.file, f"{folder}/mine", read_only=False, expires="1h", node="", to=ticket)
+    file.write_text(json.dumps(json.loads(cluster.file.read_text()) | {"key_file": str(ticket)}))
+    state.touch(0o600)
+    os.chown(state, USER, USER)
+    os.chown(ticket, 0, USER)
+    ticket.chmod(0o640)
+    mount = held(file, "/data", tmp_path, 0, claim_for="node-1", write_back=True, user=USER)
+    try:
+        content = os.urandom(64 << 20)
+        (mount.target / "file").write_bytes(content)
+        assert _rights(mount.pid) == {
+            "Uid": str(USER), "Gid": str(USER), "Groups": "", "NoNewPrivs": "1",
+            "CapEff": "0", "CapPrm": "0", "CapAmb": "0",
+        }  # fmt: skip
+        limits = Path(f"/proc/{mount.pid}/limits").read_text().splitlines()
+        [data] = [line.split()[3] for line in limits if line.startswith("Max data size")]
+        assert int(data) == 1 << 30
+        mount.respawn()
+        assert _rights(mount.pid)["Uid"] == str(USER)
+        assert (mount.target / "file").read_bytes() == content
+        os.chown(mount.target / "file", 1000, 1000)
+        os.setxattr(mount.target / "file", "user.x", b"1")
+    finally:
+        mount.close()
+
+
+def _rights(pid: int) -> dict[str, str]:
+    found = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("Uid", "Gid", "Groups", "NoNewPrivs"):
+            found[name] = " ".join(sorted(set(value.split())))
+        elif name in ("CapEff", "CapPrm", "CapAmb"):
+            found[name] = f"{int(value, 16):x}"
+    return found
+
+
+def test_a_daemon_that_cannot_be_confined_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is served with more rights than were asked for."""
+    for user in (-1, 0):
+        with pytest.raises(InvalidArgument, match="not root"):
+            confine(user)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(InvalidArgument, match="only root"):
+        confine(USER)

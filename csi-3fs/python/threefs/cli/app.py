@@ -239,6 +239,14 @@ def fuse(
     claim_seconds: Annotated[
         float, typer.Option(help="How long a renewal of that claim is trusted.", min=0.5)
     ] = 20.0,
+    user: Annotated[
+        int,
+        typer.Option(
+            help="Continue as this user and group, without capabilities and with at most 1 GiB of "
+            "memory. It must be able to read the cluster file and the key or ticket, and to write "
+            "the state file. Default: the caller's user."
+        ),
+    ] = 0,
     cluster: Cluster = None,
     timeout: Timeout = 30.0,
 ) -> None:
@@ -249,11 +257,14 @@ def fuse(
     Example: threefs fuse --root /volumes/one --fd 3
     """
     from threefs.cluster import ClusterFile
+    from threefs.confine import confine
     from threefs.daemon import run_daemon
     from threefs.errors import InvalidArgument
 
     if cluster is None:
         raise InvalidArgument("no cluster given: pass --cluster FILE or set THREEFS_CLUSTER")
+    if user:
+        confine(user)
     run_daemon(
         ClusterFile.read(cluster),
         root,

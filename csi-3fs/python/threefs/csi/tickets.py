@@ -3,11 +3,12 @@
 A ticket is a credential for one volume's directory. The daemon of a mount finds it in a folder
 beside the holder's socket, named after the volume::
 
-    tickets/DIGEST/ticket         what services accept (mode 0600)
+    tickets/DIGEST/ticket         what services accept
     tickets/DIGEST/cluster.json   where these listen, and when the ticket was issued and ends
     tickets/DIGEST/pods.json      the pods that it is for, by the place where each has the volume
 
-Daemons and clients read a ticket again when its file has changed, so a renewal is a rename.
+The holder gives the folder the group of the volume's daemon, which its files inherit: the mode is
+0640. Daemons and clients read a ticket again when its file has changed, so a renewal is a rename.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ __all__ = ["BRIEFLY_SECONDS", "Issued", "Issuer", "KeyIssuer", "Tickets"]
 Ticket = tuple[str, int, str, bool, str, int]
 """Cluster, directory's inode, path, read-only, node, expiry: as `_native.read_ticket` gives it."""
 TICKET = "ticket"
+FILE_MODE = 0o640
 PODS_FILE = "pods.json"
 POD = tuple(f"csi.storage.k8s.io/pod.{part}" for part in ("namespace", "name", "uid"))
 """Where the kubelet names the pod in a publish request (`podInfoOnMount`)."""
@@ -311,7 +313,7 @@ class Tickets:
     def _write(self, volume: VolumeId, fresh: Issued) -> None:
         folder = self._folder / ticket_folder(str(volume))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(folder / TICKET, fresh.ticket, mode=0o600)
+        write_atomically(folder / TICKET, fresh.ticket, mode=FILE_MODE)
         # Last: without it the daemon and the next call see no ticket.
         data = {
             "version": 1,
@@ -323,7 +325,7 @@ class Tickets:
             "issued": self._clock(),
             "expires": fresh.expires_unix_s,
         }
-        write_atomically(folder / CLUSTER_FILE, json.dumps(data) + "\n", mode=0o600)
+        write_atomically(folder / CLUSTER_FILE, json.dumps(data) + "\n", mode=FILE_MODE)
 
     def _remove(self, name: str) -> None:
         self._clusters.drop(name)

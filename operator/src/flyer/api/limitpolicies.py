@@ -5,6 +5,9 @@
 - `flyerjob-size`: annotations, labels and environment of one job are small: the operator keeps the
   metadata of every job in memory, and each pod repeats the template. How many jobs a namespace may
   have is a ResourceQuota's (`count/flyerjobs.fireflyer.dev`).
+- `flyerjob-queue`: a queue that a FlyerQuota limits by name needs the verb `use` on the resource
+  `flyerqueues` with that name, in the job's namespace: what runs in it counts against all that use
+  it. Other queues, and the default one, are open.
 - `flyerjob-template`: labels and annotations of the pod template have no key of our domain. Such
   keys select pods for the operator, the gateway, network policies and the injection webhook.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flyer.api import names
+from flyer.api.flyerjob import DEFAULT_QUEUE
 
 __all__ = ["limit_policies"]
 
@@ -24,6 +28,7 @@ ANNOTATIONS_BYTES_MAX: Final = 16 * 1024
 KUBECTL_BYTES_MAX: Final = 64 * 1024
 """Of the copy of the manifest that `kubectl apply` keeps in an annotation."""
 LABELS_MAX: Final = 64
+_QUEUES: Final = "flyerqueues"
 ENV_MAX: Final = 512
 ENV_BYTES_MAX: Final = 64 * 1024
 """Of all values of one container: an order of magnitude above what frameworks set."""
@@ -31,7 +36,7 @@ ENV_BYTES_MAX: Final = 64 * 1024
 
 def limit_policies() -> list[dict[str, Any]]:
     """The policies."""
-    return [_limits(), _size(), _template()]
+    return [_limits(), _size(), _queue(), _template()]
 
 
 def _policy(name: str, **spec: Any) -> dict[str, Any]:
@@ -143,6 +148,34 @@ def _size() -> dict[str, Any]:
                 "messageExpression": "'spec.template.spec.containers: env of a container has more"
                 f" than {ENV_MAX} variables or {ENV_BYTES_MAX} bytes: mount a ConfigMap'",
             },
+        ],
+    )
+
+
+def _queue() -> dict[str, Any]:
+    """Asked for each FlyerQuota."""
+
+    def queue(job: str) -> str:
+        label = f"{job}.metadata.?labels[?'{names.QUEUE_LABEL}'].orValue('')"
+        return f"({job}.spec.?queue.orValue('') != '' ? {job}.spec.?queue.orValue('') : {label})"
+
+    return _policy(
+        "flyerjob-queue",
+        paramKind={"apiVersion": names.API_VERSION, "kind": names.KIND_QUOTA},
+        variables=[{"name": "queue", "expression": queue("object")}],
+        validations=[
+            {
+                "expression": "dyn(params).?spec.?queue.orValue('') != variables.queue"
+                f" || variables.queue in ['', '{DEFAULT_QUEUE}']"
+                f" || (request.operation == 'UPDATE' && variables.queue == {queue('oldObject')})"
+                f" || authorizer.group('{names.GROUP}').resource('{_QUEUES}')"
+                ".namespace(request.namespace).name(variables.queue).check('use').allowed()",
+                "messageExpression": "'spec.queue: ' + variables.queue + ' is limited by"
+                " FlyerQuota ' + params.metadata.name + ' and not yours to use, '"
+                " + request.userInfo.username + ': choose another queue, or ask for the verb use"
+                f" on {_QUEUES}.{names.GROUP}/' + variables.queue",
+                "reason": "Forbidden",
+            }
         ],
     )
 

@@ -18,7 +18,8 @@ Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OP
   and a stop is not taken back.
 - `flyerjob-priority`: a level above normal needs the verb `use` on the resource
   `flyerpriorities` with that name, which RBAC gives to groups or users. FlyerQuotas bound the rest.
-- `flyerjob-limits`, `flyerjob-size`: see `limitpolicies`; `pod-*`, `operator-*`: `podpolicies`.
+- `flyerjob-limits`, `-size`, `-queue`, `-template`: see `limitpolicies`; `pod-*` and `operator-*`:
+  see `podpolicies`.
 - `nodehealth-own-node`: an agent writes the NodeHealth of the node that it runs on, no other.
 """
 
@@ -71,7 +72,10 @@ def _binding(policy: dict[str, Any], actions: list[str] | None) -> dict[str, Any
         spec["validationActions"] = actions
     if "paramKind" in policy["spec"]:
         # Before there is a leader there is no topology, and nothing to compare with.
-        spec["paramRef"] = {"name": names.TOPOLOGY_NAME, "parameterNotFoundAction": "Allow"}
+        one: dict[str, Any] = {"name": names.TOPOLOGY_NAME}
+        if policy["spec"]["paramKind"]["kind"] != names.KIND_TOPOLOGY:
+            one = {"selector": {}}  # every object of the kind
+        spec["paramRef"] = {**one, "parameterNotFoundAction": "Allow"}
     kind = f"{policy['kind']}Binding"
     return {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": spec}
 

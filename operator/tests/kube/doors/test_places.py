@@ -81,6 +81,27 @@ def test_a_source_that_hurries_is_refused_until_its_bucket_refills() -> None:
     assert places.admit("a", 1.0).place is None
 
 
+def test_pods_of_one_tenant_open_few_connections_a_second_and_keep_no_others_out() -> None:
+    """Each handshake costs the scheduler's loop a millisecond, and expected pods are tenants'."""
+    settings = PlaceSettings()
+    places, opened, seconds = Places(settings), 0, 60
+    pods = [f"10.1.0.{i}" for i in range(50)]
+    for tick in range(seconds * 20):
+        now = tick / 20
+        for one in pods:
+            answer = places.admit(one, now, expected=True)
+            if answer.place is not None:
+                opened += 1
+                places.release(answer.place)
+    allowed = settings.expected_burst + settings.expected_per_second * seconds
+    assert opened <= len(pods) * (allowed + 1)
+    assert allowed / seconds <= 6
+    # A pod of another tenant, and one whose address becomes known after it has tried.
+    assert places.admit("10.2.0.1", seconds, expected=True).place is not None
+    assert places.admit("10.2.0.2", seconds).place is not None
+    assert places.admit("10.2.0.2", seconds, expected=True).place is not None
+
+
 def test_the_number_of_remembered_sources_is_bounded() -> None:
     places = Places(PlaceSettings(sources_max=10))
     for i in range(1000):

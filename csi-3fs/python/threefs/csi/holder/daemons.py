@@ -1,8 +1,14 @@
-"""The FUSE daemons of mounts: their command lines, and the file that each leaves to the next."""
+"""The FUSE daemons of mounts: their command lines and users, and what each leaves to the next.
+
+A daemon with a ticket runs as a user of its volume alone, without capabilities (`threefs.confine`):
+it reads its own ticket and writes its own state file, and nothing else of the node.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .daemon import Daemon
@@ -13,16 +19,25 @@ if TYPE_CHECKING:
 
     from .held import Held
 
-__all__ = ["TICKETS", "Daemons", "ticket_folder"]
+__all__ = ["TICKETS", "Daemons", "daemon_user", "ticket_folder"]
 
 TICKETS = "tickets"
 """The folder of tickets, beside the holder's socket; `threefs.csi.tickets` fills it."""
+TICKET_FILE = "ticket"
 DIGEST_CHARACTERS = 40
+USERS_FIRST, USERS_BITS = 0x7000_0000, 27
+"""Ids that no distribution, user namespace of the kubelet or systemd gives to anybody."""
 
 
 def ticket_folder(volume: str) -> str:
     """The name of the folder with a volume's ticket; ids have slashes."""
     return hashlib.sha256(volume.encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def daemon_user(volume: str) -> int:
+    """The user and group of the daemons of a volume."""
+    digest = hashlib.sha256(volume.encode()).digest()
+    return USERS_FIRST + (int.from_bytes(digest[:4]) >> (32 - USERS_BITS))
 
 
 class Daemons:
@@ -37,6 +52,9 @@ class Daemons:
         """Its daemon, not started yet."""
         cluster, root = self._reached(held)
         command = [*self._command, "--cluster", str(cluster)]
+        if self._is_confined(held):
+            self.open_to_daemon(held)
+            command += ["--user", str(daemon_user(held.volume))]
         command += ["--root", root, "--state", str(self.state_file(held))]
         if held.node:
             # Nobody else has the files, so the kernel may write behind.
@@ -46,6 +64,25 @@ class Daemons:
     def state_file(self, held: Held) -> Path:
         """What one daemon of a mount leaves to the next; beside the socket, as it outlives pods."""
         return self._states / f"mount-{held.device.partition(':')[2]}.state"
+
+    def open_to_daemon(self, held: Held) -> None:
+        """Let the daemon's user write its state and read its ticket, also one that was renewed."""
+        if not self._is_confined(held):
+            return
+        user = daemon_user(held.volume)
+        descriptor = os.open(self.state_file(held), os.O_CREAT | os.O_NOFOLLOW | os.O_RDWR, 0o600)
+        try:
+            os.fchown(descriptor, user, user)
+        finally:
+            os.close(descriptor)
+        # The node service writes it, and may just be removing it.
+        with suppress(FileNotFoundError):
+            folder = self._ticket(held).parent
+            os.chown(folder, 0, user)
+            folder.chmod(0o2750)
+            for file in (self._ticket(held), folder / TICKET_FILE):
+                os.chown(file, 0, user)
+                file.chmod(0o640)
 
     def check_cluster(self, name: str) -> None:
         """Refuse a name that could lead to another folder."""
@@ -58,8 +95,19 @@ class Daemons:
         With a ticket the volume's directory is the root of the tree. Without one here, and without
         the cluster's own file, it is waited for: the node service writes it.
         """
-        own = self._clusters / held.cluster / "cluster.json"
-        ticket = self._states / TICKETS / ticket_folder(held.volume) / "cluster.json"
-        if own.is_file() and not ticket.is_file():
-            return own, held.root
-        return ticket, f"/{held.root.rpartition('/')[2]}"
+        if self._has_key(held):
+            return self._own(held), held.root
+        return self._ticket(held), f"/{held.root.rpartition('/')[2]}"
+
+    def _has_key(self, held: Held) -> bool:
+        return self._own(held).is_file() and not self._ticket(held).is_file()
+
+    def _is_confined(self, held: Held) -> bool:
+        """Not with the cluster's key, which root alone reads and with which all is lost anyway."""
+        return os.geteuid() == 0 and not self._has_key(held)
+
+    def _own(self, held: Held) -> Path:
+        return self._clusters / held.cluster / "cluster.json"
+
+    def _ticket(self, held: Held) -> Path:
+        return self._states / TICKETS / ticket_folder(held.volume) / "cluster.json"

@@ -61,7 +61,13 @@ class Handover:
             daemon.start(resume=True)
 
     def remind(self) -> None:
-        """Make what is kept what is held: the keeper may have begun anew, or missed calls."""
+        """Make what is kept what is held: the keeper may have begun anew, or missed calls.
+
+        Tickets, too, stay readable: a node service of the version before renews them for root.
+        """
+        for held, _ in self._table.all():
+            with contextlib.suppress(OSError):
+                self._daemons.open_to_daemon(held)
         kept = self._keeper.known()
         if kept is None:
             return

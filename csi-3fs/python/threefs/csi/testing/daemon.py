@@ -43,11 +43,16 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--state")
     parser.add_argument("--claim-for")
+    parser.add_argument("--user", type=int)
     parser.add_argument("--write-back", action="store_true")
     parser.add_argument("--read-only", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fail", action="store_true", help="end before it is ready")
     options = parser.parse_args()
+    if options.user:
+        os.setgroups([])
+        os.setresgid(options.user, options.user, options.user)
+        os.setresuid(options.user, options.user, options.user)
     if options.fail:
         sys.stderr.write(f"cannot reach the cluster of {options.cluster}\n")
         return 1

@@ -7,6 +7,8 @@ from taking the places of others:
   sources never use.
 - A source that opens connections faster than its token bucket allows is refused at accept, and so
   are unexpected sources that together do: a TLS handshake costs a millisecond of processor time.
+  Expected sources have a smaller bucket each and none together: they are pods of tenants, too, and
+  no number of one tenant's pods may keep another's out.
 - When all places of unexpected sources are taken, the oldest silent connection of the source that
   has most of them is evicted in favour of a source that has fewer. A source at its own limit
   evicts its own oldest silent connection.
@@ -38,6 +40,10 @@ class PlaceSettings:
     """Connections that a source may open in the long run."""
     burst: int = 400
     """And at once: every pod of a masqueraded node reconnects after a leader change."""
+    expected_per_second: float = 4.0
+    """The same of an expected source: a sidecar tries again every second or two."""
+    expected_burst: int = 64
+    """And at once: some pods of a node's network, each from its first, shortest pauses on."""
     unexpected_per_second: float = 200.0
     """Connections that all unexpected sources together may open in the long run."""
     unexpected_burst: int = 1000
@@ -104,7 +110,7 @@ class Places:
 
     def admit(self, source: str, now: float, *, expected: bool = False) -> Admission:
         """Decide on a new connection from `source`."""
-        if not self._spend(source, now):
+        if not self._spend(source, now, expected=expected):
             return Admission(None)
         settings = self._settings
         if expected:
@@ -161,15 +167,19 @@ class Places:
                 return silent
         return None
 
-    def _spend(self, source: str, now: float) -> bool:
+    def _spend(self, source: str, now: float, *, expected: bool) -> bool:
         settings = self._settings
+        per_second, burst = settings.rate_per_second, settings.burst
+        if expected:
+            per_second = min(per_second, settings.expected_per_second)
+            burst = min(burst, settings.expected_burst)
         bucket = self._buckets.get(source)
         if bucket is None:
-            bucket = self._buckets[source] = _Bucket(float(settings.burst), now)
+            bucket = self._buckets[source] = _Bucket(float(burst), now)
             if len(self._buckets) > settings.sources_max:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(source)
-        return bucket.spend(now, settings.rate_per_second, settings.burst)
+        return bucket.spend(now, per_second, burst)
 
 
 def _oldest_silent(places: dict[Place, None]) -> Place | None:

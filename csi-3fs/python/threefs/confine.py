@@ -1,0 +1,40 @@
+"""Rights of this process, given up for good before anything comes from the network."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from pathlib import Path
+
+from threefs.errors import InvalidArgument
+
+__all__ = ["DATA_BYTES_MAX", "confine"]
+
+DATA_BYTES_MAX = 1 << 30
+"""Private memory of a confined FUSE daemon, which works on 256 requests of a MiB at most."""
+OOM_SCORE = 800
+"""Where memory is short the kernel ends a daemon, which is replaced, before its holder."""
+PR_SET_NO_NEW_PRIVS = 38
+
+
+def confine(user: int) -> None:
+    """Continue as this user and group without capabilities, with bounded memory.
+
+    Before the first thread is started: the ban on new privileges holds for later threads alone.
+    """
+    if user <= 0:
+        raise InvalidArgument(f"--user is {user}; give the id of a user that is not root")
+    if os.geteuid() != 0:
+        raise InvalidArgument(f"--user {user}: only root may become another user")
+    # While /proc/self belongs to this process.
+    Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+    resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES_MAX, DATA_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    # The kernel clears every capability of a process that leaves uid 0.
+    os.setresuid(user, user, user)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
