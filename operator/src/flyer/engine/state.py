@@ -42,8 +42,8 @@ class NodeState:
     # The removal budget took the node out: why, and since when its health is not observed.
     out: str = ""
     unproven_at: float | None = None
-    # Jobs whose start failed because of this node, with the time; a successful start clears it.
-    start_failures: tuple[tuple[str, float], ...] = ()
+    # Jobs whose start failed because of this node, with user and time; a start there clears it.
+    start_failures: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def eligible(self) -> bool:
