@@ -209,8 +209,7 @@ class Market:
             return protected_until
         if above < 0 or struggles(draft, job):
             return math.inf
-        ahead = draft.place(job) < draft.place(victim)
-        if assignment.backfill and ahead:
+        if assignment.backfill and draft.place(job) < draft.place(victim):
             return protected_until
         if phase not in ACTIVE:
             return math.inf
