@@ -319,6 +319,7 @@ def test_the_operator_may_do_what_its_calls_ask_for(everything: Rendered) -> Non
         ("storage.k8s.io", "storageclasses", "list"),
         ("", "pods", "create delete get list patch watch"),
         ("", "nodes", "list watch"),
+        ("", "events", "create list patch"),
         ("fireflyer.dev", "flyerjobs", "get list watch patch"),
         ("fireflyer.dev", "flyerjobs/status", "patch update"),
     ):

@@ -202,6 +202,26 @@ def test_a_node_that_failed_two_jobs_is_avoided_by_a_third(desk: Callable) -> No
     assert d.names("c") != ("n0",)
 
 
+def test_one_users_failing_starts_make_no_other_avoid_the_node(desk: Callable) -> None:
+    """Else a user whose registry does not answer has others interrupt jobs beside idle nodes."""
+    d = desk(one_zone(2))
+    d.run("low", 1, user="anna", priority="low", watchdog=None)
+    taken, free = d.names("low")[0], {"n0": "n1", "n1": "n0"}[d.names("low")[0]]
+    d.wait(3600)
+    for name in ("b", "c", "d"):
+        d.submit(name, 1, user="ben", priority="low")
+        d.tell(StartFailed(f"default/{name}", 1, "connection refused", (free,)))
+        d.empty(name)
+    d.submit("high", 1, user="anna", priority="high")
+    assert d.names("high") == (free,)
+    assert d.status("low").phase is Phase.RUNNING
+    assert d.names("low") == (taken,)
+    d.tell(StartFailed("default/high", 1, "no sandbox", (free,)))
+    d.empty("high")
+    d.submit("higher", 1, user="clara", priority="extreme-high")  # two users now
+    assert d.names("higher") == (taken,)
+
+
 def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
     desk: Callable, pick: Callable
 ) -> None:

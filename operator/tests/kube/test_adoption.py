@@ -42,6 +42,30 @@ async def test_a_job_that_becomes_readable_while_its_gang_runs_is_adopted(cluste
     assert status.assignment.names != cluster.status("other").assignment.names
 
 
+async def test_nodes_of_a_job_that_cannot_be_read_are_kept(cluster, until):
+    """Another version may have written its status: its pods run on."""
+    cluster.nodes("AAA")
+    first = cluster.operator(LEASE)
+    cluster.submit("job", 2)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
+    names = cluster.status("job").assignment.names
+    await first.end()
+    with cluster.store.unchecked():
+        cluster.edit("job", watchdog="soon")
+    second = cluster.operator(LEASE)
+    await until(lambda: second.serves)
+    cluster.submit("large", 3)
+    cluster.submit("small", 1)
+    await until(lambda: cluster.phase("small") is Phase.RUNNING)
+    assert not {*cluster.status("small").assignment.names} & {*names}
+    cluster.finish("small")
+    await until(lambda: cluster.phase("small") is Phase.SUCCEEDED)
+    assert "which is left alone" in cluster.status("large").pending.message
+    assert len(cluster.pods("job")) == 2
+    cluster.store.delete("flyerjobs", "job", "default")
+    await until(lambda: cluster.phase("large") is Phase.RUNNING)
+
+
 async def test_a_rebuild_has_the_streams_of_running_gangs_reported_again(cluster, until):
     cluster.nodes("A")
     operator = cluster.operator(LEASE)

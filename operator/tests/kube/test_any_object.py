@@ -307,10 +307,10 @@ def look(cases: int) -> None:
 
 
 def test_any_pod_and_any_node_can_be_read() -> None:
-    look(2_500)
+    look(5_000)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_any_pod_and_any_node_many_times() -> None:
-    look(50_000)
+    look(100_000)

@@ -121,6 +121,8 @@ def test_settings_come_from_flags_and_from_the_environment(capsys):
     assert (found.lease_seconds, found.injection, found.namespace) == (5, True, "ff")
     assert found.endpoint == "flyer-gateway.ff.svc:7443"
     assert "flyer-webhook.ff.svc" in found.names
+    usual = parse_settings([], {})
+    assert (usual.lease_seconds, usual.renew, usual.retry) == (15, 10, 2)
     for env, word in (
         ({"FLYER_LEASE_SECONDS": "x"}, "FLYER_LEASE_SECONDS='x'"),
         ({"FLYER_INJECTION": "perhaps"}, "neither true nor false"),

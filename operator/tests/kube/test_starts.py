@@ -20,6 +20,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(starts, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(starts, "CONFIRM_SECONDS", 0.1)
     monkeypatch.setattr(starts, "STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(starts, "LOOK_SECONDS", 0.02)
 
 
 def waiting(reason, message="", container="trainer"):
@@ -58,6 +59,7 @@ def told(cluster, name):
         ("ImagePullBackOff", "manifest unknown"),
         ("InvalidImageName", "couldn't parse image name"),
         ("CreateContainerConfigError", 'secret "wandb" not found'),
+        ("ErrImagePull", "dial tcp: lookup registry.exmaple.com: no such host"),
     ],
 )
 async def test_a_cause_of_the_job_is_said_and_gives_the_nodes_back(cluster, until, reason, message):
@@ -109,6 +111,78 @@ async def test_a_missing_claim_is_named(cluster, until):
     await until(
         lambda: any("claimName" in one and "lost" in one for one in told(cluster, "job")), 20
     )
+
+
+CONTAINER = {"name": "trainer", "image": "i", "command": ["t"]}
+
+
+@pytest.mark.parametrize(
+    ("volume", "message", "words"),
+    [
+        (
+            {"name": "key", "secret": {"secretName": "wandb"}},
+            'MountVolume.SetUp failed for volume "key" : secret "wandb" not found',
+            'spec.template.spec.volumes[0].secret.secretName: secret "wandb" not found in default',
+        ),
+        (
+            {"name": "c", "projected": {"sources": [{"configMap": {"name": "conf"}}]}},
+            'MountVolume.SetUp failed for volume "c" : [configmap "conf" not found, x]',
+            'spec.template.spec.volumes[0].projected.sources: configmap "conf" not found',
+        ),
+    ],
+)
+async def test_a_missing_object_of_a_volume_is_named(cluster, until, volume, message, words):
+    cluster.nodes("A")
+    cluster.kubelets.refuses_start.add("a0")
+    cluster.operator(LEASE, refused_backoff_seconds=30.0)
+    spec = {"containers": [CONTAINER], "volumes": [volume]}
+    cluster.submit("job", template={"spec": spec}, maxRestarts=0)
+    await until(lambda: cluster.pods("job"), 20)
+    pod = cluster.pods("job")[0]["metadata"]
+    cluster.store.create("events", {
+        "metadata": {"name": "e"}, "reason": "FailedMount", "message": message, "type": "Warning",
+        "involvedObject": {"kind": "Pod", "name": pod["name"], "uid": pod["uid"]},
+    }, "default")  # fmt: skip
+    await until(lambda: cluster.phase("job") is Phase.FAILED, 20)
+    assert words in cluster.status("job").message
+    assert not cluster.status("job").chain.avoid
+
+
+async def test_another_mount_that_fails_is_left_to_the_kubelet(cluster, until):
+    """A driver that restarts is back in time; what is not missing is not the job's fault."""
+    cluster.nodes("A")
+    cluster.kubelets.refuses_start.add("a0")
+    cluster.operator(LEASE)
+    volume = {"name": "key", "secret": {"secretName": "wandb"}}
+    cluster.submit("job", template={"spec": {"containers": [CONTAINER], "volumes": [volume]}})
+    await until(lambda: cluster.pods("job"), 20)
+    pod = cluster.pods("job")[0]["metadata"]
+    for name, reason, text in (
+        ("e", "FailedMount", 'MountVolume.MountDevice failed for volume "pvc-1" : not found'),
+        ("f", "FailedMount", 'MountVolume.SetUp failed for volume "x" : secret "y" not found'),
+        ("g", "Pulled", 'volume "key" : secret "wandb" not found'),
+    ):
+        cluster.store.create("events", {
+            "metadata": {"name": name}, "reason": reason, "message": text,
+            "involvedObject": {"kind": "Pod", "name": pod["name"], "uid": pod["uid"]},
+        }, "default")  # fmt: skip
+    calls = cluster.server.faults.calls
+    seen = len(calls)
+    await until(
+        lambda: sum(one.verb == "list" and one.resource == "events" for one in calls[seen:]) > 20,
+        20,
+    )
+    assert cluster.status("job").chain.attempt == 1
+    assert cluster.phase("job") is Phase.STARTING
+
+
+def test_a_sidecar_of_the_job_that_crashes_again_and_again_is_its_own_fault():
+    status = {"phase": "Pending", "initContainerStatuses": [
+        {"name": "proxy", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "x"}}}
+    ]}  # fmt: skip
+    assert trouble_of({"status": status}).job_fault
+    status["initContainerStatuses"][0]["name"] = "flyer-sidecar"
+    assert not trouble_of({"status": status}).job_fault
 
 
 async def test_a_conflict_of_a_create_costs_no_restart(cluster, until):

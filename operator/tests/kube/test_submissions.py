@@ -7,8 +7,9 @@ from flyer.kube.services.submissions import Submissions
 
 def unreadable(index, uid=None):
     return SimpleNamespace(
-        key=f"default/bad-{index}", uid=uid or f"uid-{index}", job=None, problem="spec.nodes: ten"
-    )
+        key=f"default/bad-{index}", uid=uid or f"uid-{index}", job=None, problem="spec.nodes: ten",
+        kept_nodes=frozenset(),
+    )  # fmt: skip
 
 
 def test_objects_that_cannot_be_read_are_announced_once_and_forgotten_when_they_go():

@@ -1,5 +1,7 @@
 """A template is checked before its job is queued: what fails takes no nodes and says why."""
 
+import asyncio
+
 import pytest
 from flyer.api import Phase
 from flyer.kube.client import LeaseSettings
@@ -201,3 +203,42 @@ async def test_a_template_changed_while_queued_is_checked_before_it_is_built(clu
     cluster.finish("first")
     await until(lambda: "comand" in cluster.status("later").message, 20)
     assert not cluster.pods("later", living=False)
+
+
+@pytest.fixture
+async def ssd(cluster, until):
+    """A cluster with one node, which has the label that a running job asks for."""
+    cluster.nodes("A")
+    cluster.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "ssd"}}})
+    cluster.operator(LEASE)
+    cluster.submit("first", template=template(nodeSelector={"disk": "ssd"}))
+    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    return cluster
+
+
+async def relabel(cluster):
+    operator = cluster.operators[0]
+    cluster.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "slow"}}})
+    async with asyncio.timeout(20):
+        while operator.world.nodes.get("", "a0").labels["disk"] != "slow":
+            await asyncio.sleep(0.002)
+
+
+async def test_a_template_that_passed_is_checked_again_once_nodes_have_changed(ssd, until):
+    await relabel(ssd)
+    ssd.submit("bad", template=template(nodeSelector={"disk": "ssd"}))
+    assert "nodeSelector" in await refused(ssd, until)
+
+
+async def test_a_queued_job_gets_no_pods_on_nodes_that_do_not_serve_it_any_more(ssd, until):
+    ssd.submit("later", template=template(nodeSelector={"disk": "ssd"}))
+    await until(lambda: ssd.status("later").epoch, 20)
+    await relabel(ssd)
+    ssd.finish("first")
+    await until(lambda: ssd.status("later").chain.refusals, 20)
+    status = ssd.status("later")
+    assert "spec.template.spec.nodeSelector: asks for disk=ssd" in status.eviction.message
+    assert status.chain.restarts == 0
+    assert not ssd.pods("later", living=False)
+    ssd.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "ssd"}}})
+    await until(lambda: ssd.phase("later") is Phase.RUNNING, 20)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.engine import WakeAt, effects, schedule, settle
+from flyer.engine import WakeAt, blockers, effects, schedule, settle
 from flyer.engine.draft import ACTIVE, RESERVING, Draft
 from flyer.engine.log import step_line
 from flyer.engine.market import Market
@@ -24,6 +24,8 @@ from flyer.sim.invariants import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from flyer.engine.state import Standing
 
 POLICY = histories.POLICY
 SUPPLY, PREEMPTIBLE_AT, STEP = Market.supply, Market.preemptible_at, histories.step
@@ -81,6 +83,14 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs = market.draft.jobs
         return sorted(key for key, job in jobs.items() if job.status.phase in RESERVING)
 
+    def standing(draft, job, real=schedule._standing):
+        return real(draft, replace(job))
+
+    def reasons_of(reasons, job, _needs, claims, _own, eta):
+        return blockers.pending(reasons._market, job, claims, eta)
+
+    monkeypatch.setattr(schedule, "_standing", standing)
+    monkeypatch.setattr(schedule._Reasons, "of", reasons_of)
     monkeypatch.setattr(Draft, "is_plan_due", lambda *_args: True)
     monkeypatch.setattr(Draft, "active_jobs", lambda draft: draft.jobs)
     monkeypatch.setattr(schedule._Search, "is_hopeless", lambda *_args: False)
@@ -126,6 +136,20 @@ def test_a_plan_that_is_kept_too_long_is_found(monkeypatch: pytest.MonkeyPatch) 
         Draft, "is_plan_due", lambda draft, state: kept(draft, state) and draft.changed
     )
     with contextlib.suppress(Violation):  # some job may never start
+        assert played(monkeypatch, seeds) != right
+
+
+def test_a_place_that_is_kept_after_a_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
+    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: "")
+    seeds = range(25)
+    right = played(monkeypatch, seeds)
+    known: dict[str, Standing] = {}
+    real = schedule._standing
+    monkeypatch.setattr(
+        schedule, "_standing", lambda draft, job: known.setdefault(job.key, real(draft, job))
+    )
+    with contextlib.suppress(Violation):
         assert played(monkeypatch, seeds) != right
 
 

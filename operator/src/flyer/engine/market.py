@@ -209,8 +209,7 @@ class Market:
             return protected_until
         if above < 0 or struggles(draft, job):
             return math.inf
-        ahead = draft.place(job) < draft.place(victim)
-        if assignment.backfill and ahead:
+        if assignment.backfill and draft.place(job) < draft.place(victim):
             return protected_until
         if phase not in ACTIVE:
             return math.inf
@@ -276,11 +275,23 @@ class Market:
         return replace(memory, avoid=memory.avoid | self._suspects) if self._suspects else memory
 
     def _suspected(self) -> frozenset[str]:
+        """Nodes on which jobs of two users, or two jobs of the only user, failed to start.
+
+        What fails may be the job's own doing: one user's jobs must not make others avoid nodes.
+        """
         since = self.draft.now - self.draft.policy.suspect_seconds
+        found: dict[str, list[str]] = {}
+        for name, state in self.draft.nodes.items():
+            users = [user for _, user, time in state.start_failures if time >= since]
+            if len(users) >= _SUSPECT_JOBS:
+                found[name] = users
+        if not found:
+            return frozenset()
+        known = {job.user for job in self.draft.jobs.values() if not job.ended}
         return frozenset(
             name
-            for name, state in self.draft.nodes.items()
-            if sum(time >= since for _, time in state.start_failures) >= _SUSPECT_JOBS
+            for name, users in found.items()
+            if len(set(users)) >= _SUSPECT_JOBS or len(known | set(users)) == 1
         )
 
     def available_at(self, job: JobState, node: Node, known: dict[str, float]) -> float:

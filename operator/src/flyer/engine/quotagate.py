@@ -34,8 +34,9 @@ class QuotaGate:
     def _adopt_priorities(self) -> None:
         """A job that runs changes to the level that its spec asks for once there is room there."""
         draft = self.market.draft
-        for key in sorted(draft.jobs):
-            job = draft.jobs[key]
+        active = draft.active_jobs()
+        for key in sorted(active):
+            job = active[key]
             wanted, held = job.spec.priority, job.status.priority
             if not job.holding or wanted in (Priority.AUTO, held):
                 continue
@@ -46,6 +47,11 @@ class QuotaGate:
             if self.ledger.obstacle(job, wanted, node_class) is None:
                 draft.update(key, priority=wanted)
                 self.ledger.charge(draft.jobs[key], wanted, node_class)
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit applies now."""
+        return bool(self.ledger.quotas)
 
     def enter(self, job: JobState) -> None:
         """The job joins the queue, `auto` at its highest level."""

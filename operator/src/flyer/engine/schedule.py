@@ -20,6 +20,7 @@ from flyer.engine.market import Market, by_zone, options, struggles, waits_for_s
 from flyer.engine.pendings import Pendings
 from flyer.engine.preemption import preempt, preemption_plan
 from flyer.engine.quotagate import QuotaGate
+from flyer.engine.state import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 # brings them among the first in time.
 _CLAIMS_MAX = 16
 
+_Contender = tuple[tuple[int, float, float, str], str]
+
 
 def schedule(draft: Draft) -> list[Claim]:
     """Give nodes to every waiting job that may have them now; the claims of those that wait."""
@@ -43,11 +46,14 @@ def schedule(draft: Draft) -> list[Claim]:
     claims: list[Claim] = []
     blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
     search = _Search(draft)
+    reasons = _Reasons(market)
     verdicts: dict[tuple[object, ...], Pending | None] = {}
     contenders = _contenders(draft, gate)
+    lowered: list[_Contender] = []  # those that go on at a lower level
     pendings = Pendings(market)
-    while contenders:
-        _, key = heapq.heappop(contenders)
+    while contenders or lowered:
+        first = lowered and (not contenders or lowered[0] < contenders[-1])
+        _, key = heapq.heappop(lowered) if first else contenders.pop()
         job = draft.jobs[key]
         draft.about = key
         if job.status.phase is Phase.SUSPENDING:
@@ -65,7 +71,7 @@ def schedule(draft: Draft) -> list[Claim]:
             pendings.set(job, never)
             continue
         if gate.lower(job):  # `auto`: no room at this level, perhaps at the next
-            heapq.heappush(contenders, (draft.place(job), key))
+            heapq.heappush(lowered, (draft.place(job), key))
             continue
         out = gate.refusal(job)
         if out is not None:
@@ -80,6 +86,7 @@ def schedule(draft: Draft) -> list[Claim]:
         if not search.is_hopeless(job, needs) and _place(market, job, claims, gate):
             blocked.clear()
             search.clear()
+            reasons.clear()
             pendings.placed()
             gate.fill(job)
             continue
@@ -91,7 +98,7 @@ def schedule(draft: Draft) -> list[Claim]:
             own = _claim(market, job, claims)
             claims += own
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
-        pendings.set(job, blockers.pending(market, job, claims, eta), claims)
+        pendings.set(job, reasons.of(job, needs, claims, own, eta), claims)
     draft.about = ""
     pendings.close()
     return claims
@@ -103,10 +110,10 @@ def _waiting(draft: Draft) -> list[JobState]:
     ]
 
 
-def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, float, str], str]]:
+def _contenders(draft: Draft, gate: QuotaGate) -> list[_Contender]:
     """The waiting jobs, and those preempted ones that are still leaving: they keep their place.
 
-    A heap by place in the queue: an `auto` job begins at its highest level.
+    By place in the queue, the first one last: an `auto` job begins at its highest level.
     """
     leaving = [
         job
@@ -118,9 +125,9 @@ def _contenders(draft: Draft, gate: QuotaGate) -> list[tuple[tuple[int, float, f
     waiting = _waiting(draft)
     for job in waiting:
         gate.enter(job)
-    heap = [(draft.place(job), job.key) for job in waiting + leaving]
-    heapq.heapify(heap)
-    return heap
+    found = [(_standing(draft, job).place, job.key) for job in waiting]
+    found += [(draft.place(job), job.key) for job in leaving]
+    return sorted(found, reverse=True)
 
 
 def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
@@ -130,17 +137,32 @@ def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
 
 def _needs(market: Market, job: JobState, gate: QuotaGate) -> tuple[object, ...]:
     """Of two jobs with equal needs, the one with more nodes is blocked if the other one is."""
-    draft, spec, chain = market.draft, job.spec, job.status.chain
+    chain = job.status.chain
     alone = job.key if chain.previous or chain.avoid else ""  # it remembers nodes of its own
-    admitted = tuple(
-        nodes[0].node_class
-        for nodes in market.classes(job)
-        if gate.admits(job, nodes[0].node_class)
-    )
-    return (
-        draft.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
-        spec.max_runtime, draft.terms(job), admitted, struggles(draft, job), alone,
+    admitted = None  # without limits any
+    if gate.limited:
+        admitted = tuple(
+            nodes[0].node_class
+            for nodes in market.classes(job)
+            if gate.admits(job, nodes[0].node_class)
+        )
+    return _standing(market.draft, job).needs, admitted, alone
+
+
+def _standing(draft: Draft, job: JobState) -> Standing:
+    """Place and needs, kept with the job until it changes: most of a long queue does not."""
+    limits, level, known = draft.zones.limits, draft.level(job), job.standing
+    if known is not None and known.limits is limits and known.level == level:
+        return known
+    spec = job.spec
+    needs = (
+        level, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
+        spec.max_runtime, draft.terms(job), struggles(draft, job),
     )  # fmt: skip
+    found = Standing(limits, level, draft.place(job), needs)
+    if job.status.chain.submitted_at is not None:  # else its place moves with the time
+        object.__setattr__(job, "standing", found)
+    return found
 
 
 class _Search:
@@ -171,6 +193,37 @@ class _Search:
 
     def clear(self) -> None:
         self._least.clear()
+
+
+class _Reasons:
+    """Why jobs were not placed: in the same words for those that want the same.
+
+    Nodes that a job remembers are not in these words, unless it waits for the split of its
+    checkpoint. Not comparable is a job that still occupies nodes, or waits for some of its own.
+    """
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._known: dict[tuple[object, ...], Pending] = {}
+
+    def of(
+        self,
+        job: JobState,
+        needs: tuple[object, ...],
+        claims: Sequence[Claim],
+        own: Sequence[Claim],
+        eta: float | None,
+    ) -> Pending:
+        market = self._market
+        if own or job.status.occupied or waits_for_split(market.draft, job) is not None:
+            return blockers.pending(market, job, claims, eta)
+        key = (*needs[:-1], job.spec.nodes, len(claims))
+        if key not in self._known:
+            self._known[key] = blockers.pending(market, job, claims, eta)
+        return self._known[key]
+
+    def clear(self) -> None:
+        self._known.clear()
 
 
 def _claim(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Claim]:

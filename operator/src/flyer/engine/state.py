@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flyer.engine.incidents import Incident
+    from flyer.engine.limits import Limits
     from flyer.engine.policy import Policy
     from flyer.engine.quotas import Holding, Quota
 
@@ -42,8 +43,8 @@ class NodeState:
     # The removal budget took the node out: why, and since when its health is not observed.
     out: str = ""
     unproven_at: float | None = None
-    # Jobs whose start failed because of this node, with the time; a successful start clears it.
-    start_failures: tuple[tuple[str, float], ...] = ()
+    # Jobs whose start failed because of this node, with user and time; a start there clears it.
+    start_failures: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def eligible(self) -> bool:
@@ -77,6 +78,16 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What a waiting job's place in the queue and its needs are, under these caps at this level."""
+
+    limits: Limits
+    level: int
+    place: tuple[int, float, float, str]
+    needs: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
     """One job."""
 
@@ -93,6 +104,9 @@ class JobState:
     removed: bool = False
     seen: Seen = Seen()
     sent: Sent = Sent()
+    # Kept by `schedule` for the next plan. It follows from the other fields: a changed copy has
+    # none, and it is no part of the job's value.
+    standing: Standing | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def holding(self) -> bool:
@@ -144,4 +158,4 @@ class EngineState:
     active: tuple[str, ...] | None = None
 
 
-__all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]
+__all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent", "Standing"]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Reasons for which a suspension ends the job instead of queueing it again.
 FINAL_REASONS = frozenset({"Stopped", "DeadlineExceeded"})
 # Jobs remembered whose start failed on a node: two make it suspect.
-_START_FAILURES_MAX = 4
+_START_FAILURES_MAX = 8
 # The API server takes 32768; nobody reads more than this.
 _MESSAGE_CHARS_MAX = 8_192
 
@@ -337,7 +337,7 @@ def suspect_nodes(draft: Draft, key: str, nodes: Sequence[str]) -> None:
         state = draft.nodes.get(name)
         if state is not None:
             others = tuple(one for one in state.start_failures if one[0] != key)
-            failures = (*others, (key, draft.now))[-_START_FAILURES_MAX:]
+            failures = (*others, (key, draft.jobs[key].user, draft.now))[-_START_FAILURES_MAX:]
             draft.nodes[name] = replace(state, start_failures=failures)
 
 

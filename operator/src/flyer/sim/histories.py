@@ -316,6 +316,17 @@ class History:
             changed = node
         self._inbox.append(NodeObserved(changed))
 
+    def _drain(self) -> None:
+        """A person wants the node empty, or its health is not observed."""
+        drained = "drained by anna: a new disk"
+        changes: dict[str, Any] = self._random.choice(
+            (
+                {"drain": drained, "ready": False, "reason": drained},
+                {"unproven": "Unknown (AgentSilent)"},
+            )
+        )
+        self._inbox.append(NodeObserved(replace(self._node(), **changes)))
+
     def _lose(self) -> None:
         self._inbox.append(NodeLost(self._node().name, "PowerLost"))
 
@@ -468,6 +479,7 @@ _DEEDS: tuple[Callable[[History], None], ...] = (
     History._report,
     History._exit,
     History._fault,
+    History._drain,
     History._lose,
     History._delete_node,
     History._return_node,

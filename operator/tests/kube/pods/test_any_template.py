@@ -79,6 +79,15 @@ def test_any_template_many_times():
             {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
             "spec.template.spec.affinity.podAffinity", "remove",
         ),
+        ({"activeDeadlineSeconds": 1}, "spec.template.spec.activeDeadlineSeconds", "maxRuntime"),
+        (
+            {"containers": [WHOLE | {"restartPolicy": "Always"}]},
+            "spec.template.spec.containers[0].restartPolicy", "remove it",
+        ),
+        (
+            {"containers": [WHOLE | {"restartPolicyRules": [{"action": "Restart"}]}]},
+            "spec.template.spec.containers[0].restartPolicyRules", "remove them",
+        ),
         ({"tolerations": {"key": "x"}}, "spec.template.spec.tolerations", "expected a list"),
         ({"tolerations": [None]}, "spec.template.spec.tolerations[0]", "expected an object"),
         ({"hostNetwork": "yes"}, "spec.template.spec.hostNetwork", "true or false"),

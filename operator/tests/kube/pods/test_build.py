@@ -162,6 +162,28 @@ def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
     assert all(one["mountPath"] != "/dev/shm" for one in trainer["volumeMounts"])
 
 
+@pytest.mark.parametrize(
+    ("network", "policy", "built"),
+    [
+        (True, None, "ClusterFirstWithHostNet"),
+        (True, "ClusterFirst", "ClusterFirstWithHostNet"),
+        (True, "None", "None"),
+        (False, None, None),
+        (False, "ClusterFirst", "ClusterFirst"),
+    ],
+)
+def test_the_sidecar_of_a_pod_on_its_nodes_network_finds_the_gateways_service(
+    network: bool, policy: str | None, built: str | None
+) -> None:
+    body = small()
+    spec = body["spec"]["template"]["spec"]
+    spec["hostNetwork"] = network
+    if policy is not None:
+        spec["dnsPolicy"] = policy
+    for pod in build(FlyerJob.model_validate(body)):
+        assert pod["spec"].get("dnsPolicy") == built
+
+
 def test_a_daemon_is_a_sidecar_of_its_own_that_only_this_pod_reaches() -> None:
     body = small()
     without = build(FlyerJob.model_validate(body))

@@ -71,11 +71,6 @@ class InvalidError(ApiError):
 class ForbiddenError(ApiError):
     """401 or 403: our credentials do not allow it, or the namespace is being deleted."""
 
-    @property
-    def namespace_ends(self) -> bool:
-        """Whether the namespace takes no new objects because it is being deleted."""
-        return "being terminated" in str(self)
-
 
 class OverloadedError(ApiError):
     """429, 500, 503, 504: the server had no time or no luck; waits `retry_after_seconds`.

@@ -69,9 +69,9 @@ def _pod(
         add_shared_memory(spec, trainer)
     if job.spec.collectives.daemon:
         add_daemon(spec, trainer, settings)
-    if spec.get("hostNetwork"):
+    if spec.get("hostNetwork") and spec.get("dnsPolicy") in (None, "ClusterFirst"):
         # With ClusterFirst such a pod has its node's resolver, which knows no Service.
-        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     spec["restartPolicy"] = "Never"
     # No eviction of the pod by others takes longer than a preemption by the operator.
     longest = math.ceil(job.spec.preemption.max_grace.seconds)

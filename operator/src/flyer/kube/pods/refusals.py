@@ -58,6 +58,7 @@ def refusals(job: FlyerJob) -> Iterator[str]:
         return  # what follows relies on the types
     spec = without_nulls(spec)
     yield from _restart_policy(spec)
+    yield from _deadline(spec)
     yield from _placement(spec)
     yield from _claims(spec)
     yield from _taken_names(spec)
@@ -75,11 +76,27 @@ def _reserved_keys(metadata: TemplateMetadata) -> Iterator[str]:
 
 
 def _restart_policy(spec: dict[str, Any]) -> Iterator[str]:
-    policy = spec.get("restartPolicy", "Never")
-    if policy != "Never":
+    bodies = [(PLACE, spec)]
+    bodies += [(f"{PLACE}.containers[{i}]", one) for i, one in enumerate(spec["containers"])]
+    for place, body in bodies:
+        policy = body.get("restartPolicy", "Never")
+        if policy != "Never":
+            yield (
+                f'{place}.restartPolicy: is "{policy}": a rank that ends is never restarted '
+                "in its place, the whole gang is; remove it, or write Never"
+            )
+        if body.get("restartPolicyRules"):
+            yield (
+                f"{place}.restartPolicyRules: a container that ends is never restarted in its "
+                "place, the whole gang is; remove them"
+            )
+
+
+def _deadline(spec: dict[str, Any]) -> Iterator[str]:
+    if "activeDeadlineSeconds" in spec:
         yield (
-            f'spec.template.spec.restartPolicy: is "{policy}": a rank that ends is never restarted '
-            "in its place, the whole gang is; remove it, or write Never"
+            f"{PLACE}.activeDeadlineSeconds: ends pods of the gang before the job can save: remove "
+            "it, and limit an attempt with spec.maxRuntime"
         )
 
 

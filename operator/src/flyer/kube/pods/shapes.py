@@ -48,6 +48,7 @@ _CONTAINER: Final[dict[str, Any]] = {
     "env": _List({"name": _TEXT}),
     "resources": {"limits": _Map(_QUANTITY), "requests": _Map(_QUANTITY), "claims": _List(_ANY)},
     "restartPolicy": _TEXT,
+    "restartPolicyRules": _List(_ANY),
     "volumeMounts": _List({"name": _TEXT, "mountPath": _TEXT}),
 }
 _TERMS: Final = _List({
@@ -56,6 +57,7 @@ _TERMS: Final = _List({
 })  # fmt: skip
 _POD_TERMS: Final = {"requiredDuringSchedulingIgnoredDuringExecution": _List(_ANY)}
 _SPEC: Final[dict[str, Any]] = {
+    "activeDeadlineSeconds": _COUNT,
     "affinity": {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _TERMS}

@@ -24,6 +24,7 @@ from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.pods import PlacedNode, PodsRefusedError
 from flyer.kube.services.podcalls import KILL_SECONDS, PodCalls
 from flyer.kube.services.starts import Starts
+from flyer.kube.services.templates import UnfitNowError
 from flyer.kube.services.views import mark_of
 
 if TYPE_CHECKING:
@@ -229,16 +230,17 @@ class Gangs:
         try:
             found = await self._read(job) if found is None else found
             whole = _with_template(job, found["spec"]["template"])
-            await self._templates.require(whole, mark_of(found))
+            names = frozenset(start.assignment.names)
+            await self._templates.require(whole, mark_of(found), names)
             await self._make(gang, self._capped(whole), start)
         except LeadershipLostError:
             raise
         except (PodsRefusedError, InvalidError, ValidationError) as error:
             # What the manifest asks for will not come to be.
             self._not_started(gang, start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
-        except ApiError as error:
-            # A quota may have room later, who forbids it may allow it, and an API server that was
-            # away is no fault of the job: this costs no restart.
+        except (ApiError, UnfitNowError) as error:
+            # A quota or a node may have room later, who forbids it may allow it, and an API server
+            # that was away is no fault of the job: this costs no restart.
             log.warning("%s: attempt %d may not start: %s", start.job, start.attempt, error)
             gang.failed = True
             self._tell(StartRefused(start.job, start.attempt, str(error)[:1000]))

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import Phase
 from flyer.engine import StartFailed, StartPending
-from flyer.kube.client.errors import ApiError, NotFoundError
-from flyer.kube.client.resources import CLAIMS
 from flyer.kube.pods.names import pod_place
-from flyer.kube.services.troubles import Trouble
+from flyer.kube.services.volumes import missing_for_volumes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from flyer.engine import Event, JobState, Start
     from flyer.kube.client import Api
     from flyer.kube.services.seams import Gateway
+    from flyer.kube.services.troubles import Trouble
     from flyer.kube.services.views import PodView
 
 __all__ = ["Starts"]
@@ -30,8 +29,9 @@ __all__ = ["Starts"]
 POLL_SECONDS: Final = 1.0
 # A registry or a Secret may be late by moments; people read the reason within 15 s of it.
 CONFIRM_SECONDS: Final = 6.0
-# Pods that wait for volumes say nothing of it for minutes: then their claims are looked at.
+# Pods that wait for volumes say nothing of it for minutes: what these need is looked at then.
 STUCK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 4.0
 # The pods that are missing are reported before any start deadline, and not while all still come up.
 PENDING_SECONDS: Final = 5.0
 
@@ -70,6 +70,7 @@ class Starts:
         loop = asyncio.get_running_loop()
         began_at, since = loop.time(), None
         absent: tuple[str, ...] | None = None
+        missing, look_at = None, began_at
         while self.is_starting(start.job, start.attempt):
             await asyncio.sleep(POLL_SECONDS)
             pods = [
@@ -77,14 +78,18 @@ class Starts:
                 if one.attempt == start.attempt and not one.ended
             ]  # fmt: skip
             if loop.time() - began_at >= PENDING_SECONDS:
-                missing = self._absent(start)
-                if missing != absent:
-                    absent = missing
-                    self._tell(StartPending(start.job, start.attempt, missing))
+                places = self._absent(start)
+                if places != absent:
+                    absent = places
+                    self._tell(StartPending(start.job, start.attempt, places))
             troubles = {one.node: one.trouble for one in pods if one.trouble is not None}
-            waits = any(one.phase == "Pending" for one in pods)
-            if not troubles and waits and loop.time() - began_at >= STUCK_SECONDS:
-                troubles = await self._of_claims(start, spec)
+            waiting = next((one for one in pods if one.phase == "Pending"), None)
+            if not troubles and waiting and loop.time() - began_at >= STUCK_SECONDS:
+                if loop.time() >= look_at:
+                    look_at = loop.time() + LOOK_SECONDS
+                    namespace, uid = waiting.namespace, waiting.uid
+                    missing = await missing_for_volumes(self._api, namespace, spec, uid)
+                troubles = {waiting.node: missing} if missing is not None else {}
             if not troubles:
                 since = None
                 continue
@@ -114,25 +119,3 @@ class Starts:
         else:
             why = f"the pod on node {node} cannot start: {trouble}"
             self._tell(StartFailed(job, attempt, why, tuple(troubles)))
-
-    async def _of_claims(self, start: Start, spec: Mapping[str, Any]) -> dict[str, Trouble]:
-        """Volume claims that are missing or not bound, as a trouble of the whole gang."""
-        namespace = start.job.partition("/")[0]
-        for index, volume in enumerate(spec.get("volumes") or ()):
-            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            if not claim:
-                continue
-            place = f"spec.template.spec.volumes[{index}].persistentVolumeClaim.claimName"
-            try:
-                found = await self._api.get(CLAIMS, claim, namespace)
-            except NotFoundError:
-                why = f'{place}: there is no claim "{claim}" in {namespace}: create it'
-            except ApiError:
-                return {}  # not allowed to look, or not now
-            else:
-                phase = (found.get("status") or {}).get("phase")
-                if phase == "Bound":
-                    continue
-                why = f'{place}: the claim "{claim}" is {phase}, not Bound'
-            return {start.assignment.names[0]: Trouble("FailedMount", why, job_fault=True)}
-        return {}

@@ -94,6 +94,7 @@ class Submissions:
         known = after or before
         assert known is not None, "a change of nothing"
         key = known.key
+        self._give_back(before, after)
         replaced = before is not None and after is not None and before.uid != after.uid
         if after is None or after.job is not None:
             self._invalid.pop(key, None)  # as many entries as objects that cannot be read
@@ -121,6 +122,12 @@ class Submissions:
             self._waiting[key] = after
         elif before is None or replaced or after.asks_otherwise(before):
             self._submit(key, after)
+
+    def _give_back(self, before: JobView | None, after: JobView | None) -> None:
+        """Nodes that were kept for a job that could not be read may be free now."""
+        kept = before.kept_nodes if before is not None else frozenset()
+        if before is not None and not kept <= (after.kept_nodes if after else frozenset()):
+            self._rebuild(f"{before.key}: nodes were kept for it")
 
     def forgotten(self, key: str) -> None:
         """The engine has forgotten a job."""

@@ -31,14 +31,14 @@ from flyer.kube.services.claims import late_claims
 from flyer.kube.services.fieldnames import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
     from flyer.kube.client import Api
     from flyer.kube.services.seams import Seams
     from flyer.kube.services.views import JobView, NodeView
     from flyer.kube.services.world import World
 
-__all__ = ["Templates", "Verdict"]
+__all__ = ["Templates", "UnfitNowError", "Verdict"]
 
 AT_ONCE: Final = 8
 PASSED_MAX: Final = 4096
@@ -50,6 +50,10 @@ _UNKNOWN: Final = re.compile(r'unknown field "([^"]+)"')
 _REASON_CHARS_MAX: Final = 1500
 
 log = logging.getLogger(__name__)
+
+
+class UnfitNowError(Exception):
+    """The nodes of an attempt, or a claim, do not serve a template that passed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +84,17 @@ class Templates:
         self._on_passed = passed
         self._on_refused = refused
         self._spawn = spawn
-        self._known: OrderedDict[str, None] = OrderedDict()  # marks of templates that passed
+        # Marks of templates that passed, with the count of changes of nodes at that time, and of
+        # those whose dry run passed, whatever the nodes.
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._allowed: OrderedDict[str, int] = OrderedDict()
         self._under_way: dict[str, asyncio.Event] = {}  # by mark
         self._checking: dict[str, str] = {}  # by job: uid and generation
 
     def has_passed(self, view: JobView) -> bool:
         """Whether the engine may know this job: its template passed, now or under any leader."""
         job = view.job
-        if job is None or view.mark in self._known or job.spec.stop is not None:
+        if job is None or self._is_known(view.mark) or job.spec.stop is not None:
             return True
         status = job.status
         if status is None:
@@ -109,13 +116,18 @@ class Templates:
         """The job is being deleted."""
         self._checking.pop(key, None)
 
-    async def require(self, job: FlyerJob, mark: str) -> None:
-        """Raise `PodsRefusedError` for a whole job whose template does not pass now."""
-        if mark not in self._known:
-            verdict = await self._judge(job)
-            if verdict.reasons and verdict.final:
-                raise PodsRefusedError(job.key, list(verdict.reasons))
-            self._remember(mark)
+    async def require(self, job: FlyerJob, mark: str, names: Collection[str]) -> None:
+        """Raise for a whole job whose template does not pass now, on the nodes of these names.
+
+        `PodsRefusedError`: on no others either. `UnfitNowError`: nodes or a claim have changed.
+        """
+        if self._is_known(mark):
+            return
+        verdict = await self._judge(job, mark, names)
+        if verdict.reasons and verdict.final:
+            raise PodsRefusedError(job.key, list(verdict.reasons))
+        if verdict.reasons:
+            raise UnfitNowError(f"{job.key}: {'; '.join(verdict.reasons)}")
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -150,7 +162,7 @@ class Templates:
         """One check for all jobs with this template that come meanwhile."""
         while (other := self._under_way.get(view.mark)) is not None:
             await other.wait()
-        if view.mark in self._known:
+        if self._is_known(view.mark):
             return Verdict()
         done = self._under_way[view.mark] = asyncio.Event()
         try:
@@ -165,16 +177,23 @@ class Templates:
                 place = ".".join(("spec", "template", *map(str, first["loc"])))
                 return Verdict((f"{place}: {first['msg']}",))
             spec = view.job.spec.replace(template=template)
-            verdict = await self._judge(view.job.replace(spec=spec))
+            shapes = self._world.node_shapes
+            verdict = await self._judge(view.job.replace(spec=spec), view.mark)
             if not verdict.reasons:
-                self._remember(view.mark)
+                _remember(self._known, view.mark, shapes)
             return verdict
         finally:
             del self._under_way[view.mark]
             done.set()
 
-    async def _judge(self, job: FlyerJob) -> Verdict:
-        nodes = [one for one in self._world.nodes.values() if _may_serve(job, one)]
+    async def _judge(
+        self, job: FlyerJob, mark: str, names: Collection[str] | None = None
+    ) -> Verdict:
+        """On every node that the job may get, or on those of these names."""
+        nodes = [
+            one for one in self._world.nodes.values()
+            if (_may_serve(job, one) if names is None else one.node.name in names)
+        ]  # fmt: skip
         try:
             pod = self._build(job, nodes[0] if nodes else None)
         except PodsRefusedError as error:
@@ -193,6 +212,8 @@ class Templates:
             late = [one async for one in late_claims(self._api, pod["spec"], namespace)]
             if late:
                 return Verdict(tuple(late), final=False)
+        if mark in self._allowed:
+            return Verdict()
         try:
             await self._api.create(PODS, pod, namespace, dry_run=True, strict=True)
         except InvalidError as error:
@@ -202,6 +223,7 @@ class Templates:
             # A quota that is full, Pod Security, an admission webhook: all may change, and the
             # start of the job tells.
             log.info("%s: its pods would be refused now: %s", job.key, error)
+        _remember(self._allowed, mark, 0)
         return Verdict()
 
     def _build(self, job: FlyerJob, node: NodeView | None) -> dict[str, Any]:
@@ -219,10 +241,16 @@ class Templates:
         pod["metadata"] = {**pod["metadata"], "name": f"{_NAME}-{random.getrandbits(40):010x}"}
         return pod
 
-    def _remember(self, mark: str) -> None:
-        self._known[mark] = None
-        if len(self._known) > PASSED_MAX:
-            self._known.popitem(last=False)
+    def _is_known(self, mark: str) -> bool:
+        """Whether it passed with the nodes as they are."""
+        return self._known.get(mark) == self._world.node_shapes
+
+
+def _remember(marks: OrderedDict[str, int], mark: str, value: int) -> None:
+    marks[mark] = value
+    marks.move_to_end(mark)
+    if len(marks) > PASSED_MAX:
+        marks.popitem(last=False)
 
 
 def _may_serve(job: FlyerJob, view: NodeView) -> bool:

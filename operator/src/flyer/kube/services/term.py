@@ -253,6 +253,8 @@ class Term:
         self._left.release()
         self._metrics.left_alone.set(len(self._left))
         self._nodes.withheld = self._left.nodes(self._commits.stored)
+        for view in self._world.jobs.values():
+            self._nodes.withheld |= dict.fromkeys(view.kept_nodes, view.key)
         nodes = self._nodes.begin()
         views = {view.job.key: view for view in self._world.jobs.values() if view.job is not None}
         live = {

@@ -25,10 +25,12 @@ _UNSURE: Final = frozenset({
 })  # fmt: skip
 _SAYS_JOB: Final = re.compile(
     r"not found|manifest unknown|does not exist|unauthorized|denied|forbidden|invalid reference"
-    r"|no match for platform|no such file|executable file|permission denied",
+    r"|no match for platform|no such file|executable file|permission denied|no such host",
     re.IGNORECASE,
 )
-_OF_THE_NODE: Final = frozenset({"CrashLoopBackOff", "CreatePodSandboxError"})
+# Of a sidecar (an init container that is restarted): its own doing, unless it is one of ours.
+_OF_A_CONTAINER: Final = frozenset({"CrashLoopBackOff"})
+_OF_THE_NODE: Final = frozenset({"CreatePodSandboxError"})
 _WORDS_MAX: Final = 400
 
 
@@ -56,10 +58,10 @@ def trouble_of(pod: Mapping[str, Any]) -> Trouble | None:
         return None
     for name, waiting in _waiting(status):
         reason, message = str(waiting.get("reason") or ""), _cut(waiting.get("message"))
-        if reason in _OF_THE_JOB | _UNSURE and name not in _OURS:
-            fault = reason in _OF_THE_JOB or bool(_SAYS_JOB.search(message))
+        if reason in _OF_THE_JOB | _UNSURE | _OF_A_CONTAINER and name not in _OURS:
+            fault = reason not in _UNSURE or bool(_SAYS_JOB.search(message))
             return Trouble(reason, f"container {name}: {message}", job_fault=fault)
-        if reason in _OF_THE_JOB | _UNSURE | _OF_THE_NODE:
+        if reason in _OF_THE_JOB | _UNSURE | _OF_A_CONTAINER | _OF_THE_NODE:
             return Trouble(reason, f"container {name}: {message}", job_fault=False)
     if not ran:
         for one in status.get("conditions") or ():

@@ -77,6 +77,7 @@ class JobView:
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
     mark: str = ""  # of all that its pods are made of but its name: the same for the same pods
+    kept_nodes: frozenset[str] = frozenset()  # of a job that cannot be read: where it may run
 
     @property
     def forgettable(self) -> bool:
@@ -141,7 +142,26 @@ def shape_job(value: dict[str, Any]) -> JobView:
         deleting="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
         mark=mark_of(value),
+        kept_nodes=_kept_nodes(value) if problem else frozenset(),
     )
+
+
+def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
+    """The nodes in a status of any shape: another version of the operator may have written it."""
+    status = job.get("status")
+    found: set[str] = set()
+    if not isinstance(status, dict):
+        return frozenset()
+    assignment = status.get("assignment")
+    listed = [status.get("occupied")]
+    if isinstance(assignment, dict) and status.get("phase") not in ("Succeeded", "Failed"):
+        listed.append(assignment.get("nodes"))
+    for nodes in listed:
+        for one in nodes if isinstance(nodes, list) else ():
+            name = one.get("name") if isinstance(one, dict) else None
+            if isinstance(name, str):
+                found.add(name)
+    return frozenset(found)
 
 
 def mark_of(job: Mapping[str, Any]) -> str:

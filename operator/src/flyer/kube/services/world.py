@@ -85,6 +85,7 @@ class World:
     ) -> None:
         self.listener: Listener | None = None
         self.answered: set[str] = set()  # machines that have answered a probe of this process
+        self.node_shapes = 0  # grows when something changes that decides which pods a node serves
         self._pods_of: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
         self._pods_on: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
         self.jobs = Cache(api, FLYERJOBS, shape_job, self._job, settings=settings)
@@ -211,7 +212,9 @@ class World:
             return  # somebody else's
         self._notify(lambda listener: listener.pod_changed(old, after))
 
-    def _node(self, key: Key, _before: NodeView | None, _after: NodeView | None) -> None:
+    def _node(self, key: Key, before: NodeView | None, after: NodeView | None) -> None:
+        if _serves(before) != _serves(after):
+            self.node_shapes += 1
         self._notify(lambda listener: listener.node_changed(key[1]))
 
     def _health(self, key: Key, _before: NodeHealth | None, _after: NodeHealth | None) -> None:
@@ -246,6 +249,13 @@ class World:
         except Exception as error:
             log.exception("a bug, please report it")
             listener.confused(f"{type(error).__name__}: {error}")
+
+
+def _serves(view: NodeView | None) -> tuple[object, ...] | None:
+    """What pods may depend on of a node."""
+    if view is None or not view.ours:
+        return None
+    return view.labels, view.allocatable, view.dedicated
 
 
 def _discard(index: defaultdict[str, dict[str, PodView]], key: str, uid: str) -> None:
