@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from flyer.client.logs import LogLine, LogReader
+from flyer.local import store as store_module
 from flyer.local.errors import FlyerError
 from flyer.local.statedir import StatePaths, driver_alive, find_state
 from flyer.local.store import Store, read_json_lines
@@ -44,6 +45,23 @@ def test_a_job_file_that_is_no_job_is_named(tmp_path):
     with pytest.raises(FlyerError, match=r"default\.b\.json"):
         store.jobs()
     store.close()
+
+
+@pytest.mark.parametrize("block", [1, 3, 64])
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [(b"", b""), (b"torn", b""), (b"a\n", b"a\n"), (b"aaaa\nbb\ntorn", b"aaaa\nbb\n")],
+)
+def test_a_long_file_is_read_from_its_end(tmp_path, monkeypatch, block, data, kept):
+    monkeypatch.setattr(store_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(type(tmp_path), "read_bytes", None)  # it may be larger than memory
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(data)
+    appender = store_module.Appender(path)
+    appender.append_line("new")
+    appender.close()
+    with path.open("rb") as file:
+        assert file.read() == kept + b"new\n"
 
 
 def test_a_torn_last_line_is_cut_off_by_the_next_append(tmp_path):

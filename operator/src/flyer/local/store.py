@@ -30,6 +30,7 @@ __all__ = ["Appender", "Store", "read_json_lines", "write_atomically"]
 # Clients look at the lock for an instant with a shared lock; longer than this it is a driver's.
 LOCK_WAIT_SECONDS: Final = 1.0
 LOCK_POLL_SECONDS: Final = 0.02
+BLOCK_BYTES: Final = 64 * 1024
 
 log = logging.getLogger(__name__)
 
@@ -167,10 +168,20 @@ class Appender:
 def _bytes_of_whole_lines(path: Path) -> int | None:
     """How many bytes of a file end with a line end; None when there is nothing to cut."""
     try:
-        data = path.read_bytes()
+        file = path.open("rb")
     except FileNotFoundError:
         return None
-    return None if data.endswith(b"\n") or not data else data.rfind(b"\n") + 1
+    with file:  # from its end: it may be large
+        size = at = file.seek(0, os.SEEK_END)
+        while at > 0:
+            first = max(0, at - BLOCK_BYTES)
+            file.seek(first)
+            found = file.read(at - first).rfind(b"\n")
+            if found >= 0:
+                whole = first + found + 1
+                return None if whole == size else whole
+            at = first
+    return 0 if size else None
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
