@@ -13,6 +13,9 @@ use crate::protocol::RequestId;
 
 /// Answers that one change forgets on the way at most; the sweep takes the rest.
 const FORGET_MAX: u64 = 64;
+/// Answers that the clients of one volume may have kept together; at 5,000 changes a second they
+/// are those of 200 seconds, which is longer than any call lasts.
+const ANSWERS_OF_VOLUME_MAX: u64 = 1 << 20;
 
 /// One client.
 #[derive(Debug, Default)]
@@ -38,7 +41,8 @@ impl Client {
 }
 
 /// All clients of this life of the service. Of one volume a bounded number: further ones are taken
-/// for silent.
+/// for silent. They share the answers that are kept for the volume: whoever declares nothing
+/// finished has its oldest changes taken for finished.
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Mutex<Known>);
 
@@ -53,7 +57,9 @@ impl Clients {
     pub(crate) fn hear(&self, id: RequestId, volume: Option<InodeId>, now_ms: u64) -> Arc<Client> {
         let mut known = self.known();
         let client = known.client(id.client, volume);
-        client.floor.fetch_max(id.finished_below, SeqCst);
+        let kept = known.answers_of_client(volume);
+        let floor = id.finished_below.max(id.sequence.saturating_sub(kept));
+        client.floor.fetch_max(floor, SeqCst);
         client.heard_ms.fetch_max(now_ms, SeqCst);
         client
     }
@@ -96,6 +102,13 @@ impl Clients {
 }
 
 impl Known {
+    /// Answers that a client of the volume may have kept.
+    fn answers_of_client(&self, volume: Option<InodeId>) -> u64 {
+        let Some(volume) = volume else { return u64::MAX };
+        let clients = self.of_volume.get(&volume).copied().unwrap_or_default();
+        ANSWERS_OF_VOLUME_MAX / clients.max(1) as u64
+    }
+
     /// The entry of a client. One more than a volume may have gets one that is not kept.
     fn client(&mut self, id: ClientId, volume: Option<InodeId>) -> Arc<Client> {
         if let Some(client) = self.clients.get(&id) {
@@ -117,6 +130,27 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_that_declare_nothing_finished_have_a_bounded_number_of_answers() {
+        let clients = Clients::default();
+        let (bounded, free) = (ClientId(1), ClientId(2));
+        let (volume, sequence) = (Some(InodeId(100)), ANSWERS_OF_VOLUME_MAX);
+        let ask = |client, volume, sequence| {
+            clients.hear(RequestId { client, sequence, finished_below: 0 }, volume, 10);
+        };
+        ask(free, None, sequence * 2);
+        assert!(!clients.has_finished(free, 0), "one with the cluster's key is trusted");
+        ask(bounded, volume, sequence);
+        assert!(!clients.has_finished(bounded, 0));
+        ask(bounded, volume, sequence + 1);
+        assert!(clients.has_finished(bounded, 0));
+        assert!(!clients.has_finished(bounded, 1));
+        (3..6).for_each(|client| clients.hear_of(ClientId(client), volume, 10));
+        ask(bounded, volume, sequence + 2);
+        assert!(clients.has_finished(bounded, sequence * 3 / 4), "four share them");
+        assert!(!clients.has_finished(bounded, sequence * 3 / 4 + 2));
+    }
 
     #[test]
     fn the_clients_of_one_volume_are_bounded_and_others_are_not() {

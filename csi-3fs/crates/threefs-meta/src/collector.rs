@@ -182,13 +182,11 @@ impl Tree {
             self.clients.forget_silent(silent_since);
             self.holds.forget_silent(silent_since);
         }
-        let Some(kept_since) = uptime_ms.checked_sub(self.config.answer_keep_ms) else {
-            return Ok(());
-        };
+        let kept_since = uptime_ms.checked_sub(self.config.answer_keep_ms);
         self.forget_rows(rows::ANSWERS, |key, _value| {
             let (client, sequence) = rows::answer_of_key(key)?;
-            let finished = self.clients.has_finished(client, sequence);
-            Ok(finished || !self.clients.heard_since(client, kept_since))
+            let is_silent = || kept_since.is_some_and(|at| !self.clients.heard_since(client, at));
+            Ok(self.clients.has_finished(client, sequence) || is_silent())
         })
         .await
     }
