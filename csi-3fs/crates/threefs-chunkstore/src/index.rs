@@ -39,6 +39,7 @@ impl Copying {
     pub(crate) fn appended(&mut self, record: &Record, bytes: &[u8]) {
         let covers = match record {
             Record::Pending { chunk, .. }
+            | Record::Written { chunk, .. }
             | Record::Commit { chunk, .. }
             | Record::Forget { chunk }
             | Record::Committed { chunk, .. } => Some(*chunk) <= self.upto,
@@ -69,9 +70,13 @@ pub(crate) struct Inner<F> {
     pub(crate) log_name: u64,
     pub(crate) log_end: u64,
     pub(crate) log_room: u64,
+    // Up to here the blocks of the log have been written before, if only with zeros.
+    pub(crate) log_written: u64,
     pub(crate) compact_at: u64,
     pub(crate) next_frame: u64,
     pub(crate) body: Vec<u8>,
+    // A record of `body` is about blocks that were written: they are flushed before it.
+    pub(crate) data_written: bool,
     pub(crate) appended: u64,
     pub(crate) durable: u64,
     // Somebody flushes, or switches the logs, without the lock.
@@ -106,7 +111,8 @@ impl<F> Inner<F> {
         let number = self.appended;
         let mut left = Vec::new();
         match record {
-            Record::Pending { chunk, state, content } => {
+            Record::Pending { chunk, state, content }
+            | Record::Written { chunk, state, content, .. } => {
                 let entry = self.index.entry(chunk).or_default();
                 let content = Arc::new(content);
                 if let Some(dropped) = entry.pending.replace(Version { state, content }) {
@@ -177,7 +183,7 @@ impl<F> Inner<F> {
     fn drop_chunk(&mut self, chunk: ChunkId, left: &mut Vec<Extent>) {
         self.with_pending.remove(&chunk);
         let Some(entry) = self.index.remove(&chunk) else { return };
-        left.extend_from_slice(&entry.committed.content.extents);
+        left.extend(difference(&entry.committed.content.extents, &[]));
         if let Some(pending) = entry.pending {
             left.extend(difference(&pending.content.extents, &entry.committed.content.extents));
         }
@@ -186,7 +192,7 @@ impl<F> Inner<F> {
     /// After a replay: every block that a state holds is used, all others are free.
     pub(crate) fn claim_blocks(&mut self) -> Result<(), StoreError> {
         let held = |entry: &Entry| {
-            let mut held = entry.committed.content.extents.clone();
+            let mut held = difference(&entry.committed.content.extents, &[]);
             if let Some(pending) = &entry.pending {
                 held.extend(difference(&pending.content.extents, &entry.committed.content.extents));
             }

@@ -7,6 +7,7 @@ pub mod disk;
 mod index;
 mod log;
 mod plan;
+mod redo;
 mod store;
 
 pub use budget::DiskBudget;
@@ -70,6 +71,17 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         version: ChunkVersion,
         chain_version: ChainVersion,
     ) -> Result<ChunkState, StoreError>;
+
+    /// As [`Self::commit`], where that waits for nothing: no disk, no other thread that waits for
+    /// one. `None`: nothing was done, and [`Self::commit`] has to be called where waiting is allowed.
+    fn commit_at_once(
+        &self,
+        _chunk: ChunkId,
+        _version: ChunkVersion,
+        _chain_version: ChainVersion,
+    ) -> Option<Result<ChunkState, StoreError>> {
+        None
+    }
 
     /// Drops everything about a chunk, its version too. Durable like a commit.
     ///

@@ -205,6 +205,7 @@ impl<D: Disk> FileChunkStore<D> {
         }
         inner.log_name = name + 1;
         inner.log_end = copy.at;
+        inner.log_written = copy.at;
         inner.compact_at = self.compact_at(copy.at);
         inner.log_room = room;
         inner.next_frame = copy.number;

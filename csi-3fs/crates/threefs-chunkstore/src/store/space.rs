@@ -108,10 +108,15 @@ impl<D: Disk> FileChunkStore<D> {
         }
     }
 
+    /// Writes `bytes` where `runs` says, holes left out.
     pub(super) fn write_runs(&self, runs: &[Extent], bytes: &[u8]) -> Result<(), StoreError> {
         let mut at = 0;
         for run in runs {
             let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            if run.is_hole() {
+                at += take;
+                continue;
+            }
             self.data.write_at(&bytes[at..at + take], run.start * BLOCK_BYTES as u64).map_err(
                 |error| {
                     if is_full(&error) {
