@@ -3,7 +3,7 @@
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, ContentChange, StoreUpdate};
 use threefs_core::error::StoreError;
 
-use crate::blocks::{Extent, push_extent, slice};
+use crate::blocks::{Extent, blocks_in, push_extent, slice};
 use crate::checksums::{blocks_of, of_blocks, of_whole};
 use crate::disk::Disk;
 use crate::index::Version;
@@ -19,6 +19,37 @@ pub(crate) struct Plan<'a> {
     length: usize,
     /// Checksum of the last block where the content was cut within it.
     cut: Option<u32>,
+}
+
+/// Blocks that an update of `payload_bytes` writes, and those of `base` that its commit frees.
+pub(crate) fn blocks_needed(
+    update: &StoreUpdate,
+    base: &Version,
+    payload_bytes: usize,
+) -> (u64, u64) {
+    let old = base.state.length as usize;
+    let held = blocks_in(&base.content.extents);
+    let patch = |offset: usize, end: usize| {
+        let (first, last) = if base.content.extents.len() >= RUNS_MAX {
+            (0, blocks_of(old.max(end)))
+        } else {
+            (offset.min(old) / BLOCK_BYTES, blocks_of(end))
+        };
+        let written = last.saturating_sub(first) as u64;
+        (written, (last as u64).min(held).saturating_sub(first as u64))
+    };
+    match update.change {
+        ContentChange::Remove => (0, held),
+        ContentChange::Replace => (blocks_of(payload_bytes) as u64, held),
+        ContentChange::Truncate { length } if length as usize <= old => (0, 0),
+        ContentChange::Truncate { length } => patch(length as usize, length as usize),
+        ContentChange::Write { offset: 0 } if payload_bytes >= old => {
+            (blocks_of(payload_bytes) as u64, held)
+        }
+        ContentChange::Write { offset } => {
+            patch(offset as usize, offset as usize + payload_bytes)
+        }
+    }
 }
 
 /// Reads what it needs of the old content (verified) and lays out the new one.
