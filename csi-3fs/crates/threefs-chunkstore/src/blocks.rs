@@ -45,6 +45,12 @@ pub(crate) fn push_extent(extents: &mut Vec<Extent>, next: Extent) {
     extents.push(next);
 }
 
+/// Blocks that the runs have together, without holes.
+pub(crate) fn blocks_in(extents: &[Extent]) -> u64 {
+    let stored = extents.iter().filter(|extent| !extent.is_hole());
+    stored.map(|extent| u64::from(extent.blocks)).sum()
+}
+
 /// Blocks `from .. to` of the content that `extents` hold, in order.
 pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
     let mut part = Vec::new();
@@ -148,6 +154,21 @@ impl FreeBlocks {
             }
         }
         Some(taken)
+    }
+
+    /// Takes the largest runs, `blocks` together, or all where there are fewer.
+    pub(crate) fn take_largest(&mut self, blocks: u64) -> Vec<Extent> {
+        let mut taken = Vec::new();
+        let mut missing = blocks;
+        while missing > 0
+            && let Some(&(size, start)) = self.by_size.last()
+        {
+            let part = size.min(missing).min(u64::from(u32::MAX));
+            self.cut(start, size, part);
+            taken.push(Extent { start, blocks: part as u32 });
+            missing -= part;
+        }
+        taken
     }
 
     /// Takes away free blocks at the end of a file of `total` blocks, all but `keep` of them, if

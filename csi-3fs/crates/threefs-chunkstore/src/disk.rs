@@ -4,10 +4,13 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
+
+/// Unit of `st_blocks`.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// One open file. Reads and writes name their position; many threads may use it at once.
 pub trait DiskFile: Send + Sync + 'static {
@@ -42,6 +45,24 @@ pub trait DiskFile: Send + Sync + 'static {
     /// # Errors
     /// `StorageFull`, or as the system says.
     fn allocate(&self, length: u64) -> io::Result<()>;
+
+    /// Takes room for a hole ([`Self::punch`]) within the file.
+    ///
+    /// # Errors
+    /// `StorageFull`, or as the system says.
+    fn fill(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Gives the room of a part of the file back; it reads as zeros from now on.
+    ///
+    /// # Errors
+    /// As the system says; the file is unchanged then.
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Does the file have holes?
+    ///
+    /// # Errors
+    /// As the system says.
+    fn has_holes(&self) -> io::Result<bool>;
 
     /// All bytes become zeros; the file keeps its length and its room.
     ///
@@ -210,6 +231,20 @@ impl DiskFile for File {
             Err(rustix::io::Errno::OPNOTSUPP) => self.set_len(length),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn fill(&self, offset: u64, length: u64) -> io::Result<()> {
+        Ok(rustix::fs::fallocate(self.as_fd(), FallocateFlags::empty(), offset, length)?)
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(self.as_fd(), flags, offset, length)?)
+    }
+
+    fn has_holes(&self) -> io::Result<bool> {
+        let metadata = self.metadata()?;
+        Ok(metadata.blocks() * STAT_BLOCK_BYTES < metadata.len())
     }
 
     fn zero(&self) -> io::Result<()> {

@@ -54,6 +54,20 @@ pub(crate) enum Record {
     },
 }
 
+impl Record {
+    /// The one chunk that it is about.
+    pub(crate) fn chunk(&self) -> Option<ChunkId> {
+        match self {
+            Self::Pending { chunk, .. }
+            | Self::Written { chunk, .. }
+            | Self::Commit { chunk, .. }
+            | Self::Forget { chunk }
+            | Self::Committed { chunk, .. } => Some(*chunk),
+            Self::Gone { .. } | Self::Store { .. } => None,
+        }
+    }
+}
+
 /// Appends a record to the body of the next frame.
 pub(crate) fn encode(record: &Record, body: &mut Vec<u8>) -> io::Result<()> {
     let bytes = postcard::to_stdvec(record).map_err(io::Error::other)?;

@@ -3,7 +3,7 @@
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, ContentChange, StoreUpdate};
 use threefs_core::error::StoreError;
 
-use crate::blocks::{Extent, push_extent, slice};
+use crate::blocks::{Extent, blocks_in, push_extent, slice};
 use crate::checksums::{blocks_of, is_zeros, of_blocks, of_whole};
 use crate::disk::Disk;
 use crate::index::Version;
@@ -54,6 +54,38 @@ pub(crate) fn place(parts: &[Part], runs: &[Extent]) -> Vec<Extent> {
         at = end;
     }
     placed
+}
+
+/// Blocks that an update of `payload_bytes` writes at most, and those of `base` that its commit frees.
+pub(crate) fn blocks_needed(
+    update: &StoreUpdate,
+    base: &Version,
+    payload_bytes: usize,
+) -> (u64, u64) {
+    let old = base.state.length as usize;
+    let held = blocks_in(&base.content.extents);
+    let patch = |offset: usize, end: usize| {
+        let (first, last, written) = if base.content.extents.len() >= RUNS_MAX {
+            let all = blocks_of(old.max(end));
+            (0, all, all)
+        } else {
+            let (first, last) = (offset.min(old) / BLOCK_BYTES, blocks_of(end));
+            // A long gap is not stored.
+            let gap = (offset / BLOCK_BYTES - first).min(HOLE_BLOCKS_MIN);
+            (first, last, gap + last.saturating_sub(offset / BLOCK_BYTES))
+        };
+        (written as u64, blocks_in(&slice(&base.content.extents, first, last)))
+    };
+    match update.change {
+        ContentChange::Remove => (0, held),
+        ContentChange::Replace => (blocks_of(payload_bytes) as u64, held),
+        ContentChange::Truncate { length } if length as usize <= old => (0, 0),
+        ContentChange::Truncate { length } => patch(length as usize, length as usize),
+        ContentChange::Write { offset: 0 } if payload_bytes >= old => {
+            (blocks_of(payload_bytes) as u64, held)
+        }
+        ContentChange::Write { offset } => patch(offset as usize, offset as usize + payload_bytes),
+    }
 }
 
 /// Reads what it needs of the old content (verified) and lays out the new one.

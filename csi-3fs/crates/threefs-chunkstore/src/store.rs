@@ -13,12 +13,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
+use std::time::Duration;
 
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
+use threefs_core::message::class;
 
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
@@ -26,6 +28,7 @@ use crate::index::{Copying, Inner, Version};
 use crate::log::{self, Record};
 use crate::plan;
 use crate::redo::Redo;
+use crate::room::{Room, RoomReady, RoomWait};
 use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
 use compaction::{LogCopy, find_log, log_file};
 
@@ -83,6 +86,8 @@ pub struct FileChunkStore<D: Disk = Folder> {
     disk: D,
     config: StoreConfig,
     data: D::File,
+    /// What the budget calls this store.
+    name: u64,
     inner: Mutex<Inner<D::File>>,
     flushed: Condvar,
     resized: Condvar,
@@ -90,6 +95,8 @@ pub struct FileChunkStore<D: Disk = Folder> {
     compaction: Mutex<Option<LogCopy<D::File>>>,
 }
 
+/// [`ChunkStore::apply`] waits so long for room.
+const ROOM_WAIT: Duration = Duration::from_secs(8);
 /// Records that nobody waits for are flushed when they have so many bytes: a frame is bounded.
 const UNFLUSHED_BYTES_MAX: usize = 1 << 20;
 /// Blocks of the log that are written for the first time cost their flush a change of the file
@@ -150,7 +157,10 @@ impl<D: Disk> FileChunkStore<D> {
             dropping: VecDeque::new(),
             id: None,
             free: FreeBlocks::default(),
+            holes: FreeBlocks::default(),
             data_blocks,
+            held_blocks: 0,
+            returning_blocks: 0,
             resizing: false,
             leaving: Vec::new(),
             log: Arc::clone(&log),
@@ -188,6 +198,7 @@ impl<D: Disk> FileChunkStore<D> {
         inner.claim_blocks()?;
         let store = Self {
             disk,
+            name: config.budget.add_store(),
             config,
             data,
             inner: Mutex::new(inner),
@@ -195,9 +206,24 @@ impl<D: Disk> FileChunkStore<D> {
             resized: Condvar::new(),
             compaction: Mutex::new(None),
         };
+        store.find_holes();
+        store.publish_holding(&store.lock());
         store.take_log_room()?;
         store.take_id()?;
         Ok(store)
+    }
+
+    /// Shared with the other stores of its disk, which may use its free blocks from now on.
+    #[must_use]
+    pub fn shared(self) -> Arc<Self> {
+        let store = Arc::new(self);
+        let lender: Weak<Self> = Arc::downgrade(&store);
+        store.config.budget.add_lender(store.name, lender);
+        store
+    }
+
+    fn publish_holding(&self, inner: &Inner<D::File>) {
+        self.config.budget.holds(self.name, inner.holding());
     }
 
     /// A new store, or one of a version without ids, gets its id before anything else happens.
@@ -307,6 +333,8 @@ impl<D: Disk> FileChunkStore<D> {
             }
             done = step(&mut self.lock());
         }
+        // A commit or a removal may have made room that others wait for.
+        self.config.budget.settle();
         done
     }
 
@@ -326,6 +354,7 @@ impl<D: Disk> FileChunkStore<D> {
         }
         inner.appended += 1;
         inner.install(record);
+        self.publish_holding(inner);
         Ok(inner.appended)
     }
 
@@ -382,6 +411,11 @@ impl<D: Disk> FileChunkStore<D> {
         Ok(bytes)
     }
 
+    fn committed(&self, chunk: ChunkId) -> Version {
+        let inner = self.lock();
+        inner.index.get(&chunk).map(|entry| entry.committed.clone()).unwrap_or_default()
+    }
+
     fn version(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
         let inner = self.lock();
         let entry = inner.entry(chunk).ok_or(StoreError::NotFound { chunk })?;
@@ -434,19 +468,48 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         }
     }
 
+    fn reserve(
+        &self,
+        update: &StoreUpdate,
+        payload_bytes: usize,
+        class: u8,
+        ready: RoomReady,
+    ) -> Option<RoomWait> {
+        self.ask_room(update, payload_bytes, class, ready)
+    }
+
+    fn expire(&self, wait: RoomWait) {
+        self.config.budget.expire(wait);
+    }
+
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
-        let base = self
-            .lock()
-            .index
-            .get(&update.chunk)
-            .map(|entry| entry.committed.clone())
-            .unwrap_or_default();
+        let (ready, room) = mpsc::channel();
+        // The receiver lives until the end of this call.
+        let ready: RoomReady = Box::new(move |room| drop(ready.send(room)));
+        let wait = self.reserve(update, payload.len(), class::UPDATE, ready);
+        let room = room.recv_timeout(ROOM_WAIT).or_else(|_| {
+            wait.into_iter().for_each(|wait| self.expire(wait));
+            room.recv()
+        });
+        let needed_bytes = payload.len() as u64;
+        let room = room.unwrap_or(Err(StoreError::NoSpace { needed_bytes }))?;
+        self.apply_in(update, payload, room)
+    }
+
+    fn apply_in(
+        &self,
+        update: &StoreUpdate,
+        payload: &[u8],
+        mut room: Room,
+    ) -> Result<ChunkState, StoreError> {
+        let base = self.committed(update.chunk);
         let plan = plan::plan(self, update, &base, payload)?;
         let parts = plan.parts(&base);
         let runs = match plan::stored(&parts) {
             0 => Vec::new(),
             blocks => self.take_blocks(blocks)?,
         };
+        room.took();
         let placed = plan::place(&parts, &runs);
         let done = self.write_runs(&placed, &plan.write).and_then(|()| {
             let (state, content) = plan.finish(update, &base, &placed);
@@ -470,6 +533,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
             })?;
             Ok((state, number))
         });
+        drop(room);
         match done {
             Ok((state, number)) => {
                 self.wait_durable(number)?;
@@ -510,11 +574,14 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         if inner.body.len() > UNFLUSHED_BYTES_MAX {
             return None;
         }
-        match self.commit_in(&mut inner, chunk, version, chain_version) {
-            // The log has to grow, or to be compacted.
-            Err(StoreError::NoSpace { .. }) => None,
-            committed => Some(committed),
+        let committed = self.commit_in(&mut inner, chunk, version, chain_version);
+        drop(inner);
+        // The log has to grow, or to be compacted.
+        if matches!(committed, Err(StoreError::NoSpace { .. })) {
+            return None;
         }
+        self.config.budget.settle();
+        Some(committed)
     }
 
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError> {
@@ -537,7 +604,9 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         let mut inner = self.lock();
         let durable = inner.durable;
         inner.became_durable(durable);
+        self.publish_holding(&inner);
         drop(inner);
+        self.config.budget.settle();
         self.compact_if_due();
         Ok(())
     }
@@ -557,7 +626,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 
     fn used_bytes(&self) -> u64 {
         let inner = self.lock();
-        (inner.data_blocks - inner.free.free()) * BLOCK_BYTES as u64
+        (inner.data_blocks - inner.free.free() - inner.holes.free()) * BLOCK_BYTES as u64
     }
 
     fn space(&self) -> Space {
@@ -573,8 +642,13 @@ impl<D: Disk> Drop for FileChunkStore<D> {
         if let Err(error) = self.flush() {
             tracing::warn!(%error, "the last commits were not flushed");
         }
-        let data_blocks = self.lock().data_blocks;
-        self.config.budget.give(data_blocks * BLOCK_BYTES as u64);
+        let blocks = {
+            let inner = self.lock();
+            inner.data_blocks - inner.holes.free()
+        };
+        self.config.budget.remove_store(self.name);
+        self.config.budget.give(blocks * BLOCK_BYTES as u64);
+        self.config.budget.settle();
     }
 }
 

@@ -34,6 +34,8 @@ use tokio::sync::{Notify, oneshot, watch};
 use crate::node::Shared;
 use crate::workers::Workers;
 
+mod room;
+
 /// Longest sleep of the timer: a bound, not a pace.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// No event is being taken.
@@ -413,10 +415,7 @@ impl Target {
     /// Starts an action; a store operation is for the caller to run.
     fn start(self: &Arc<Self>, state: &mut State, action: Action) -> Option<Job> {
         match action {
-            Action::Apply { op, update, payload } => job(move |target| {
-                let result = target.store.apply(&update, &payload);
-                Some(Event::Applied { op, result })
-            }),
+            Action::Apply { op, update, payload, class } => self.apply(op, update, payload, class),
             Action::Commit { op, chunk, version, chain_version } => job(move |target| {
                 let result = target.store.commit(chunk, version, chain_version);
                 Some(Event::Committed { op, result })
