@@ -1,10 +1,10 @@
 //! Zeros take no blocks, and most updates flush the log alone.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
-use support::{MemoryDisk, Operation};
+use support::{Luck, MemoryDisk, Operation, after_power_loss};
 use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
@@ -172,6 +172,34 @@ fn the_log_is_written_ahead() {
     assert!(frames.len() > 100 && steps <= 6, "{} frames, {steps} steps", frames.len());
     world.reopen();
     world.blocks();
+}
+
+/// Data that only the log has would be given up with it.
+#[test]
+fn a_log_is_kept_when_its_data_cannot_be_flushed() {
+    let disk = MemoryDisk::default();
+    let config = StoreConfig { log_bytes: 64 << 10, ..StoreConfig::default() };
+    let store = FileChunkStore::open_on(disk.clone(), config.clone()).unwrap();
+    disk.0.lock().unwrap().fail_sync_of = Some(0);
+    let (chain_version, change) = (ChainVersion(1), ContentChange::Replace);
+    let mut written = 0;
+    for number in 1..200 {
+        let (version, tags) = (ChunkVersion(number), TagWindow::default());
+        let update = StoreUpdate { chunk: chunk(), version, chain_version, tags, change };
+        match store.apply(&update, &[number as u8; 100]) {
+            Ok(_) => drop(store.commit(chunk(), version, chain_version)),
+            Err(StoreError::Io { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+        written = number;
+    }
+    assert!((2..199).contains(&written), "after {written} updates");
+    drop(store);
+    let operations = disk.0.lock().unwrap().operations.clone();
+    let disk = after_power_loss(&operations, operations.len(), Luck::Nothing);
+    let store = FileChunkStore::open_on(disk, config).unwrap();
+    let read = store.read(chunk(), Which::Newest, 0, 100).unwrap();
+    assert_eq!(read.bytes, [written as u8; 100]);
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub struct State {
     pub quota: Option<u64>,
     /// The next flush fails.
     pub fail_sync: bool,
+    /// The next flush of this file fails.
+    pub fail_sync_of: Option<usize>,
     /// The next flush of names fails.
     pub fail_sync_names: bool,
 }
@@ -106,6 +108,10 @@ impl DiskFile for MemoryFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         if std::mem::take(&mut state.fail_sync) {
+            return Err(io::Error::other("the disk said no"));
+        }
+        if state.fail_sync_of == Some(self.file) {
+            state.fail_sync_of = None;
             return Err(io::Error::other("the disk said no"));
         }
         state.operations.push(Operation::Sync(self.file));
