@@ -44,7 +44,8 @@ impl<D: Disk> FileChunkStore<D> {
     pub(super) fn take_blocks(&self, blocks: u32) -> Result<Vec<Extent>, StoreError> {
         let needed_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
         // Others may take what one step has made free.
-        for _ in 0..TAKE_STEPS_MAX {
+        let mut steps = 0;
+        while steps < TAKE_STEPS_MAX {
             let mut inner = self.lock();
             inner.check()?;
             // Fragments are worth putting together once they are a quarter of the file.
@@ -56,6 +57,7 @@ impl<D: Disk> FileChunkStore<D> {
                 drop(self.resized.wait(inner).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
+            steps += 1;
             inner.resizing = true;
             let (before, missing) = (inner.data_blocks, u64::from(blocks));
             let holes = inner.holes.take_largest(missing);
