@@ -46,9 +46,7 @@ pub(crate) fn blocks_needed(
         ContentChange::Write { offset: 0 } if payload_bytes >= old => {
             (blocks_of(payload_bytes) as u64, held)
         }
-        ContentChange::Write { offset } => {
-            patch(offset as usize, offset as usize + payload_bytes)
-        }
+        ContentChange::Write { offset } => patch(offset as usize, offset as usize + payload_bytes),
     }
 }
 

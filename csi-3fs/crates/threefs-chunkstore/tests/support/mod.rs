@@ -73,9 +73,8 @@ impl State {
 
     /// The part of a file takes room where it is a hole.
     fn fill(&mut self, file: usize, offset: u64, length: u64) -> io::Result<()> {
-        let filled: Vec<_> = sectors(file, offset, length)
-            .filter(|sector| self.holes.contains(sector))
-            .collect();
+        let filled: Vec<_> =
+            sectors(file, offset, length).filter(|sector| self.holes.contains(sector)).collect();
         self.check_grown(filled.len() * SECTOR_BYTES)?;
         for sector in filled {
             self.holes.remove(&sector);
