@@ -23,6 +23,8 @@ pub(crate) trait Lender: Send + Sync {
 pub struct DiskBudget {
     ledger: Mutex<Ledger>,
     lenders: Mutex<Vec<(u64, Weak<dyn Lender>)>>,
+    /// Held by the store that others give blocks to.
+    borrowing: Mutex<()>,
 }
 
 impl fmt::Debug for DiskBudget {
@@ -37,7 +39,7 @@ impl DiskBudget {
     #[must_use]
     pub fn new(capacity_bytes: u64, reserve_bytes: u64) -> Arc<Self> {
         let ledger = Ledger::new(capacity_bytes, reserve_bytes);
-        Arc::new(Self { ledger: Mutex::new(ledger), lenders: Mutex::default() })
+        Arc::new(Self { ledger: Mutex::new(ledger), ..Self::default() })
     }
 
     /// The same with the reserve that suits the file system of `folder`: a twentieth of it, at most
@@ -147,6 +149,7 @@ impl DiskBudget {
     /// Has the other stores give free blocks back to the file system. Blocks. How many bytes they
     /// gave.
     pub(crate) fn borrow_for(&self, store: u64, bytes: u64) -> u64 {
+        let _one_at_a_time = self.borrowing.lock().unwrap_or_else(PoisonError::into_inner);
         let others: Vec<Arc<dyn Lender>> = self
             .lenders()
             .iter()

@@ -249,3 +249,67 @@ impl Ledger {
         self.waiting.iter().flatten().any(|it| it.id == wait.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1,600 bytes for the copies of content that fills the rest.
+    fn ledger(pending: u64) -> Ledger {
+        let mut ledger = Ledger::new(101_600, 0);
+        ledger.free_bytes = 1 << 40;
+        let store = ledger.add_store();
+        let returning = 100 * pending;
+        ledger.set_holding(store, Holding { held: 100_000 + returning, returning, pending });
+        ledger
+    }
+
+    fn overwrite(class: u8) -> Need {
+        Need { class, bytes: 100, returns: 100 }
+    }
+
+    /// How many of them get room.
+    fn granted(ledger: &mut Ledger, need: Need) -> usize {
+        for _ in 0..20 {
+            ledger.enqueue(need, Box::new(drop));
+        }
+        ledger.settle().iter().filter(|(_, result)| result.is_ok()).count()
+    }
+
+    #[test]
+    fn each_class_has_room_that_no_lower_one_takes() {
+        let mut all = ledger(0);
+        let by_class: Vec<usize> =
+            (0..CLASSES as u8).map(|class| granted(&mut all, overwrite(class))).collect();
+        assert_eq!(by_class, [8, 2, 2, 1, 1, 1, 1]);
+        assert_eq!(granted(&mut ledger(0), overwrite(class::REPLACE)), 16, "what the others leave");
+        assert_eq!(granted(&mut ledger(8), overwrite(class::UPDATE)), 0, "8 are in flight");
+        assert_eq!(granted(&mut ledger(7), overwrite(class::UPDATE)), 1);
+    }
+
+    #[test]
+    fn growth_beyond_the_capacity_is_refused_and_overwrites_wait() {
+        let growth = Need { class: class::UPDATE, bytes: 100, returns: 0 };
+        let verdict = |pending, need| {
+            let mut ledger = ledger(pending);
+            ledger.largest = 100;
+            ledger.judge(need)
+        };
+        // 16 copies are kept for overwrites, half of it where the head has admitted the growth.
+        assert_eq!(verdict(0, growth), Verdict::Never);
+        assert_eq!(verdict(0, Need { class: 1, ..growth }), Verdict::Now);
+        assert_eq!(verdict(0, overwrite(class::UPDATE)), Verdict::Now);
+        assert_eq!(verdict(16, overwrite(class::UPDATE)), Verdict::Later);
+        assert_eq!(verdict(16, growth), Verdict::Never, "those in flight end, and are no room");
+        let large = Need { class: class::UPDATE, bytes: 1_700, returns: 1_700 };
+        assert_eq!(verdict(0, large), Verdict::Never, "not even alone");
+    }
+
+    #[test]
+    fn with_room_for_few_copies_updates_are_made_one_after_another() {
+        let large = Need { class: class::UPDATE, bytes: 500, returns: 500 };
+        let mut one = ledger(0);
+        assert_eq!(granted(&mut one, large), 1);
+        assert_eq!(granted(&mut one, Need { class: 1, ..large }), 2, "forwards take what there is");
+    }
+}

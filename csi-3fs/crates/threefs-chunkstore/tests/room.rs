@@ -40,7 +40,9 @@ fn update(index: u32, version: u64, change: ContentChange) -> StoreUpdate {
 }
 
 fn content(index: u32, version: u64) -> Vec<u8> {
-    (0..CHUNK).map(|i| (i as u64 * 31 + version * 7 + u64::from(index) * 13) as u8).collect()
+    let mut bytes = vec![version as u8; CHUNK];
+    bytes[..4].copy_from_slice(&index.to_le_bytes());
+    bytes
 }
 
 fn budget() -> Arc<DiskBudget> {

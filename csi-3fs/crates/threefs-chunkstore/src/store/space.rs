@@ -44,7 +44,8 @@ impl<D: Disk> FileChunkStore<D> {
     pub(super) fn take_blocks(&self, blocks: u32) -> Result<Vec<Extent>, StoreError> {
         let needed_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
         // Others may take what one step has made free.
-        for _ in 0..TAKE_STEPS_MAX {
+        let (mut steps, mut lent_nothing) = (0, false);
+        while steps < TAKE_STEPS_MAX {
             let mut inner = self.lock();
             inner.check()?;
             // Fragments are worth putting together once they are a quarter of the file.
@@ -56,6 +57,7 @@ impl<D: Disk> FileChunkStore<D> {
                 drop(self.resized.wait(inner).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
+            steps += 1;
             inner.resizing = true;
             let (before, missing) = (inner.data_blocks, u64::from(blocks));
             let holes = inner.holes.take_largest(missing);
@@ -79,7 +81,10 @@ impl<D: Disk> FileChunkStore<D> {
             }
             if leaving {
                 self.flush()?;
-            } else if self.config.budget.borrow_for(self.name, needed_bytes) == 0 {
+            } else if self.config.budget.borrow_for(self.name, needed_bytes) > 0 {
+                lent_nothing = false;
+            } else if std::mem::replace(&mut lent_nothing, true) {
+                // Not even once more: until then, blocks may have been on their way.
                 break;
             }
         }
@@ -239,7 +244,10 @@ impl<D: Disk> Lender for FileChunkStore<D> {
     fn lend(&self, bytes: u64) -> u64 {
         // Blocks that a commit has left are free once its record is durable.
         let flush = {
-            let inner = self.lock();
+            let mut inner = self.lock();
+            while inner.resizing {
+                inner = self.resized.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            }
             !inner.leaving.is_empty() && inner.free.free() * (BLOCK_BYTES as u64) < bytes
         };
         if flush && let Err(error) = self.flush() {

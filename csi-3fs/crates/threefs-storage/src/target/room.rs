@@ -72,12 +72,7 @@ impl Target {
     }
 }
 
-fn apply_in(
-    op: OpId,
-    update: StoreUpdate,
-    payload: Bytes,
-    room: Result<Room, StoreError>,
-) -> Job {
+fn apply_in(op: OpId, update: StoreUpdate, payload: Bytes, room: Result<Room, StoreError>) -> Job {
     Box::new(move |target: &Arc<Target>| {
         let result = room.and_then(|room| target.store.apply_in(&update, &payload, room));
         Some(Event::Applied { op, result })
