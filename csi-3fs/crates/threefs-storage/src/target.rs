@@ -415,7 +415,11 @@ impl Target {
     /// Starts an action; a store operation is for the caller to run.
     fn start(self: &Arc<Self>, state: &mut State, action: Action) -> Option<Job> {
         match action {
-            Action::Apply { op, update, payload, class } => self.apply(op, update, payload, class),
+            // Room is asked for on the target's threads: the disk is asked how much it has.
+            Action::Apply { op, update, payload, class } => job(move |target| {
+                let job = target.apply(op, update, payload, class)?;
+                job(target)
+            }),
             Action::Commit { op, chunk, version, chain_version } => job(move |target| {
                 let result = target.store.commit(chunk, version, chain_version);
                 Some(Event::Committed { op, result })
