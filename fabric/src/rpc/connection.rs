@@ -30,7 +30,7 @@ const UNHEARD_MAX: Duration = Duration::from_secs(30);
 /// server takes them: the round trip of an offer would be about as long as their transfer.
 const UNASKED_BYTES_MAX: usize = 256 << 10;
 /// After a refusal all large requests are offered for so long.
-const ASK_FOR: Duration = Duration::from_secs(1);
+const ASK_FOR: Duration = Duration::from_secs(5);
 
 /// Places for calls are counted for each class; higher classes share those of lower ones.
 const CLASSES: usize = 16;

@@ -129,24 +129,20 @@ async fn a_request_of_medium_size_is_sent_unasked_until_memory_is_short() {
     send(&connection, b"x", medium(), 0, soon()).await.unwrap();
     let holder = held(&running, 0).await;
     let refused = || running.stats.overloaded.load(Relaxed);
-    let mut waits = JoinSet::new();
-    let mut spawn = || {
+    let waits = tokio::spawn({
         let connection = Arc::clone(&connection);
-        waits.spawn(async move { send(&connection, b"x", medium(), 0, soon()).await });
-    };
-    spawn();
+        async move { send(&connection, b"x", medium(), 0, soon()).await }
+    });
     until(|| refused() == 1).await;
     // From now on it asks; other classes have memory.
-    spawn();
+    let deadline = Deadline::after(Duration::from_millis(50));
+    let error = send(&connection, b"x", medium(), 0, deadline).await.unwrap_err();
+    assert!(matches!(error, RpcError::TimedOut { sent: false, .. }), "{error}");
     send(&connection, b"x", medium(), 1, soon()).await.unwrap();
-    assert_eq!(refused(), 1);
-    assert_eq!(running.stats.calls.load(Relaxed), 3);
     running.gate.add_permits(1);
     holder.await.unwrap().unwrap();
-    for ended in waits.join_all().await {
-        ended.unwrap();
-    }
-    assert_eq!((refused(), running.stats.calls.load(Relaxed)), (1, 5));
+    waits.await.unwrap().unwrap();
+    assert_eq!((refused(), running.stats.calls.load(Relaxed)), (1, 4));
 }
 
 #[tokio::test]

@@ -62,7 +62,7 @@ fn id(chunk: u32) -> ChunkId {
 
 /// Every other one is zeros in its middle.
 fn payload(length: u32, fill: u8) -> Vec<u8> {
-    let zeros = |i: u32| fill % 2 == 0 && (length / 8..length - length / 8).contains(&i);
+    let zeros = |i: u32| fill.is_multiple_of(2) && (length / 8..length - length / 8).contains(&i);
     (0..length).map(|i| if zeros(i) { 0 } else { fill.wrapping_add((i / 7) as u8) }).collect()
 }
 
