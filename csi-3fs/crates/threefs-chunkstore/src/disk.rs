@@ -271,3 +271,28 @@ impl DiskFile for File {
         Ok(self.metadata()?.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_gives_its_room_back_and_takes_it_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Folder::open(folder.path()).unwrap().open("data").unwrap();
+        file.allocate(256 << 10).unwrap();
+        DiskFile::write_at(&file, &vec![7; 256 << 10], 0).unwrap();
+        DiskFile::sync_data(&file).unwrap();
+        assert!(!file.has_holes().unwrap());
+        file.punch(64 << 10, 64 << 10).unwrap();
+        assert!(file.has_holes().unwrap());
+        assert_eq!(file.length().unwrap(), 256 << 10);
+        let mut bytes = [1; 3];
+        for (offset, expected) in [(64 << 10, 0), (128 << 10, 7)] {
+            DiskFile::read_at(&file, &mut bytes, offset).unwrap();
+            assert_eq!(bytes, [expected; 3]);
+        }
+        file.fill(64 << 10, 64 << 10).unwrap();
+        assert!(!file.has_holes().unwrap());
+    }
+}

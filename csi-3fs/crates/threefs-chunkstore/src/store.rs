@@ -13,14 +13,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
-use threefs_core::message::class;
 
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
@@ -95,8 +93,6 @@ pub struct FileChunkStore<D: Disk = Folder> {
     compaction: Mutex<Option<LogCopy<D::File>>>,
 }
 
-/// [`ChunkStore::apply`] waits so long for room.
-const ROOM_WAIT: Duration = Duration::from_secs(8);
 /// Records that nobody waits for are flushed when they have so many bytes: a frame is bounded.
 const UNFLUSHED_BYTES_MAX: usize = 1 << 20;
 /// Blocks of the log that are written for the first time cost their flush a change of the file
@@ -483,16 +479,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
     }
 
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
-        let (ready, room) = mpsc::channel();
-        // The receiver lives until the end of this call.
-        let ready: RoomReady = Box::new(move |room| drop(ready.send(room)));
-        let wait = self.reserve(update, payload.len(), class::UPDATE, ready);
-        let room = room.recv_timeout(ROOM_WAIT).or_else(|_| {
-            wait.into_iter().for_each(|wait| self.expire(wait));
-            room.recv()
-        });
-        let needed_bytes = payload.len() as u64;
-        let room = room.unwrap_or(Err(StoreError::NoSpace { needed_bytes }))?;
+        let room = self.await_room(update, payload.len())?;
         self.apply_in(update, payload, room)
     }
 

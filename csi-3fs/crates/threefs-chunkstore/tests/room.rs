@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use support::MemoryDisk;
+use support::{Luck, MemoryDisk, Operation, after_power_loss};
 use threefs_chunkstore::disk::Disk;
 use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, Room, StoreConfig};
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
@@ -295,4 +295,48 @@ fn free_blocks_of_one_store_are_room_for_another() {
     assert!(room < CAPACITY + logs, "{room} bytes of the disks");
     put(&giver, count - 1, 2).unwrap();
     put(&taker, 10_000, 2).unwrap();
+}
+
+#[test]
+fn a_loss_of_power_while_blocks_are_given_up_loses_no_chunk() {
+    let config = |budget: &Arc<DiskBudget>| StoreConfig {
+        log_bytes: 64 << 10,
+        grow_bytes: 256 << 10,
+        ..config(budget)
+    };
+    let budget = DiskBudget::new(1 << 20, 0);
+    let disk = MemoryDisk::default();
+    let open = |disk: MemoryDisk| Store::open_on(disk, config(&budget)).unwrap().shared();
+    let (giver, taker) = (open(disk.clone()), open(MemoryDisk::default()));
+    const CHUNKS: u32 = 56;
+    for index in 0..CHUNKS {
+        put(&giver, index, 1).unwrap();
+    }
+    giver.flush().unwrap();
+    let start = disk.0.lock().unwrap().operations.len();
+    for index in (0..CHUNKS).step_by(2) {
+        remove(&giver, index, 2);
+        put(&taker, 1_000 + index, 1).unwrap();
+    }
+    for index in (1..CHUNKS / 2).step_by(2) {
+        put(&giver, index, 2).unwrap();
+        remove(&taker, 1_001 + index, 2);
+        put(&giver, 2_000 + index, 1).unwrap();
+    }
+    let operations = disk.0.lock().unwrap().operations.clone();
+    let count = |is: fn(&Operation) -> bool| operations.iter().filter(|it| is(it)).count();
+    assert!(count(|it| matches!(it, Operation::Punch { .. })) > 4);
+    assert!(count(|it| matches!(it, Operation::Fill { .. })) > 2);
+    for at in start..=operations.len() {
+        for luck in [Luck::Nothing, Luck::Everything] {
+            let disk = after_power_loss(&operations, at, luck);
+            let budget = DiskBudget::new(1 << 20, 0);
+            let store = Store::open_on(disk, config(&budget)).unwrap();
+            for index in (1..CHUNKS).step_by(2) {
+                let bytes = read(&store, index);
+                let old = index > CHUNKS / 2 || bytes[4] == 1;
+                assert_eq!(bytes, content(index, if old { 1 } else { 2 }), "{index} at {at}");
+            }
+        }
+    }
 }

@@ -1,9 +1,11 @@
 //! Blocks of the data file: taken, written, given back; and how the file grows.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
 use threefs_core::chunk::{BLOCK_BYTES, StoreUpdate};
 use threefs_core::error::StoreError;
+use threefs_core::message::class;
 
 use super::{FileChunkStore, RUNS_MAX, failed};
 use crate::blocks::{Extent, blocks_in};
@@ -15,6 +17,8 @@ use crate::{ChunkStore, plan};
 
 /// A store that needs room grows by at most this part of what the disk has left.
 const STEP_PARTS: u64 = 16;
+/// [`ChunkStore::apply`] waits so long for room.
+const ROOM_WAIT: Duration = Duration::from_secs(8);
 /// Attempts to take blocks; each but the last makes some free.
 const TAKE_STEPS_MAX: usize = 64;
 
@@ -37,6 +41,24 @@ impl<D: Disk> FileChunkStore<D> {
         }
         let free_bytes = self.disk.free_bytes().unwrap_or(0);
         self.config.budget.ask(need, free_bytes, ready)
+    }
+
+    /// Waits, boundedly, for the room of a client's update.
+    pub(super) fn await_room(
+        &self,
+        update: &StoreUpdate,
+        payload_bytes: usize,
+    ) -> Result<Room, StoreError> {
+        let (ready, room) = mpsc::channel();
+        // The receiver lives until the end of this call.
+        let ready: RoomReady = Box::new(move |room| drop(ready.send(room)));
+        let wait = self.ask_room(update, payload_bytes, class::UPDATE, ready);
+        let room = room.recv_timeout(ROOM_WAIT).or_else(|_| {
+            wait.into_iter().for_each(|wait| self.expire(wait));
+            room.recv()
+        });
+        let needed_bytes = payload_bytes as u64;
+        room.unwrap_or(Err(StoreError::NoSpace { needed_bytes }))
     }
 
     /// Takes `blocks` free blocks: of the file, of room that the file system has, of blocks that are
