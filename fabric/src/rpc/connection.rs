@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::frame::{Kind, Limits};
 use super::guard::{Guard, Heard, Stopped};
 use super::io::{Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames};
 use super::stream::Stream;
-use super::{DIRECT_BYTES_MAX, Fault, Payload, Reply, RpcError, channel, decode};
+use super::{DIRECT_BYTES_MAX, Fault, FaultCode, Payload, Reply, RpcError, channel, decode};
 use crate::BoxFuture;
 use crate::auth::AuthError;
 use crate::class::TrafficClass;
@@ -25,6 +25,12 @@ use crate::deadline::Deadline;
 /// A peer that has not acknowledged what it was sent for so long is gone: without this the kernel
 /// tries for a quarter of an hour, ever more seldom, and calls wait behind what it tries.
 const UNHEARD_MAX: Duration = Duration::from_secs(30);
+
+/// Requests up to this size are sent without an offer, one at a time on a connection, as long as the
+/// server takes them: the round trip of an offer would be about as long as their transfer.
+const UNASKED_BYTES_MAX: usize = 256 << 10;
+/// After a refusal all large requests are offered for so long.
+const ASK_FOR: Duration = Duration::from_secs(5);
 
 /// Places for calls are counted for each class; higher classes share those of lower ones.
 const CLASSES: usize = 16;
@@ -84,6 +90,10 @@ struct Shared {
     alive_ms: AtomicU64,
     /// Held by who asks what the server's clock shows.
     asking: tokio::sync::Mutex<()>,
+    /// Held by the one large request that is under way without an offer.
+    unasked: Semaphore,
+    /// Until then large requests are offered, in milliseconds since `started`.
+    ask_until_ms: AtomicU64,
 }
 
 /// What calls wait for; `ended` once nothing can come any more.
@@ -171,6 +181,8 @@ impl Connection {
             started: Instant::now(),
             alive_ms: AtomicU64::new(0),
             asking: tokio::sync::Mutex::default(),
+            unasked: Semaphore::new(1),
+            ask_until_ms: AtomicU64::new(0),
         });
         let driven = Arc::clone(&shared);
         // Weak: the queue ends with the connection.
@@ -253,11 +265,51 @@ impl Connection {
         let Ok(_place) = tokio::time::timeout_at(at, places.acquire()).await else {
             return Err(timed_out(false));
         };
+        let request = Outgoing {
+            class: options.class,
+            message,
+            payload,
+            ..Outgoing::bare(Kind::Request, 0, ())
+        };
+        let bytes = request.message.len() + request.payload.len();
+        if bytes > DIRECT_BYTES_MAX
+            && bytes <= UNASKED_BYTES_MAX
+            && let Some(_turn) = self.shared.unasked()
+        {
+            let unasked = Outgoing {
+                class: request.class,
+                message: request.message.clone(),
+                payload: request.payload.clone(),
+                ..Outgoing::bare(Kind::Request, 0, ())
+            };
+            match self.attempt(unasked, guarded, false, deadline, options, begun).await {
+                // Nothing was begun: the server has no memory to spare.
+                Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::Overloaded => {
+                    self.shared.ask_for_a_while();
+                }
+                ended => return ended,
+            }
+        }
+        self.attempt(request, guarded, bytes > DIRECT_BYTES_MAX, deadline, options, begun).await
+    }
+
+    /// Sends a request, after an offer if `offers`, and waits for its reply.
+    async fn attempt(
+        &self,
+        request: Outgoing<()>,
+        guarded: Option<u32>,
+        offers: bool,
+        deadline: Deadline,
+        options: CallOptions<'_>,
+        begun: Instant,
+    ) -> Result<Reply, RpcError> {
+        let timed_out = |sent| self.shared.timed_out(begun, sent);
+        let at = deadline.instant().into();
         let request_id = self.shared.next_request_id.fetch_add(1, Relaxed);
         // Forgets the call however it ends, also when the caller's future is dropped.
         let mut forget = Forget { connection: self, request_id, granted: false };
-        if message.len() + payload.len() > DIRECT_BYTES_MAX {
-            let announces = (message.len(), payload.len());
+        if offers {
+            let announces = (request.message.len(), request.payload.len());
             self.offer(&mut forget, announces, deadline, options, begun).await?;
         }
         // A process that was stopped for a while continues an operation whose time is over: what
@@ -271,8 +323,7 @@ impl Connection {
         };
         let (sender, reply) = oneshot::channel();
         self.shared.expect(request_id, Awaited::Reply(sender))?;
-        let bare = Outgoing::bare(kind, request_id, ());
-        let frame = Outgoing { class: options.class, time_ms, message, payload, ..bare };
+        let frame = Outgoing { kind, request_id, time_ms, ..request };
         match tokio::time::timeout_at(at, self.outbox.send(frame)).await {
             Err(_) => return Err(timed_out(false)),
             Ok(Err(_)) => return Err(self.shared.lost()),
@@ -399,6 +450,18 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// The right to send one large request without an offer.
+    fn unasked(&self) -> Option<SemaphorePermit<'_>> {
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        let asks = now_ms < self.ask_until_ms.load(Relaxed);
+        if asks { None } else { self.unasked.try_acquire().ok() }
+    }
+
+    fn ask_for_a_while(&self) {
+        let until = self.started.elapsed() + ASK_FOR;
+        self.ask_until_ms.store(until.as_millis() as u64, Relaxed);
     }
 
     fn alive_at(&self) -> Instant {

@@ -147,6 +147,31 @@ async fn a_full_class_is_waited_for_and_delays_no_other_class_and_no_small_reque
     waits.await.unwrap().unwrap();
 }
 
+/// One that would need an offer's round trip is sent at once, and offered when it was refused.
+#[tokio::test]
+async fn a_request_of_medium_size_is_sent_unasked_until_memory_is_short() {
+    let running = serve(narrow).await;
+    let medium = || Payload::from(Bytes::from(vec![1; 100 * KIB]));
+    let connection = open(&running).await;
+    send(&connection, b"x", medium(), 0, soon()).await.unwrap();
+    let holder = held(&running, 0).await;
+    let refused = || running.stats.overloaded.load(Relaxed);
+    let waits = tokio::spawn({
+        let connection = Arc::clone(&connection);
+        async move { send(&connection, b"x", medium(), 0, soon()).await }
+    });
+    until(|| refused() == 1).await;
+    // From now on it asks; other classes have memory.
+    let deadline = Deadline::after(Duration::from_millis(50));
+    let error = send(&connection, b"x", medium(), 0, deadline).await.unwrap_err();
+    assert!(matches!(error, RpcError::TimedOut { sent: false, .. }), "{error}");
+    send(&connection, b"x", medium(), 1, soon()).await.unwrap();
+    running.gate.add_permits(1);
+    holder.await.unwrap().unwrap();
+    waits.await.unwrap().unwrap();
+    assert_eq!((refused(), running.stats.calls.load(Relaxed)), (1, 4));
+}
+
 #[tokio::test]
 async fn an_offer_ends_at_its_deadline_having_sent_nothing() {
     let running = serve(narrow).await;

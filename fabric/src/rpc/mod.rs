@@ -12,7 +12,7 @@
 //! - [`RpcError::executed`] tells whether the other side can have acted on a failed call;
 //! - the server never cancels a handler: a call whose caller has gone still runs to its end;
 //! - a call with a [`Guard`] is not begun after that has ended, wherever its frame was until then;
-//! - requests over [`DIRECT_BYTES_MAX`] are sent when the server has memory for them, in turn with
+//! - requests over [`DIRECT_BYTES_MAX`] are taken when the server has memory for them, in turn with
 //!   other connections, and calls of one class never wait for memory that another class holds.
 //!
 //! Absent on purpose: retries of calls that are not idempotent, and any knowledge of services.
@@ -57,8 +57,9 @@ pub use room::Room;
 pub use server::{DEFAULT_CLUSTER, Server, ServerConfig, ServerStats};
 pub use shutdown::{Shutdown, ShutdownHandle};
 
-/// Requests up to this size (message and payload) are sent unasked. Larger ones are offered first
+/// Requests up to this size (message and payload) are always taken. Larger ones are offered first
 /// and sent when the server has reserved memory: a round trip, which is little beside their transfer.
+/// One of medium size at a time is sent without an offer; a server without free memory skips it.
 pub const DIRECT_BYTES_MAX: usize = 8 << 10;
 
 /// Raw bytes beside a message, in any number of parts that are written one after the other

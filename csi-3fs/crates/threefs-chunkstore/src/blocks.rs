@@ -4,32 +4,51 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// A run of blocks of the data file.
+/// A run of blocks of the data file, or of zeros that are not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Extent {
     pub(crate) start: u64,
     pub(crate) blocks: u32,
 }
 
+/// The start of a run of zeros. A log of an older version has none.
+const HOLE: u64 = u64::MAX;
+
 impl Extent {
+    /// Zeros that take no blocks.
+    pub(crate) fn hole(blocks: u32) -> Self {
+        Self { start: HOLE, blocks }
+    }
+
+    pub(crate) fn is_hole(self) -> bool {
+        self.start == HOLE
+    }
+
+    /// Must not be asked of a hole.
     pub(crate) fn end(self) -> u64 {
         self.start + u64::from(self.blocks)
     }
 }
 
-/// Joins runs that follow each other on disk.
+/// Joins runs that follow each other on disk, and holes.
 pub(crate) fn push_extent(extents: &mut Vec<Extent>, next: Extent) {
     if next.blocks == 0 {
         return;
     }
     if let Some(last) = extents.last_mut()
-        && last.end() == next.start
+        && (if last.is_hole() { next.is_hole() } else { last.end() == next.start })
         && let Some(blocks) = last.blocks.checked_add(next.blocks)
     {
         last.blocks = blocks;
         return;
     }
     extents.push(next);
+}
+
+/// Blocks that the runs have together, without holes.
+pub(crate) fn blocks_in(extents: &[Extent]) -> u64 {
+    let stored = extents.iter().filter(|extent| !extent.is_hole());
+    stored.map(|extent| u64::from(extent.blocks)).sum()
 }
 
 /// Blocks `from .. to` of the content that `extents` hold, in order.
@@ -40,8 +59,12 @@ pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
         let blocks = extent.blocks as usize;
         let (low, high) = (from.max(at), to.min(at + blocks));
         if low < high {
-            let start = extent.start + (low - at) as u64;
-            push_extent(&mut part, Extent { start, blocks: (high - low) as u32 });
+            let blocks = (high - low) as u32;
+            let run = match extent.is_hole() {
+                true => Extent::hole(blocks),
+                false => Extent { start: extent.start + (low - at) as u64, blocks },
+            };
+            push_extent(&mut part, run);
         }
         at += blocks;
     }
@@ -50,10 +73,10 @@ pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
 
 /// The blocks of `held` that are not in `kept`.
 pub(crate) fn difference(held: &[Extent], kept: &[Extent]) -> Vec<Extent> {
-    let mut kept: Vec<Extent> = kept.to_vec();
+    let mut kept: Vec<Extent> = kept.iter().copied().filter(|keep| !keep.is_hole()).collect();
     kept.sort();
     let mut left = Vec::new();
-    for extent in held {
+    for extent in held.iter().filter(|extent| !extent.is_hole()) {
         let mut at = extent.start;
         for keep in kept.iter().filter(|keep| keep.end() > extent.start) {
             if keep.start >= extent.end() {
@@ -131,6 +154,21 @@ impl FreeBlocks {
             }
         }
         Some(taken)
+    }
+
+    /// Takes the largest runs, `blocks` together, or all where there are fewer.
+    pub(crate) fn take_largest(&mut self, blocks: u64) -> Vec<Extent> {
+        let mut taken = Vec::new();
+        let mut missing = blocks;
+        while missing > 0
+            && let Some(&(size, start)) = self.by_size.last()
+        {
+            let part = size.min(missing).min(u64::from(u32::MAX));
+            self.cut(start, size, part);
+            taken.push(Extent { start, blocks: part as u32 });
+            missing -= part;
+        }
+        taken
     }
 
     /// Takes away free blocks at the end of a file of `total` blocks, all but `keep` of them, if
@@ -236,6 +274,14 @@ mod tests {
         assert_eq!(slice(&held, 0, 8), held);
         assert_eq!(difference(&held, &[run(102, 1), run(50, 4)]), [run(100, 2), run(103, 1)]);
         assert_eq!(difference(&held, &held), []);
+        let sparse = [run(100, 2), Extent::hole(3), run(50, 1)];
+        assert_eq!(slice(&sparse, 1, 4), [run(101, 1), Extent::hole(2)]);
+        assert_eq!(slice(&sparse, 3, 6), [Extent::hole(2), run(50, 1)]);
+        assert_eq!(difference(&sparse, &[run(101, 1), Extent::hole(9)]), [run(100, 1), run(50, 1)]);
+        let mut joined = vec![Extent::hole(1)];
+        push_extent(&mut joined, Extent::hole(2));
+        push_extent(&mut joined, run(7, 1));
+        assert_eq!(joined, [Extent::hole(3), run(7, 1)]);
         assert_eq!(difference(&held, &[]), held);
     }
 }

@@ -1,20 +1,36 @@
 //! What the data files of all stores of one file system may take together.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::room::{Holding, Ledger, Need, Room, RoomReady, RoomWait};
 
 /// Growth leaves this part of a file system free, and at most [`RESERVE_BYTES_MAX`].
 const RESERVE_PARTS: u64 = 20;
 /// The room that logs may still need is far below this.
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 
+/// Has blocks that are free for its own updates only.
+pub(crate) trait Lender: Send + Sync {
+    /// Gives up to `bytes` of them back to the file system. Blocks. How many it gave.
+    fn lend(&self, bytes: u64) -> u64;
+}
+
 /// Shared by the stores of one disk: each sees the room that the others have taken.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct DiskBudget {
-    capacity_bytes: u64,
-    reserve_bytes: u64,
-    taken: Mutex<u64>,
+    ledger: Mutex<Ledger>,
+    lenders: Mutex<Vec<(u64, Weak<dyn Lender>)>>,
+    /// Held by the store that others give blocks to.
+    borrowing: Mutex<()>,
+}
+
+impl fmt::Debug for DiskBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskBudget").field("ledger", &*self.ledger()).finish_non_exhaustive()
+    }
 }
 
 impl DiskBudget {
@@ -22,7 +38,8 @@ impl DiskBudget {
     /// leaves `reserve_bytes` of the file system free: for logs, and for what is not a store.
     #[must_use]
     pub fn new(capacity_bytes: u64, reserve_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { capacity_bytes, reserve_bytes, taken: Mutex::default() })
+        let ledger = Ledger::new(capacity_bytes, reserve_bytes);
+        Arc::new(Self { ledger: Mutex::new(ledger), ..Self::default() })
     }
 
     /// The same with the reserve that suits the file system of `folder`: a twentieth of it, at most
@@ -48,30 +65,113 @@ impl DiskBudget {
     /// Bytes that all data files hold or may still take, where the file system has `free_bytes`.
     #[must_use]
     pub fn capacity(&self, free_bytes: u64) -> u64 {
-        let taken = *self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let possible = taken.saturating_add(free_bytes.saturating_sub(self.reserve_bytes));
-        if self.capacity_bytes > 0 { possible.min(self.capacity_bytes) } else { possible }
+        let mut ledger = self.ledger();
+        ledger.free_bytes = free_bytes;
+        ledger.capacity()
     }
 
     /// An existing data file is opened: it counts whether it fits or not.
     pub(crate) fn opened(&self, bytes: u64) {
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) += bytes;
+        self.ledger().taken += bytes;
     }
 
     /// How much of `wanted` bytes there is room for.
     pub(crate) fn room(&self, wanted: u64, free_bytes: u64) -> u64 {
-        let capacity = self.capacity(free_bytes);
-        let taken = *self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        wanted.min(capacity.saturating_sub(taken))
+        let mut ledger = self.ledger();
+        ledger.free_bytes = free_bytes;
+        wanted.min(ledger.capacity().saturating_sub(ledger.taken))
     }
 
     pub(crate) fn take(&self, bytes: u64) {
-        self.opened(bytes);
+        let mut ledger = self.ledger();
+        ledger.taken += bytes;
+        ledger.free_bytes = ledger.free_bytes.saturating_sub(bytes);
     }
 
     pub(crate) fn give(&self, bytes: u64) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        *taken = taken.saturating_sub(bytes);
+        let mut ledger = self.ledger();
+        ledger.taken = ledger.taken.saturating_sub(bytes);
+        ledger.free_bytes = ledger.free_bytes.saturating_add(bytes);
+    }
+
+    /// A store of this disk is opened; the name for what it holds.
+    pub(crate) fn add_store(&self) -> u64 {
+        self.ledger().add_store()
+    }
+
+    pub(crate) fn remove_store(&self, store: u64) {
+        self.ledger().remove_store(store);
+        self.lenders().retain(|(id, _)| *id != store);
+    }
+
+    /// What a store holds has changed. The caller calls [`Self::settle`] once it holds no lock.
+    pub(crate) fn holds(&self, store: u64, holding: Holding) {
+        self.ledger().set_holding(store, holding);
+    }
+
+    /// Asks for room. `ready` is called when there is room, or never can be, perhaps before this
+    /// returns. `None` if it was.
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        need: Need,
+        free_bytes: u64,
+        ready: RoomReady,
+    ) -> Option<RoomWait> {
+        let wait = {
+            let mut ledger = self.ledger();
+            ledger.free_bytes = free_bytes;
+            ledger.enqueue(need, ready)
+        };
+        self.settle();
+        self.ledger().is_waiting(wait).then_some(wait)
+    }
+
+    /// Room may have become free: those that wait for it are called.
+    pub(crate) fn settle(self: &Arc<Self>) {
+        let settled = self.ledger().settle();
+        for (ready, result) in settled {
+            ready(result.map(|need| Room::new(Arc::clone(self), need)));
+        }
+    }
+
+    /// Ends a wait with `NoSpace`, if it has not ended yet.
+    pub(crate) fn expire(&self, wait: RoomWait) {
+        let expired = self.ledger().expire(wait);
+        if let Some((ready, error)) = expired {
+            ready(error.map(|_| Room::default()));
+        }
+    }
+
+    pub(crate) fn add_lender(&self, store: u64, lender: Weak<dyn Lender>) {
+        self.lenders().push((store, lender));
+    }
+
+    /// Has the other stores give free blocks back to the file system. Blocks. How many bytes they
+    /// gave.
+    pub(crate) fn borrow_for(&self, store: u64, bytes: u64) -> u64 {
+        let _one_at_a_time = self.borrowing.lock().unwrap_or_else(PoisonError::into_inner);
+        let others: Vec<Arc<dyn Lender>> = self
+            .lenders()
+            .iter()
+            .filter(|(id, _)| *id != store)
+            .filter_map(|(_, lender)| lender.upgrade())
+            .collect();
+        let mut lent = 0;
+        for other in others {
+            if lent >= bytes {
+                break;
+            }
+            lent += other.lend(bytes - lent);
+        }
+        lent
+    }
+
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lenders(&self) -> MutexGuard<'_, Vec<(u64, Weak<dyn Lender>)>> {
+        self.lenders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

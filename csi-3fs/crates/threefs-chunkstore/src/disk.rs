@@ -4,10 +4,13 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
+
+/// Unit of `st_blocks`.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// One open file. Reads and writes name their position; many threads may use it at once.
 pub trait DiskFile: Send + Sync + 'static {
@@ -42,6 +45,24 @@ pub trait DiskFile: Send + Sync + 'static {
     /// # Errors
     /// `StorageFull`, or as the system says.
     fn allocate(&self, length: u64) -> io::Result<()>;
+
+    /// Takes room for a hole ([`Self::punch`]) within the file.
+    ///
+    /// # Errors
+    /// `StorageFull`, or as the system says.
+    fn fill(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Gives the room of a part of the file back; it reads as zeros from now on.
+    ///
+    /// # Errors
+    /// As the system says; the file is unchanged then.
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Does the file have holes?
+    ///
+    /// # Errors
+    /// As the system says.
+    fn has_holes(&self) -> io::Result<bool>;
 
     /// All bytes become zeros; the file keeps its length and its room.
     ///
@@ -212,6 +233,20 @@ impl DiskFile for File {
         }
     }
 
+    fn fill(&self, offset: u64, length: u64) -> io::Result<()> {
+        Ok(rustix::fs::fallocate(self.as_fd(), FallocateFlags::empty(), offset, length)?)
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(self.as_fd(), flags, offset, length)?)
+    }
+
+    fn has_holes(&self) -> io::Result<bool> {
+        let metadata = self.metadata()?;
+        Ok(metadata.blocks() * STAT_BLOCK_BYTES < metadata.len())
+    }
+
     fn zero(&self) -> io::Result<()> {
         let length = self.metadata()?.len();
         if length == 0 {
@@ -234,5 +269,30 @@ impl DiskFile for File {
 
     fn length(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_gives_its_room_back_and_takes_it_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Folder::open(folder.path()).unwrap().open("data").unwrap();
+        file.allocate(256 << 10).unwrap();
+        DiskFile::write_at(&file, &vec![7; 256 << 10], 0).unwrap();
+        DiskFile::sync_data(&file).unwrap();
+        assert!(!file.has_holes().unwrap());
+        file.punch(64 << 10, 64 << 10).unwrap();
+        assert!(file.has_holes().unwrap());
+        assert_eq!(file.length().unwrap(), 256 << 10);
+        let mut bytes = [1; 3];
+        for (offset, expected) in [(64 << 10, 0), (128 << 10, 7)] {
+            DiskFile::read_at(&file, &mut bytes, offset).unwrap();
+            assert_eq!(bytes, [expected; 3]);
+        }
+        file.fill(64 << 10, 64 << 10).unwrap();
+        assert!(!file.has_holes().unwrap());
     }
 }

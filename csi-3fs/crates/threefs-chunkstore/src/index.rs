@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use threefs_core::chunk::ChunkState;
+use threefs_core::chunk::{BLOCK_BYTES, ChunkState};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChunkId, InodeId, StoreId};
 
-use crate::blocks::{Extent, FreeBlocks, difference};
+use crate::blocks::{Extent, FreeBlocks, blocks_in, difference};
 use crate::log::{Content, Record};
+use crate::room::Holding;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Version {
@@ -37,14 +38,7 @@ pub(crate) struct Copying {
 impl Copying {
     /// Takes a record along if the new log would not have what it changes.
     pub(crate) fn appended(&mut self, record: &Record, bytes: &[u8]) {
-        let covers = match record {
-            Record::Pending { chunk, .. }
-            | Record::Commit { chunk, .. }
-            | Record::Forget { chunk }
-            | Record::Committed { chunk, .. } => Some(*chunk) <= self.upto,
-            Record::Gone { .. } | Record::Store { .. } => true,
-        };
-        if covers {
+        if record.chunk().is_none_or(|chunk| Some(chunk) <= self.upto) {
             self.tail.extend_from_slice(bytes);
         }
     }
@@ -60,7 +54,12 @@ pub(crate) struct Inner<F> {
     pub(crate) dropping: VecDeque<(u64, InodeRange)>,
     pub(crate) id: Option<StoreId>,
     pub(crate) free: FreeBlocks,
+    // Free blocks that the file system has back: they take room again before they are used.
+    pub(crate) holes: FreeBlocks,
     pub(crate) data_blocks: u64,
+    // Blocks of committed and pending content, and those that the pending states' commits free.
+    pub(crate) held_blocks: u64,
+    pub(crate) returning_blocks: u64,
     // Somebody changes the length of the data file, without the lock.
     pub(crate) resizing: bool,
     // Runs that become free when the record with this number is durable.
@@ -69,9 +68,13 @@ pub(crate) struct Inner<F> {
     pub(crate) log_name: u64,
     pub(crate) log_end: u64,
     pub(crate) log_room: u64,
+    // Up to here the blocks of the log have been written before, if only with zeros.
+    pub(crate) log_written: u64,
     pub(crate) compact_at: u64,
     pub(crate) next_frame: u64,
     pub(crate) body: Vec<u8>,
+    // A record of `body` is about blocks that were written: they are flushed before it.
+    pub(crate) data_written: bool,
     pub(crate) appended: u64,
     pub(crate) durable: u64,
     // Somebody flushes, or switches the logs, without the lock.
@@ -105,8 +108,11 @@ impl<F> Inner<F> {
     pub(crate) fn install(&mut self, record: Record) {
         let number = self.appended;
         let mut left = Vec::new();
+        let chunk = record.chunk();
+        let returned = self.returning_of(chunk);
         match record {
-            Record::Pending { chunk, state, content } => {
+            Record::Pending { chunk, state, content }
+            | Record::Written { chunk, state, content, .. } => {
                 let entry = self.index.entry(chunk).or_default();
                 let content = Arc::new(content);
                 if let Some(dropped) = entry.pending.replace(Version { state, content }) {
@@ -142,8 +148,33 @@ impl<F> Inner<F> {
                 self.index.insert(chunk, Entry { committed, pending: None });
             }
         }
-        if !left.is_empty() {
-            self.leaving.push((number, left));
+        self.returning_blocks = self.returning_blocks + self.returning_of(chunk) - returned;
+        self.leave(number, left);
+    }
+
+    /// These runs are free for others once record `number` is durable.
+    fn leave(&mut self, number: u64, runs: Vec<Extent>) {
+        if !runs.is_empty() {
+            // During a replay nothing is held yet.
+            self.held_blocks = self.held_blocks.saturating_sub(blocks_in(&runs));
+            self.leaving.push((number, runs));
+        }
+    }
+
+    /// Blocks that the commit of the chunk's pending state frees.
+    fn returning_of(&self, chunk: Option<ChunkId>) -> u64 {
+        let Some(entry) = chunk.and_then(|chunk| self.index.get(&chunk)) else { return 0 };
+        let Some(pending) = &entry.pending else { return 0 };
+        blocks_in(&difference(&entry.committed.content.extents, &pending.content.extents))
+    }
+
+    /// What this store holds of its disk.
+    pub(crate) fn holding(&self) -> Holding {
+        let block_bytes = BLOCK_BYTES as u64;
+        Holding {
+            held: self.held_blocks * block_bytes,
+            returning: self.returning_blocks * block_bytes,
+            pending: self.with_pending.len() as u64,
         }
     }
 
@@ -157,10 +188,11 @@ impl<F> Inner<F> {
             self.dropping.pop_front();
         }
         let mut left = Vec::new();
-        known.into_iter().for_each(|chunk| self.drop_chunk(chunk, &mut left));
-        if !left.is_empty() {
-            self.leaving.push((number, left));
+        for chunk in known {
+            self.returning_blocks -= self.returning_of(Some(chunk));
+            self.drop_chunk(chunk, &mut left);
         }
+        self.leave(number, left);
         !self.dropping.is_empty()
     }
 
@@ -177,7 +209,7 @@ impl<F> Inner<F> {
     fn drop_chunk(&mut self, chunk: ChunkId, left: &mut Vec<Extent>) {
         self.with_pending.remove(&chunk);
         let Some(entry) = self.index.remove(&chunk) else { return };
-        left.extend_from_slice(&entry.committed.content.extents);
+        left.extend(difference(&entry.committed.content.extents, &[]));
         if let Some(pending) = entry.pending {
             left.extend(difference(&pending.content.extents, &entry.committed.content.extents));
         }
@@ -186,7 +218,7 @@ impl<F> Inner<F> {
     /// After a replay: every block that a state holds is used, all others are free.
     pub(crate) fn claim_blocks(&mut self) -> Result<(), StoreError> {
         let held = |entry: &Entry| {
-            let mut held = entry.committed.content.extents.clone();
+            let mut held = difference(&entry.committed.content.extents, &[]);
             if let Some(pending) = &entry.pending {
                 held.extend(difference(&pending.content.extents, &entry.committed.content.extents));
             }
@@ -205,6 +237,7 @@ impl<F> Inner<F> {
                 }
             }
         }
+        self.held_blocks = self.data_blocks - self.free.free();
         Ok(())
     }
 }

@@ -7,9 +7,12 @@ pub mod disk;
 mod index;
 mod log;
 mod plan;
+mod redo;
+mod room;
 mod store;
 
 pub use budget::DiskBudget;
+pub use room::{Room, RoomReady, RoomWait};
 pub use store::{FileChunkStore, StoreConfig};
 
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
@@ -50,9 +53,44 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         length: u32,
     ) -> Result<ReadOutcome, StoreError>;
 
+    /// Asks for the room of the copy that `update` makes, as a request of `class`
+    /// (`threefs_core::message::class`). Never blocks: `ready` is called once, perhaps before this
+    /// returns, with the room; or with `NoSpace`, if there would not be enough even without any
+    /// other update in flight. If it was not called yet, the wait's name for [`Self::expire`].
+    fn reserve(
+        &self,
+        update: &StoreUpdate,
+        payload_bytes: usize,
+        class: u8,
+        ready: RoomReady,
+    ) -> Option<RoomWait> {
+        let _ = (update, payload_bytes, class);
+        ready(Ok(Room::default()));
+        None
+    }
+
+    /// Ends a wait: its `ready` gets `NoSpace`, unless it was called already.
+    fn expire(&self, wait: RoomWait) {
+        let _ = wait;
+    }
+
+    /// As [`Self::apply`], in room that [`Self::reserve`] has given for this update.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    fn apply_in(
+        &self,
+        update: &StoreUpdate,
+        payload: &[u8],
+        room: Room,
+    ) -> Result<ChunkState, StoreError> {
+        drop(room);
+        self.apply(update, payload)
+    }
+
     /// Makes a pending state, durably: when this returns, it survives a loss of power. A pending
-    /// state that was there before is replaced. `payload` is the update's own bytes. Returns the
-    /// pending state.
+    /// state that was there before is replaced. `payload` is the update's own bytes. Waits for room,
+    /// boundedly, where other updates in flight hold it. Returns the pending state.
     ///
     /// # Errors
     /// `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write met damaged old content), `Io`: nothing has changed.
@@ -70,6 +108,17 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         version: ChunkVersion,
         chain_version: ChainVersion,
     ) -> Result<ChunkState, StoreError>;
+
+    /// As [`Self::commit`], where that waits for nothing: no disk, no other thread that waits for
+    /// one. `None`: nothing was done, and [`Self::commit`] has to be called where waiting is allowed.
+    fn commit_at_once(
+        &self,
+        _chunk: ChunkId,
+        _version: ChunkVersion,
+        _chain_version: ChainVersion,
+    ) -> Option<Result<ChunkState, StoreError>> {
+        None
+    }
 
     /// Drops everything about a chunk, its version too. Durable like a commit.
     ///

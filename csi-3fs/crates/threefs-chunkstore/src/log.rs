@@ -43,6 +43,29 @@ pub(crate) enum Record {
     Gone { inodes: Vec<InodeRange> },
     /// Which store this is.
     Store { id: StoreId },
+    /// As `Pending`, with the bytes of the blocks that are new: the data file has them too, but they
+    /// may not be flushed there.
+    Written {
+        chunk: ChunkId,
+        state: ChunkState,
+        content: Content,
+        runs: Vec<Extent>,
+        data: Vec<u8>,
+    },
+}
+
+impl Record {
+    /// The one chunk that it is about.
+    pub(crate) fn chunk(&self) -> Option<ChunkId> {
+        match self {
+            Self::Pending { chunk, .. }
+            | Self::Written { chunk, .. }
+            | Self::Commit { chunk, .. }
+            | Self::Forget { chunk }
+            | Self::Committed { chunk, .. } => Some(*chunk),
+            Self::Gone { .. } | Self::Store { .. } => None,
+        }
+    }
 }
 
 /// Appends a record to the body of the next frame.

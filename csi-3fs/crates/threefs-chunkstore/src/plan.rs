@@ -3,12 +3,18 @@
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, ContentChange, StoreUpdate};
 use threefs_core::error::StoreError;
 
-use crate::blocks::{Extent, push_extent, slice};
-use crate::checksums::{blocks_of, of_blocks, of_whole};
+use crate::blocks::{Extent, blocks_in, push_extent, slice};
+use crate::checksums::{blocks_of, is_zeros, of_blocks, of_whole};
 use crate::disk::Disk;
 use crate::index::Version;
 use crate::log::Content;
 use crate::store::{FileChunkStore, RUNS_MAX};
+
+/// Zeros of at least so many blocks in a row are not stored.
+const HOLE_BLOCKS_MIN: usize = 4;
+/// Holes of a chunk that is written anew because it is in too many runs: with what lies between
+/// them they are about half as many runs as make it be written anew.
+const HOLES_MAX: usize = RUNS_MAX / 4;
 
 /// Blocks `first ..` of the new content are `write`; those before, and those of the old content
 /// after it, are kept.
@@ -19,6 +25,67 @@ pub(crate) struct Plan<'a> {
     length: usize,
     /// Checksum of the last block where the content was cut within it.
     cut: Option<u32>,
+}
+
+/// Blocks of one kind that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// They are not stored.
+    pub(crate) zeros: bool,
+    pub(crate) blocks: u32,
+}
+
+/// How many blocks the parts need.
+pub(crate) fn stored(parts: &[Part]) -> u32 {
+    parts.iter().filter(|part| !part.zeros).map(|part| part.blocks).sum()
+}
+
+/// Where the parts are once `runs` hold those that are stored.
+pub(crate) fn place(parts: &[Part], runs: &[Extent]) -> Vec<Extent> {
+    let mut placed = Vec::new();
+    let mut at = 0;
+    for part in parts {
+        if part.zeros {
+            push_extent(&mut placed, Extent::hole(part.blocks));
+            continue;
+        }
+        let end = at + part.blocks as usize;
+        slice(runs, at, end).into_iter().for_each(|run| push_extent(&mut placed, run));
+        at = end;
+    }
+    placed
+}
+
+/// Blocks that an update of `payload_bytes` writes at most, and those of `base` that its commit frees.
+pub(crate) fn blocks_needed(
+    update: &StoreUpdate,
+    base: &Version,
+    payload_bytes: usize,
+) -> (u64, u64) {
+    let old = base.state.length as usize;
+    let held = blocks_in(&base.content.extents);
+    let patch = |offset: usize, end: usize| {
+        let (first, last, written) = if base.content.extents.len() >= RUNS_MAX {
+            let all = blocks_of(old.max(end));
+            (0, all, all)
+        } else {
+            let (first, last) = (offset.min(old) / BLOCK_BYTES, blocks_of(end));
+            // A long gap is not stored.
+            let gap = (offset / BLOCK_BYTES - first).min(HOLE_BLOCKS_MIN);
+            (first, last, gap + last.saturating_sub(offset / BLOCK_BYTES))
+        };
+        (written as u64, blocks_in(&slice(&base.content.extents, first, last)))
+    };
+    match update.change {
+        ContentChange::Remove => (0, held),
+        ContentChange::Replace => (blocks_of(payload_bytes) as u64, held),
+        ContentChange::Truncate { length } if length as usize <= old => (0, 0),
+        ContentChange::Truncate { length } => patch(length as usize, length as usize),
+        ContentChange::Write { offset: 0 } if payload_bytes >= old => {
+            (blocks_of(payload_bytes) as u64, held)
+        }
+        ContentChange::Write { offset } => patch(offset as usize, offset as usize + payload_bytes),
+    }
 }
 
 /// Reads what it needs of the old content (verified) and lays out the new one.
@@ -109,7 +176,27 @@ fn kept_parts(
 }
 
 impl Plan<'_> {
-    /// The new state and its content, once `runs` hold the written bytes.
+    /// What is written as runs in the order of the content: holes, and blocks that are still to be
+    /// taken. `base`: the content that it is built on.
+    pub(crate) fn parts(&self, base: &Version) -> Vec<Part> {
+        let total = blocks_of(self.length);
+        let fragmented = base.content.extents.len() >= RUNS_MAX;
+        let blocks_min = HOLE_BLOCKS_MIN.max(if fragmented { total / HOLES_MAX } else { 0 });
+        let mut parts: Vec<Part> = Vec::new();
+        for block in self.write.chunks(BLOCK_BYTES) {
+            let zeros = is_zeros(block);
+            match parts.last_mut() {
+                Some(last) if last.zeros == zeros => last.blocks += 1,
+                _ => parts.push(Part { zeros, blocks: 1 }),
+            }
+        }
+        for part in &mut parts {
+            part.zeros &= part.blocks as usize >= blocks_min;
+        }
+        parts
+    }
+
+    /// The new state and its content; `runs`: where the written bytes are.
     pub(crate) fn finish(
         &self,
         update: &StoreUpdate,

@@ -2,7 +2,10 @@
 //!
 //! An update never touches the blocks of the state before it (copy on write, in units of blocks),
 //! so data is written once. Order of an update: data into free blocks; then one flush for all
-//! updates that wait (data flushed, log frame written, log flushed); then it is promised.
+//! updates that wait (data flushed if any was written, log frame written, log flushed); then it is
+//! promised. Zeros are not stored, and the bytes of a small update are in the log as well: a cut, a
+//! hole and a small write cost the flush of the log alone. At an opening the data file gets what the
+//! log has; before a log is given up the data file is flushed.
 //! A commit only appends a record: lost by a crash, it leaves the update pending.
 //!
 //! Blocks that a commit or a drop leaves behind are free for others only when its record is
@@ -10,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
@@ -22,6 +25,8 @@ use crate::disk::{Disk, DiskFile, Folder};
 use crate::index::{Copying, Inner, Version};
 use crate::log::{self, Record};
 use crate::plan;
+use crate::redo::Redo;
+use crate::room::{Room, RoomReady, RoomWait};
 use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
 use compaction::{LogCopy, find_log, log_file};
 
@@ -79,6 +84,8 @@ pub struct FileChunkStore<D: Disk = Folder> {
     disk: D,
     config: StoreConfig,
     data: D::File,
+    /// What the budget calls this store.
+    name: u64,
     inner: Mutex<Inner<D::File>>,
     flushed: Condvar,
     resized: Condvar,
@@ -88,6 +95,11 @@ pub struct FileChunkStore<D: Disk = Folder> {
 
 /// Records that nobody waits for are flushed when they have so many bytes: a frame is bounded.
 const UNFLUSHED_BYTES_MAX: usize = 1 << 20;
+/// Blocks of the log that are written for the first time cost their flush a change of the file
+/// system's own metadata, so they are written with zeros in steps of this size.
+const AHEAD_BYTES: u64 = 256 << 10;
+/// Updates that write at most so many bytes have them in the log too: one flush in place of two.
+const LOGGED_BYTES_MAX: usize = 2 * BLOCK_BYTES;
 /// A reader meets blocks that were reused under it at most so often before it takes the lock.
 const READ_RETRIES: usize = 16;
 /// Entries of the index that are looked at while the lock is held once.
@@ -141,36 +153,48 @@ impl<D: Disk> FileChunkStore<D> {
             dropping: VecDeque::new(),
             id: None,
             free: FreeBlocks::default(),
+            holes: FreeBlocks::default(),
             data_blocks,
+            held_blocks: 0,
+            returning_blocks: 0,
             resizing: false,
             leaving: Vec::new(),
             log: Arc::clone(&log),
             log_name: name,
             log_end: 0,
             log_room: 0,
+            log_written: 0,
             compact_at: config.log_bytes,
             next_frame: 1,
             body: Vec::new(),
+            data_written: false,
             appended: 0,
             durable: 0,
             flushing: false,
             copying: None,
             failed: None,
         };
+        let mut redo = Redo::default();
         let replay = log::replay(&*log, |record| {
+            if let Record::Written { runs, data, .. } = &record {
+                redo.written(runs, data);
+            }
             inner.install(record);
             while inner.drop_forgotten(SLICE_ENTRIES) {}
             // Which blocks are free follows from what is held at the end.
-            inner.leaving.clear();
+            inner.leaving.drain(..).for_each(|(_, runs)| redo.released(&runs));
         });
         let replay = replay.map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidData => StoreError::Damaged { reason: error.to_string() },
             _ => failed("replay log", &error),
         })?;
+        redo.apply(&data).map_err(|error| failed("write data of the log", &error))?;
         (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
+        inner.log_written = replay.end;
         inner.claim_blocks()?;
         let store = Self {
             disk,
+            name: config.budget.add_store(),
             config,
             data,
             inner: Mutex::new(inner),
@@ -178,9 +202,24 @@ impl<D: Disk> FileChunkStore<D> {
             resized: Condvar::new(),
             compaction: Mutex::new(None),
         };
+        store.find_holes();
+        store.publish_holding(&store.lock());
         store.take_log_room()?;
         store.take_id()?;
         Ok(store)
+    }
+
+    /// Shared with the other stores of its disk, which may use its free blocks from now on.
+    #[must_use]
+    pub fn shared(self) -> Arc<Self> {
+        let store = Arc::new(self);
+        let lender: Weak<Self> = Arc::downgrade(&store);
+        store.config.budget.add_lender(store.name, lender);
+        store
+    }
+
+    fn publish_holding(&self, inner: &Inner<D::File>) {
+        self.config.budget.holds(self.name, inner.holding());
     }
 
     /// A new store, or one of a version without ids, gets its id before anything else happens.
@@ -213,17 +252,21 @@ impl<D: Disk> FileChunkStore<D> {
             }
             inner.flushing = true;
             let body = std::mem::take(&mut inner.body);
+            let data_written = std::mem::take(&mut inner.data_written);
             let upto = inner.appended;
-            let frame = log::frame(inner.next_frame, &body);
+            let mut frame = log::frame(inner.next_frame, &body);
             let (log, at) = (Arc::clone(&inner.log), inner.log_end);
             inner.next_frame += 1;
             inner.log_end += frame.len() as u64;
+            if inner.log_end > inner.log_written {
+                let written = inner.log_end.max(inner.log_room.min(inner.log_end + AHEAD_BYTES));
+                frame.resize((written - at) as usize, 0);
+                inner.log_written = written;
+            }
             drop(inner);
-            let written = self
-                .data
-                .sync_data()
-                .and_then(|()| log.write_at(&frame, at))
-                .and_then(|()| log.sync_data());
+            let flushed = if data_written { self.data.sync_data() } else { Ok(()) };
+            let written =
+                flushed.and_then(|()| log.write_at(&frame, at)).and_then(|()| log.sync_data());
             inner = self.lock();
             inner.flushing = false;
             match written {
@@ -286,6 +329,8 @@ impl<D: Disk> FileChunkStore<D> {
             }
             done = step(&mut self.lock());
         }
+        // A commit or a removal may have made room that others wait for.
+        self.config.budget.settle();
         done
     }
 
@@ -305,7 +350,28 @@ impl<D: Disk> FileChunkStore<D> {
         }
         inner.appended += 1;
         inner.install(record);
+        self.publish_holding(inner);
         Ok(inner.appended)
+    }
+
+    fn commit_in(
+        &self,
+        inner: &mut Inner<D::File>,
+        chunk: ChunkId,
+        version: ChunkVersion,
+        chain_version: ChainVersion,
+    ) -> Result<ChunkState, StoreError> {
+        let entry = inner.entry(chunk).ok_or(StoreError::NotFound { chunk })?;
+        match &entry.pending {
+            Some(pending) if pending.state.version == version => {}
+            None if entry.committed.state.version == version => {
+                return Ok(entry.committed.state.clone());
+            }
+            _ => return Err(StoreError::NotFound { chunk }),
+        }
+        self.append(inner, Record::Commit { chunk, version, chain_version }, true)?;
+        let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
+        Ok(entry.committed.state.clone())
     }
 
     /// Bytes of blocks `from .. from + checksums.len()` of a content, verified.
@@ -323,6 +389,10 @@ impl<D: Disk> FileChunkStore<D> {
         let mut at = 0;
         for run in crate::blocks::slice(&version.content.extents, from, to) {
             let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            if run.is_hole() {
+                at += take;
+                continue;
+            }
             self.data
                 .read_at(&mut bytes[at..at + take], run.start * BLOCK_BYTES as u64)
                 .map_err(|error| failed("read data", &error))?;
@@ -335,6 +405,11 @@ impl<D: Disk> FileChunkStore<D> {
             }
         }
         Ok(bytes)
+    }
+
+    fn committed(&self, chunk: ChunkId) -> Version {
+        let inner = self.lock();
+        inner.index.get(&chunk).map(|entry| entry.committed.clone()).unwrap_or_default()
     }
 
     fn version(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
@@ -389,30 +464,63 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         }
     }
 
+    fn reserve(
+        &self,
+        update: &StoreUpdate,
+        payload_bytes: usize,
+        class: u8,
+        ready: RoomReady,
+    ) -> Option<RoomWait> {
+        self.ask_room(update, payload_bytes, class, ready)
+    }
+
+    fn expire(&self, wait: RoomWait) {
+        self.config.budget.expire(wait);
+    }
+
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
-        let base = self
-            .lock()
-            .index
-            .get(&update.chunk)
-            .map(|entry| entry.committed.clone())
-            .unwrap_or_default();
+        let room = self.await_room(update, payload.len())?;
+        self.apply_in(update, payload, room)
+    }
+
+    fn apply_in(
+        &self,
+        update: &StoreUpdate,
+        payload: &[u8],
+        mut room: Room,
+    ) -> Result<ChunkState, StoreError> {
+        let base = self.committed(update.chunk);
         let plan = plan::plan(self, update, &base, payload)?;
-        let runs = match plan.write.len() {
+        let parts = plan.parts(&base);
+        let runs = match plan::stored(&parts) {
             0 => Vec::new(),
-            bytes => self.take_blocks(bytes.div_ceil(BLOCK_BYTES) as u32)?,
+            blocks => self.take_blocks(blocks)?,
         };
-        let done = self.write_runs(&runs, &plan.write).and_then(|()| {
-            let (state, content) = plan.finish(update, &base, &runs);
+        room.took();
+        let placed = plan::place(&parts, &runs);
+        let done = self.write_runs(&placed, &plan.write).and_then(|()| {
+            let (state, content) = plan.finish(update, &base, &placed);
             let small = runs.is_empty();
-            let record = Record::Pending { chunk: update.chunk, state: state.clone(), content };
+            let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
+            let (chunk, kept) = (update.chunk, state.clone());
+            let record = match logged {
+                true => {
+                    let (runs, data) = (runs.clone(), plan.write.to_vec());
+                    Record::Written { chunk, state: kept, content, runs, data }
+                }
+                false => Record::Pending { chunk, state: kept, content },
+            };
             let number = self.append_with(|inner| {
                 if inner.forgotten.contains(update.chunk.inode) {
                     return Err(StoreError::NotFound { chunk: update.chunk });
                 }
-                self.append(inner, record.clone(), small)
+                let number = self.append(inner, record.clone(), small)?;
+                inner.data_written |= !small && !logged;
+                Ok(number)
             })?;
             Ok((state, number))
         });
+        drop(room);
         match done {
             Ok((state, number)) => {
                 self.wait_durable(number)?;
@@ -432,23 +540,35 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         version: ChunkVersion,
         chain_version: ChainVersion,
     ) -> Result<ChunkState, StoreError> {
-        let (committed, many_wait) = self.append_with(|inner| {
-            let entry = inner.entry(chunk).ok_or(StoreError::NotFound { chunk })?;
-            match &entry.pending {
-                Some(pending) if pending.state.version == version => {}
-                None if entry.committed.state.version == version => {
-                    return Ok((Some(entry.committed.state.clone()), false));
-                }
-                _ => return Err(StoreError::NotFound { chunk }),
-            }
-            self.append(inner, Record::Commit { chunk, version, chain_version }, true)?;
-            let committed = inner.index.get(&chunk).map(|entry| entry.committed.state.clone());
+        let step = |inner: &mut Inner<D::File>| {
+            let committed = self.commit_in(inner, chunk, version, chain_version)?;
             Ok((committed, inner.body.len() > UNFLUSHED_BYTES_MAX))
-        })?;
+        };
+        let (committed, many_wait) = self.append_with(step)?;
         if many_wait {
             self.flush()?;
         }
-        committed.ok_or(StoreError::NotFound { chunk })
+        Ok(committed)
+    }
+
+    fn commit_at_once(
+        &self,
+        chunk: ChunkId,
+        version: ChunkVersion,
+        chain_version: ChainVersion,
+    ) -> Option<Result<ChunkState, StoreError>> {
+        let mut inner = self.lock();
+        if inner.body.len() > UNFLUSHED_BYTES_MAX {
+            return None;
+        }
+        let committed = self.commit_in(&mut inner, chunk, version, chain_version);
+        drop(inner);
+        // The log has to grow, or to be compacted.
+        if matches!(committed, Err(StoreError::NoSpace { .. })) {
+            return None;
+        }
+        self.config.budget.settle();
+        Some(committed)
     }
 
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError> {
@@ -471,7 +591,9 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         let mut inner = self.lock();
         let durable = inner.durable;
         inner.became_durable(durable);
+        self.publish_holding(&inner);
         drop(inner);
+        self.config.budget.settle();
         self.compact_if_due();
         Ok(())
     }
@@ -491,7 +613,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 
     fn used_bytes(&self) -> u64 {
         let inner = self.lock();
-        (inner.data_blocks - inner.free.free()) * BLOCK_BYTES as u64
+        (inner.data_blocks - inner.free.free() - inner.holes.free()) * BLOCK_BYTES as u64
     }
 
     fn space(&self) -> Space {
@@ -507,8 +629,13 @@ impl<D: Disk> Drop for FileChunkStore<D> {
         if let Err(error) = self.flush() {
             tracing::warn!(%error, "the last commits were not flushed");
         }
-        let data_blocks = self.lock().data_blocks;
-        self.config.budget.give(data_blocks * BLOCK_BYTES as u64);
+        let blocks = {
+            let inner = self.lock();
+            inner.data_blocks - inner.holes.free()
+        };
+        self.config.budget.remove_store(self.name);
+        self.config.budget.give(blocks * BLOCK_BYTES as u64);
+        self.config.budget.settle();
     }
 }
 

@@ -89,16 +89,20 @@ impl Run {
                 let (change, length) = match self.rng.random_range(0..8) {
                     0 => (ContentChange::Remove, 0),
                     1 => {
-                        let length = self.rng.random_range(0..14_000);
+                        let length = self.rng.random_range(0..30_000);
                         (ContentChange::Truncate { length }, 0)
                     }
-                    2 => (ContentChange::Replace, self.rng.random_range(0..14_000)),
+                    2 => (ContentChange::Replace, self.rng.random_range(0..30_000)),
                     _ => {
                         let offset = self.rng.random_range(0..9_000);
                         (ContentChange::Write { offset }, self.rng.random_range(1..6_000))
                     }
                 };
-                let payload: Vec<u8> = (0..length).map(|_| self.rng.random()).collect();
+                let mut payload: Vec<u8> = (0..length).map(|_| self.rng.random()).collect();
+                if self.rng.random_bool(0.3) {
+                    let zeros = self.rng.random_range(0..=length) as usize;
+                    payload[..zeros].fill(0);
+                }
                 let update = StoreUpdate {
                     chunk,
                     version: ChunkVersion(version),

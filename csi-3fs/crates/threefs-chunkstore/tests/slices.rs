@@ -103,6 +103,18 @@ impl DiskFile for AskingFile {
         self.1.ask("allocate");
         self.0.allocate(length)
     }
+    fn fill(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.1.ask("fill");
+        self.0.fill(offset, length)
+    }
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.1.ask("punch");
+        self.0.punch(offset, length)
+    }
+    fn has_holes(&self) -> io::Result<bool> {
+        self.1.ask("has_holes");
+        self.0.has_holes()
+    }
     fn zero(&self) -> io::Result<()> {
         self.1.ask("zero");
         self.0.zero()

@@ -94,11 +94,7 @@ impl Client {
             Punch::Leave => return Ok(()),
             Punch::Zeros { offset, length } => (ContentChange::Write { offset }, zeros(length)),
             Punch::End { length } => (ContentChange::Truncate { length }, Bytes::new()),
-            Punch::Empty => {
-                let first = ContentChange::Write { offset: 0 };
-                self.update(what, place, first, zeros(1), deadline).await?;
-                (ContentChange::Truncate { length: 1 }, Bytes::new())
-            }
+            Punch::Empty => (ContentChange::Replace, zeros(1)),
         };
         self.update(what, place, change, payload, deadline).await.map(drop)
     }

@@ -208,7 +208,7 @@ impl Cluster {
         for action in actions {
             let (_, store) = self.replicas.get_mut(&target).unwrap();
             match action {
-                Action::Apply { op, update, payload } => {
+                Action::Apply { op, update, payload, .. } => {
                     let result = Ok(store.apply(&update, &payload));
                     self.steps.push_back(Step::Give(target, Event::Applied { op, result }));
                 }

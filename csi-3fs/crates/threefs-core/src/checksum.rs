@@ -19,9 +19,18 @@ impl Checksum {
     /// The checksum of `a` followed by `b`, where `self` belongs to `a` and `other` to `b`.
     #[must_use]
     pub fn followed_by(self, other: Self, other_bytes: usize) -> Self {
-        Self(crc32c::crc32c_combine(self.0, other.0, other_bytes))
+        match ZEROS.get(..other_bytes) {
+            // What `a` adds to the checksum is the same whatever the bytes of `b` are. The general way
+            // squares matrices: some fifty microseconds for 4 KiB, this one less than one.
+            Some(zeros) => {
+                Self(crc32c::crc32c_append(self.0, zeros) ^ crc32c::crc32c(zeros) ^ other.0)
+            }
+            None => Self(crc32c::crc32c_combine(self.0, other.0, other_bytes)),
+        }
     }
 }
+
+static ZEROS: [u8; 4096] = [0; 4096];
 
 impl std::fmt::Display for Checksum {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -42,5 +51,11 @@ mod tests {
             Checksum::of(b"123456789")
         );
         assert_eq!(Checksum::of(b"12").followed_by(Checksum::of(b""), 0), Checksum::of(b"12"));
+        let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at * 7 % 251) as u8).collect();
+        for cut in [1, 4095, 4096, 4097, 15_904, 15_905, 19_999] {
+            let (a, b) = bytes.split_at(cut);
+            let joined = Checksum::of(a).followed_by(Checksum::of(b), b.len());
+            assert_eq!(joined, Checksum::of(&bytes), "{cut}");
+        }
     }
 }

@@ -432,6 +432,33 @@ fn a_silent_successor_is_asked_again_and_left_behind_with_the_chain() {
 }
 
 #[test]
+fn a_copy_takes_room_as_the_class_of_the_requests_that_wait_for_it() {
+    use crate::message::class;
+    let class_of = |actions: &[Action]| match actions {
+        [Action::Apply { class, .. }] => *class,
+        other => panic!("expected one apply, got {other:?}"),
+    };
+    let mut head = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    assert_eq!(class_of(&head.update(1, TAG)), class::UPDATE);
+    let mut tail = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    let request = ForwardRequest { hop: 2, ..forward_request(tail.to(2), 1, 1) };
+    assert_eq!(class_of(&tail.ask(StorageRequest::Forward(request), b"data")), 2);
+}
+
+#[test]
+fn a_wait_for_room_is_no_stall_of_the_store() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    bench.give(Event::RoomAwaited { op });
+    bench.now += 2 * bench.replica.config.store_stall_ms;
+    assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::UpToDate);
+    bench.give(Event::RoomGiven { op });
+    assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::UpToDate);
+    bench.now += 2 * bench.replica.config.store_stall_ms;
+    assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::Offline);
+}
+
+#[test]
 fn a_full_successor_is_told_at_once_and_the_next_update_is_not_begun() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
     let (op, _) = apply_op(&bench.update(1, TAG));

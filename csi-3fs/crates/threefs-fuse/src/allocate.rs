@@ -65,18 +65,24 @@ impl Daemon {
             let punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
             punched.map_err(|error| self.failed(&format!("punch {id}"), &error, true))?;
         }
-        {
+        let (longer, changed) = {
             let mut state = open.state();
-            if mode.extends && end > state.length {
+            let longer = mode.extends && end > state.length;
+            if longer {
                 state.length = end;
-                state.dirty = true;
             }
-            state.dirty |= mode.zeros;
-            if state.dirty {
+            let changed = longer || mode.zeros;
+            if changed {
+                state.dirty = true;
                 state.written = now();
             }
+            (longer, changed)
+        };
+        // A length without chunks is told at once: a later daemon could not find it. Zeros are as
+        // any write.
+        if longer || (changed && !self.journal.untold(id)) {
+            self.tell_length(id, &open, false, call.deadline).await?;
         }
-        self.tell_length(id, &open, false, call.deadline).await?;
         Ok(Body::default())
     }
 }

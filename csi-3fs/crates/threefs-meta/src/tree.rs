@@ -66,6 +66,18 @@ struct Ask<'a> {
     deadline: Deadline,
 }
 
+impl Ask<'_> {
+    fn once<O>(&self, operation: O) -> ops::AnswerOnce<'_, O> {
+        ops::AnswerOnce {
+            id: self.id,
+            now: self.given.now,
+            floor: &self.client.floor,
+            forget_from: self.client.forget_from(self.id),
+            operation,
+        }
+    }
+}
+
 impl Tree {
     /// Opens the tree in a store; makes the root if it is not there.
     ///
@@ -378,14 +390,7 @@ impl Tree {
     where
         O: Operation<Output = MetaReply, Error = OpError>,
     {
-        let once = ops::AnswerOnce {
-            id: ask.id,
-            now: ask.given.now,
-            floor: &ask.client.floor,
-            forget_from: ask.client.forget_from(ask.id),
-            operation,
-        };
-        let reply = self.store.transact(ask.deadline, &once).await?;
+        let reply = self.store.transact(ask.deadline, &ask.once(operation)).await?;
         ask.client.forgot(ask.id);
         Ok(reply)
     }
@@ -395,12 +400,18 @@ impl Tree {
         ask: &Ask<'_>,
         begin: ops::BeginTrim<'_>,
     ) -> Result<MetaReply, OpError> {
-        let first = ops::UnlessAnswered { id: ask.id, floor: &ask.client.floor, operation: begin };
+        let first = ops::FirstOf(ask.once(begin));
         match self.store.transact(ask.deadline, &first).await? {
-            FirstStep::Answered(reply) => Ok(*reply),
-            FirstStep::Done(inode) => {
-                self.finish_trim(inode, ask.deadline).await?;
-                self.once(ask, ops::FinishTrim(inode)).await
+            FirstStep::Answered(reply) => {
+                ask.client.forgot(ask.id);
+                Ok(*reply)
+            }
+            FirstStep::More(inode) => {
+                let cut = async {
+                    let truncate_version = self.cut_chunks(inode, ask.deadline).await?;
+                    self.once(ask, ops::FinishTrim { inode, truncate_version }).await
+                };
+                self.one_trim_at_a_time(inode, ask.deadline, cut).await
             }
         }
     }
@@ -411,11 +422,28 @@ impl Tree {
         inode: InodeId,
         deadline: Deadline,
     ) -> Result<(), OpError> {
+        let cut = async {
+            let truncate_version = self.cut_chunks(inode, deadline).await?;
+            if truncate_version.is_some() {
+                let finish = ops::FinishTrim { inode, truncate_version };
+                self.store.transact(deadline, &finish).await?;
+            }
+            Ok(())
+        };
+        self.one_trim_at_a_time(inode, deadline, cut).await
+    }
+
+    async fn one_trim_at_a_time<T>(
+        &self,
+        inode: InodeId,
+        deadline: Deadline,
+        cut: impl Future<Output = Result<T, OpError>> + Send,
+    ) -> Result<T, OpError> {
         let lock = Arc::clone(
             self.trimming.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default(),
         );
         let result = match tokio::time::timeout_at(deadline.instant().into(), lock.lock()).await {
-            Ok(_held) => self.trim_now(inode, deadline).await,
+            Ok(_held) => cut.await,
             Err(_) => Err(OpError::TrimPending(inode)),
         };
         drop(lock);
@@ -424,14 +452,15 @@ impl Tree {
         result
     }
 
-    async fn trim_now(&self, inode: InodeId, deadline: Deadline) -> Result<(), OpError> {
+    /// Cuts the chunks; gives the truncate version of the cut, if there was one to make.
+    async fn cut_chunks(&self, inode: InodeId, deadline: Deadline) -> Result<Option<u64>, OpError> {
         let pending = self.store.transact(deadline, &ops::ReadTrim(inode)).await?;
-        let Some((trim, layout)) = pending else { return Ok(()) };
+        let Some((trim, layout)) = pending else { return Ok(None) };
         self.trimmer.trim(inode, &layout, trim.length, deadline).await.map_err(|detail| {
             let detail = format!("{inode} cannot be cut to {} bytes: {detail}", trim.length);
             MetaError::Unavailable { detail }
         })?;
-        self.store.transact(deadline, &ops::FinishTrim(inode)).await.map(drop)
+        Ok(Some(trim.truncate_version))
     }
 
     async fn fresh_inodes(&self, count: u64, deadline: Deadline) -> Result<InodeId, OpError> {

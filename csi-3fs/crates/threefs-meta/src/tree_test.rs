@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use threefs_core::layout::ChainChoice;
-use threefs_kv::{EmbeddedConfig, Store};
+use threefs_kv::{Backend, EmbeddedConfig, Store};
 
 use super::*;
 use crate::protocol::{At, Inode, InodeKind, LayoutDefaults, LengthReport, ROOT};
@@ -163,6 +163,47 @@ async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over()
     assert_eq!(fixture.stat("/file").await.unwrap().length(), 80);
     fixture.change(set_length("/file", 200)).await.unwrap();
     assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "growing cuts nothing");
+}
+
+/// Each commit is a flush of the store, which the caller waits for.
+#[tokio::test]
+async fn a_longer_length_is_one_commit_and_a_cut_two() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    let commits = || async { fixture.store.snapshot().await.unwrap().version() };
+    for (length, expected) in [(100, 1), (100, 1), (200, 1), (50, 2), (0, 2), (0, 2)] {
+        let before = commits().await;
+        let id = fixture.next_id();
+        let change = set_length("/file", length);
+        let request = MetaRequest::Change { id, who: Identity::ROOT, change };
+        let answer = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+        assert_eq!(commits().await - before, expected, "to {length}");
+        assert_eq!(fixture.tree.answer(request, soon()).await.unwrap(), answer, "sent again");
+        assert_eq!(commits().await - before, expected, "to {length}, sent again");
+        assert!(matches!(answer, MetaReply::Inode(inode) if inode.length() == length));
+    }
+    assert_eq!(*fixture.recorder.trims.lock().unwrap(), [50, 0, 0].map(|to| (file.id, to)));
+}
+
+#[tokio::test]
+async fn the_end_of_a_cut_leaves_a_later_one_alone() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    let reports = vec![report(&file, 9)];
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+    fixture.recorder.refuse.store(true, SeqCst);
+    fixture.change(set_length("/file", 3)).await.unwrap_err();
+    let version = |inode: &Inode| match inode.kind {
+        InodeKind::File { truncate_version, .. } => truncate_version,
+        _ => 0,
+    };
+    let inode = fixture.stat("/file").await.unwrap();
+    for (of_cut, closed) in [(0, true), (1, false)] {
+        let truncate_version = Some(version(&file) + of_cut);
+        let finish = crate::ops::FinishTrim { inode: inode.id, truncate_version };
+        fixture.store.transact(soon(), &finish).await.unwrap();
+        assert_eq!(fixture.change(open("/file")).await.is_err(), closed);
+    }
 }
 
 #[tokio::test]

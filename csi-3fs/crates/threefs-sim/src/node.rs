@@ -368,7 +368,7 @@ impl World {
     fn act(&mut self, node: usize, actions: Vec<Action>) -> Result<(), Violation> {
         for action in actions {
             match action {
-                Action::Apply { op, update, payload } => {
+                Action::Apply { op, update, payload, .. } => {
                     self.check_right(node, &update)?;
                     self.begin_apply(node, op, update, payload)
                 }

@@ -18,5 +18,5 @@ pub(crate) fn open(
     })?;
     let new_id = StoreId(rand::random());
     let config = StoreConfig { budget, new_id, ..StoreConfig::default() };
-    Ok(Arc::new(FileChunkStore::open(folder, config)?))
+    Ok(FileChunkStore::open(folder, config)?.shared())
 }

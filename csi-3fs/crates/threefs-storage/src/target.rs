@@ -6,7 +6,9 @@
 //! the store holds) is copied out after each event.
 //!
 //! A single request costs one change of threads: the thread that takes it also does its last store
-//! operation, if nothing else waits to be taken.
+//! operation, if nothing else waits to be taken. The answer of another replica costs none: its event
+//! is taken on the runtime's thread that brings it, and the commit is a change in memory. The store
+//! holds its lock over no call of the disk.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -31,6 +33,8 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::node::Shared;
 use crate::workers::Workers;
+
+mod room;
 
 /// Longest sleep of the timer: a bound, not a pace.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -172,6 +176,21 @@ impl Target {
         self.give(Incoming::Event(event));
     }
 
+    /// As `handle`, for what a thread of the runtime brings and no disk is needed for: taken there if
+    /// no other thread takes events. What waits behind it is for the target's threads.
+    fn handle_here(self: &Arc<Self>, event: Event) {
+        if !self.queue(Incoming::Event(event)) {
+            return;
+        }
+        let (job, more) = self.take_at_most(1);
+        if let Some(job) = job {
+            self.spawn(job);
+        }
+        if more {
+            self.take_elsewhere();
+        }
+    }
+
     /// A request of another process; its answer, whenever it comes.
     pub(crate) async fn request(
         self: &Arc<Self>,
@@ -250,12 +269,16 @@ impl Target {
     /// Queues what has come and makes sure that a thread takes it.
     fn give(self: &Arc<Self>, incoming: Incoming) {
         if self.queue(incoming) {
-            let target = Arc::clone(self);
-            self.workers.run(move || {
-                let job = target.take_all();
-                target.run(job);
-            });
+            self.take_elsewhere();
         }
+    }
+
+    fn take_elsewhere(self: &Arc<Self>) {
+        let target = Arc::clone(self);
+        self.workers.run(move || {
+            let job = target.take_all();
+            target.run(job);
+        });
     }
 
     /// True when the caller has to see to it that it is taken.
@@ -283,15 +306,25 @@ impl Target {
 
     /// Takes events until none is left; gives the last store operation, for this thread.
     fn take_all(self: &Arc<Self>) -> Option<Job> {
+        self.take_at_most(usize::MAX).0
+    }
+
+    /// As `take_all`, and whether events are left that the caller has to have taken.
+    fn take_at_most(self: &Arc<Self>, events_max: usize) -> (Option<Job>, bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last: Option<Job> = None;
+        let mut taken = 0;
         loop {
             let incoming = {
                 let mut inbox = self.inbox();
+                if taken == events_max && !inbox.waiting.is_empty() {
+                    return (last, true);
+                }
                 let Some(incoming) = inbox.waiting.pop_front() else {
                     inbox.taken_care_of = false;
-                    return last;
+                    return (last, false);
                 };
+                taken += 1;
                 if matches!(incoming, Incoming::Event(Event::Tick)) {
                     inbox.ticking = false;
                 }
@@ -317,6 +350,23 @@ impl Target {
                 Event::Request { token, request, payload, expires }
             }
         };
+        let mut jobs = Vec::new();
+        let mut next = VecDeque::from([event]);
+        while let Some(event) = next.pop_front() {
+            for action in self.actions(state, now, event) {
+                match self.commit_at_once(&action) {
+                    Some(committed) => next.push_back(committed),
+                    None => jobs.extend(self.start(state, action)),
+                }
+            }
+        }
+        self.busy_since.store(IDLE, SeqCst);
+        self.look(&state.replica);
+        jobs
+    }
+
+    /// What the replica has to have done about an event.
+    fn actions(&self, state: &mut State, now: Millis, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         state.replica.handle(now, event, &*self.store, &mut actions);
         if self.silenced.swap(false, SeqCst) {
@@ -332,10 +382,14 @@ impl Target {
             let now = self.shared.clock.now();
             state.replica.handle(now, Event::Retire, &*self.store, &mut actions);
         }
-        let jobs = actions.into_iter().filter_map(|action| self.start(state, action)).collect();
-        self.busy_since.store(IDLE, SeqCst);
-        self.look(&state.replica);
-        jobs
+        actions
+    }
+
+    /// A commit is mostly a change in memory: then no other thread is needed for it.
+    fn commit_at_once(&self, action: &Action) -> Option<Event> {
+        let Action::Commit { op, chunk, version, chain_version } = *action else { return None };
+        let result = self.store.commit_at_once(chunk, version, chain_version)?;
+        Some(Event::Committed { op, result })
     }
 
     /// Copies out what others want to know.
@@ -361,9 +415,10 @@ impl Target {
     /// Starts an action; a store operation is for the caller to run.
     fn start(self: &Arc<Self>, state: &mut State, action: Action) -> Option<Job> {
         match action {
-            Action::Apply { op, update, payload } => job(move |target| {
-                let result = target.store.apply(&update, &payload);
-                Some(Event::Applied { op, result })
+            // Room is asked for on the target's threads: the disk is asked how much it has.
+            Action::Apply { op, update, payload, class } => job(move |target| {
+                let job = target.apply(op, update, payload, class)?;
+                job(target)
             }),
             Action::Commit { op, chunk, version, chain_version } => job(move |target| {
                 let result = target.store.commit(chunk, version, chain_version);
@@ -419,7 +474,7 @@ impl Target {
         let deadline = Deadline::after(Duration::from_millis(timeout_ms));
         let address = self.shared.address_of(node);
         let (result, payload) = self.shared.peers.call(&address, &request, payload, deadline).await;
-        self.handle(Event::Answer { call, result, payload });
+        self.handle_here(Event::Answer { call, result, payload });
     }
 
     fn serve_read(

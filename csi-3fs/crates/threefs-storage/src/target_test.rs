@@ -3,12 +3,14 @@
 use std::sync::Condvar;
 
 use fabric::auth::Key;
-use threefs_chunkstore::Space;
-use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, StoreUpdate};
+use threefs_chunkstore::{Room, RoomReady, RoomWait, Space};
+use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
-use threefs_core::ids::{ChainId, ChunkId, ChunkVersion, Incarnation, InodeId, TargetId};
-use threefs_core::message::Address;
+use threefs_core::ids::{
+    ChainId, ChunkId, ChunkVersion, Incarnation, InodeId, RequestTag, TargetId,
+};
+use threefs_core::message::{Address, UpdateRequest};
 use threefs_core::routing::{Chain, ChainTarget, PublicState};
 
 use super::*;
@@ -21,6 +23,9 @@ const LONG: Duration = Duration::from_secs(60);
 struct Hanging {
     shut: Mutex<bool>,
     opened: Condvar,
+    /// Nothing has room until the test gives it.
+    full: Mutex<bool>,
+    waiting: Mutex<Vec<RoomReady>>,
 }
 
 impl Hanging {
@@ -67,16 +72,24 @@ impl ChunkStore for Hanging {
     ) -> Result<threefs_chunkstore::ReadOutcome, StoreError> {
         Err(StoreError::NotFound { chunk })
     }
+    fn reserve(&self, _: &StoreUpdate, _: usize, _: u8, ready: RoomReady) -> Option<RoomWait> {
+        if *self.full.lock().unwrap() {
+            self.waiting.lock().unwrap().push(ready);
+        } else {
+            ready(Ok(Room::default()));
+        }
+        None
+    }
     fn apply(&self, update: &StoreUpdate, _: &[u8]) -> Result<ChunkState, StoreError> {
-        Err(StoreError::NotFound { chunk: update.chunk })
+        Ok(made(update.version))
     }
     fn commit(
         &self,
-        chunk: ChunkId,
-        _: ChunkVersion,
+        _: ChunkId,
+        version: ChunkVersion,
         _: ChainVersion,
     ) -> Result<ChunkState, StoreError> {
-        Err(StoreError::NotFound { chunk })
+        Ok(made(version))
     }
     fn forget(&self, _: ChunkId) -> Result<(), StoreError> {
         Ok(())
@@ -103,6 +116,10 @@ impl ChunkStore for Hanging {
         self.pass();
         Space { used_bytes: 7, capacity_bytes: 70 }
     }
+}
+
+fn made(version: ChunkVersion) -> ChunkState {
+    ChunkState { version, ..ChunkState::default() }
 }
 
 fn place(id: u64) -> Chain {
@@ -195,4 +212,54 @@ async fn a_target_that_leaves_reports_it_only_when_it_serves_no_more() {
     until(|| target.report().report.state == LocalState::Offline).await;
     assert!(read(&target).await.is_err());
     drop(stuck.await);
+}
+
+async fn write(target: &Arc<Target>, index: u32) -> StorageResult {
+    let id = target.config.target;
+    let to = Address { chain: target.config.chain, chain_version: ChainVersion(2), target: id };
+    let payload = Bytes::from_static(b"data");
+    let request = StorageRequest::Update(UpdateRequest {
+        to,
+        chunk: ChunkId::new(InodeId(1), index),
+        tag: RequestTag { sequence: u64::from(index) + 1, ..RequestTag::default() },
+        change: ContentChange::Replace,
+        payload_checksum: Checksum::of(&payload),
+        chunk_bytes: 4_096,
+    });
+    target.request(request, payload, None).await.0
+}
+
+/// More of them than the target has threads: the commits that make room need threads.
+#[tokio::test]
+async fn updates_that_wait_for_room_hold_no_thread_and_stall_nothing() {
+    const UPDATES: u32 = 200;
+    let shared = shared();
+    let (target, store) = serving(&shared, 1);
+    *store.full.lock().unwrap() = true;
+    let waiting: Vec<_> = (0..UPDATES)
+        .map(|index| {
+            let target = Arc::clone(&target);
+            tokio::spawn(async move { write(&target, index).await })
+        })
+        .collect();
+    until(|| store.waiting.lock().unwrap().len() == UPDATES as usize).await;
+    let since = target.shared.clock.now();
+    until(|| target.shared.clock.now().since(since) > 2 * target.config.store_stall_ms).await;
+    assert_eq!(target.report().report.state, LocalState::UpToDate);
+    *store.full.lock().unwrap() = false;
+    assert!(write(&target, UPDATES).await.is_ok(), "others go on");
+    let refused = store.waiting.lock().unwrap().pop().unwrap();
+    refused(Err(StoreError::NoSpace { needed_bytes: 4 }));
+    for ready in std::mem::take(&mut *store.waiting.lock().unwrap()) {
+        ready(Ok(Room::default()));
+    }
+    let mut full = 0;
+    for update in waiting {
+        match update.await.unwrap() {
+            Ok(_) => {}
+            Err(StorageError::NoSpace { .. }) => full += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(full, 1);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import signal
@@ -121,6 +122,66 @@ def test_what_was_written_and_not_closed_is_there_after_a_kill(
     while client.quota(made.root).bytes_used and time.monotonic() < deadline:
         time.sleep(0.1)
     assert client.quota(made.root).bytes_used == 0, "nothing stays reserved"
+
+
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def fallocate(file: int, mode: int, offset: int, length: int) -> None:
+    if _fallocate(file, mode, offset, length) != 0:
+        raise OSError(ctypes.get_errno(), f"fallocate {mode:#x} {offset} {length}")
+
+
+@pytest.mark.parametrize("write_back", [False, True], ids=["through", "behind"])
+def test_holes_and_cuts_of_an_open_file_are_there_after_a_kill(
+    mount: Callable[..., HeldMount], client: Any, write_back: bool
+) -> None:
+    made = mount("cut", write_back=write_back)
+    content = bytearray(os.urandom(3 << 20))
+    with open(made.target / "file", "w+b", buffering=0) as file:
+        file.write(content)
+        os.fsync(file.fileno())
+        fallocate(file.fileno(), PUNCH_HOLE | KEEP_SIZE, 100_000, 1_500_000)
+        content[100_000:1_600_000] = bytes(1_500_000)
+        made.respawn()
+        assert os.pread(file.fileno(), 3 << 20, 0) == content
+        os.ftruncate(file.fileno(), 2_000_001)
+        fallocate(file.fileno(), ZERO_RANGE, 1_900_000, 500_000)
+        content[1_900_000:] = bytes(500_000)
+        made.respawn()
+        assert os.fstat(file.fileno()).st_size == 2_400_000
+        assert os.pread(file.fileno(), 3 << 20, 0) == content
+        os.pwrite(file.fileno(), b"x" * 10_000, 2_395_000)
+        content[2_395_000:] = b"x" * 10_000
+        fallocate(file.fileno(), PUNCH_HOLE | KEEP_SIZE, 2_399_000, 5_000)
+        content[2_399_000:2_404_000] = bytes(5_000)
+        made.respawn()
+        os.fsync(file.fileno())
+        assert client.read_file(f"{made.root}/file") == content
+
+
+def test_a_hole_needs_no_metadata_service(
+    mount: Callable[..., HeldMount], cluster: Any, client: Any
+) -> None:
+    """As any write: its time is told at the close."""
+    made = mount(timeout_seconds=5)
+    with open(made.target / "file", "w+b", buffering=0) as file:
+        file.write(b"x" * 2_000_000)
+        os.fsync(file.fileno())
+        meta = cluster.kill("meta", signal.SIGSTOP)
+        try:
+            fallocate(file.fileno(), PUNCH_HOLE | KEEP_SIZE, 10, 1_500_000)
+            fallocate(file.fileno(), ZERO_RANGE, 1_900_000, 100_000)
+        finally:
+            os.kill(meta, signal.SIGCONT)
+        before = os.stat(made.target / "file").st_mtime_ns
+        os.fsync(file.fileno())
+        assert os.stat(made.target / "file").st_mtime_ns >= before
+    wanted = b"x" * 10 + bytes(1_500_000) + b"x" * 399_990 + bytes(100_000)
+    assert client.read_file(f"{made.root}/file") == wanted
 
 
 def test_a_directory_that_is_being_listed(mount: Callable[..., HeldMount]) -> None:

@@ -183,9 +183,18 @@ impl<D: Disk> FileChunkStore<D> {
         }
         let (upto, name) = (inner.appended, inner.log_name);
         drop(inner);
-        // The records that are not flushed yet are in the new log, too: their data goes first.
-        let written = self.data.sync_data().and_then(|()| copy.finish(&tail));
-        if let Err(error) = written {
+        // The records that are not flushed yet are in the new log, too: their data goes first, and
+        // that of small updates, which the new log does not have. After a failure the kernel counts
+        // as clean what the disk did not take: only the log has it, for the next opening.
+        if let Err(error) = self.data.sync_data() {
+            let mut inner = self.lock();
+            inner.flushing = false;
+            inner.failed = Some(format!("flush data: {error}"));
+            drop(inner);
+            self.flushed.notify_all();
+            return;
+        }
+        if let Err(error) = copy.finish(&tail) {
             self.lock().flushing = false;
             self.flushed.notify_all();
             return self.abandon_copy(&error);
@@ -205,6 +214,7 @@ impl<D: Disk> FileChunkStore<D> {
         }
         inner.log_name = name + 1;
         inner.log_end = copy.at;
+        inner.log_written = copy.at;
         inner.compact_at = self.compact_at(copy.at);
         inner.log_room = room;
         inner.next_frame = copy.number;

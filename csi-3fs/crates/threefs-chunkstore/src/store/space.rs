@@ -1,53 +1,176 @@
 //! Blocks of the data file: taken, written, given back; and how the file grows.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
-use threefs_core::chunk::BLOCK_BYTES;
+use threefs_core::chunk::{BLOCK_BYTES, StoreUpdate};
 use threefs_core::error::StoreError;
+use threefs_core::message::class;
 
 use super::{FileChunkStore, RUNS_MAX, failed};
-use crate::ChunkStore;
-use crate::blocks::Extent;
+use crate::blocks::{Extent, blocks_in};
+use crate::budget::Lender;
 use crate::disk::{Disk, DiskFile};
 use crate::index::Inner;
+use crate::room::{Need, Room, RoomReady, RoomWait};
+use crate::{ChunkStore, plan};
+
+/// A store that needs room grows by at most this part of what the disk has left.
+const STEP_PARTS: u64 = 16;
+/// [`ChunkStore::apply`] waits so long for room.
+const ROOM_WAIT: Duration = Duration::from_secs(8);
+/// Attempts to take blocks; each but the last makes some free.
+const TAKE_STEPS_MAX: usize = 64;
 
 impl<D: Disk> FileChunkStore<D> {
-    /// Takes `blocks` free blocks; grows the file, or waits for blocks that are about to be free.
+    /// Asks for the room of an update's copy.
+    pub(super) fn ask_room(
+        &self,
+        update: &StoreUpdate,
+        payload_bytes: usize,
+        class: u8,
+        ready: RoomReady,
+    ) -> Option<RoomWait> {
+        let base = self.committed(update.chunk);
+        let (written, freed) = plan::blocks_needed(update, &base, payload_bytes);
+        let block_bytes = BLOCK_BYTES as u64;
+        let need = Need { class, bytes: written * block_bytes, returns: freed * block_bytes };
+        if need.bytes == 0 {
+            ready(Ok(Room::default()));
+            return None;
+        }
+        let free_bytes = self.disk.free_bytes().unwrap_or(0);
+        self.config.budget.ask(need, free_bytes, ready)
+    }
+
+    /// Waits, boundedly, for the room of a client's update.
+    pub(super) fn await_room(
+        &self,
+        update: &StoreUpdate,
+        payload_bytes: usize,
+    ) -> Result<Room, StoreError> {
+        let (ready, room) = mpsc::channel();
+        // The receiver lives until the end of this call.
+        let ready: RoomReady = Box::new(move |room| drop(ready.send(room)));
+        let wait = self.ask_room(update, payload_bytes, class::UPDATE, ready);
+        let room = room.recv_timeout(ROOM_WAIT).or_else(|_| {
+            wait.into_iter().for_each(|wait| self.expire(wait));
+            room.recv()
+        });
+        let needed_bytes = payload_bytes as u64;
+        room.unwrap_or(Err(StoreError::NoSpace { needed_bytes }))
+    }
+
+    /// Takes `blocks` free blocks: of the file, of room that the file system has, of blocks that are
+    /// about to be free, of room that other stores of the disk do not use.
     pub(super) fn take_blocks(&self, blocks: u32) -> Result<Vec<Extent>, StoreError> {
         let needed_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
-        let mut waited = false;
-        loop {
+        // Others may take what one step has made free.
+        let (mut steps, mut lent_nothing) = (0, false);
+        while steps < TAKE_STEPS_MAX {
             let mut inner = self.lock();
             inner.check()?;
             // Fragments are worth putting together once they are a quarter of the file.
             let runs_max = if inner.free.free() * 4 > inner.data_blocks { RUNS_MAX / 4 } else { 1 };
-            if let Some(runs) = inner.free.take(blocks, runs_max) {
+            if let Some(runs) = self.take_free(&mut inner, blocks, runs_max) {
                 return Ok(runs);
             }
             if inner.resizing {
                 drop(self.resized.wait(inner).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
-            let before = inner.data_blocks;
+            steps += 1;
             inner.resizing = true;
+            let (before, missing) = (inner.data_blocks, u64::from(blocks));
+            let holes = inner.holes.take_largest(missing);
             drop(inner);
-            let more = self.grow(before, blocks);
+            let filled = self.fill(holes);
+            let more = if filled >= missing { None } else { self.grow(before, blocks) };
             let mut inner = self.end_resize();
             if let Some(more) = more {
                 inner.free.release(before, more);
                 inner.data_blocks = before + more;
-                continue;
             }
-            if let Some(runs) = inner.free.take(blocks, RUNS_MAX) {
+            let progress = filled > 0 || more.is_some();
+            let runs_max = if progress { RUNS_MAX } else { usize::MAX };
+            if let Some(runs) = self.take_free(&mut inner, blocks, runs_max) {
                 return Ok(runs);
             }
-            let hopeful = !inner.leaving.is_empty() && !waited;
+            let leaving = !inner.leaving.is_empty();
             drop(inner);
-            if !hopeful {
-                return Err(StoreError::NoSpace { needed_bytes });
+            if progress {
+                continue;
             }
-            self.flush()?;
-            waited = true;
+            if leaving {
+                self.flush()?;
+            } else if self.config.budget.borrow_for(self.name, needed_bytes) > 0 {
+                lent_nothing = false;
+            } else if std::mem::replace(&mut lent_nothing, true) {
+                // Not even once more: until then, blocks may have been on their way.
+                break;
+            }
+        }
+        Err(StoreError::NoSpace { needed_bytes })
+    }
+
+    fn take_free(
+        &self,
+        inner: &mut Inner<D::File>,
+        blocks: u32,
+        runs_max: usize,
+    ) -> Option<Vec<Extent>> {
+        let runs = inner.free.take(blocks, runs_max)?;
+        inner.held_blocks += u64::from(blocks);
+        self.config.budget.holds(self.name, inner.holding());
+        Some(runs)
+    }
+
+    /// Takes room for holes, as far as there is any; for how many blocks.
+    fn fill(&self, holes: Vec<Extent>) -> u64 {
+        let block_bytes = BLOCK_BYTES as u64;
+        let mut filled = 0;
+        for hole in holes {
+            let bytes = u64::from(hole.blocks) * block_bytes;
+            let free_bytes = self.disk.free_bytes().unwrap_or(0);
+            let room = self.config.budget.room(bytes, free_bytes) / block_bytes;
+            let (offset, length) = (hole.start * block_bytes, room * block_bytes);
+            let taken = if room > 0 && self.data.fill(offset, length).is_ok() { room } else { 0 };
+            self.config.budget.take(taken * block_bytes);
+            let mut inner = self.lock();
+            inner.free.release(hole.start, taken);
+            inner.holes.release(hole.start + taken, u64::from(hole.blocks) - taken);
+            filled += taken;
+        }
+        filled
+    }
+
+    /// Gives the room of free runs back; they are holes from then on. How many bytes that is.
+    fn punch(&self, runs: Vec<Extent>) -> u64 {
+        let block_bytes = BLOCK_BYTES as u64;
+        let mut given = 0;
+        for run in runs {
+            let (start, blocks) = (run.start, u64::from(run.blocks));
+            let punched = self.data.punch(start * block_bytes, blocks * block_bytes);
+            let mut inner = self.lock();
+            if let Err(error) = punched {
+                tracing::debug!(%error, "free blocks could not be given back");
+                inner.free.release(start, blocks);
+                continue;
+            }
+            inner.holes.release(start, blocks);
+            drop(inner);
+            self.config.budget.give(blocks * block_bytes);
+            given += blocks * block_bytes;
+        }
+        given
+    }
+
+    /// A file with holes is opened: which of its free blocks are holes is not known, so all become
+    /// holes.
+    pub(super) fn find_holes(&self) {
+        if self.data.has_holes().unwrap_or(false) {
+            let free = self.lock().free.take_largest(u64::MAX);
+            self.punch(free);
         }
     }
 
@@ -61,9 +184,12 @@ impl<D: Disk> FileChunkStore<D> {
     /// Makes the data file longer than `before`, for `blocks` at least; by how many blocks.
     fn grow(&self, before: u64, blocks: u32) -> Option<u64> {
         let block_bytes = BLOCK_BYTES as u64;
-        let step = (self.config.grow_bytes / block_bytes).max(u64::from(blocks));
         let free_bytes = self.disk.free_bytes().unwrap_or(0);
-        let room = self.config.budget.room(step * block_bytes, free_bytes) / block_bytes;
+        let room = self.config.budget.room(u64::MAX, free_bytes);
+        // Small steps where little is left: the other stores of the disk need it as well.
+        let step_bytes = self.config.grow_bytes.min(room / STEP_PARTS);
+        let step = (step_bytes / block_bytes).max(u64::from(blocks));
+        let room = (room / block_bytes).min(step);
         for more in [room, u64::from(blocks)] {
             let fits = more > 0 && more <= room;
             if fits && self.data.allocate((before + more) * block_bytes).is_ok() {
@@ -106,12 +232,21 @@ impl<D: Disk> FileChunkStore<D> {
         for run in runs {
             inner.free.release(run.start, u64::from(run.blocks));
         }
+        inner.held_blocks -= blocks_in(runs);
+        self.config.budget.holds(self.name, inner.holding());
+        drop(inner);
+        self.config.budget.settle();
     }
 
+    /// Writes `bytes` where `runs` says, holes left out.
     pub(super) fn write_runs(&self, runs: &[Extent], bytes: &[u8]) -> Result<(), StoreError> {
         let mut at = 0;
         for run in runs {
             let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            if run.is_hole() {
+                at += take;
+                continue;
+            }
             self.data.write_at(&bytes[at..at + take], run.start * BLOCK_BYTES as u64).map_err(
                 |error| {
                     if is_full(&error) {
@@ -124,6 +259,24 @@ impl<D: Disk> FileChunkStore<D> {
             at += take;
         }
         Ok(())
+    }
+}
+
+impl<D: Disk> Lender for FileChunkStore<D> {
+    fn lend(&self, bytes: u64) -> u64 {
+        // Blocks that a commit has left are free once its record is durable.
+        let flush = {
+            let mut inner = self.lock();
+            while inner.resizing {
+                inner = self.resized.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            }
+            !inner.leaving.is_empty() && inner.free.free() * (BLOCK_BYTES as u64) < bytes
+        };
+        if flush && let Err(error) = self.flush() {
+            tracing::warn!(%error, "no free blocks for other stores of the disk");
+        }
+        let runs = self.lock().free.take_largest(bytes.div_ceil(BLOCK_BYTES as u64));
+        self.punch(runs)
     }
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, dead_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -19,6 +19,8 @@ pub enum Operation {
     Create(String, usize),
     Write { file: usize, offset: u64, bytes: Vec<u8> },
     Allocate { file: usize, length: u64 },
+    Fill { file: usize, offset: u64, length: u64 },
+    Punch { file: usize, offset: u64, length: u64 },
     Zero(usize),
     Cut { file: usize, length: u64 },
     Sync(usize),
@@ -31,11 +33,15 @@ pub enum Operation {
 pub struct State {
     names: BTreeMap<String, usize>,
     files: Vec<Vec<u8>>,
+    /// Sectors of the files that hold no room.
+    holes: BTreeSet<(usize, u64)>,
     pub operations: Vec<Operation>,
     /// Bytes that all files may have together.
     pub quota: Option<u64>,
     /// The next flush fails.
     pub fail_sync: bool,
+    /// The next flush of this file fails.
+    pub fail_sync_of: Option<usize>,
     /// The next flush of names fails.
     pub fail_sync_names: bool,
 }
@@ -49,15 +55,33 @@ pub struct MemoryFile {
 }
 
 impl State {
+    pub fn used(&self) -> usize {
+        let holes = self.holes.len() * SECTOR_BYTES;
+        self.files.iter().map(Vec::len).sum::<usize>() - holes
+    }
+
     fn check_quota(&self, file: usize, length: usize) -> io::Result<()> {
-        let grown = length.saturating_sub(self.files[file].len());
-        let used: usize = self.files.iter().map(Vec::len).sum();
+        self.check_grown(length.saturating_sub(self.files[file].len()))
+    }
+
+    fn check_grown(&self, grown: usize) -> io::Result<()> {
         match self.quota {
-            Some(quota) if grown > 0 && (used + grown) as u64 > quota => {
+            Some(quota) if grown > 0 && (self.used() + grown) as u64 > quota => {
                 Err(io::ErrorKind::StorageFull.into())
             }
             _ => Ok(()),
         }
+    }
+
+    /// The part of a file takes room where it is a hole.
+    fn fill(&mut self, file: usize, offset: u64, length: u64) -> io::Result<()> {
+        let filled: Vec<_> =
+            sectors(file, offset, length).filter(|sector| self.holes.contains(sector)).collect();
+        self.check_grown(filled.len() * SECTOR_BYTES)?;
+        for sector in filled {
+            self.holes.remove(&sector);
+        }
+        Ok(())
     }
 }
 
@@ -75,6 +99,7 @@ impl DiskFile for MemoryFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         state.check_quota(self.file, offset as usize + bytes.len())?;
+        state.fill(self.file, offset, bytes.len() as u64)?;
         state.operations.push(Operation::Write { file: self.file, offset, bytes: bytes.to_vec() });
         write(&mut state.files[self.file], offset, bytes);
         Ok(())
@@ -83,6 +108,10 @@ impl DiskFile for MemoryFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         if std::mem::take(&mut state.fail_sync) {
+            return Err(io::Error::other("the disk said no"));
+        }
+        if state.fail_sync_of == Some(self.file) {
+            state.fail_sync_of = None;
             return Err(io::Error::other("the disk said no"));
         }
         state.operations.push(Operation::Sync(self.file));
@@ -103,6 +132,27 @@ impl DiskFile for MemoryFile {
         Ok(())
     }
 
+    fn fill(&self, offset: u64, length: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        assert!((offset + length) as usize <= state.files[self.file].len(), "beyond the end");
+        state.fill(self.file, offset, length)?;
+        state.operations.push(Operation::Fill { file: self.file, offset, length });
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.operations.push(Operation::Punch { file: self.file, offset, length });
+        state.holes.extend(sectors(self.file, offset, length));
+        state.files[self.file][offset as usize..(offset + length) as usize].fill(0);
+        Ok(())
+    }
+
+    fn has_holes(&self) -> io::Result<bool> {
+        let state = self.state.lock().unwrap();
+        Ok(state.holes.range((self.file, 0)..=(self.file, u64::MAX)).next().is_some())
+    }
+
     fn zero(&self) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         state.operations.push(Operation::Zero(self.file));
@@ -114,6 +164,9 @@ impl DiskFile for MemoryFile {
         let mut state = self.state.lock().unwrap();
         state.operations.push(Operation::Cut { file: self.file, length });
         state.files[self.file].truncate(length as usize);
+        let end = length / SECTOR_BYTES as u64;
+        let file = self.file;
+        state.holes.retain(|(of, sector)| *of != file || *sector < end);
         Ok(())
     }
 
@@ -169,9 +222,13 @@ impl Disk for MemoryDisk {
 
     fn free_bytes(&self) -> io::Result<u64> {
         let state = self.0.lock().unwrap();
-        let used: usize = state.files.iter().map(Vec::len).sum();
-        Ok(state.quota.unwrap_or(1 << 30).saturating_sub(used as u64))
+        Ok(state.quota.unwrap_or(1 << 30).saturating_sub(state.used() as u64))
     }
+}
+
+fn sectors(file: usize, offset: u64, length: u64) -> impl Iterator<Item = (usize, u64)> {
+    let sector = SECTOR_BYTES as u64;
+    (offset / sector..(offset + length) / sector).map(move |at| (file, at))
 }
 
 fn write(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
@@ -262,6 +319,22 @@ pub fn after_power_loss(operations: &[Operation], at: usize, mut luck: Luck<'_>)
                     let bytes = &mut state.files[*file];
                     let length = bytes.len().max(*length as usize);
                     bytes.resize(length, 0);
+                }
+            }
+            Operation::Punch { file, offset, length } => {
+                if durable(*file) || luck.keeps() {
+                    let bytes = &mut state.files[*file];
+                    let from = (*offset as usize).min(bytes.len());
+                    let to = ((offset + length) as usize).min(bytes.len());
+                    bytes[from..to].fill(0);
+                    state.holes.extend(sectors(*file, from as u64, (to - from) as u64));
+                }
+            }
+            Operation::Fill { file, offset, length } => {
+                if durable(*file) || luck.keeps() {
+                    for sector in sectors(*file, *offset, *length) {
+                        state.holes.remove(&sector);
+                    }
                 }
             }
             Operation::Zero(file) => {

@@ -73,6 +73,16 @@ pub enum Event {
         /// The pending state.
         result: Result<ChunkState, StoreError>,
     },
+    /// An [`Action::Apply`] has not started yet: other updates hold the room on the disk.
+    RoomAwaited {
+        /// As in the action.
+        op: OpId,
+    },
+    /// It starts now.
+    RoomGiven {
+        /// As in the action.
+        op: OpId,
+    },
     /// The outcome of an [`Action::Commit`].
     Committed {
         /// As in the action.
@@ -127,6 +137,8 @@ pub enum Action {
         update: StoreUpdate,
         /// Its bytes.
         payload: Bytes,
+        /// As which class of requests it takes room on the disk (`crate::message::class`).
+        class: u8,
     },
     /// Flip a pending state to committed; then [`Event::Committed`].
     Commit {

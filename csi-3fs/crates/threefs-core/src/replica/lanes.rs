@@ -224,6 +224,13 @@ impl Replica {
         ctx.out.push(action);
     }
 
+    /// The store is at work for `op` from now on: waiting for room is not a stall of the disk.
+    pub(super) fn room_given(&mut self, ctx: &Context<'_>, op: OpId) {
+        if self.ops.get(&op).is_some_and(|state| state.step == Step::Applying) {
+            self.store_since.insert(op, ctx.now);
+        }
+    }
+
     /// The store is done with `op`. `None` if the operation ends here because it was aborted.
     pub(super) fn store_done(&mut self, ctx: &mut Context<'_>, op: OpId) -> Option<&mut Op> {
         self.store_since.remove(&op);

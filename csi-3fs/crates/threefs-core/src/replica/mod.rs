@@ -239,6 +239,10 @@ impl Replica {
                 self.on_request(ctx, token, request, payload, expires);
             }
             Event::Answer { call, result, payload } => self.on_answer(ctx, call, result, payload),
+            Event::RoomAwaited { op } => {
+                self.store_since.remove(&op);
+            }
+            Event::RoomGiven { op } => self.room_given(ctx, op),
             Event::Applied { op, result } => self.on_applied(ctx, op, result),
             Event::Committed { op, result } => self.on_committed(ctx, op, result),
             Event::Forgotten { op, result } => self.on_forgotten(ctx, op, result),

@@ -8,7 +8,7 @@ use super::{Action, Alert, Context, OpId, PeerFailure, Replica, Role};
 use crate::checksum::Checksum;
 use crate::chunk::{ContentChange, StoreUpdate};
 use crate::ids::ChunkId;
-use crate::message::{RepairRequest, StorageReply, StorageRequest};
+use crate::message::{RepairRequest, StorageReply, StorageRequest, class};
 use crate::routing::{ChainTarget, PublicState};
 
 impl Replica {
@@ -97,6 +97,8 @@ impl Replica {
             tags: damaged.tags,
             change: ContentChange::Replace,
         };
-        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload });
+        // Requests of any class may wait for it, and it waits for none.
+        let class = class::REPLACE;
+        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload, class });
     }
 }

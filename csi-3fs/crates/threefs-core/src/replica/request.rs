@@ -13,7 +13,7 @@ use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion, RequestTag, TargetId};
 use crate::message::{
     Address, ForwardRequest, LastChunk, QueryChunks, ReadDone, ReadRequest, RepairRequest,
-    StorageReply, StorageRequest, UpdateRequest, Updated,
+    StorageReply, StorageRequest, UpdateRequest, Updated, class,
 };
 use crate::time::Millis;
 
@@ -413,6 +413,12 @@ impl Replica {
         tag: Option<RequestTag>,
         waiters: VecDeque<Token>,
     ) -> Begin {
+        // What waits for room holds up the requests behind it as well: their class counts.
+        let hop = match &work {
+            Work::Update { .. } => Some(class::UPDATE),
+            Work::Forward { .. } => Some(1),
+            _ => None,
+        };
         let op = self.add_op(Op {
             chunk: update.chunk,
             hop: work.hop(),
@@ -426,7 +432,11 @@ impl Replica {
             wake: None,
             aborted: false,
         });
-        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload });
+        let class = match hop {
+            Some(hop) => (self.next_hop(op) - 1).clamp(hop, class::HOP_MAX),
+            None => class::REPLACE,
+        };
+        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload, class });
         Begin::Op(op)
     }
 }

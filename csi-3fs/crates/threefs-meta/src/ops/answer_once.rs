@@ -32,42 +32,56 @@ where
             return Ok(reply);
         }
         let reply = self.operation.run(txn).await?;
+        self.keep(txn, &reply)?;
+        Ok(reply)
+    }
+}
+
+impl<O> AnswerOnce<'_, O> {
+    /// Stores the answer and clears those that are not wanted any more.
+    fn keep(&self, txn: &mut Transaction, reply: &MetaReply) -> Result<(), OpError> {
         let key = rows::answer(self.id.client, self.id.sequence);
-        let encoded = postcard::to_allocvec(&reply)
+        let encoded = postcard::to_allocvec(reply)
             .map_err(|error| KvError::bad_row(&key, error.to_string()))?;
         rows::write(txn, &key, &AnswerRow { answered: self.now, reply: encoded })?;
         for sequence in self.forget_from..self.id.finished_below {
             txn.clear(&rows::answer(self.id.client, sequence));
         }
-        Ok(reply)
+        Ok(())
     }
 }
 
-/// The first step of a change that takes several transactions: does nothing if the change has its
-/// answer already. The last step is an [`AnswerOnce`].
-pub(crate) struct UnlessAnswered<'a, O> {
-    pub id: RequestId,
-    pub floor: &'a AtomicU64,
-    pub operation: O,
-}
+/// The first step of a change that may take several transactions: does nothing if the change has
+/// its answer already. Where it is the only step its answer is stored with it; otherwise the last
+/// step is an [`AnswerOnce`].
+pub(crate) struct FirstOf<'a, O>(pub AnswerOnce<'a, O>);
 
 /// What came of a first step.
 pub(crate) enum FirstStep<T> {
-    /// The change was executed before.
+    /// The change is made, now or before.
     Answered(Box<MetaReply>),
-    /// The step was done.
-    Done(T),
+    /// More steps follow.
+    More(T),
 }
 
-impl<O: Operation<Error = OpError>> Operation for UnlessAnswered<'_, O> {
-    type Output = FirstStep<O::Output>;
+impl<O, T> Operation for FirstOf<'_, O>
+where
+    O: Operation<Output = FirstStep<T>, Error = OpError>,
+    T: Send,
+{
+    type Output = FirstStep<T>;
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
-        match answered(txn, self.id, self.floor).await? {
-            Some(reply) => Ok(FirstStep::Answered(Box::new(reply))),
-            None => Ok(FirstStep::Done(self.operation.run(txn).await?)),
+        let Self(once) = self;
+        if let Some(reply) = answered(txn, once.id, once.floor).await? {
+            return Ok(FirstStep::Answered(Box::new(reply)));
         }
+        let step = once.operation.run(txn).await?;
+        if let FirstStep::Answered(reply) = &step {
+            once.keep(txn, reply)?;
+        }
+        Ok(step)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Lengths: growing by reports, cutting in two steps.
 //!
-//! A cut first writes the new length, a higher truncate version and a `TRIM` row; then the chunks
+//! A length that is not below the one before is one step. A cut first writes the new length, a higher truncate version and a `TRIM` row; then the chunks
 //! are cut; then the row goes. Nobody opens the file for writing or grows it in between, or the
 //! cut, repeated after a crash, would take what was written since.
 
@@ -10,7 +10,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::quota::{self, Charge, bytes_of};
 use super::walk::{Last, find};
-use super::{Given, OpError, load, store};
+use super::{FirstStep, Given, OpError, load, store};
 use crate::identity::{Identity, WRITE};
 use crate::protocol::{At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SessionId};
 use crate::rows::{self, InodeRow, SessionRow, TrimRow};
@@ -170,10 +170,10 @@ pub(crate) struct BeginTrim<'a> {
 }
 
 impl Operation for BeginTrim<'_> {
-    type Output = InodeId;
+    type Output = FirstStep<InodeId>;
     type Error = OpError;
 
-    async fn run(&self, txn: &mut Transaction) -> Result<InodeId, OpError> {
+    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
         let mut row = find(txn, self.who, self.at, Last::Follow).await?;
         let id = row.inode.id;
         let before = bytes_of(&row);
@@ -199,7 +199,8 @@ impl Operation for BeginTrim<'_> {
         if txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
-        if self.length < *length || self.length < *reserved || self.length == 0 {
+        let cuts = self.length < *length || self.length < *reserved || self.length == 0;
+        if cuts {
             *truncate_version += 1;
             // Writers learn it with the version, and reserve again.
             *reserved = 0;
@@ -216,7 +217,10 @@ impl Operation for BeginTrim<'_> {
             recharge(txn, &mut row, before).await?;
         }
         store(txn, &mut row)?;
-        Ok(id)
+        Ok(match cuts {
+            true => FirstStep::More(id),
+            false => FirstStep::Answered(Box::new(MetaReply::Inode(row.inode))),
+        })
     }
 }
 
@@ -237,15 +241,23 @@ impl Operation for ReadTrim {
 }
 
 /// The chunks are cut. Answers with the inode, so that it can be the answer of the whole change.
-pub(crate) struct FinishTrim(pub InodeId);
+pub(crate) struct FinishTrim {
+    pub inode: InodeId,
+    /// The cut that was made. The row of a later one stays.
+    pub truncate_version: Option<u64>,
+}
 
 impl Operation for FinishTrim {
     type Output = MetaReply;
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let row = load(txn, self.0, "").await?;
-        txn.clear(&rows::trim(self.0));
+        let row = load(txn, self.inode, "").await?;
+        let key = rows::trim(self.inode);
+        let pending = rows::read::<TrimRow>(txn, &key).await?;
+        if pending.is_some_and(|trim| Some(trim.truncate_version) == self.truncate_version) {
+            txn.clear(&key);
+        }
         Ok(MetaReply::Inode(row.inode))
     }
 }

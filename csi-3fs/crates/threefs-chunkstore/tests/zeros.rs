@@ -1,0 +1,247 @@
+//! Zeros take no blocks, and most updates flush the log alone.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use support::{Luck, MemoryDisk, Operation, after_power_loss};
+use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
+use threefs_core::checksum::Checksum;
+use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
+use threefs_core::error::StoreError;
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+
+const BLOCK_BYTES: usize = 4096;
+const CHUNK_BYTES: usize = 1 << 20;
+
+fn chunk() -> ChunkId {
+    ChunkId::new(InodeId(7), 0)
+}
+
+/// A store with one chunk, and what the chunk holds.
+struct World {
+    disk: MemoryDisk,
+    store: FileChunkStore<MemoryDisk>,
+    content: Vec<u8>,
+    version: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let disk = MemoryDisk::default();
+        let store = FileChunkStore::open_on(disk.clone(), StoreConfig::default()).unwrap();
+        Self { disk, store, content: Vec::new(), version: 0 }
+    }
+
+    fn update(&mut self, change: ContentChange, payload: &[u8]) {
+        self.version += 1;
+        match change {
+            ContentChange::Write { offset } => {
+                let (offset, end) = (offset as usize, offset as usize + payload.len());
+                self.content.resize(self.content.len().max(end), 0);
+                self.content[offset..end].copy_from_slice(payload);
+            }
+            ContentChange::Truncate { length } => self.content.resize(length as usize, 0),
+            ContentChange::Replace => self.content = payload.to_vec(),
+            ContentChange::Remove => self.content.clear(),
+        }
+        let version = ChunkVersion(self.version);
+        let tags = TagWindow::default();
+        let update =
+            StoreUpdate { chunk: chunk(), version, chain_version: ChainVersion(1), tags, change };
+        let state = self.store.apply(&update, payload).unwrap();
+        assert_eq!(state.checksum, Checksum::of(&self.content));
+        self.store.commit(chunk(), version, ChainVersion(1)).unwrap();
+    }
+
+    fn write(&mut self, offset: usize, payload: &[u8]) {
+        self.update(ContentChange::Write { offset: offset as u32 }, payload);
+    }
+
+    /// Blocks in use once the last commit is durable. The content is as it should be.
+    fn blocks(&self) -> usize {
+        self.store.flush().unwrap();
+        let read = self.store.read(chunk(), Which::Committed, 0, u32::MAX).unwrap();
+        assert!(read.bytes == self.content);
+        self.store.used_bytes() as usize / BLOCK_BYTES
+    }
+
+    fn reopen(&mut self) {
+        self.disk.0.lock().unwrap().quota = None;
+        self.store = FileChunkStore::open_on(self.disk.clone(), StoreConfig::default()).unwrap();
+    }
+
+    fn operations(&self) -> Vec<Operation> {
+        self.disk.0.lock().unwrap().operations.clone()
+    }
+}
+
+/// The data file is opened first.
+fn data_flushes(operations: &[Operation]) -> usize {
+    operations.iter().filter(|op| matches!(op, Operation::Sync(0))).count()
+}
+
+fn data_bytes(operations: &[Operation]) -> usize {
+    let bytes = |op: &Operation| match op {
+        Operation::Write { file: 0, bytes, .. } => bytes.len(),
+        _ => 0,
+    };
+    operations.iter().map(bytes).sum()
+}
+
+#[test]
+fn zeros_take_no_blocks_and_give_theirs_back() {
+    let mut world = World::new();
+    world.write(0, &[5; CHUNK_BYTES]);
+    assert_eq!(world.blocks(), 256);
+    world.write(CHUNK_BYTES / 4, &[0; CHUNK_BYTES / 2]);
+    assert_eq!(world.blocks(), 128, "a hole in the middle");
+    world.reopen();
+    assert_eq!(world.blocks(), 128, "after an opening");
+    world.write(CHUNK_BYTES / 2 + 1, &[7; 10]);
+    assert_eq!(world.blocks(), 129, "a write within the hole");
+    world.update(ContentChange::Truncate { length: 100 }, &[]);
+    assert_eq!(world.blocks(), 1);
+    let before = data_bytes(&world.operations());
+    world.write(CHUNK_BYTES - BLOCK_BYTES, &[9; BLOCK_BYTES]);
+    assert_eq!(world.blocks(), 2, "the gap after the old end");
+    assert!(data_bytes(&world.operations()) - before <= 3 * BLOCK_BYTES);
+    world.update(ContentChange::Truncate { length: CHUNK_BYTES as u32 * 4 }, &[]);
+    assert_eq!(world.blocks(), 2, "a chunk that is made longer");
+    world.update(ContentChange::Replace, &[0; CHUNK_BYTES]);
+    assert_eq!(world.blocks(), 0);
+    world.reopen();
+    assert_eq!(world.blocks(), 0);
+}
+
+/// Zeros between data would make more runs than a chunk may have: they are stored then, and the next
+/// write is a small one again.
+#[test]
+fn a_chunk_of_many_runs_is_put_together_once() {
+    let mut world = World::new();
+    let stripes: Vec<u8> = (0..CHUNK_BYTES).map(|at| (at / (4 * BLOCK_BYTES) % 2) as u8).collect();
+    world.update(ContentChange::Replace, &stripes);
+    world.write(1, &[3; 100]);
+    let before = data_bytes(&world.operations());
+    for number in 0..8 {
+        world.write(number * 8 * BLOCK_BYTES, &[4; 100]);
+    }
+    assert!(data_bytes(&world.operations()) - before <= 8 * BLOCK_BYTES);
+    world.blocks();
+}
+
+#[test]
+fn what_writes_no_data_or_little_flushes_the_log_alone() {
+    let mut world = World::new();
+    world.write(0, &[5; 100_000]);
+    for (change, payload, flushes) in [
+        (ContentChange::Truncate { length: 50_000 }, Vec::new(), 0),
+        (ContentChange::Write { offset: 8192 }, vec![0; 20_480], 0),
+        (ContentChange::Write { offset: 8191 }, vec![1; 2], 0),
+        (ContentChange::Write { offset: 8191 }, vec![1; 8192], 1),
+        (ContentChange::Replace, vec![0; 65_536], 0),
+        (ContentChange::Remove, Vec::new(), 0),
+        (ContentChange::Replace, vec![1; 65_536], 1),
+    ] {
+        let before = data_flushes(&world.operations());
+        world.update(change, &payload);
+        assert_eq!(data_flushes(&world.operations()) - before, flushes, "{change:?}");
+    }
+}
+
+/// The flush of blocks that were written before needs no change of the file system's metadata.
+#[test]
+fn the_log_is_written_ahead() {
+    let mut world = World::new();
+    for _ in 0..100 {
+        world.write(0, &[5; 100]);
+    }
+    let operations = world.operations();
+    let of_log = |op: &Operation| match op {
+        Operation::Write { file, offset, bytes } if *file != 0 => Some((*offset, bytes.len())),
+        _ => None,
+    };
+    let frames: Vec<(u64, usize)> = operations.iter().filter_map(of_log).collect();
+    let mut written = 0;
+    let mut steps = 0;
+    for (offset, length) in &frames {
+        let end = offset + *length as u64;
+        steps += u64::from(end > written);
+        written = written.max(end);
+    }
+    assert!(frames.len() > 100 && steps <= 6, "{} frames, {steps} steps", frames.len());
+    world.reopen();
+    world.blocks();
+}
+
+/// Data that only the log has would be given up with it.
+#[test]
+fn a_log_is_kept_when_its_data_cannot_be_flushed() {
+    let disk = MemoryDisk::default();
+    let config = StoreConfig { log_bytes: 64 << 10, ..StoreConfig::default() };
+    let store = FileChunkStore::open_on(disk.clone(), config.clone()).unwrap();
+    disk.0.lock().unwrap().fail_sync_of = Some(0);
+    let (chain_version, change) = (ChainVersion(1), ContentChange::Replace);
+    let mut written = 0;
+    for number in 1..200 {
+        let (version, tags) = (ChunkVersion(number), TagWindow::default());
+        let update = StoreUpdate { chunk: chunk(), version, chain_version, tags, change };
+        match store.apply(&update, &[number as u8; 100]) {
+            Ok(_) => drop(store.commit(chunk(), version, chain_version)),
+            Err(StoreError::Io { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+        written = number;
+    }
+    assert!((2..199).contains(&written), "after {written} updates");
+    drop(store);
+    let operations = disk.0.lock().unwrap().operations.clone();
+    let disk = after_power_loss(&operations, operations.len(), Luck::Nothing);
+    let store = FileChunkStore::open_on(disk, config).unwrap();
+    let read = store.read(chunk(), Which::Newest, 0, 100).unwrap();
+    assert_eq!(read.bytes, [written as u8; 100]);
+}
+
+#[test]
+fn a_commit_at_once_calls_no_file() {
+    let mut world = World::new();
+    world.write(0, &[5; 100]);
+    let version = ChunkVersion(2);
+    let change = ContentChange::Write { offset: 0 };
+    let tags = TagWindow::default();
+    let update =
+        StoreUpdate { chunk: chunk(), version, chain_version: ChainVersion(1), tags, change };
+    world.store.apply(&update, &[6; 100]).unwrap();
+    let before = world.operations().len();
+    let committed = world.store.commit_at_once(chunk(), version, ChainVersion(3)).unwrap().unwrap();
+    assert_eq!((committed.version, committed.chain_version), (version, ChainVersion(3)));
+    let again = world.store.commit_at_once(chunk(), version, ChainVersion(3)).unwrap();
+    assert_eq!(again, Ok(committed));
+    let unknown = world.store.commit_at_once(chunk(), ChunkVersion(9), ChainVersion(3)).unwrap();
+    assert_eq!(unknown, Err(StoreError::NotFound { chunk: chunk() }));
+    assert_eq!(world.operations().len(), before);
+}
+
+/// With a log that has to be made room in, it leaves the commit to a thread that may wait.
+#[test]
+fn a_commit_at_once_leaves_a_full_log_alone() {
+    let disk = MemoryDisk::default();
+    let config = StoreConfig { log_bytes: 64 << 10, ..StoreConfig::default() };
+    let store = FileChunkStore::open_on(disk.clone(), config).unwrap();
+    let mut left = 0;
+    for number in 1..40_000 {
+        let chunk = ChunkId::new(InodeId(number), 0);
+        let version = ChunkVersion(1);
+        let (chain_version, tags) = (ChainVersion(1), TagWindow::default());
+        let change = ContentChange::Remove;
+        store.apply(&StoreUpdate { chunk, version, chain_version, tags, change }, &[]).unwrap();
+        if store.commit_at_once(chunk, version, chain_version).is_none() {
+            left += 1;
+            store.commit(chunk, version, chain_version).unwrap();
+        }
+        if left > 0 {
+            return;
+        }
+    }
+    assert!(left > 0, "the log was never full");
+}
