@@ -20,6 +20,7 @@ mod history;
 mod manager;
 mod mutant;
 mod node;
+mod shape;
 mod store;
 mod world;
 

@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use threefs_core::chain::promote;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::{Move, abandon, begin};
@@ -25,19 +26,21 @@ pub struct Manager {
     pub hasty: bool,
     /// See [`crate::Mutant::AbandonServing`].
     pub careless: bool,
+    /// See [`crate::Mutant::PromoteWithoutStore`].
+    pub forgetful: bool,
 }
 
 impl Manager {
-    /// A manager of one new chain.
+    /// A manager of new chains.
     #[must_use]
-    pub fn new(chain: Chain) -> Self {
+    pub fn new(chains: Vec<Chain>) -> Self {
         let mut routing = RoutingInfo { version: RoutingVersion(1), ..RoutingInfo::default() };
-        routing.chains.insert(chain.id, chain);
+        routing.chains.extend(chains.into_iter().map(|chain| (chain.id, chain)));
         let timers =
             Timers { node_failure_ms: DEAD_AFTER_MS, primary_lease_ms: u64::MAX, scan_ms: SCAN_MS };
         let published = Rc::new(routing.clone());
         let model = Model::new(routing, timers, Millis(0));
-        Self { model, published, hasty: false, careless: false }
+        Self { model, published, hasty: false, careless: false, forgetful: false }
     }
 
     /// It comes back: what it heard is forgotten.
@@ -133,6 +136,30 @@ impl Manager {
         });
         self.publish();
         Some(this.destination)
+    }
+
+    /// Makes a target the one that leads its chain, as an operator's command does.
+    ///
+    /// # Errors
+    /// As mgmtd refuses it.
+    pub fn promote(&mut self, target: TargetId, now: Millis) -> Result<(), MgmtdError> {
+        let promoted = match self.forgetful {
+            true => self.promote_without_store(target),
+            false => self.model.promote(target, now).map(|_| ()),
+        };
+        self.publish();
+        promoted
+    }
+
+    fn promote_without_store(&mut self, target: TargetId) -> Result<(), MgmtdError> {
+        let chain = self.model.routing().chain_of_target(target);
+        let promoted = chain.map(|chain| promote(chain, target));
+        let Some(Ok(transition)) = promoted else {
+            return Err(MgmtdError::CannotPromote { target, reason: "not now".into() });
+        };
+        let chain = transition.chain;
+        self.model.write(|routing| drop(routing.chains.insert(chain.id, chain)));
+        Ok(())
     }
 
     /// The first target of the chain shall move to a node that has none; false while a move is
