@@ -88,6 +88,27 @@ impl Gate {
         self.requests.give_back(held.connection, held.request_bytes);
         self.replies.give_back(held.connection, held.reply_bytes);
     }
+
+    /// What a request holds once it is let in.
+    fn held(&self, incoming: &Incoming) -> Held {
+        let reply_bytes = match &incoming.request {
+            StorageRequest::Read(read) => read.length as usize,
+            StorageRequest::Repair(_) => crate::world::CHUNK_BYTES as usize,
+            _ => 0,
+        };
+        Held {
+            class: incoming.class,
+            connection: incoming.caller.endpoint,
+            request_bytes: match incoming.payload.len() {
+                0 => 0,
+                bytes => self.requests.counted(bytes),
+            },
+            reply_bytes: match reply_bytes {
+                0 => 0,
+                bytes => self.replies.counted(bytes),
+            },
+        }
+    }
 }
 
 /// The class under which a port counts a request.
@@ -208,27 +229,5 @@ impl Port {
     /// A request is answered.
     pub(crate) fn give_back(&mut self, held: Held) {
         self.gates[usize::from(held.class)].give_back(held);
-    }
-}
-
-impl Gate {
-    fn held(&self, incoming: &Incoming) -> Held {
-        let reply_bytes = match &incoming.request {
-            StorageRequest::Read(read) => read.length as usize,
-            StorageRequest::Repair(_) => crate::world::CHUNK_BYTES as usize,
-            _ => 0,
-        };
-        Held {
-            class: incoming.class,
-            connection: incoming.caller.endpoint,
-            request_bytes: match incoming.payload.len() {
-                0 => 0,
-                bytes => self.requests.counted(bytes),
-            },
-            reply_bytes: match reply_bytes {
-                0 => 0,
-                bytes => self.replies.counted(bytes),
-            },
-        }
     }
 }
