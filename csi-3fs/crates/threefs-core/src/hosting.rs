@@ -115,7 +115,8 @@ mod tests {
                 ChainTarget { target: TargetId(2), node: NodeId(2), state: mine },
             ],
         };
-        let asks = |error, chain: Option<&Chain>, lease| sets_aside(error, chain, TargetId(2), lease);
+        let asks =
+            |error, chain: Option<&Chain>, lease| sets_aside(error, chain, TargetId(2), lease);
         let without = chain(Offline, Serving);
         assert!(asks(&damaged, Some(&without), true));
         assert!(!asks(&io, Some(&without), true));

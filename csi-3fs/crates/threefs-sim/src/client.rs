@@ -14,9 +14,7 @@ use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
 
 use crate::history::Intent;
 use crate::shape::chain_id;
-use crate::world::{
-    CHUNK_BYTES, Caller, Happening, INODE, Packet, Violation, World, is_removed,
-};
+use crate::world::{CHUNK_BYTES, Caller, Happening, INODE, Packet, Violation, World, is_removed};
 
 const TIMEOUT_US: u64 = 30_000;
 /// More than any client has: channels are given up in steps of it.

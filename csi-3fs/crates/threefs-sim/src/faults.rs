@@ -138,10 +138,7 @@ pub fn more(seed: u64, mutant: Mutant, nodes: usize, chains: usize) -> Vec<(u64,
         node,
         back_after_us: time,
     });
-    some(lost, 0.2, 3, |node, time| Fault::LoseDisk {
-        node,
-        back_after_us: time,
-    });
+    some(lost, 0.2, 3, |node, time| Fault::LoseDisk { node, back_after_us: time });
     some(false, 0.15, 2, |node, time| Fault::Jump { node, by_ms: time / 500 });
     some(mutant == Mutant::SkipFlushAtOpen, 0.1, 3, |node, time| Fault::Crash {
         node,

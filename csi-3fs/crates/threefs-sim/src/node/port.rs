@@ -128,9 +128,8 @@ impl Port {
 
     /// Nothing is held and nothing waits.
     pub(crate) fn is_idle(&self) -> bool {
-        let idle = |gate: &Gate| {
-            gate.calls == 0 && gate.requests.is_idle() && gate.replies.is_idle()
-        };
+        let idle =
+            |gate: &Gate| gate.calls == 0 && gate.requests.is_idle() && gate.replies.is_idle();
         self.waiting.is_empty() && self.gates.iter().all(idle)
     }
 

@@ -12,10 +12,10 @@ use threefs_core::replica::{Action, Event, Replica, Token};
 use threefs_core::routing::PublicState;
 use threefs_core::time::Millis;
 
+use super::Job;
 use super::disk::read_reply;
 use super::hosting::PAUSES;
 use super::port::Held;
-use super::Job;
 use crate::mutant::Mutant;
 use crate::shape::{At, chain_id};
 use crate::store::{Store, Version};

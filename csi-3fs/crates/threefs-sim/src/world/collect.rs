@@ -91,8 +91,7 @@ impl World {
         else {
             return;
         };
-        let to =
-            Address { chain: chain_id(chain), chain_version: version, target: head.target };
+        let to = Address { chain: chain_id(chain), chain_version: version, target: head.target };
         let inodes = vec![InodeRange::one(REMOVED)];
         let request = StorageRequest::ForgetInodes(ForgetInodes { to, from: None, inodes, hop: 0 });
         self.rpcs += 1;

@@ -67,9 +67,8 @@ impl World {
             .filter(|task| !matches!(task.doing, Doing::Resting))
             .map(|task| format!("{:?}", task.doing))
             .collect();
-        let idle = |at: &At| {
-            self.hosted(*at).replica.as_ref().is_some_and(|replica| replica.is_idle())
-        };
+        let idle =
+            |at: &At| self.hosted(*at).replica.as_ref().is_some_and(|replica| replica.is_idle());
         let busy: Vec<_> = self.members().filter(|at| !idle(at)).map(|at| self.name(at)).collect();
         let full: Vec<_> =
             (0..self.nodes.len()).filter(|node| !self.nodes[*node].is_idle()).collect();
