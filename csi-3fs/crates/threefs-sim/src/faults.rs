@@ -133,7 +133,7 @@ pub fn more(seed: u64, mutant: Mutant, nodes: usize, chains: usize) -> Vec<(u64,
             plan.push((at, fault(rng.random_range(0..nodes), rng.random_range(1_000..150_000))));
         }
     };
-    let lost = matches!(mutant, Mutant::TrustAnyStore | Mutant::PromoteWithoutStore);
+    let lost = matches!(mutant, Mutant::TrustAnyStore | Mutant::PromoteEmpty);
     some(mutant == Mutant::ReportLeaveAtOnce, 0.25, 3, |node, time| Fault::Leave {
         node,
         back_after_us: time,

@@ -53,8 +53,8 @@ pub enum Mutant {
     KeepDamaged,
     /// A store that is damaged is set aside although it may be the last one.
     SetAsideLast,
-    /// mgmtd does not write down the store of a promoted target.
-    PromoteWithoutStore,
+    /// mgmtd promotes a target whose store is empty and lets it empty the others.
+    PromoteEmpty,
     /// The replica does not make one of its checks.
     Without(Check),
 }
@@ -84,7 +84,7 @@ impl Mutant {
         Self::KeepCache,
         Self::KeepDamaged,
         Self::SetAsideLast,
-        Self::PromoteWithoutStore,
+        Self::PromoteEmpty,
         Self::Without(Check::Lease),
         Self::Without(Check::NothingPending),
         Self::Without(Check::Tags),

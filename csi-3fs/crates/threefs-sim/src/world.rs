@@ -168,7 +168,7 @@ impl World {
         let mut manager = Manager::new(shape.make_chains(members));
         manager.hasty = mutant == Mutant::LeaveOutAtOnce;
         manager.careless = mutant == Mutant::AbandonServing;
-        manager.forgetful = mutant == Mutant::PromoteWithoutStore;
+        manager.rash = mutant == Mutant::PromoteEmpty;
         let mut world = Self {
             seed,
             mutant,

@@ -1,5 +1,6 @@
 //! The operator: promotes another target of a chain whose last stores to serve are lost for good.
 
+use rand::Rng;
 use threefs_core::ids::ChunkId;
 use threefs_core::routing::PublicState;
 use threefs_core::time::Millis;
@@ -24,8 +25,8 @@ impl World {
         Ok(())
     }
 
-    /// Of the targets that could lead, the one with the most updates.
-    fn to_be_promoted(&self, chain: usize) -> Option<At> {
+    /// Any target whose store is open: mgmtd refuses one that must not lead.
+    fn to_be_promoted(&mut self, chain: usize) -> Option<At> {
         let known = self.manager.chain(chain_id(chain))?;
         let last = |state| state == PublicState::LastSrv;
         let mut served_last = known.targets.iter().filter(|place| last(place.state));
@@ -34,22 +35,25 @@ impl World {
             return None;
         }
         let others = known.targets.iter().filter(|place| !last(place.state));
-        others
+        let others: Vec<At> = others
             .map(|place| At::of(place.target))
             .filter(|at| self.hosted(*at).replica.is_some())
-            .max_by_key(|at| {
-                let slots = self.hosted(*at).store.slots().values();
-                slots.map(|slot| slot.committed.state.version.0).sum::<u64>()
-            })
+            .collect();
+        (!others.is_empty()).then(|| others[self.moves.random_range(0..others.len())])
     }
 
     fn promote(&mut self, at: At) -> Result<(), Violation> {
         let before = self.manager.routing();
+        let empties = self.manager.would_empty_others(at.target());
         if let Err(refused) = self.manager.promote(at.target(), Millis(self.now / 1_000)) {
             self.note(|| format!("NOT PROMOTED: {refused}"));
             return Ok(());
         }
         self.note(|| format!("PROMOTED {}", self.name(at)));
+        if empties {
+            let what = format!("{} was promoted with an empty store", self.name(at));
+            return Err(self.violation(what));
+        }
         self.decided(&before);
         // What only the lost store had is lost, and nothing else.
         let chunks = (0..self.chunks).map(|index| ChunkId::new(INODE, index));
