@@ -7,6 +7,7 @@ use threefs_core::time::Millis;
 
 use super::{Happening, INODE, Violation, World};
 use crate::shape::{At, chain_id};
+use crate::store::{Log, Store};
 
 /// How often the operator looks.
 const LOOK_US: u64 = 30_000;
@@ -47,6 +48,7 @@ impl World {
         let empties = self.manager.would_empty_others(at.target());
         if let Err(refused) = self.manager.promote(at.target(), Millis(self.now / 1_000)) {
             self.note(|| format!("NOT PROMOTED: {refused}"));
+            self.replace_destroyed(at.chain);
             return Ok(());
         }
         self.note(|| format!("PROMOTED {}", self.name(at)));
@@ -66,5 +68,16 @@ impl World {
         self.forget_again(at.chain);
         self.promotions += 1;
         Ok(())
+    }
+
+    /// mgmtd may refuse to promote an empty store because it cannot know what one has that is not
+    /// open: the operator removes those that are destroyed.
+    fn replace_destroyed(&mut self, chain: usize) {
+        for at in (0..self.nodes.len()).map(|node| At { node, chain }) {
+            if self.hosted(at).store.log == Log::Destroyed && self.hosted(at).replica.is_none() {
+                let id = self.new_store_id();
+                self.hosted_mut(at).store = Store::in_place_of_lost(id);
+            }
+        }
     }
 }
