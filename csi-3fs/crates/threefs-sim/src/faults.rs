@@ -140,10 +140,8 @@ pub fn more(seed: u64, mutant: Mutant, nodes: usize, chains: usize) -> Vec<(u64,
     });
     some(lost, 0.2, 3, |node, time| Fault::LoseDisk { node, back_after_us: time });
     some(false, 0.15, 2, |node, time| Fault::Jump { node, by_ms: time / 500 });
-    some(mutant == Mutant::SkipFlushAtOpen, 0.1, 3, |node, time| Fault::Crash {
-        node,
-        back_after_us: time / 10,
-    });
+    let crashing = matches!(mutant, Mutant::SkipFlushAtOpen | Mutant::KeepCache);
+    some(crashing, 0.1, 3, |node, time| Fault::Crash { node, back_after_us: time / 10 });
     let failing = matches!(mutant, Mutant::KeepClosed | Mutant::KeepCache);
     let damaged = matches!(mutant, Mutant::KeepDamaged | Mutant::SetAsideLast);
     for (wanted, chance) in [(failing, 0.2), (damaged, 0.15)] {

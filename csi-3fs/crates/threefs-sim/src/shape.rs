@@ -58,10 +58,14 @@ impl Shape {
         let chains = if several { rng.random_range(2..=3) } else { 1 };
         let bounded = rng.random_bool(0.5) || mutant.needs_budgets();
         let (calls_max, part) = (rng.random_range(1..=3), [1, 2, 6][rng.random_range(0..3)]);
+        // More updates than forwards, or as many.
+        let updates_max = calls_max * [1, 3][rng.random_range(0..2)];
         let budgets = bounded.then(|| {
             // The product's shares of the memory; payloads are a few bytes here.
             let budgets = admission::budgets(admission::PARTS * part);
-            budgets.into_iter().map(|it| Budget { calls_max, ..it }).collect()
+            let calls_max = [updates_max].into_iter().chain(std::iter::repeat(calls_max));
+            let bounded = budgets.into_iter().zip(calls_max);
+            bounded.map(|(budget, calls_max)| Budget { calls_max, ..budget }).collect()
         });
         Self { chains, budgets, rng }
     }
