@@ -9,12 +9,12 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
 /// Names a request for credits until it is granted or forgotten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Ticket(pub u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
 
 /// Credits of one class, in bytes.
 #[derive(Debug)]
-pub(super) struct Credits<K> {
+pub struct Credits<K> {
     free: usize,
     bytes_max: usize,
     share: usize,
@@ -32,7 +32,8 @@ struct Peer {
 
 impl<K: Copy + Eq + Hash> Credits<K> {
     /// `share`: what one connection may hold at once; a single larger request may exceed it.
-    pub(super) fn new(bytes_max: usize, share: usize) -> Self {
+    #[must_use]
+    pub fn new(bytes_max: usize, share: usize) -> Self {
         let bytes_max = bytes_max.max(1);
         Self {
             free: bytes_max,
@@ -45,12 +46,14 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     }
 
     /// What a request of `bytes` is counted as: one that is larger than everything takes all.
-    pub(super) fn counted(&self, bytes: usize) -> usize {
+    #[must_use]
+    pub fn counted(&self, bytes: usize) -> usize {
         bytes.min(self.bytes_max)
     }
 
     /// Queues a request; [`Credits::grant`] says when it may go ahead.
-    pub(super) fn ask(&mut self, peer: K, bytes: usize) -> Ticket {
+    #[must_use]
+    pub fn ask(&mut self, peer: K, bytes: usize) -> Ticket {
         self.next_ticket += 1;
         let (ticket, bytes) = (Ticket(self.next_ticket), self.counted(bytes));
         let entry = self.peers.entry(peer).or_default();
@@ -62,7 +65,8 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     }
 
     /// The requests that may go ahead now, each with what it holds from now on.
-    pub(super) fn grant(&mut self) -> Vec<Ticket> {
+    #[must_use]
+    pub fn grant(&mut self) -> Vec<Ticket> {
         let mut granted = Vec::new();
         let mut skipped = 0;
         while skipped < self.turn.len() {
@@ -98,7 +102,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     }
 
     /// Takes a request back that was not granted yet.
-    pub(super) fn forget(&mut self, peer: K, ticket: Ticket) {
+    pub fn forget(&mut self, peer: K, ticket: Ticket) {
         let Some(entry) = self.peers.get_mut(&peer) else { return };
         entry.waiting.retain(|(waiting, _)| *waiting != ticket);
         if entry.waiting.is_empty() {
@@ -108,7 +112,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     }
 
     /// Gives back what a granted request holds, or a part of it.
-    pub(super) fn give_back(&mut self, peer: K, bytes: usize) {
+    pub fn give_back(&mut self, peer: K, bytes: usize) {
         self.free += bytes;
         if let Some(entry) = self.peers.get_mut(&peer) {
             entry.held = entry.held.saturating_sub(bytes);
@@ -117,7 +121,8 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     }
 
     /// Whether a request waits because others hold the memory, not because of its own share.
-    pub(super) fn is_short(&self) -> bool {
+    #[must_use]
+    pub fn is_short(&self) -> bool {
         self.turn.iter().any(|peer| {
             self.peers.get(peer).is_some_and(|entry| {
                 entry.waiting.front().is_some_and(|&(_, bytes)| {
@@ -125,6 +130,12 @@ impl<K: Copy + Eq + Hash> Credits<K> {
                 })
             })
         })
+    }
+
+    /// Nothing is held and nothing waits.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.free == self.bytes_max && self.peers.is_empty()
     }
 
     fn drop_if_idle(&mut self, peer: K) {
@@ -168,7 +179,7 @@ mod tests {
         credits.give_back('b', 60);
         assert_eq!(credits.grant(), [whole]);
         credits.give_back('c', credits.counted(1_000));
-        assert_eq!((credits.free, credits.peers.len(), credits.turn.len()), (100, 0, 0));
+        assert!(credits.is_idle() && credits.turn.is_empty());
     }
 
     #[test]
@@ -223,7 +234,7 @@ mod tests {
                 settle(&mut credits, &mut waiting, &mut held);
                 prop_assert!(held.len() + waiting.len() < before, "nothing moves any more");
             }
-            prop_assert_eq!((credits.free, credits.peers.len()), (32, 0));
+            prop_assert!(credits.is_idle());
         }
     }
 }

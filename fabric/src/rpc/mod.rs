@@ -49,6 +49,7 @@ use crate::ticket::Grant;
 
 pub use budget::Budget;
 pub use connection::{CallOptions, Connection, ConnectionConfig};
+pub use credit::{Credits, Ticket};
 pub use error::{Executed, Fault, FaultCode, RpcError, ServerError};
 pub use frame::{HEADER_BYTES, Limits};
 pub use guard::{Fence, Guard};

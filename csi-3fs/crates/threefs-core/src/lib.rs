@@ -10,6 +10,7 @@
 //! | [`routing`] | chains, their targets' states, chain tables, nodes: what mgmtd publishes |
 //! | [`chain`] | the chain state machine of mgmtd as one pure function |
 //! | [`heartbeat`] | what a storage node tells mgmtd, and the lease that the answer gives |
+//! | [`hosting`] | when a failed store is opened again, and a damaged one set aside |
 //! | [`layout`] | which chain holds chunk i of a file, specified to the byte |
 //! | [`message`] | requests and replies of the storage service |
 //! | [`moves`] | how a replica moves to another node without one less meanwhile |
@@ -25,6 +26,7 @@ pub mod chunk;
 pub mod error;
 pub mod forgotten;
 pub mod heartbeat;
+pub mod hosting;
 pub mod ids;
 pub mod layout;
 pub mod message;

@@ -591,6 +591,27 @@ fn a_replica_learns_from_its_successor_that_an_inode_is_forgotten() {
 }
 
 #[test]
+fn an_update_behind_a_pending_one_of_a_forgotten_inode_is_refused() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    let (call, ..) = call_of(&bench.applied(op, 1));
+    let other = RequestTag { channel: crate::ids::ChannelId(9), ..TAG };
+    assert!(bench.update(1, other).is_empty(), "it waits for the first one");
+    let refused = StorageError::InodeForgotten { inode: CHUNK.inode };
+    let actions = bench.answer(call, Err(PeerFailure::Refused(refused.clone())));
+    let [Action::ForgetInodes { op, .. }, ref replies @ ..] = actions[..] else {
+        panic!("{actions:?}");
+    };
+    let is_refused =
+        |it: &Action| matches!(it, Action::Reply { result: Err(error), .. } if *error == refused);
+    // The store shows the pending state until it has forgotten the inode.
+    assert!(replies.len() == 2 && replies.iter().all(is_refused), "{replies:?}");
+    bench.metas.0.clear();
+    bench.give(Event::InodesForgotten { op, result: Ok(()) });
+    assert!(bench.replica.is_idle(), "no lane is held");
+}
+
+#[test]
 fn a_failed_or_hung_store_gives_the_target_up() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
     bench.update(1, TAG);

@@ -12,9 +12,9 @@ use threefs_core::time::Millis;
 use crate::config::Timers;
 use crate::course::{Course, Step};
 use crate::ops::{Fence, Loaded};
-use crate::protocol::MgmtdError;
+use crate::protocol::{MgmtdError, Promotion};
 use crate::rows::NodeRow;
-use crate::view::View;
+use crate::view::{Changes, View};
 
 /// See the module.
 #[derive(Debug)]
@@ -86,6 +86,21 @@ impl Model {
                 }
             }
         }
+    }
+
+    /// Makes `target` the one that leads its chain, as an operator's command does.
+    ///
+    /// # Errors
+    /// [`MgmtdError::Starting`], [`MgmtdError::CannotPromote`].
+    pub fn promote(&mut self, target: TargetId, now: Millis) -> Result<Promotion, MgmtdError> {
+        if let Some(remaining_ms) = self.view.settles_in_ms(&self.timers, now) {
+            return Err(MgmtdError::Starting { remaining_ms });
+        }
+        let (promotion, transition, store) = self.view.promotion(&self.timers, now, target)?;
+        let (chains, stores) = (vec![transition.chain], vec![(target, store)]);
+        let changes = Changes { chains, stores, ..Changes::default() };
+        self.view.decided(self.next_version(), changes);
+        Ok(promotion)
     }
 
     /// Looks at all chains.

@@ -13,7 +13,8 @@ use threefs_core::message::{Address, ReadRequest, StorageReply, StorageRequest, 
 use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
 
 use crate::history::Intent;
-use crate::world::{CHAIN, CHUNK_BYTES, Happening, INODE, Packet, Violation, World, is_removed};
+use crate::shape::chain_id;
+use crate::world::{CHUNK_BYTES, Caller, Happening, INODE, Packet, Violation, World, is_removed};
 
 const TIMEOUT_US: u64 = 30_000;
 /// More than any client has: channels are given up in steps of it.
@@ -155,7 +156,13 @@ impl World {
     }
 
     fn attempt(&mut self, task: usize) {
-        let Some(chain) = self.tasks[task].routing.chain(CHAIN).cloned() else {
+        let chunk = match &self.tasks[task].doing {
+            Doing::Resting => return,
+            Doing::Updating { intent, .. } => intent.chunk,
+            Doing::Reading { chunk, .. } => *chunk,
+        };
+        let id = chain_id(self.shape.chain_of(chunk));
+        let Some(chain) = self.tasks[task].routing.chain(id).cloned() else {
             return self.wake_task(task, 3_000);
         };
         let place: Option<ChainTarget> = match self.tasks[task].doing {
@@ -172,7 +179,7 @@ impl World {
             }
         };
         let Some(place) = place else { return self.wake_task(task, 5_000) };
-        let to = Address { chain: CHAIN, chain_version: chain.version, target: place.target };
+        let to = Address { chain: id, chain_version: chain.version, target: place.target };
         let now = self.now;
         let (request, payload) = match &mut self.tasks[task].doing {
             Doing::Resting => return,
@@ -205,8 +212,9 @@ impl World {
             StorageRequest::Update(update) => self.expiry(update.tag, node),
             _ => None,
         };
-        let request = Box::new(request);
-        self.send(endpoint, node, Packet::Request { rpc, life: 0, request, payload, expires });
+        let (caller, request) = (Caller::client(endpoint, rpc), Box::new(request));
+        let deadline = self.now + TIMEOUT_US;
+        self.send(endpoint, node, Packet::Request { caller, request, payload, expires, deadline });
         self.wake_task(task, TIMEOUT_US);
     }
 
@@ -225,13 +233,26 @@ impl World {
                 }
                 Ok(())
             }
-            Packet::Response { rpc, result, .. } if self.collected(rpc, &result) => Ok(()),
-            Packet::Response { rpc, result, payload, .. } => match self.rpc_task.remove(&rpc) {
-                Some(task) if self.tasks[task].rpc == Some(rpc) => {
-                    self.answered(task, *result, &payload)
+            Packet::Response { caller, result, .. } if self.collected(caller.rpc, &result) => {
+                Ok(())
+            }
+            Packet::Response { caller, result, payload } => {
+                match self.rpc_task.remove(&caller.rpc) {
+                    Some(task) if self.tasks[task].rpc == Some(caller.rpc) => {
+                        self.answered(task, *result, &payload)
+                    }
+                    _ => Ok(()),
                 }
-                _ => Ok(()),
-            },
+            }
+            Packet::Overloaded { caller } => {
+                if let Some(task) = self.rpc_task.remove(&caller.rpc)
+                    && self.tasks[task].rpc == Some(caller.rpc)
+                {
+                    self.tasks[task].rpc = None;
+                    self.wake_task(task, self.retry_us);
+                }
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

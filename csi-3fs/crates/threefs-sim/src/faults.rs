@@ -2,6 +2,7 @@
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use threefs_core::ids::StoreId;
 
 use crate::mutant::Mutant;
 
@@ -19,6 +20,12 @@ pub enum Fault {
     Left { node: usize, back_after_us: u64 },
     /// The node is lost with its disk; another disk takes its place.
     LoseDisk { node: usize, back_after_us: u64 },
+    /// A store reports I/O errors.
+    FailStore { node: usize, chain: usize, for_us: u64 },
+    /// The log of a store is damaged, and the operator can restore it after this time, or never.
+    DamageLog { node: usize, chain: usize, back_after_us: Option<u64> },
+    /// The log is restored.
+    RestoreLog { node: usize, chain: usize, store: StoreId },
     /// A node's clock jumps ahead: its machine was suspended.
     Jump { node: usize, by_ms: u64 },
     /// All machines lose their power at once.
@@ -116,7 +123,7 @@ const MORE: u64 = 0x6d6f_7265;
 
 /// Faults of the whole life of a node, in a part of the schedules: planned ends, lost disks, clocks
 /// that jump.
-pub fn more(seed: u64, mutant: Mutant, nodes: usize) -> Vec<(u64, Fault)> {
+pub fn more(seed: u64, mutant: Mutant, nodes: usize, chains: usize) -> Vec<(u64, Fault)> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ MORE);
     let mut plan = Vec::new();
     let mut some = |wanted: bool, chance: f64, times: usize, fault: fn(usize, u64) -> Fault| {
@@ -126,18 +133,30 @@ pub fn more(seed: u64, mutant: Mutant, nodes: usize) -> Vec<(u64, Fault)> {
             plan.push((at, fault(rng.random_range(0..nodes), rng.random_range(1_000..150_000))));
         }
     };
+    let lost = matches!(mutant, Mutant::TrustAnyStore | Mutant::PromoteEmpty);
     some(mutant == Mutant::ReportLeaveAtOnce, 0.25, 3, |node, time| Fault::Leave {
         node,
         back_after_us: time,
     });
-    some(mutant == Mutant::TrustAnyStore, 0.2, 3, |node, time| Fault::LoseDisk {
-        node,
-        back_after_us: time,
-    });
+    some(lost, 0.2, 3, |node, time| Fault::LoseDisk { node, back_after_us: time });
     some(false, 0.15, 2, |node, time| Fault::Jump { node, by_ms: time / 500 });
-    some(mutant == Mutant::SkipFlushAtOpen, 0.1, 3, |node, time| Fault::Crash {
-        node,
-        back_after_us: time / 10,
-    });
+    let crashing = matches!(mutant, Mutant::SkipFlushAtOpen | Mutant::KeepCache);
+    some(crashing, 0.1, 3, |node, time| Fault::Crash { node, back_after_us: time / 10 });
+    let failing = matches!(mutant, Mutant::KeepClosed | Mutant::KeepCache);
+    let damaged = matches!(mutant, Mutant::KeepDamaged | Mutant::SetAsideLast);
+    for (wanted, chance) in [(failing, 0.2), (damaged, 0.15)] {
+        let times = if rng.random_bool(chance) || wanted { rng.random_range(1..=3) } else { 0 };
+        for _ in 0..times {
+            let at = rng.random_range(10_000..CALM_AT_US - 50_000);
+            let (node, chain) = (rng.random_range(0..nodes), rng.random_range(0..chains));
+            let time = rng.random_range(1_000..150_000);
+            let back_after_us = rng.random_bool(0.6).then_some(time);
+            let fault = match chance > 0.18 {
+                true => Fault::FailStore { node, chain, for_us: time },
+                false => Fault::DamageLog { node, chain, back_after_us },
+            };
+            plan.push((at, fault));
+        }
+    }
     plan
 }

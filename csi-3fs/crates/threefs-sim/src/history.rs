@@ -10,7 +10,7 @@ use bytes::Bytes;
 use threefs_core::chunk::ContentChange;
 use threefs_core::ids::{ChunkId, ChunkVersion, RequestTag};
 
-use crate::store::Store;
+use crate::store::{Slot, Store};
 
 /// An update as a client meant it.
 #[derive(Clone, Debug)]
@@ -45,6 +45,8 @@ pub struct History {
     done: BTreeMap<ChunkId, Vec<Done>>,
     truth: BTreeMap<(ChunkId, ChunkVersion), Truth>,
     versions: BTreeMap<RequestTag, ChunkVersion>,
+    /// When a target without all updates of a chunk was made to lead.
+    promoted_at: BTreeMap<ChunkId, u64>,
     /// Reads and updates that were answered.
     pub answers: u64,
 }
@@ -123,6 +125,9 @@ impl History {
             return Err(format!("{tag} was never asked for"));
         };
         let chunk = intent.chunk;
+        if self.is_before_promotion(chunk, invoked) {
+            return Ok(());
+        }
         let removed_nothing =
             intent.change == ContentChange::Remove && self.versions.get(&tag) != Some(&version);
         if !removed_nothing {
@@ -158,6 +163,9 @@ impl History {
         version: ChunkVersion,
         content: &Bytes,
     ) -> Result<(), String> {
+        if self.is_before_promotion(chunk, invoked) {
+            return Ok(());
+        }
         if let Some(truth) = self.truth.get(&(chunk, version))
             && truth.content != content
         {
@@ -169,6 +177,40 @@ impl History {
         self.answers += 1;
         self.done.entry(chunk).or_default().push(Done { invoked, completed, version, made: false });
         Ok(())
+    }
+
+    /// Another target was made to lead the chain of these chunks, which nothing served: what its
+    /// store does not have is lost. Answers to requests from before then say nothing any more.
+    ///
+    /// # Errors
+    /// As [`Self::check_order`], about what was answered until now.
+    pub fn promoted(
+        &mut self,
+        now: u64,
+        chunks: impl Iterator<Item = ChunkId>,
+        slots: &BTreeMap<ChunkId, Slot>,
+    ) -> Result<(), String> {
+        self.check_order()?;
+        for chunk in chunks {
+            let kept = slots.get(&chunk).map(|slot| slot.committed.clone()).unwrap_or_default();
+            let newest = kept.state.version;
+            self.truth.retain(|(of, version), _| *of != chunk || *version < newest);
+            self.versions.retain(|tag, version| {
+                self.intents.get(tag).is_none_or(|it| it.chunk != chunk) || *version <= newest
+            });
+            if let Some(applied) = kept.state.tags.newest() {
+                let truth = Truth { tag: applied.tag, content: kept.bytes };
+                self.truth.insert((chunk, newest), truth);
+                self.versions.insert(applied.tag, newest);
+            }
+            self.done.remove(&chunk);
+            self.promoted_at.insert(chunk, now);
+        }
+        Ok(())
+    }
+
+    fn is_before_promotion(&self, chunk: ChunkId, invoked: u64) -> bool {
+        self.promoted_at.get(&chunk).is_some_and(|at| invoked <= *at)
     }
 
     /// Does real time agree with the order of versions, on every chunk?

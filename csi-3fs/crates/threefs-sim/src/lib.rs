@@ -1,11 +1,12 @@
 //! A seeded, deterministic simulator of chains under faults.
 //!
-//! One seed makes one schedule: a chain of two to four replicas with their stores, mgmtd's own rules
-//! for heartbeats and chains ([`threefs_mgmtd::Model`]), clients with retries, a network that loses, repeats, delays and
+//! One seed makes one schedule: one to three chains of two to four replicas over the same nodes,
+//! mgmtd's own rules for heartbeats and chains ([`threefs_mgmtd::Model`]), the credits and budgets of
+//! the storage service's port, clients with retries, a network that loses, repeats, delays and
 //! reorders, and faults: crashes that lose what was not flushed, stopped processes, partitions,
-//! hung and full disks, damaged chunks, a manager that is away, clocks that run apart. The
-//! replicas are the product's own [`threefs_core::replica::Replica`]; only the driver is of the
-//! simulator.
+//! hung, full and failing disks, damaged chunks and logs, lost disks, a manager that is away, clocks
+//! that run apart. The replicas are the product's own [`threefs_core::replica::Replica`]; only the
+//! driver is of the simulator.
 //!
 //! A schedule has two phases. While faults run, safety is checked: every answer that a client gets
 //! must fit into one order of versions (`history`). Then the faults stop, and within a bounded
@@ -20,6 +21,7 @@ mod history;
 mod manager;
 mod mutant;
 mod node;
+mod shape;
 mod store;
 mod world;
 

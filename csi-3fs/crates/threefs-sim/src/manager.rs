@@ -1,8 +1,10 @@
 //! The manager as the simulator has it: mgmtd's own rules and its own course of heartbeats
 //! ([`Model`]). It may be away for a while; what it decided is durable, what it heard is not.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use threefs_core::chain::promote;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::moves::{Move, abandon, begin};
@@ -25,19 +27,24 @@ pub struct Manager {
     pub hasty: bool,
     /// See [`crate::Mutant::AbandonServing`].
     pub careless: bool,
+    /// See [`crate::Mutant::PromoteEmpty`].
+    pub rash: bool,
+    /// Chunks of each target, as last reported.
+    chunks: BTreeMap<TargetId, u64>,
 }
 
 impl Manager {
-    /// A manager of one new chain.
+    /// A manager of new chains.
     #[must_use]
-    pub fn new(chain: Chain) -> Self {
+    pub fn new(chains: Vec<Chain>) -> Self {
         let mut routing = RoutingInfo { version: RoutingVersion(1), ..RoutingInfo::default() };
-        routing.chains.insert(chain.id, chain);
+        routing.chains.extend(chains.into_iter().map(|chain| (chain.id, chain)));
         let timers =
             Timers { node_failure_ms: DEAD_AFTER_MS, primary_lease_ms: u64::MAX, scan_ms: SCAN_MS };
         let published = Rc::new(routing.clone());
         let model = Model::new(routing, timers, Millis(0));
-        Self { model, published, hasty: false, careless: false }
+        let chunks = BTreeMap::new();
+        Self { model, published, hasty: false, careless: false, rash: false, chunks }
     }
 
     /// It comes back: what it heard is forgotten.
@@ -73,6 +80,9 @@ impl Manager {
         heartbeat: &Heartbeat,
     ) -> Result<HeartbeatReply, MgmtdError> {
         let reply = self.model.heartbeat(heartbeat, now);
+        if reply.is_ok() {
+            self.chunks.extend(heartbeat.targets.iter().map(|line| (line.target, line.chunks)));
+        }
         self.publish();
         reply
     }
@@ -133,6 +143,39 @@ impl Manager {
         });
         self.publish();
         Some(this.destination)
+    }
+
+    /// Makes a target the one that leads its chain, as an operator's command does.
+    ///
+    /// # Errors
+    /// As mgmtd refuses it.
+    pub fn promote(&mut self, target: TargetId, now: Millis) -> Result<(), MgmtdError> {
+        let promoted = match self.rash {
+            true => self.promote_anything(target),
+            false => self.model.promote(target, now).map(|_| ()),
+        };
+        self.publish();
+        promoted
+    }
+
+    fn promote_anything(&mut self, target: TargetId) -> Result<(), MgmtdError> {
+        let chain = self.model.routing().chain_of_target(target);
+        let promoted = chain.map(|chain| promote(chain, target));
+        let Some(Ok(transition)) = promoted else {
+            return Err(MgmtdError::CannotPromote { target, reason: "not now".into() });
+        };
+        let chain = transition.chain;
+        self.model.write(|routing| drop(routing.chains.insert(chain.id, chain)));
+        Ok(())
+    }
+
+    /// Whether a target reports no chunks and another one of its chain does.
+    #[must_use]
+    pub fn would_empty_others(&self, target: TargetId) -> bool {
+        let chunks = |target| self.chunks.get(&target).copied().unwrap_or(0);
+        let chain = self.published.chain_of_target(target);
+        let mut others = chain.into_iter().flat_map(|chain| &chain.targets);
+        chunks(target) == 0 && others.any(|place| chunks(place.target) > 0)
     }
 
     /// The first target of the chain shall move to a node that has none; false while a move is

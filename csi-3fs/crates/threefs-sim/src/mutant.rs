@@ -41,13 +41,27 @@ pub enum Mutant {
     SkipFlushAtOpen,
     /// An empty disk in the place of a lost one passes for the lost one.
     TrustAnyStore,
+    /// Ports have one budget for all classes of requests.
+    OneBudget,
+    /// Ports have one budget for the forwards of all hops.
+    OneBudgetForForwards,
+    /// A store that has failed stays closed.
+    KeepClosed,
+    /// A store that has failed is opened again over what its page cache shows.
+    KeepCache,
+    /// A store that is damaged is never set aside.
+    KeepDamaged,
+    /// A store that is damaged is set aside although it may be the last one.
+    SetAsideLast,
+    /// mgmtd promotes a target whose store is empty and lets it empty the others.
+    PromoteEmpty,
     /// The replica does not make one of its checks.
     Without(Check),
 }
 
 impl Mutant {
     /// All bugs.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 32] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -64,6 +78,13 @@ impl Mutant {
         Self::ReportLeaveAtOnce,
         Self::TrustAnyStore,
         Self::SkipFlushAtOpen,
+        Self::OneBudget,
+        Self::OneBudgetForForwards,
+        Self::KeepClosed,
+        Self::KeepCache,
+        Self::KeepDamaged,
+        Self::SetAsideLast,
+        Self::PromoteEmpty,
         Self::Without(Check::Lease),
         Self::Without(Check::NothingPending),
         Self::Without(Check::Tags),
@@ -74,6 +95,11 @@ impl Mutant {
         Self::Without(Check::Room),
         Self::Without(Check::ForgetDownChain),
     ];
+
+    /// Only several chains with bounded ports find it.
+    pub(crate) fn needs_budgets(self) -> bool {
+        matches!(self, Self::OneBudget | Self::OneBudgetForForwards)
+    }
 
     /// Only schedules with a removed file find it.
     pub(crate) fn needs_removal(self) -> bool {

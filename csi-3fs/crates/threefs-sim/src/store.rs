@@ -46,6 +46,18 @@ struct Contents {
     forgotten: ForgottenInodes,
 }
 
+/// The state of a store's log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Log {
+    /// It can be read.
+    #[default]
+    Sound,
+    /// It cannot, until the operator restores it.
+    Damaged,
+    /// It cannot, for good.
+    Destroyed,
+}
+
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
@@ -54,6 +66,10 @@ pub struct Store {
     live: Contents,
     durable: Contents,
     unflushed: Vec<Record>,
+    /// Whether it can be opened.
+    pub log: Log,
+    /// It has taken the place of one that is lost.
+    pub in_place_of_lost: bool,
 }
 
 impl Store {
@@ -61,6 +77,12 @@ impl Store {
     #[must_use]
     pub fn new(id: StoreId) -> Self {
         Self { id, ..Self::default() }
+    }
+
+    /// An empty one on a disk that took a lost one's place.
+    #[must_use]
+    pub fn in_place_of_lost(id: StoreId) -> Self {
+        Self { in_place_of_lost: true, ..Self::new(id) }
     }
 
     /// The content after an update.
@@ -184,6 +206,12 @@ impl Store {
         for record in &self.unflushed {
             install(&mut self.live, record.clone());
         }
+    }
+
+    /// A flush failed, and what it should have written is read from the page cache still and lost
+    /// with it: as after a kernel's failed flush.
+    pub fn forget_unflushed(&mut self) {
+        self.unflushed.clear();
     }
 
     /// A bit flips in the committed content of a chunk. False if there is nothing to damage.

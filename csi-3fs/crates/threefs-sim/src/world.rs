@@ -6,8 +6,8 @@ use std::fmt;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use threefs_core::ids::{ChainId, InodeId, NodeId, StoreId, TargetId};
-use threefs_core::routing::{Chain, RoutingInfo};
+use threefs_core::ids::{InodeId, StoreId, TargetId};
+use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 use threefs_mgmtd::MgmtdError;
 
@@ -17,29 +17,31 @@ use crate::history::History;
 use crate::manager::{Manager, SCAN_MS};
 use crate::mutant::Mutant;
 use crate::node::Node;
+use crate::shape::{At, Shape, chain_id};
 
 mod collect;
 mod events;
 mod misfortune;
 mod moves;
+mod operator;
 mod rights;
 mod settle;
 
 use collect::Removal;
 pub(crate) use collect::is_removed;
 use events::Due;
-pub(crate) use events::{Happening, Packet};
+pub(crate) use events::{Caller, Happening, Packet};
 pub(crate) use rights::Expiry;
 use rights::Rights;
 
-/// The one chain.
-pub const CHAIN: ChainId = ChainId(1);
 /// The one file.
 pub const INODE: InodeId = InodeId(7);
 /// Bytes of a chunk: few, so that partial updates meet.
 pub const CHUNK_BYTES: u32 = 12;
 /// Tells the generator of moves from that of everything else.
 const MOVES: u64 = 0x6d6f_7665;
+/// Ids of stores that took another's place come after this.
+const NEW_STORES: u64 = 1_000;
 /// Clients begin nothing new so long after the faults have ended.
 const LAST_REQUEST_US: u64 = CALM_AT_US + 60_000;
 /// By then everything must be well again.
@@ -53,8 +55,12 @@ pub struct Outcome {
     pub events: u64,
     /// Requests of clients that were answered.
     pub answers: u64,
-    /// Versions of the chain.
+    /// Versions of all chains.
     pub chain_versions: u32,
+    /// Targets that an operator had to promote.
+    pub promotions: u64,
+    /// Requests that ports refused.
+    pub overloads: u64,
     /// Virtual microseconds from the end of the faults until all was well.
     pub settled_after_us: u64,
 }
@@ -94,6 +100,7 @@ struct Network {
 pub struct World {
     seed: u64,
     pub(crate) mutant: Mutant,
+    pub(crate) shape: Shape,
     pub(crate) now: u64,
     sequence: u64,
     queue: BinaryHeap<Reverse<Due>>,
@@ -116,8 +123,11 @@ pub struct World {
     pub(crate) rights: Rights,
     pub(crate) removal: Removal,
     damaged: Vec<u32>,
-    /// The node whose disk was lost: one in a schedule.
-    lost: Option<usize>,
+    /// A disk, or a store, is lost for good: one in a schedule.
+    lost: bool,
+    new_stores: u64,
+    promotions: u64,
+    pub(crate) overloads: u64,
     scrubbed: bool,
     events: u64,
     trace: bool,
@@ -130,19 +140,18 @@ impl World {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let count = [2, 3, 3, 3, 3, 4][rng.random_range(0..6)];
         let clients = rng.random_range(1..4);
-        let chunks = rng.random_range(1..4);
+        let mut shape = Shape::new(seed, mutant);
+        // Each chain has one at least.
+        let chunks = rng.random_range(1..4).max(shape.chains as u32);
         let skewed = rng.random_bool(0.5);
         let nodes: Vec<Node> = (0..count)
             .map(|index| {
                 let rate = if skewed { rng.random_range(0.8..1.25) } else { 1.0 };
                 // Who asks rarely hears of several changes at once.
                 let poll_us = [4_000, 25_000, 150_000][rng.random_range(0..3)];
-                let target = TargetId(index as u64 + 1);
-                Node::new(target, rng.random_range(0..1_000_000), rate, poll_us, mutant)
+                Node::new(index, shape.chains, rng.random_range(0..1_000_000), rate, poll_us)
             })
             .collect();
-        let places: Vec<_> =
-            nodes.iter().zip(0..).map(|(node, index)| (node.target, NodeId(index))).collect();
         let mut tasks = Vec::new();
         for client in 0..clients {
             for channel in 0..rng.random_range(1..3) {
@@ -155,13 +164,16 @@ impl World {
         let moving = matches!(mutant, Mutant::LeaveOutAtOnce | Mutant::AbandonServing);
         let wanted = moves.random_bool(0.4) || moving;
         let spare = count > 2 && wanted;
-        let first = if spare { &places[..count - 1] } else { &places[..] };
-        let mut manager = Manager::new(Chain::create(CHAIN, first));
+        let members = if spare { count - 1 } else { count };
+        let mut manager = Manager::new(shape.make_chains(members));
         manager.hasty = mutant == Mutant::LeaveOutAtOnce;
         manager.careless = mutant == Mutant::AbandonServing;
+        manager.rash = mutant == Mutant::PromoteEmpty;
         let mut world = Self {
             seed,
             mutant,
+            removal: Removal::new(seed, mutant, shape.chains),
+            shape,
             now: 0,
             sequence: 0,
             queue: BinaryHeap::new(),
@@ -181,9 +193,11 @@ impl World {
             ends_at: None,
             moves,
             rights,
-            removal: Removal::new(seed, mutant),
             damaged: Vec::new(),
-            lost: None,
+            lost: false,
+            new_stores: 0,
+            promotions: 0,
+            overloads: 0,
             scrubbed: false,
             events: 0,
             trace: std::env::var_os("THREEFS_SIM_TRACE").is_some(),
@@ -191,7 +205,7 @@ impl World {
         for (at, fault) in plan {
             world.push(at, Happening::Fault(fault));
         }
-        for (at, fault) in faults::more(seed, mutant, count) {
+        for (at, fault) in faults::more(seed, mutant, count, world.shape.chains) {
             world.push(at, Happening::Fault(fault));
         }
         if let Some(at) = world.removal.at() {
@@ -205,13 +219,11 @@ impl World {
                 world.push(at + after, Happening::GiveUpMove);
             }
         }
-        for node in 0..count {
-            world.node_starts(node);
-        }
         for task in 0..world.tasks.len() {
             world.push(0, Happening::Task { task, generation: 0 });
         }
         world.push(0, Happening::Scan);
+        world.push(0, Happening::Operator);
         world
     }
 
@@ -220,6 +232,9 @@ impl World {
     /// # Errors
     /// The first violation.
     pub fn run(mut self) -> Result<Outcome, Violation> {
+        for node in 0..self.nodes.len() {
+            self.node_starts(node)?;
+        }
         while let Some(Reverse(due)) = self.queue.pop() {
             self.now = due.at;
             self.events += 1;
@@ -242,7 +257,11 @@ impl World {
         Outcome {
             events: self.events,
             answers: self.history.answers,
-            chain_versions: self.manager.chain(CHAIN).map_or(0, |chain| chain.version.0),
+            chain_versions: (self.manager.routing().chains.values())
+                .map(|chain| chain.version.0)
+                .sum(),
+            promotions: self.promotions,
+            overloads: self.overloads,
             settled_after_us: self.now - CALM_AT_US,
         }
     }
@@ -266,6 +285,12 @@ impl World {
     /// The store with which mgmtd knows that a target has served.
     pub(crate) fn store_of(&self, target: TargetId) -> Option<StoreId> {
         self.manager.store_of(target)
+    }
+
+    /// The id of a store that is made now.
+    pub(crate) fn new_store_id(&mut self) -> StoreId {
+        self.new_stores += 1;
+        StoreId(u128::from(NEW_STORES + self.new_stores))
     }
 
     pub(crate) fn manager_endpoint(&self) -> usize {
@@ -295,16 +320,19 @@ impl World {
 
     fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
         let node = match &happening {
-            Happening::Deliver { to, .. } if *to < self.nodes.len() => Some((*to, None)),
-            Happening::Disk { node, life, .. }
-            | Happening::Wake { node, life }
+            Happening::Deliver { to, .. } if *to < self.nodes.len() => Some((*to, true)),
+            Happening::Disk { at, opening, .. } | Happening::Wake { at, opening } => {
+                Some((at.node, self.hosted(*at).opening == *opening))
+            }
+            Happening::Open { at: At { node, .. }, life }
+            | Happening::Enter { node, life, .. }
             | Happening::Beat { node, life }
-            | Happening::Poll { node, life } => Some((*node, Some(*life))),
+            | Happening::Poll { node, life } => Some((*node, self.nodes[*node].life == *life)),
             _ => None,
         };
-        if let Some((node, life)) = node {
+        if let Some((node, current)) = node {
             let state = &mut self.nodes[node];
-            if !state.alive || life.is_some_and(|life| life != state.life) {
+            if !state.alive || !current {
                 return Ok(());
             }
             if state.paused {
@@ -315,8 +343,11 @@ impl World {
         self.trace_happening(&happening);
         match happening {
             Happening::Deliver { from, to, packet } => self.deliver(from, to, packet),
-            Happening::Disk { node, life, job } => self.disk_done(node, life, *job),
-            Happening::Wake { node, .. } => self.node_wakes(node),
+            Happening::Disk { at, job, .. } => self.disk_done(at, *job),
+            Happening::Wake { at, .. } => self.target_wakes(at),
+            Happening::Open { at, .. } => self.open(at),
+            Happening::Enter { node, id, .. } => self.enter(node, id),
+            Happening::Operator => self.operate(),
             Happening::Beat { node, life } => self.beat(node, life),
             Happening::Poll { node, life } => {
                 self.poll(node, life);
@@ -358,7 +389,9 @@ impl World {
             Happening::Deliver { from, to, packet } => {
                 self.note(|| format!("{from} -> {to}: {packet:?}"));
             }
-            Happening::Disk { node, job, .. } => self.note(|| format!("disk {node}: {job:?}")),
+            Happening::Disk { at, job, .. } => {
+                self.note(|| format!("disk {}: {job:?}", self.name(*at)));
+            }
             Happening::Fault(fault) => self.note(|| format!("FAULT {fault:?}")),
             _ => {}
         }
@@ -366,7 +399,7 @@ impl World {
 
     fn deliver(&mut self, from: usize, to: usize, packet: Packet) -> Result<(), Violation> {
         if to < self.nodes.len() {
-            return self.node_receives(to, from, packet);
+            return self.node_receives(to, packet);
         }
         if to > self.nodes.len() {
             return self.client_receives(to, packet);
@@ -407,14 +440,16 @@ impl World {
         self.push(SCAN_MS * 1_000, Happening::Scan);
     }
 
-    /// The manager may have changed the chain.
+    /// The manager may have changed chains.
     fn decided(&mut self, before: &RoutingInfo) {
-        if self.manager.chain(CHAIN) == before.chain(CHAIN) {
-            return;
-        }
-        self.note(|| format!("CHAIN {:?}", self.manager.chain(CHAIN)));
-        if let Some(this) = before.moves.get(&CHAIN) {
-            self.delay_news(this);
+        for id in (0..self.shape.chains).map(chain_id) {
+            if self.manager.chain(id) == before.chain(id) {
+                continue;
+            }
+            self.note(|| format!("CHAIN {:?}", self.manager.chain(id)));
+            if let Some(this) = before.moves.get(&id) {
+                self.delay_news(this);
+            }
         }
     }
 }

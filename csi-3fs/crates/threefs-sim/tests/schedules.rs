@@ -27,6 +27,8 @@ fn ten_thousand_schedules_without_a_violation() {
                     all.events += one.events;
                     all.answers += one.answers;
                     all.chain_versions += one.chain_versions;
+                    all.promotions += one.promotions;
+                    all.overloads += one.overloads;
                     all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
                 }
                 Ok::<Outcome, String>(all)
@@ -40,18 +42,22 @@ fn ten_thousand_schedules_without_a_violation() {
                 all.events += one.events;
                 all.answers += one.answers;
                 all.chain_versions += one.chain_versions;
+                all.promotions += one.promotions;
+                all.overloads += one.overloads;
                 all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
             }
             Err(violation) => panic!("{violation}"),
         }
     }
     println!(
-        "{count} schedules in {:.1} s: {} events, {} answers, {} chain versions, settled after at \
-         most {} ms",
+        "{count} schedules in {:.1} s: {} events, {} answers, {} chain versions, {} promotions, \
+         {} overloads, settled after at most {} ms",
         begin.elapsed().as_secs_f64(),
         all.events,
         all.answers,
         all.chain_versions,
+        all.promotions,
+        all.overloads,
         all.settled_after_us / 1_000
     );
     // The schedules must be worth something.
@@ -78,11 +84,14 @@ fn a_seed_says_the_same_each_time() {
     }
 }
 
+/// `THREEFS_SIM_MUTANT` chooses one.
 #[test]
 fn each_bug_on_purpose_is_found() {
     const SCHEDULES: u64 = 10_000;
+    let chosen = std::env::var("THREEFS_SIM_MUTANT").ok();
+    let is_chosen = |it: &Mutant| chosen.as_ref().is_none_or(|name| *name == format!("{it:?}"));
     let mut survivors = Vec::new();
-    for mutant in Mutant::ALL {
+    for mutant in Mutant::ALL.into_iter().filter(is_chosen) {
         match (0..SCHEDULES).find_map(|seed| run(seed, mutant).err()) {
             Some(found) => println!("{mutant:?}: seed {}: {}", found.seed, found.what),
             None => survivors.push(mutant),

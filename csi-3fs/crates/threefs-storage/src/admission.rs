@@ -9,14 +9,15 @@ use fabric::rpc::Budget;
 use threefs_core::message::class;
 
 /// The memory is divided into so many parts.
-const PARTS: usize = 32;
+pub const PARTS: usize = 32;
 /// Calls of each class in flight, whatever their size. One that waits costs about 2 KiB.
 const CALLS_MAX: usize = 16_384;
 /// Those of one connection: far more than a client's window, far fewer than all.
 pub(crate) const CALLS_OF_CONNECTION_MAX: usize = 512;
 
 /// One budget for each class of requests.
-pub(crate) fn budgets(memory_bytes: usize) -> Vec<Budget> {
+#[must_use]
+pub fn budgets(memory_bytes: usize) -> Vec<Budget> {
     (0..class::COUNT).map(|class| budget(class, memory_bytes / PARTS)).collect()
 }
 

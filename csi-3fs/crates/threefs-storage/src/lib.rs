@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`config`] | where it listens, where its data is, its timers |
 //! | `access` | which requests a volume's credential may make |
-//! | `admission` | how memory is divided between classes of requests |
+//! | [`admission`] | how memory is divided between classes of requests |
 //! | `target` | one replica, its store, its timer: events in, actions carried out |
 //! | `workers` | the threads of one target |
 //! | `peers` | calls to the storage services of other nodes |
@@ -18,7 +18,7 @@
 //! Absent on purpose: any rule of replication, and any wait without an end.
 
 mod access;
-mod admission;
+pub mod admission;
 pub mod config;
 mod heartbeat;
 mod identity;

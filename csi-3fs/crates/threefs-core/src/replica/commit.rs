@@ -28,6 +28,11 @@ impl Replica {
         let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
             return super::request::answer(ctx, waiters, Err(self.not_serving()));
         };
+        if self.is_forgotten(ctx, chunk.inode) {
+            // An operation that ended here would hold the lane for ever.
+            let error = StorageError::InodeForgotten { inode: chunk.inode };
+            return super::request::answer(ctx, waiters, Err(error));
+        }
         let op = self.add_op(Op {
             chunk,
             work: Work::Resolve,

@@ -238,6 +238,11 @@ impl Replica {
         }
         let meta = ctx.meta(request.chunk);
         if meta.pending.is_some() {
+            let inode = request.chunk.inode;
+            if self.is_forgotten(ctx, inode) {
+                // The pending state goes with its inode and is not resolved any more.
+                return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
+            }
             let queued = Queued { work: Work::Update { request, payload, expires }, waiters };
             return Begin::After(Work::Resolve, Box::new(queued));
         }

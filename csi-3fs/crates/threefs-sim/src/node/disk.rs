@@ -9,7 +9,9 @@ use threefs_core::ids::ChunkId;
 use threefs_core::message::{Content, ReadDone, ReadRequest, RepairRequest, StorageReply, Updated};
 use threefs_core::replica::{Event, OpId, Token};
 
+use super::hosting::no;
 use crate::mutant::Mutant;
+use crate::shape::At;
 use crate::store::Version;
 use crate::world::{Happening, Violation, World};
 
@@ -28,7 +30,7 @@ pub(crate) enum Job {
 impl World {
     pub(super) fn begin_apply(
         &mut self,
-        node: usize,
+        at: At,
         op: OpId,
         mut update: StoreUpdate,
         payload: Bytes,
@@ -40,88 +42,110 @@ impl World {
             update.tags = TagWindow::default().with(newest.tag, newest.version);
         }
         // The real store shows a pending state at some moment between beginning and end.
-        let early = !self.nodes[node].full && self.rng.random_bool(0.5);
-        let begun = if early { self.nodes[node].store.apply(&update, &payload).ok() } else { None };
-        self.disk(node, 100..2_500, Job::Apply { op, update, payload, begun });
+        let early = !self.nodes[at.node].full && self.rng.random_bool(0.5);
+        let begun = early.then(|| self.hosted_mut(at).store.apply(&update, &payload).ok());
+        let begun = begun.flatten();
+        self.disk(at, 100..2_500, Job::Apply { op, update, payload, begun });
     }
 
-    pub(super) fn disk(&mut self, node: usize, takes: std::ops::Range<u64>, job: Job) {
+    pub(super) fn disk(&mut self, at: At, takes: std::ops::Range<u64>, job: Job) {
         let mut after = self.rng.random_range(takes);
         if !self.calm && self.rng.random_bool(0.02) {
             after *= 20;
         }
-        let hangs = self.nodes[node].disk_hangs_until.saturating_sub(self.now);
-        let life = self.nodes[node].life;
-        self.push(hangs + after, Happening::Disk { node, life, job: Box::new(job) });
+        let hangs = self.nodes[at.node].disk_hangs_until.saturating_sub(self.now);
+        let opening = self.hosted(at).opening;
+        self.push(hangs + after, Happening::Disk { at, opening, job: Box::new(job) });
     }
 
-    pub(crate) fn disk_done(&mut self, node: usize, life: u64, job: Job) -> Result<(), Violation> {
-        let hangs = self.nodes[node].disk_hangs_until.saturating_sub(self.now);
+    pub(crate) fn disk_done(&mut self, at: At, job: Job) -> Result<(), Violation> {
+        let hangs = self.nodes[at.node].disk_hangs_until.saturating_sub(self.now);
         if hangs > 0 {
-            self.push(hangs, Happening::Disk { node, life, job: Box::new(job) });
+            let opening = self.hosted(at).opening;
+            self.push(hangs, Happening::Disk { at, opening, job: Box::new(job) });
             return Ok(());
         }
+        let job = match self.failed(at, job) {
+            Ok(event) => return self.give(at, event),
+            Err(job) => job,
+        };
         let event = match job {
             Job::Apply { op, update, payload, begun } => {
-                let result = self.end_apply(node, &update, &payload, begun);
-                self.acknowledge_early(node, &result);
+                let result = self.end_apply(at, &update, &payload, begun);
+                self.acknowledge_early(at, &result);
                 Event::Applied { op, result }
             }
             Job::Commit { op, result } => Event::Committed { op, result },
             Job::Forgotten { op } => Event::Forgotten { op, result: Ok(()) },
             Job::InodesForgotten { op } => {
-                self.nodes[node].store.flush();
+                self.hosted_mut(at).store.flush();
                 Event::InodesForgotten { op, result: Ok(()) }
             }
             Job::Content { op, chunk, which } => {
-                let read = self.nodes[node].store.read(chunk, which);
+                let read = self.hosted(at).store.read(chunk, which);
                 Event::Content { op, result: read.map(|found| (found.state, found.bytes)) }
             }
             Job::Read { token, request, chain_version } => {
-                return self.end_read(node, token, &request, chain_version);
+                return self.end_read(at, token, &request, chain_version);
             }
             Job::Repair { token, request, which } => {
-                let read = self.nodes[node].store.read(request.chunk, which);
+                let read = self.hosted(at).store.read(request.chunk, which);
                 let (result, payload) = match read {
                     Ok(Version { state, bytes }) => {
                         let (version, checksum) = (state.version, state.checksum);
                         (Ok(StorageReply::Content(Content { version, checksum })), bytes)
                     }
-                    Err(error) => (Err(error.at(self.nodes[node].target)), Bytes::new()),
+                    Err(error) => (Err(error.at(at.target())), Bytes::new()),
                 };
-                self.reply(node, token, result, payload);
+                self.reply(at, token, result, payload);
                 return Ok(());
             }
         };
-        self.give(node, event)
+        self.give(at, event)
+    }
+
+    /// What the store answers while it reports I/O errors; reads of clients come from its cache.
+    fn failed(&self, at: At, job: Job) -> Result<Event, Job> {
+        if self.hosted(at).fails_until <= self.now {
+            return Err(job);
+        }
+        Ok(match job {
+            Job::Apply { op, .. } => Event::Applied { op, result: Err(no("flush")) },
+            Job::Commit { op, .. } => Event::Committed { op, result: Err(no("write the log")) },
+            Job::Forgotten { op } => Event::Forgotten { op, result: Err(no("write the log")) },
+            Job::InodesForgotten { op } => Event::InodesForgotten { op, result: Err(no("flush")) },
+            Job::Content { op, .. } => Event::Content { op, result: Err(no("read")) },
+            job @ (Job::Read { .. } | Job::Repair { .. }) => return Err(job),
+        })
     }
 
     fn end_apply(
         &mut self,
-        node: usize,
+        at: At,
         update: &StoreUpdate,
         payload: &Bytes,
         begun: Option<ChunkState>,
     ) -> Result<ChunkState, StoreError> {
-        let state = &mut self.nodes[node];
+        let (full, mutant) = (self.nodes[at.node].full, self.mutant);
+        let store = &mut self.hosted_mut(at).store;
         let result = match begun {
             Some(pending) => Ok(pending),
-            None if state.full && !payload.is_empty() => {
+            None if full && !payload.is_empty() => {
                 Err(StoreError::NoSpace { needed_bytes: payload.len() as u64 })
             }
-            None => state.store.apply(update, payload),
+            None => store.apply(update, payload),
         };
-        if result.is_ok() && self.mutant != Mutant::LoseFlush {
-            state.store.flush();
+        if result.is_ok() && mutant != Mutant::LoseFlush {
+            store.flush();
         }
         result
     }
 
-    fn acknowledge_early(&mut self, node: usize, result: &Result<ChunkState, StoreError>) {
+    fn acknowledge_early(&mut self, at: At, result: &Result<ChunkState, StoreError>) {
         if self.mutant == Mutant::AcknowledgeBeforeTail
             && let Ok(pending) = result
             && let Some(newest) = pending.tags.newest()
-            && let Some(token) = self.nodes[node].update_tokens.remove(&newest.tag)
+            && let Some(token) = self.hosted_mut(at).update_tokens.remove(&newest.tag)
         {
             let done = Updated {
                 version: pending.version,
@@ -129,29 +153,28 @@ impl World {
                 checksum: pending.checksum,
                 chain_version: pending.chain_version,
             };
-            self.reply(node, token, Ok(StorageReply::Updated(done)), Bytes::new());
+            self.reply(at, token, Ok(StorageReply::Updated(done)), Bytes::new());
         }
     }
 
     fn end_read(
         &mut self,
-        node: usize,
+        at: At,
         token: Token,
         request: &ReadRequest,
         chain_version: threefs_core::ids::ChainVersion,
     ) -> Result<(), Violation> {
-        match self.nodes[node].store.read(request.chunk, Which::Committed) {
+        match self.hosted(at).store.read(request.chunk, Which::Committed) {
             Ok(version) => {
                 let (result, payload) = read_reply(request, version, chain_version);
-                self.reply(node, token, result, payload);
+                self.reply(at, token, result, payload);
                 Ok(())
             }
             Err(error) => {
                 let damaged = matches!(error, StoreError::Corrupt { .. });
-                let target = self.nodes[node].target;
-                self.reply(node, token, Err(error.at(target)), Bytes::new());
+                self.reply(at, token, Err(error.at(at.target())), Bytes::new());
                 if damaged {
-                    return self.give(node, Event::DamageFound { chunk: request.chunk });
+                    return self.give(at, Event::DamageFound { chunk: request.chunk });
                 }
                 Ok(())
             }

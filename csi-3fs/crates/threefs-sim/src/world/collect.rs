@@ -8,14 +8,17 @@ use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChunkId, InodeId};
 use threefs_core::message::{Address, ForgetInodes, StorageReply, StorageRequest};
 
-use super::{CHAIN, Happening, Packet, Violation, World};
+use super::{Caller, Happening, Packet, Violation, World};
 use crate::faults::CALM_AT_US;
 use crate::mutant::Mutant;
+use crate::shape::chain_id;
 
 /// Its inode.
 const REMOVED: InodeId = InodeId(8);
 /// Separates its random numbers from those of everything else.
 const SEED: u64 = 0x676f_6e65;
+/// Its chunks.
+const CHUNKS: u32 = 3;
 /// Between two requests to forget it.
 const RETRY_US: u64 = 20_000;
 
@@ -25,21 +28,23 @@ pub(crate) struct Removal {
     rng: ChaCha8Rng,
     /// No update of it is begun from then on, anywhere.
     at: Option<u64>,
-    rpc: Option<u64>,
-    forgotten: bool,
+    /// Of each chain: the last request, and whether it is done.
+    chains: Vec<(Option<u64>, bool)>,
+    /// The collector is at work.
+    begun: bool,
 }
 
 impl Removal {
-    pub(crate) fn new(seed: u64, mutant: Mutant) -> Self {
+    pub(crate) fn new(seed: u64, mutant: Mutant, chains: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ SEED);
         let some = rng.random_bool(0.3) || mutant.needs_removal();
         let at = some.then(|| rng.random_range(50_000..CALM_AT_US));
-        Self { rng, at, rpc: None, forgotten: false }
+        Self { rng, at, chains: vec![(None, false); chains], begun: false }
     }
 
     /// Is nothing left to be done?
     pub(crate) fn is_done(&self) -> bool {
-        self.at.is_none() || self.forgotten
+        self.at.is_none() || self.chains.iter().all(|(_, forgotten)| *forgotten)
     }
 
     /// When its updates end.
@@ -51,7 +56,7 @@ impl Removal {
     pub(crate) fn chunk(&mut self, now: u64) -> Option<ChunkId> {
         let at = self.at.filter(|at| now < *at)?;
         let chosen = self.rng.random_bool(0.3) && now < at;
-        chosen.then(|| ChunkId::new(REMOVED, self.rng.random_range(0..3)))
+        chosen.then(|| ChunkId::new(REMOVED, self.rng.random_range(0..CHUNKS)))
     }
 }
 
@@ -60,27 +65,53 @@ pub(crate) fn is_removed(chunk: ChunkId) -> bool {
     chunk.inode == REMOVED
 }
 
+/// All chunks of the removed file.
+pub(super) fn removed_chunks() -> impl Iterator<Item = ChunkId> {
+    (0..CHUNKS).map(|index| ChunkId::new(REMOVED, index))
+}
+
 impl World {
-    /// The collector asks the head to forget the inode, until it is done.
+    /// The collector asks the heads to forget the inode, until all have.
     pub(super) fn collect(&mut self) {
-        if self.removal.forgotten {
+        self.removal.begun = !self.removal.is_done();
+        if self.removal.is_done() {
             return;
         }
         self.push(RETRY_US, Happening::Collect);
-        let chain = self.manager.chain(CHAIN);
-        let Some((head, version)) = chain.and_then(|chain| Some((*chain.head()?, chain.version)))
+        for chain in 0..self.shape.chains {
+            if !self.removal.chains[chain].1 {
+                self.collect_from(chain);
+            }
+        }
+    }
+
+    fn collect_from(&mut self, chain: usize) {
+        let known = self.manager.chain(chain_id(chain));
+        let Some((head, version)) = known.and_then(|chain| Some((*chain.head()?, chain.version)))
         else {
             return;
         };
-        let to = Address { chain: CHAIN, chain_version: version, target: head.target };
+        let to = Address { chain: chain_id(chain), chain_version: version, target: head.target };
         let inodes = vec![InodeRange::one(REMOVED)];
         let request = StorageRequest::ForgetInodes(ForgetInodes { to, from: None, inodes, hop: 0 });
         self.rpcs += 1;
-        self.removal.rpc = Some(self.rpcs);
-        let packet = Packet::request(self.rpcs, 0, request, bytes::Bytes::new());
+        self.removal.chains[chain].0 = Some(self.rpcs);
         // Any client endpoint will do.
         let from = self.manager_endpoint() + 1;
+        let (caller, deadline) = (Caller::client(from, self.rpcs), self.now + RETRY_US);
+        let packet = Packet::request(caller, request, bytes::Bytes::new(), deadline);
         self.send(from, head.node.0 as usize, packet);
+    }
+
+    /// A chain is led by a target that may not have forgotten anything.
+    pub(super) fn forget_again(&mut self, chain: usize) {
+        if self.removal.at.is_none_or(|at| self.now < at) {
+            return;
+        }
+        self.removal.chains[chain] = (None, false);
+        if !self.removal.begun {
+            self.push(0, Happening::Collect);
+        }
     }
 
     /// Takes an answer if it is the collector's.
@@ -89,12 +120,15 @@ impl World {
         rpc: u64,
         result: &Result<StorageReply, StorageError>,
     ) -> bool {
-        let ours = self.removal.rpc == Some(rpc);
-        if ours && matches!(result, Ok(StorageReply::InodesForgotten)) {
-            self.note(|| format!("FORGOTTEN {REMOVED}"));
-            self.removal.forgotten = true;
+        let Some(chain) = self.removal.chains.iter().position(|(asked, _)| *asked == Some(rpc))
+        else {
+            return false;
+        };
+        if matches!(result, Ok(StorageReply::InodesForgotten)) {
+            self.note(|| format!("FORGOTTEN {REMOVED} by {}", chain_id(chain)));
+            self.removal.chains[chain].1 = true;
         }
-        ours
+        true
     }
 
     /// All is quiet: nobody has anything of it, so the index is as large as what exists.
@@ -102,11 +136,11 @@ impl World {
         if self.removal.at.is_none() {
             return Ok(());
         }
-        for (index, node) in self.members() {
-            if let Some(chunk) = node.store.slots().keys().find(|chunk| is_removed(**chunk)) {
-                return Err(
-                    self.violation(format!("node {index} has {chunk}, which was forgotten"))
-                );
+        for at in self.members() {
+            let mut chunks = self.hosted(at).store.slots().keys();
+            if let Some(chunk) = chunks.find(|chunk| is_removed(**chunk)) {
+                let name = self.name(at);
+                return Err(self.violation(format!("{name} has {chunk}, which was forgotten")));
             }
         }
         Ok(())

@@ -3,31 +3,55 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::message::{StorageReply, StorageRequest};
+use threefs_core::message::{StorageRequest, StorageResult};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 
 use super::Expiry;
 use crate::faults::Fault;
 use crate::node::Job;
+use crate::shape::At;
+
+/// Where the answer to a request goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    /// A node or a client.
+    pub endpoint: usize,
+    /// The call.
+    pub rpc: u64,
+    /// Of a node: the target of this chain.
+    pub chain: usize,
+    /// In this opening of its store.
+    pub opening: u64,
+}
+
+impl Caller {
+    /// A client.
+    pub(crate) fn client(endpoint: usize, rpc: u64) -> Self {
+        Self { endpoint, rpc, chain: 0, opening: 0 }
+    }
+}
 
 /// What travels.
 #[derive(Clone, Debug)]
 pub(crate) enum Packet {
     Request {
-        rpc: u64,
-        life: u64,
+        caller: Caller,
         request: Box<StorageRequest>,
         payload: Bytes,
         expires: Option<Expiry>,
+        /// When the caller gives it up.
+        deadline: u64,
     },
     Response {
-        rpc: u64,
-        life: u64,
-        result: Box<Result<StorageReply, StorageError>>,
+        caller: Caller,
+        result: Box<StorageResult>,
         payload: Bytes,
+    },
+    /// The port had no place for a request.
+    Overloaded {
+        caller: Caller,
     },
     Heartbeat {
         heartbeat: Box<Heartbeat>,
@@ -53,17 +77,17 @@ pub(crate) enum Packet {
 }
 
 impl Packet {
-    pub(crate) fn request(rpc: u64, life: u64, request: StorageRequest, payload: Bytes) -> Self {
-        Self::Request { rpc, life, request: Box::new(request), payload, expires: None }
+    pub(crate) fn request(
+        caller: Caller,
+        request: StorageRequest,
+        payload: Bytes,
+        deadline: u64,
+    ) -> Self {
+        Self::Request { caller, request: Box::new(request), payload, expires: None, deadline }
     }
 
-    pub(crate) fn response(
-        rpc: u64,
-        life: u64,
-        result: Result<StorageReply, StorageError>,
-        payload: Bytes,
-    ) -> Self {
-        Self::Response { rpc, life, result: Box::new(result), payload }
+    pub(crate) fn response(caller: Caller, result: StorageResult, payload: Bytes) -> Self {
+        Self::Response { caller, result: Box::new(result), payload }
     }
 }
 
@@ -76,13 +100,24 @@ pub(crate) enum Happening {
         packet: Packet,
     },
     Disk {
-        node: usize,
-        life: u64,
+        at: At,
+        opening: u64,
         job: Box<Job>,
     },
     Wake {
+        at: At,
+        opening: u64,
+    },
+    /// A store that failed, or could not be opened, is opened.
+    Open {
+        at: At,
+        life: u64,
+    },
+    /// The turn of a request at a port has come.
+    Enter {
         node: usize,
         life: u64,
+        id: u64,
     },
     Beat {
         node: usize,
@@ -93,6 +128,8 @@ pub(crate) enum Happening {
         life: u64,
     },
     Scan,
+    /// The operator looks at the chains.
+    Operator,
     /// A replica goes to the spare node, as soon as it can.
     Move,
     /// That is given up, as soon as it can be.

@@ -1,24 +1,21 @@
 //! Faults as they hit the world, and the end of them all.
 
 use rand::Rng;
-use threefs_core::ids::{ChunkId, StoreId};
+use threefs_core::ids::ChunkId;
 use threefs_core::replica::Event;
-use threefs_core::routing::{Chain, PublicState};
+use threefs_core::routing::Chain;
 use threefs_core::time::Millis;
 
-use super::{CHAIN, Happening, INODE, LAST_REQUEST_US, Network, Violation, World};
+use super::{Happening, INODE, LAST_REQUEST_US, Network, Violation, World};
 use crate::faults::{CALM_AT_US, Fault};
 use crate::mutant::Mutant;
-use crate::node::Node;
-use crate::store::Store;
+use crate::shape::{At, chain_id};
+use crate::store::{Log, Store};
 
 /// A process that shall end has this long to leave.
 const LEAVE_US: u64 = 20_000;
-/// Ids of the stores on disks that took a lost one's place.
-const OTHER_DISKS: u128 = 1_000;
-
-/// Several heartbeats.
-const HEARD_WITHIN_US: u64 = 40_000;
+/// A store whose log is damaged fails for so long.
+const DAMAGED_FAILS_US: u64 = 20_000;
 /// Until the service is started again that has ended by itself.
 const RESTART_US: u64 = 5_000;
 
@@ -31,10 +28,11 @@ impl World {
                 | Fault::Left { .. }
                 | Fault::GoodNetwork
                 | Fault::EmptyDisk { .. }
+                | Fault::RestoreLog { .. }
                 | Fault::ManagerBack
                 | Fault::Calm
         );
-        if !ends && (self.calm || self.lost_disk_leads()) {
+        if !ends && self.calm {
             return Ok(());
         }
         match fault {
@@ -55,10 +53,22 @@ impl World {
             Fault::Jump { node, by_ms } => {
                 self.nodes[node].jump(self.now, by_ms);
                 if self.nodes[node].alive && !self.nodes[node].paused {
-                    return self.give(node, Event::Tick);
+                    return self.give_all(node, || Event::Tick);
                 }
             }
-            Fault::Restart { node } => self.restart(node),
+            Fault::FailStore { node, chain, for_us } => {
+                self.hosted_mut(At { node, chain }).fails_until = self.now + for_us;
+            }
+            Fault::DamageLog { node, chain, back_after_us } => {
+                self.damage_log(At { node, chain }, back_after_us);
+            }
+            Fault::RestoreLog { node, chain, store } => {
+                let it = &mut self.hosted_mut(At { node, chain }).store;
+                if it.id == store && it.log == Log::Damaged {
+                    it.log = Log::Sound;
+                }
+            }
+            Fault::Restart { node } => self.restart(node)?,
             Fault::Pause { node, for_us } => {
                 self.nodes[node].paused = self.nodes[node].alive;
                 self.push(for_us, Happening::Fault(Fault::Resume { node }));
@@ -95,7 +105,7 @@ impl World {
                 self.push(for_us, Happening::Fault(Fault::ManagerBack));
             }
             Fault::ManagerBack => self.manager_back(),
-            Fault::Calm => self.become_calm(),
+            Fault::Calm => self.become_calm()?,
         }
         Ok(())
     }
@@ -106,7 +116,9 @@ impl World {
         }
         let rng = &mut self.rng;
         self.nodes[node].end();
-        self.nodes[node].store.kill(|unflushed| rng.random_range(0..=unflushed));
+        for target in &mut self.nodes[node].targets {
+            target.store.kill(|unflushed| rng.random_range(0..=unflushed));
+        }
         self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
     }
 
@@ -115,7 +127,8 @@ impl World {
     pub(crate) fn end(&mut self, node: usize) {
         self.note(|| format!("node {node} ends: replaced"));
         self.nodes[node].end();
-        self.nodes[node].store.kill(|unflushed| unflushed);
+        let targets = &mut self.nodes[node].targets;
+        targets.iter_mut().for_each(|target| target.store.kill(|unflushed| unflushed));
         self.push(RESTART_US, Happening::Fault(Fault::Restart { node }));
     }
 
@@ -125,7 +138,9 @@ impl World {
             self.nodes[node].end();
         }
         let rng = &mut self.rng;
-        self.nodes[node].store.crash(|unflushed| rng.random_range(0..=unflushed));
+        for target in &mut self.nodes[node].targets {
+            target.store.crash(|unflushed| rng.random_range(0..=unflushed));
+        }
         if alive {
             self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
         }
@@ -141,53 +156,69 @@ impl World {
         self.push(LEAVE_US, Happening::Fault(Fault::Left { node, back_after_us }));
         match self.mutant {
             Mutant::ReportLeaveAtOnce => Ok(()),
-            _ => self.give(node, Event::Leave),
+            _ => self.give_all(node, || Event::Leave),
         }
     }
 
-    /// Whether mgmtd still counts a lost disk as up to date. A second fault now could make it the
-    /// last that served, and then the chain waits until an operator promotes another replica.
-    fn lost_disk_leads(&self) -> bool {
-        let Some(node) = self.lost else { return false };
-        let target = self.nodes[node].target;
-        let state = self.manager.chain(CHAIN).and_then(|chain| chain.state_of(target));
-        matches!(state, Some(PublicState::Serving | PublicState::LastSrv))
-            && self.manager.store_of(target) != Some(self.nodes[node].store.id)
+    fn give_all(&mut self, node: usize, event: fn() -> Event) -> Result<(), Violation> {
+        (0..self.shape.chains).try_for_each(|chain| self.give(At { node, chain }, event()))
     }
 
-    /// A node comes back with an empty disk, once, while all others serve and no other fault is
-    /// under way.
+    /// A node comes back with an empty disk.
     fn lose_disk(&mut self, node: usize, back_after_us: u64) {
-        let serves = |node: &Node| {
-            let well = node.alive && !node.paused && !node.leaving && !node.full;
-            let hangs = node.disk_hangs_until > self.now;
-            well && !hangs && node.replica.serves(node.clock(self.now))
-        };
-        let all_serve = self.members().count() > 1 && self.members().all(|(_, node)| serves(node));
-        let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
-        let network = &self.network;
-        let heard = !self.manager_away
-            && network.loss + network.repeat + network.delay == 0.0
-            && network.blocked.values().all(|until| until + HEARD_WITHIN_US <= self.now);
-        if self.lost.is_some() || !self.nodes[node].alive || !all_serve || !whole || !heard {
+        if self.lost || !self.nodes[node].alive {
             return;
         }
-        self.lost = Some(node);
+        self.lost = true;
         self.crash(node, back_after_us);
-        let state = &mut self.nodes[node];
-        state.store = Store::new(StoreId(u128::from(state.target.0) + OTHER_DISKS));
-        // Damaged copies may have been good on this disk alone.
-        for other in &mut self.nodes {
-            other.store.mend();
+        for chain in 0..self.shape.chains {
+            let id = self.new_store_id();
+            self.hosted_mut(At { node, chain }).store = Store::in_place_of_lost(id);
         }
+        self.mend();
     }
 
-    fn restart(&mut self, node: usize) {
-        if !self.nodes[node].alive {
-            let mutant = self.mutant;
-            self.nodes[node].restart(mutant);
-            self.node_starts(node);
+    /// A store cannot be opened as it is.
+    fn damage_log(&mut self, at: At, back_after_us: Option<u64>) {
+        let log = match back_after_us {
+            None if self.lost => return,
+            None => {
+                self.lost = true;
+                self.mend();
+                Log::Destroyed
+            }
+            Some(_) if self.hosted(at).store.log == Log::Destroyed => return,
+            Some(time) => {
+                let (node, chain, store) = (at.node, at.chain, self.hosted(at).store.id);
+                let restored = Fault::RestoreLog { node, chain, store };
+                self.push(time, Happening::Fault(restored));
+                Log::Damaged
+            }
+        };
+        let until = self.now + DAMAGED_FAILS_US;
+        let hosted = self.hosted_mut(at);
+        hosted.store.log = log;
+        hosted.fails_until = until;
+    }
+
+    /// Whether what this target had is lost for good.
+    pub(super) fn is_lost(&self, at: At) -> bool {
+        let store = &self.hosted(at).store;
+        let unknown = self.store_of(at.target()) != Some(store.id);
+        store.log == Log::Destroyed || store.in_place_of_lost && unknown
+    }
+
+    /// Damaged copies are well again: the good ones may be lost.
+    pub(crate) fn mend(&mut self) {
+        let targets = self.nodes.iter_mut().flat_map(|node| &mut node.targets);
+        targets.for_each(|target| target.store.mend());
+    }
+
+    fn restart(&mut self, node: usize) -> Result<(), Violation> {
+        if self.nodes[node].alive {
+            return Ok(());
         }
+        self.node_starts(node)
     }
 
     fn resume(&mut self, node: usize) {
@@ -208,30 +239,34 @@ impl World {
     /// that nobody could bring back.
     fn damage(&mut self, node: usize, index: u32) {
         let chunk = ChunkId::new(INODE, index);
-        let whole = self.manager.chain(CHAIN).is_some_and(Chain::is_whole);
-        let versions: Vec<_> = self
-            .members()
-            .map(|(_, node)| {
-                node.store.slots().get(&chunk).map(|slot| slot.committed.state.version)
-            })
-            .collect();
+        let chain = self.shape.chain_of(chunk);
+        let whole = self.manager.chain(chain_id(chain)).is_some_and(Chain::is_whole);
+        let version = |at: At| {
+            self.hosted(at).store.slots().get(&chunk).map(|slot| slot.committed.state.version)
+        };
+        let versions: Vec<_> = self.members_of(chain).map(version).collect();
         let same = versions.windows(2).all(|pair| pair[0] == pair[1]);
-        if whole && same && !self.damaged.contains(&index) && self.nodes[node].store.damage(chunk) {
+        let store = &mut self.nodes[node].targets[chain].store;
+        if whole && same && !self.damaged.contains(&index) && store.damage(chunk) {
             self.damaged.push(index);
         }
     }
 
-    fn become_calm(&mut self) {
+    fn become_calm(&mut self) -> Result<(), Violation> {
         self.calm = true;
         self.network = Network::default();
         self.manager_back();
         for node in 0..self.nodes.len() {
-            self.restart(node);
+            for target in &mut self.nodes[node].targets {
+                target.fails_until = 0;
+            }
+            self.restart(node)?;
             self.resume(node);
             self.nodes[node].disk_hangs_until = 0;
             self.nodes[node].full = false;
         }
         self.ends_at = Some(LAST_REQUEST_US);
         self.push(LAST_REQUEST_US - CALM_AT_US, Happening::CheckSettled);
+        Ok(())
     }
 }

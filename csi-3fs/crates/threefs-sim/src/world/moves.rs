@@ -5,14 +5,19 @@ use threefs_core::ids::{NodeId, TargetId};
 use threefs_core::moves::Move;
 use threefs_core::routing::PublicState;
 
-use super::{CHAIN, Happening, World};
+use super::{Happening, World};
 use crate::manager::SCAN_MS;
+use crate::shape::{At, chain_id};
+
+/// The one that moves.
+const CHAIN: usize = 0;
 
 impl World {
     pub(super) fn begin_move(&mut self) {
         let spare = self.nodes.len() - 1;
-        let (target, node) = (self.nodes[spare].target, NodeId(spare as u32));
-        if self.manager_away || !self.manager.begin_move(CHAIN, target, node) {
+        let target = At { node: spare, chain: CHAIN }.target();
+        let node = NodeId(spare as u32);
+        if self.manager_away || !self.manager.begin_move(chain_id(CHAIN), target, node) {
             self.push(SCAN_MS * 1_000, Happening::Move);
         }
     }
@@ -20,12 +25,12 @@ impl World {
     /// The manager takes the destination for one that will never be of use. It is given up at the
     /// first moment that allows it, if the move has not ended before.
     pub(super) fn give_up_move(&mut self) {
-        if self.calm || !self.manager.routing().moves.contains_key(&CHAIN) {
+        if self.calm || !self.manager.routing().moves.contains_key(&chain_id(CHAIN)) {
             return;
         }
         let given_up = match self.manager_away {
             true => None,
-            false => self.manager.abandon_move(CHAIN),
+            false => self.manager.abandon_move(chain_id(CHAIN)),
         };
         match given_up {
             Some(destination) => {
@@ -41,7 +46,7 @@ impl World {
     pub(super) fn delay_news(&mut self, this: &Move) {
         let replaced = self
             .manager
-            .chain(CHAIN)
+            .chain(chain_id(CHAIN))
             .is_some_and(|chain| chain.state_of(this.destination) == Some(PublicState::Serving));
         if self.calm || !replaced || self.moves.random_bool(0.3) {
             return;
@@ -52,8 +57,7 @@ impl World {
     fn delay_news_for(&mut self, target: TargetId) {
         let until = self.now + self.moves.random_range(10_000..80_000);
         let client = self.tasks[self.moves.random_range(0..self.tasks.len())].endpoint;
-        let node = self.nodes.iter().position(|node| node.target == target);
-        for late in node.into_iter().chain([client]) {
+        for late in [At::of(target).node, client] {
             self.network.blocked.insert((self.manager_endpoint(), late), until);
         }
     }

@@ -15,6 +15,7 @@ use threefs_core::time::Millis;
 
 use super::{Violation, World};
 use crate::mutant::Mutant;
+use crate::shape::At;
 
 /// Tells the generator of rights from that of everything else.
 const RIGHTS: u64 = 0x7269_6768;
@@ -89,17 +90,18 @@ impl World {
     }
 
     /// A node makes an update durable: is it still its client's to make?
-    pub(crate) fn check_right(&self, node: usize, update: &StoreUpdate) -> Result<(), Violation> {
+    pub(crate) fn check_right(&self, at: At, update: &StoreUpdate) -> Result<(), Violation> {
         let Some(tag) = update.tags.newest().map(|newest| newest.tag) else { return Ok(()) };
         let Some(end) = self.rights.ends.get(&tag) else { return Ok(()) };
-        let state = &self.nodes[node];
-        let head = state.replica.chain().and_then(|chain| chain.head());
+        let hosted = self.hosted(at);
+        let chain = hosted.replica.as_ref().and_then(|replica| replica.chain());
+        let head = chain.and_then(|chain| chain.head());
         let known =
-            state.store.slots().get(&update.chunk).is_some_and(|slot| {
+            hosted.store.slots().get(&update.chunk).is_some_and(|slot| {
                 slot.committed.state.tags.iter().any(|applied| applied.tag == tag)
             });
         // Others end what the head began, and the head repairs what it has.
-        let begins = head.is_some_and(|head| head.target == state.target) && !known;
+        let begins = head.is_some_and(|head| head.target == at.target()) && !known;
         if begins && self.now > *end {
             let late = self.now - end;
             return Err(self.violation(format!("{tag} was begun {late} us after its right ended")));

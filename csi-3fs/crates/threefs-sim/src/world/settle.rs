@@ -4,10 +4,10 @@ use threefs_core::ids::ChunkId;
 use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 
-use super::{CHAIN, SETTLED_BY_US, Violation, World, is_removed};
+use super::{SETTLED_BY_US, Violation, World, is_removed};
 use crate::client::Doing;
 use crate::faults::CALM_AT_US;
-use crate::node::Node;
+use crate::shape::{At, chain_id};
 
 impl World {
     /// All well? Then the last checks are made.
@@ -17,17 +17,12 @@ impl World {
         }
         if !self.scrubbed {
             self.scrubbed = true;
-            let members: Vec<usize> = self.members().map(|(index, _)| index).collect();
-            for node in members {
-                let damaged: Vec<ChunkId> = self.nodes[node]
-                    .store
-                    .slots()
-                    .iter()
-                    .filter(|(_, slot)| slot.damaged)
-                    .map(|(chunk, _)| *chunk)
-                    .collect();
-                for chunk in damaged {
-                    self.give(node, Event::DamageFound { chunk })?;
+            let members: Vec<At> = self.members().collect();
+            for at in members {
+                let slots = self.hosted(at).store.slots().iter();
+                let damaged = slots.filter(|(_, slot)| slot.damaged).map(|(chunk, _)| *chunk);
+                for chunk in damaged.collect::<Vec<ChunkId>>() {
+                    self.give(at, Event::DamageFound { chunk })?;
                 }
             }
             return Ok(false);
@@ -39,23 +34,30 @@ impl World {
     }
 
     fn is_quiet(&self) -> bool {
-        let chain = self.manager.chain(CHAIN);
-        chain.is_some_and(Chain::is_whole)
-            && self.manager.routing().moves.is_empty()
+        let routing = self.manager.routing();
+        let well = |at: At| {
+            let chain = routing.chain(chain_id(at.chain));
+            self.serves(at)
+                && (self.hosted(at).replica.as_ref())
+                    .is_some_and(|replica| replica.is_idle() && replica.chain() == chain)
+        };
+        routing.chains.values().all(Chain::is_whole)
+            && routing.moves.is_empty()
             && self.removal.is_done()
             && self.tasks.iter().all(|task| matches!(task.doing, Doing::Resting))
-            && self.members().all(|(_, node)| {
-                node.replica.is_idle()
-                    && node.replica.serves(node.clock(self.now))
-                    && node.replica.chain() == chain
-            })
+            && self.nodes.iter().all(|node| node.is_idle())
+            && self.members().all(well)
     }
 
-    /// The nodes whose targets are in the chain now.
-    pub(super) fn members(&self) -> impl Iterator<Item = (usize, &Node)> {
-        let chain = self.manager.chain(CHAIN);
-        let member = move |node: &Node| chain.is_some_and(|it| it.place(node.target).is_some());
-        self.nodes.iter().enumerate().filter(move |(_, node)| member(node))
+    /// The targets that are in their chains now.
+    pub(super) fn members(&self) -> impl Iterator<Item = At> {
+        (0..self.shape.chains).flat_map(|chain| self.members_of(chain))
+    }
+
+    pub(super) fn members_of(&self, chain: usize) -> impl Iterator<Item = At> {
+        let known = self.manager.chain(chain_id(chain));
+        let of_node = (0..self.nodes.len()).map(move |node| At { node, chain });
+        of_node.filter(move |at| known.is_some_and(|it| it.place(at.target()).is_some()))
     }
 
     pub(super) fn what_is_not_well(&self) -> String {
@@ -65,13 +67,16 @@ impl World {
             .filter(|task| !matches!(task.doing, Doing::Resting))
             .map(|task| format!("{:?}", task.doing))
             .collect();
-        let busy: Vec<_> =
-            (0..self.nodes.len()).filter(|node| !self.nodes[*node].replica.is_idle()).collect();
+        let idle =
+            |at: &At| self.hosted(*at).replica.as_ref().is_some_and(|replica| replica.is_idle());
+        let busy: Vec<_> = self.members().filter(|at| !idle(at)).map(|at| self.name(at)).collect();
+        let full: Vec<_> =
+            (0..self.nodes.len()).filter(|node| !self.nodes[*node].is_idle()).collect();
         format!(
-            "not all well {} ms after the faults have ended: chain {:?}, open requests {tasks:?}, \
-             busy nodes {busy:?}",
+            "not all well {} ms after the faults have ended: chains {:?}, open requests {tasks:?}, \
+             busy or closed {busy:?}, nodes with requests {full:?}",
             (SETTLED_BY_US - CALM_AT_US) / 1_000,
-            self.manager.chain(CHAIN),
+            self.manager.routing().chains.values(),
         )
     }
 
@@ -79,8 +84,9 @@ impl World {
         for chunk in self.history.chunks().filter(|chunk| !is_removed(*chunk)) {
             let known = self.history.newest_known(chunk);
             let mut first = None;
-            for (index, node) in self.members() {
-                let slot = node.store.slots().get(&chunk).cloned().unwrap_or_default();
+            for at in self.members_of(self.shape.chain_of(chunk)) {
+                let index = at.node;
+                let slot = self.hosted(at).store.slots().get(&chunk).cloned().unwrap_or_default();
                 let (version, bytes) = (slot.committed.state.version, slot.committed.bytes);
                 if slot.pending.is_some() || slot.damaged {
                     return Err(self.violation(format!(

@@ -1,12 +1,9 @@
 //! The life of one target on its node: its store is opened, and opened again whenever it fails.
+//! When, and when a damaged one is set aside, is decided by `threefs_core::hosting`.
 //!
-//! A store that reports an I/O error is closed and opened again after a pause, which doubles while
-//! that does not help. What was cached is dropped then, so a new replica begins with what the disk
-//! has; mgmtd has heard OFFLINE meanwhile, and has it synced.
-//!
-//! A store whose log is damaged does not open again. If the chain is served without this target, the
-//! store is set aside in a folder beside it and a new one is synced from nothing. If it may be the
-//! last one with the chain's data it stays as it is.
+//! What was cached is dropped when a store is opened again, so a new replica begins with what the
+//! disk has; mgmtd has heard OFFLINE meanwhile, and has it synced. A store that is set aside is kept
+//! in a folder beside its own.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,12 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, Weak, atomic::Ordering::Relaxed};
 use std::time::Duration;
 
-use fabric::moment::Moment;
 use rand::Rng;
 use threefs_core::error::StoreError;
+use threefs_core::hosting::{Reopening, sets_aside};
 use threefs_core::ids::{ChainId, TargetId};
 use threefs_core::replica::{Config, Event};
-use threefs_core::routing::PublicState;
 use tokio::sync::watch;
 
 use super::{Hosted, Node, inform};
@@ -27,20 +23,15 @@ use crate::peers::CALL_PATIENCE;
 use crate::service::draw_incarnation;
 use crate::target::{Holds, Target};
 
-/// Before a store is opened again for the first time.
-const PAUSE_MIN: Duration = Duration::from_millis(500);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A store that has worked for so long has recovered: its next failure is a first one.
-const RECOVERED: Duration = Duration::from_secs(300);
-
 /// Until the target is retired, or the node is gone.
 pub(super) async fn host(node: Weak<Node>, id: TargetId, chain: ChainId) {
-    let mut failures = 0;
+    let mut reopening = Reopening::default();
     loop {
         let Some(this) = node.upgrade().filter(|node| node.wants(id)) else { return };
         match this.open(id, chain).await {
             Ok(target) => {
-                let (mut failure, opened) = (target.failure(), Moment::now());
+                let mut failure = target.failure();
+                reopening.opened(this.shared.clock.now());
                 this.begin(id, chain, target);
                 drop(this);
                 if !has_failed(&mut failure).await {
@@ -48,18 +39,16 @@ pub(super) async fn host(node: Weak<Node>, id: TargetId, chain: ChainId) {
                 }
                 let Some(this) = node.upgrade() else { return };
                 this.park(id, chain);
+                let pause_ms = reopening.failed(this.shared.clock.now());
                 drop(this);
-                if Moment::now().since(opened) >= RECOVERED {
-                    failures = 0;
-                }
                 // Its operations under way still have the store open.
                 while failure.changed().await.is_ok() {}
+                tokio::time::sleep(pause(pause_ms)).await;
             }
             Err(error) => {
                 this.park(id, chain);
                 // Not at the first look: mgmtd has to hear that this target is away.
-                let damaged = matches!(error, StoreError::Damaged { .. });
-                if damaged && this.is_served_without(id, chain) {
+                if this.sets_aside(&error, id, chain) {
                     match set_aside(&this.folder(id)) {
                         Ok(folder) => {
                             tracing::error!(
@@ -72,17 +61,18 @@ pub(super) async fn host(node: Weak<Node>, id: TargetId, chain: ChainId) {
                         }
                     }
                 }
-                let remedy = if damaged {
+                let remedy = if matches!(error, StoreError::Damaged { .. }) {
                     "it is set aside when others serve the chain; if none does, restore the disk \
                      or promote another target"
                 } else {
                     "it is opened again"
                 };
                 tracing::error!("{id} of {chain} cannot be used: {error}; {remedy}");
+                let pause_ms = reopening.failed(this.shared.clock.now());
+                drop(this);
+                tokio::time::sleep(pause(pause_ms)).await;
             }
         }
-        tokio::time::sleep(pause(failures)).await;
-        failures += 1;
     }
 }
 
@@ -91,10 +81,9 @@ async fn has_failed(failure: &mut watch::Receiver<bool>) -> bool {
     failure.wait_for(|failed| *failed).await.is_ok()
 }
 
-/// Doubles with each failure; up to a quarter less, so that targets of one disk do not go in step.
-fn pause(failures: u32) -> Duration {
-    let longest = PAUSE_MIN.saturating_mul(1 << failures.min(16)).min(PAUSE_MAX);
-    longest.mul_f64(rand::rng().random_range(0.75..=1.0))
+/// Up to a quarter less, so that targets of one disk do not go in step.
+fn pause(longest_ms: u64) -> Duration {
+    Duration::from_millis(longest_ms).mul_f64(rand::rng().random_range(0.75..=1.0))
 }
 
 /// Where a damaged store is kept.
@@ -158,17 +147,12 @@ impl Node {
         self.shared.report_changed.notify_one();
     }
 
-    /// Whether mgmtd, of late, has said that others serve this chain and that this target is away.
-    fn is_served_without(&self, id: TargetId, chain: ChainId) -> bool {
+    /// Whether a store that could not be opened is to make room for an empty one.
+    fn sets_aside(&self, error: &StoreError, id: TargetId, chain: ChainId) -> bool {
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        if !lease.is_valid(self.shared.clock.now()) {
-            return false;
-        }
+        let lease_valid = lease.is_valid(self.shared.clock.now());
         drop(lease);
-        let routing = self.shared.routing();
-        routing.chain(chain).is_some_and(|chain| {
-            chain.head().is_some() && chain.state_of(id) == Some(PublicState::Offline)
-        })
+        sets_aside(error, self.shared.routing().chain(chain), id, lease_valid)
     }
 
     async fn open(&self, id: TargetId, chain: ChainId) -> Result<Arc<Target>, StoreError> {

@@ -346,10 +346,9 @@ async fn nothing_is_opened_again_that_was_retired_or_whose_node_ends() {
 }
 
 #[test]
-fn pauses_double_up_to_a_minute() {
-    for (failures, longest_ms) in [(0, 500), (1, 1000), (4, 8000), (7, 60_000), (u32::MAX, 60_000)]
-    {
-        let found = pause(failures).as_millis();
-        assert!(found <= longest_ms && found * 4 >= longest_ms * 3, "{failures}: {found}");
+fn a_pause_is_up_to_a_quarter_shorter() {
+    for longest_ms in [500, 60_000] {
+        let found = pause(longest_ms).as_millis() as u64;
+        assert!(found <= longest_ms && found * 4 >= longest_ms * 3, "{longest_ms}: {found}");
     }
 }

@@ -1,0 +1,131 @@
+//! Rules for a store that fails: when it is opened again, and when it is set aside. Pure; the
+//! storage service and the simulator drive the same ones.
+//!
+//! A store that reports an I/O error is closed and opened again after a pause, which doubles with
+//! each failure in a row. A store whose log is damaged cannot be opened. It is set aside, and an
+//! empty one synced in its place, only when another target serves the chain and mgmtd has taken
+//! this one out: otherwise it may be the last store with the chain's data.
+
+use crate::error::StoreError;
+use crate::ids::TargetId;
+use crate::routing::{Chain, PublicState};
+use crate::time::Millis;
+
+/// Pauses before a store is opened again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pauses {
+    /// After the first failure, in milliseconds.
+    pub min_ms: u64,
+    /// The longest, in milliseconds.
+    pub max_ms: u64,
+    /// A failure this many milliseconds after the store was opened counts as a first one.
+    pub recovered_ms: u64,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { min_ms: 500, max_ms: 60_000, recovered_ms: 300_000 }
+    }
+}
+
+impl Pauses {
+    /// The pause after `failures` earlier failures in a row.
+    #[must_use]
+    pub fn after(&self, failures: u32) -> u64 {
+        self.min_ms.saturating_mul(1 << failures.min(16)).min(self.max_ms)
+    }
+}
+
+/// The failures of one target's store.
+#[derive(Clone, Debug, Default)]
+pub struct Reopening {
+    pauses: Pauses,
+    failures: u32,
+    opened_at: Option<Millis>,
+}
+
+impl Reopening {
+    /// No failure yet.
+    #[must_use]
+    pub fn new(pauses: Pauses) -> Self {
+        Self { pauses, failures: 0, opened_at: None }
+    }
+
+    /// The store has been opened.
+    pub fn opened(&mut self, now: Millis) {
+        self.opened_at = Some(now);
+    }
+
+    /// The store has failed, or could not be opened: how many milliseconds to wait before it is
+    /// opened (again).
+    pub fn failed(&mut self, now: Millis) -> u64 {
+        let recovered = |at: Millis| now.since(at) >= self.pauses.recovered_ms;
+        if self.opened_at.take().is_some_and(recovered) {
+            self.failures = 0;
+        }
+        let pause_ms = self.pauses.after(self.failures);
+        self.failures = self.failures.saturating_add(1);
+        pause_ms
+    }
+}
+
+/// Whether a store that could not be opened is to be set aside. `chain` is as mgmtd has published
+/// it, `lease_valid` whether mgmtd has been heard lately.
+#[must_use]
+pub fn sets_aside(
+    error: &StoreError,
+    chain: Option<&Chain>,
+    target: TargetId,
+    lease_valid: bool,
+) -> bool {
+    let served_without = |chain: &Chain| {
+        chain.head().is_some() && chain.state_of(target) == Some(PublicState::Offline)
+    };
+    matches!(error, StoreError::Damaged { .. }) && lease_valid && chain.is_some_and(served_without)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{ChainId, ChainVersion, NodeId};
+    use crate::routing::ChainTarget;
+
+    #[test]
+    fn pauses_double_and_a_long_success_ends_the_row() {
+        let mut store = Reopening::new(Pauses { min_ms: 10, max_ms: 50, recovered_ms: 100 });
+        assert_eq!([0, 1, 2, 3].map(|at| store.failed(Millis(at))), [10, 20, 40, 50]);
+        store.opened(Millis(100));
+        assert_eq!(store.failed(Millis(199)), 50, "it has not recovered yet");
+        store.opened(Millis(200));
+        assert_eq!(store.failed(Millis(300)), 10);
+        assert_eq!(store.failed(Millis(1_000)), 20, "it was not open in between");
+        assert_eq!(Pauses::default().after(u32::MAX), 60_000);
+    }
+
+    #[test]
+    fn only_a_damaged_store_that_the_chain_does_without_is_set_aside() {
+        use PublicState::{LastSrv, Offline, Serving, Syncing};
+        let damaged = StoreError::Damaged { reason: "a frame is missing".into() };
+        let io = StoreError::Io { operation: "open".into(), reason: "no".into() };
+        let chain = |mine, other| Chain {
+            id: ChainId(1),
+            version: ChainVersion(3),
+            targets: vec![
+                ChainTarget { target: TargetId(1), node: NodeId(1), state: other },
+                ChainTarget { target: TargetId(2), node: NodeId(2), state: mine },
+            ],
+        };
+        let asks =
+            |error, chain: Option<&Chain>, lease| sets_aside(error, chain, TargetId(2), lease);
+        let without = chain(Offline, Serving);
+        assert!(asks(&damaged, Some(&without), true));
+        assert!(!asks(&io, Some(&without), true));
+        assert!(!asks(&damaged, Some(&without), false), "the routing may be old");
+        assert!(!asks(&damaged, None, true));
+        for (mine, other) in
+            [(Serving, Serving), (Syncing, Serving), (LastSrv, Offline), (Offline, LastSrv)]
+        {
+            assert!(!asks(&damaged, Some(&chain(mine, other)), true), "{mine} {other}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The life of a target's store on its node: it is opened, and opened again whenever it fails. When,
+//! and when a damaged one is set aside, the product decides ([`threefs_core::hosting`]).
+
+use rand::Rng;
+use threefs_core::error::{StorageError, StoreError};
+use threefs_core::hosting::{Pauses, sets_aside};
+use threefs_core::ids::Incarnation;
+use threefs_core::replica::{Config, Event, Replica};
+
+use crate::mutant::Mutant;
+use crate::shape::{At, chain_id};
+use crate::store::{Log, Store};
+use crate::world::{Happening, Violation, World};
+
+/// As everything here, shorter than in the product.
+pub(super) const PAUSES: Pauses = Pauses { min_ms: 5, max_ms: 80, recovered_ms: 100 };
+
+fn replica(at: At, opening: u64, mutant: Mutant) -> Replica {
+    let mut config = Config::new(at.target(), chain_id(at.chain), Incarnation(opening));
+    config.call_timeout_ms = 15;
+    config.retry_wait_ms = 2;
+    config.retry_wait_ms_max = 20;
+    config.store_stall_ms = 60;
+    config.full_wait_ms = 30;
+    config.sync_window = 2;
+    config.sync_page = 2;
+    if let Mutant::Without(check) = mutant {
+        config.without = Some(check);
+    }
+    Replica::new(config)
+}
+
+impl World {
+    /// Opens the store of a target that has no replica; a replica begins over it, or a pause.
+    pub(crate) fn open(&mut self, at: At) -> Result<(), Violation> {
+        if self.hosted(at).replica.is_some() {
+            return Ok(());
+        }
+        match self.open_store(at) {
+            Ok(()) => self.opened(at),
+            Err(error) if self.is_set_aside(at, &error) => {
+                self.note(|| format!("{} is set aside", self.name(at)));
+                let id = self.new_store_id();
+                self.hosted_mut(at).store = Store::new(id);
+                self.mend();
+                self.open(at)
+            }
+            Err(_) => {
+                self.open_later(at);
+                Ok(())
+            }
+        }
+    }
+
+    fn open_store(&mut self, at: At) -> Result<(), StoreError> {
+        let (now, mutant) = (self.now, self.mutant);
+        let hosted = self.hosted_mut(at);
+        if hosted.fails_until > now {
+            return Err(no("open the store"));
+        }
+        if hosted.store.log != Log::Sound {
+            return Err(StoreError::Damaged { reason: "a frame of the log is missing".into() });
+        }
+        // What a killed process left in the page cache becomes durable before it is read.
+        if mutant != Mutant::SkipFlushAtOpen {
+            hosted.store.flush();
+        }
+        Ok(())
+    }
+
+    fn is_set_aside(&self, at: At, error: &StoreError) -> bool {
+        if self.mutant == Mutant::SetAsideLast {
+            return matches!(error, StoreError::Damaged { .. });
+        }
+        if self.mutant == Mutant::KeepDamaged {
+            return false;
+        }
+        let node = &self.nodes[at.node];
+        let lease_valid = node.lease.is_valid(node.clock(self.now));
+        let chain = node.routing.chain(chain_id(at.chain));
+        sets_aside(error, chain, at.target(), lease_valid)
+    }
+
+    /// A new replica learns what its node knows.
+    fn opened(&mut self, at: At) -> Result<(), Violation> {
+        let (mutant, now) = (self.mutant, self.nodes[at.node].clock(self.now));
+        let hosted = self.hosted_mut(at);
+        hosted.reopening.opened(now);
+        let replica = replica(at, hosted.opening, mutant);
+        hosted.begin(replica);
+        self.inform(at)?;
+        self.inform_of_lease(at)?;
+        if self.nodes[at.node].leaving && mutant != Mutant::ReportLeaveAtOnce {
+            self.give(at, Event::Leave)?;
+        }
+        Ok(())
+    }
+
+    /// What the newest routing says to one target.
+    pub(super) fn inform(&mut self, at: At) -> Result<(), Violation> {
+        let routing = std::rc::Rc::clone(&self.nodes[at.node].routing);
+        let Some(chain) = routing.chain(chain_id(at.chain)) else { return Ok(()) };
+        self.give(at, Event::Routing(chain.clone()))?;
+        if routing.retires(chain, at.target()) {
+            self.give(at, Event::Retire)?;
+        }
+        Ok(())
+    }
+
+    /// The replica has given its store up. What was cached and not flushed may be lost.
+    pub(super) fn store_failed(&mut self, at: At) {
+        self.note(|| format!("{} has failed", self.name(at)));
+        let (rng, mutant) = (&mut self.rng, self.mutant);
+        let hosted = &mut self.nodes[at.node].targets[at.chain];
+        let target = at.target();
+        let unanswered = hosted.close();
+        match mutant {
+            Mutant::KeepCache => hosted.store.forget_unflushed(),
+            _ => hosted.store.crash(|unflushed| rng.random_range(0..=unflushed)),
+        }
+        for origin in unanswered {
+            let error = StorageError::Timeout { target };
+            self.answer(at.node, origin, Err(error), bytes::Bytes::new());
+        }
+        if mutant != Mutant::KeepClosed {
+            self.open_later(at);
+        }
+    }
+
+    fn open_later(&mut self, at: At) {
+        let now = self.nodes[at.node].clock(self.now);
+        let life = self.nodes[at.node].life;
+        let pause_ms = self.hosted_mut(at).reopening.failed(now);
+        let pause = self.rng.random_range(pause_ms * 750..=pause_ms * 1_000);
+        self.push(pause, Happening::Open { at, life });
+    }
+}
+
+/// The operating system said no.
+pub(super) fn no(operation: &str) -> StoreError {
+    StoreError::Io { operation: operation.into(), reason: "input/output error".into() }
+}

@@ -1,0 +1,232 @@
+//! The port of a node: which requests it lets in, and when.
+//!
+//! Credits, sizes and classes are the product's ([`Credits`], `threefs_storage::admission`). Here is
+//! the course of one request, as `fabric::rpc` has it: one with a payload is offered and sent when
+//! its bytes are granted; it takes a place for a call, or is refused; a read reserves the bytes of
+//! its reply; all is given back with the reply.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use fabric::rpc::{Budget, Credits, Ticket};
+use threefs_core::message::{StorageRequest, class};
+use threefs_core::time::Millis;
+
+use crate::mutant::Mutant;
+use crate::world::Caller;
+
+/// A request at the port.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub caller: Caller,
+    pub request: StorageRequest,
+    pub payload: Bytes,
+    pub expires: Option<Millis>,
+    /// When its caller gives it up.
+    pub deadline: u64,
+    pub class: u8,
+}
+
+/// What one request holds until it is answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    class: u8,
+    connection: usize,
+    request_bytes: usize,
+    reply_bytes: usize,
+}
+
+/// What becomes of a request whose turn it is.
+pub(crate) enum Entered {
+    /// It is the replica's.
+    Admitted(Incoming, Held),
+    /// There is no place for a call.
+    Overloaded(Caller),
+    /// It waits for the bytes of its reply, or its caller has given up.
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Offered,
+    Granted,
+    Reserving,
+    Reserved,
+}
+
+/// See the module.
+pub(crate) struct Port {
+    gates: Vec<Gate>,
+    waiting: BTreeMap<u64, (Incoming, Step)>,
+    next_id: u64,
+}
+
+struct Gate {
+    budget: Budget,
+    calls: usize,
+    requests: Credits<usize>,
+    replies: Credits<usize>,
+    tickets: BTreeMap<Ticket, u64>,
+    reservations: BTreeMap<Ticket, u64>,
+}
+
+impl Gate {
+    fn new(budget: &Budget) -> Self {
+        let credits = |bytes: usize| Credits::new(bytes, bytes / budget.shares.max(1));
+        Self {
+            budget: *budget,
+            calls: 0,
+            requests: credits(budget.bytes_max),
+            replies: credits(budget.reply_bytes_max),
+            tickets: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+        }
+    }
+
+    fn give_back(&mut self, held: Held) {
+        self.calls -= 1;
+        self.requests.give_back(held.connection, held.request_bytes);
+        self.replies.give_back(held.connection, held.reply_bytes);
+    }
+
+    /// What a request holds once it is let in.
+    fn held(&self, incoming: &Incoming) -> Held {
+        let reply_bytes = match &incoming.request {
+            StorageRequest::Read(read) => read.length as usize,
+            StorageRequest::Repair(_) => crate::world::CHUNK_BYTES as usize,
+            _ => 0,
+        };
+        Held {
+            class: incoming.class,
+            connection: incoming.caller.endpoint,
+            request_bytes: match incoming.payload.len() {
+                0 => 0,
+                bytes => self.requests.counted(bytes),
+            },
+            reply_bytes: match reply_bytes {
+                0 => 0,
+                bytes => self.replies.counted(bytes),
+            },
+        }
+    }
+}
+
+/// The class under which a port counts a request.
+pub(crate) fn class_of(request: &StorageRequest, mutant: Mutant) -> u8 {
+    match (request.class(), mutant) {
+        (_, Mutant::OneBudget) => class::UPDATE,
+        (hop, Mutant::OneBudgetForForwards) if (1..=class::HOP_MAX).contains(&hop) => 1,
+        (class, _) => class,
+    }
+}
+
+impl Port {
+    pub(crate) fn new(budgets: &[Budget]) -> Self {
+        let gates = budgets.iter().map(Gate::new).collect();
+        Self { gates, waiting: BTreeMap::new(), next_id: 0 }
+    }
+
+    /// Nothing is held and nothing waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        let idle =
+            |gate: &Gate| gate.calls == 0 && gate.requests.is_idle() && gate.replies.is_idle();
+        self.waiting.is_empty() && self.gates.iter().all(idle)
+    }
+
+    /// A request, or the offer of one, has come.
+    pub(crate) fn offer(&mut self, incoming: Incoming) -> u64 {
+        self.next_id += 1;
+        let id = self.next_id;
+        let gate = &mut self.gates[usize::from(incoming.class)];
+        let step = if incoming.payload.is_empty() {
+            Step::Granted
+        } else {
+            let ticket = gate.requests.ask(incoming.caller.endpoint, incoming.payload.len());
+            gate.tickets.insert(ticket, id);
+            Step::Offered
+        };
+        self.waiting.insert(id, (incoming, step));
+        id
+    }
+
+    /// Whether it may be sent without being asked for.
+    pub(crate) fn is_granted(&self, id: u64) -> bool {
+        matches!(self.waiting.get(&id), Some((_, Step::Granted)))
+    }
+
+    /// Those that need not wait any longer: for their request's bytes, and for their reply's.
+    pub(crate) fn grant(&mut self, now: u64) -> (Vec<u64>, Vec<u64>) {
+        self.drop_expired(now);
+        let (mut granted, mut reserved) = (Vec::new(), Vec::new());
+        for gate in &mut self.gates {
+            let tickets = gate.requests.grant();
+            granted.extend(tickets.iter().filter_map(|ticket| gate.tickets.remove(ticket)));
+            let tickets = gate.replies.grant();
+            reserved.extend(tickets.iter().filter_map(|ticket| gate.reservations.remove(ticket)));
+        }
+        for (ids, step) in [(&granted, Step::Granted), (&reserved, Step::Reserved)] {
+            for id in ids {
+                if let Some(waiting) = self.waiting.get_mut(id) {
+                    waiting.1 = step;
+                }
+            }
+        }
+        (granted, reserved)
+    }
+
+    /// Waits end with the caller's patience.
+    fn drop_expired(&mut self, now: u64) {
+        for gate in &mut self.gates {
+            let expired = |id: &u64| {
+                self.waiting.get(id).is_none_or(|(incoming, _)| incoming.deadline <= now)
+            };
+            let offers: Vec<Ticket> =
+                gate.tickets.iter().filter(|(_, id)| expired(id)).map(|(it, _)| *it).collect();
+            let reservations: Vec<Ticket> =
+                gate.reservations.iter().filter(|(_, id)| expired(id)).map(|(it, _)| *it).collect();
+            for ticket in offers {
+                let id = gate.tickets.remove(&ticket).unwrap_or_default();
+                if let Some((incoming, _)) = self.waiting.remove(&id) {
+                    gate.requests.forget(incoming.caller.endpoint, ticket);
+                }
+            }
+            for ticket in reservations {
+                let id = gate.reservations.remove(&ticket).unwrap_or_default();
+                if let Some((incoming, _)) = self.waiting.remove(&id) {
+                    gate.replies.forget(incoming.caller.endpoint, ticket);
+                    let mut held = gate.held(&incoming);
+                    held.reply_bytes = 0;
+                    gate.give_back(held);
+                }
+            }
+        }
+    }
+
+    /// The turn of a granted request has come: it has been sent, unless its caller has given up.
+    pub(crate) fn enter(&mut self, id: u64, now: u64) -> Entered {
+        let Some((incoming, step)) = self.waiting.remove(&id) else { return Entered::Nothing };
+        let gate = &mut self.gates[usize::from(incoming.class)];
+        let held = gate.held(&incoming);
+        if matches!(step, Step::Reserved) {
+            return Entered::Admitted(incoming, held);
+        }
+        let declined = held.request_bytes > 0 && incoming.deadline <= now;
+        if declined || gate.calls == gate.budget.calls_max {
+            gate.requests.give_back(held.connection, held.request_bytes);
+            return if declined { Entered::Nothing } else { Entered::Overloaded(incoming.caller) };
+        }
+        gate.calls += 1;
+        if held.reply_bytes == 0 {
+            return Entered::Admitted(incoming, held);
+        }
+        let ticket = gate.replies.ask(held.connection, held.reply_bytes);
+        gate.reservations.insert(ticket, id);
+        self.waiting.insert(id, (incoming, Step::Reserving));
+        Entered::Nothing
+    }
+
+    /// A request is answered.
+    pub(crate) fn give_back(&mut self, held: Held) {
+        self.gates[usize::from(held.class)].give_back(held);
+    }
+}

@@ -1,0 +1,329 @@
+//! One target: a replica over its store, events in, actions carried out.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use threefs_core::chunk::Which;
+use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
+use threefs_core::hosting::Reopening;
+use threefs_core::ids::{ChainVersion, ChunkId, RequestTag, StoreId};
+use threefs_core::message::{StorageReply, StorageRequest, StorageResult, Updated, verify_payload};
+use threefs_core::replica::{Action, Event, Replica, Token};
+use threefs_core::routing::PublicState;
+use threefs_core::time::Millis;
+
+use super::Job;
+use super::disk::read_reply;
+use super::hosting::PAUSES;
+use super::port::Held;
+use crate::mutant::Mutant;
+use crate::shape::{At, chain_id};
+use crate::store::{Store, Version};
+use crate::world::{Caller, Happening, Packet, Violation, World};
+
+/// Where an answer goes, and what it frees.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub caller: Caller,
+    pub held: Option<Held>,
+}
+
+/// See the module.
+pub(crate) struct Hosted {
+    at: At,
+    /// What it has on disk.
+    pub store: Store,
+    /// The product's state machine; `None` while the store is not open.
+    pub replica: Option<Replica>,
+    /// Which opening of the store; grows.
+    pub opening: u64,
+    /// The failures of the store in this life.
+    pub reopening: Reopening,
+    /// The store reports I/O errors before this moment.
+    pub fails_until: u64,
+    /// The version of the chain in which it reported OFFLINE last, in this opening.
+    pub reported_offline: Option<ChainVersion>,
+    tokens: BTreeMap<Token, Origin>,
+    next_token: u64,
+    wake_at: Option<u64>,
+    // For mutants: the requests for each update.
+    pub(super) update_tokens: BTreeMap<RequestTag, Token>,
+}
+
+impl Hosted {
+    pub(crate) fn new(at: At) -> Self {
+        Self {
+            at,
+            store: Store::new(StoreId(at.target().0.into())),
+            replica: None,
+            opening: 0,
+            reopening: Reopening::new(PAUSES),
+            fails_until: 0,
+            reported_offline: None,
+            tokens: BTreeMap::new(),
+            next_token: 0,
+            wake_at: None,
+            update_tokens: BTreeMap::new(),
+        }
+    }
+
+    /// In a new process: nothing is known of former failures.
+    pub(super) fn start(&mut self) {
+        self.reopening = Reopening::new(PAUSES);
+    }
+
+    /// Another opening of the store.
+    pub(super) fn begin(&mut self, replica: Replica) {
+        self.replica = Some(replica);
+        self.reported_offline = None;
+    }
+
+    /// The replica is gone; its requests are left without an answer.
+    pub(super) fn close(&mut self) -> Vec<Origin> {
+        self.replica = None;
+        self.opening += 1;
+        self.wake_at = None;
+        self.update_tokens.clear();
+        std::mem::take(&mut self.tokens).into_values().collect()
+    }
+
+    /// Whether it answers clients now.
+    pub fn serves(&self, now: Millis) -> bool {
+        self.replica.as_ref().is_some_and(|replica| replica.serves(now))
+    }
+
+    /// Its state in the chain as it knows it.
+    pub(super) fn public_state(&self) -> Option<PublicState> {
+        self.replica.as_ref()?.chain()?.state_of(self.at.target())
+    }
+
+    /// Its line of the next heartbeat.
+    pub(super) fn line(&self, now: Millis) -> TargetReport {
+        let closed = LocalReport { state: LocalState::Offline, chain_version: ChainVersion(0) };
+        let open = self.replica.is_some();
+        TargetReport {
+            target: self.at.target(),
+            chain: chain_id(self.at.chain),
+            report: self.replica.as_ref().map_or(closed, |replica| replica.report(now)),
+            used_bytes: 0,
+            store: open.then_some(self.store.id),
+            chunks: if open { self.store.slots().len() as u64 } else { 0 },
+        }
+    }
+
+    /// What a replica without version checks makes of a request: it fits whatever it is.
+    fn skip_version_check(&self, request: &mut StorageRequest) {
+        let Some(chain) = self.replica.as_ref().and_then(Replica::chain) else { return };
+        match request {
+            StorageRequest::Update(update) => update.to.chain_version = chain.version,
+            StorageRequest::Forward(forward) => {
+                forward.to.chain_version = chain.version;
+                if let Some(predecessor) = chain.predecessor(self.at.target()) {
+                    forward.from = predecessor.target;
+                }
+                let known = self.store.slots().get(&forward.chunk);
+                let version = known.map(|slot| slot.committed.state.version);
+                forward.version = version.unwrap_or_default().next();
+            }
+            _ => {}
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn hosted(&self, at: At) -> &Hosted {
+        &self.nodes[at.node].targets[at.chain]
+    }
+
+    pub(crate) fn hosted_mut(&mut self, at: At) -> &mut Hosted {
+        &mut self.nodes[at.node].targets[at.chain]
+    }
+
+    /// Whether a target answers clients now.
+    pub(crate) fn serves(&self, at: At) -> bool {
+        self.hosted(at).serves(self.nodes[at.node].clock(self.now))
+    }
+
+    /// A request that the port has let in.
+    pub(super) fn asked(
+        &mut self,
+        at: At,
+        origin: Origin,
+        mut request: StorageRequest,
+        payload: Bytes,
+        expires: Option<Millis>,
+    ) -> Result<(), Violation> {
+        let (mutant, serves) = (self.mutant, self.serves(at));
+        let hosted = self.hosted_mut(at);
+        hosted.next_token += 1;
+        let token = Token(hosted.next_token);
+        hosted.tokens.insert(token, origin);
+        if let Err(error) = verify_payload(&request, &payload) {
+            return self.act(at, vec![Action::Reply { token, result: Err(error) }]);
+        }
+        match (&mut request, mutant) {
+            (request, Mutant::SkipVersionCheck) => hosted.skip_version_check(request),
+            (StorageRequest::Update(update), Mutant::AcknowledgeBeforeTail) => {
+                hosted.update_tokens.insert(update.tag, token);
+            }
+            (StorageRequest::Read(read), Mutant::ReadPending) => {
+                if serves
+                    && let Ok(version) = hosted.store.read(read.chunk, Which::Newest)
+                    && version.state.exists()
+                {
+                    let chain_version = read.to.chain_version;
+                    let (result, payload) = read_reply(read, version, chain_version);
+                    self.reply(at, token, result, payload);
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        self.give(at, Event::Request { token, request, payload, expires })
+    }
+
+    /// Hands an event to the replica, if there is one, and carries out what it says.
+    pub(crate) fn give(&mut self, at: At, event: Event) -> Result<(), Violation> {
+        let now = self.nodes[at.node].clock(self.now);
+        let hosted = self.hosted_mut(at);
+        let Some(replica) = &mut hosted.replica else { return Ok(()) };
+        let mut actions = Vec::new();
+        replica.handle(now, event, &hosted.store, &mut actions);
+        let (wakeup, failed) = (replica.next_wakeup(), replica.has_failed());
+        self.act(at, actions)?;
+        if failed {
+            self.store_failed(at);
+        } else if let Some(wake) = wakeup {
+            self.wake_at(at, wake);
+        }
+        Ok(())
+    }
+
+    fn wake_at(&mut self, at: At, wake: Millis) {
+        let due = self.nodes[at.node].moment_of(wake).max(self.now + 1);
+        let now = self.now;
+        let hosted = self.hosted_mut(at);
+        if hosted.wake_at.is_none_or(|before| due < before || before <= now) {
+            hosted.wake_at = Some(due);
+            let opening = hosted.opening;
+            self.push(due - now, Happening::Wake { at, opening });
+        }
+    }
+
+    pub(crate) fn target_wakes(&mut self, at: At) -> Result<(), Violation> {
+        self.hosted_mut(at).wake_at = None;
+        self.give(at, Event::Tick)
+    }
+
+    fn act(&mut self, at: At, actions: Vec<Action>) -> Result<(), Violation> {
+        for action in actions {
+            match action {
+                Action::Apply { op, update, payload, .. } => {
+                    self.check_right(at, &update)?;
+                    self.begin_apply(at, op, update, payload)
+                }
+                Action::Commit { op, chunk, version, chain_version } => {
+                    let result = self.hosted_mut(at).store.commit(chunk, version, chain_version);
+                    self.observe_commit(at, chunk)?;
+                    self.disk(at, 0..300, Job::Commit { op, result });
+                }
+                Action::Forget { op, chunk } => {
+                    self.hosted_mut(at).store.forget(chunk);
+                    self.disk(at, 0..300, Job::Forgotten { op });
+                }
+                Action::ForgetInodes { op, inodes } => {
+                    self.hosted_mut(at).store.forget_inodes(inodes);
+                    self.disk(at, 100..2_500, Job::InodesForgotten { op });
+                }
+                Action::ReadContent { op, chunk, which } => {
+                    self.disk(at, 50..1_000, Job::Content { op, chunk, which });
+                }
+                Action::ServeRead { token, request, chain_version } => {
+                    self.disk(at, 50..1_000, Job::Read { token, request, chain_version });
+                }
+                Action::ServeRepair { token, request, which } => {
+                    self.disk(at, 50..1_000, Job::Repair { token, request, which });
+                }
+                Action::Call { call, node, request, payload, timeout_ms } => {
+                    let to = node.0 as usize;
+                    self.answer_early(at, call.0, to, &request);
+                    self.call(at, call.0, to, request, payload, timeout_ms);
+                }
+                Action::Reply { token, result } => self.reply(at, token, result, Bytes::new()),
+                Action::RefreshRouting => {
+                    let life = self.nodes[at.node].life;
+                    self.send(at.node, self.manager_endpoint(), Packet::AskRouting { life });
+                }
+                Action::Alert(alert) => self.note(|| format!("node {}: {alert}", at.node)),
+            }
+        }
+        Ok(())
+    }
+
+    /// For a mutant: a forward counts as answered once it is sent.
+    fn answer_early(&mut self, at: At, rpc: u64, to: usize, request: &StorageRequest) {
+        if let (Mutant::CommitBeforeReply, StorageRequest::Forward(forward)) =
+            (self.mutant, request)
+        {
+            let done = Updated {
+                version: forward.version,
+                length: 0,
+                checksum: forward.chunk_checksum,
+                chain_version: forward.to.chain_version,
+            };
+            let opening = self.hosted(at).opening;
+            let caller = Caller { endpoint: at.node, rpc, chain: at.chain, opening };
+            let packet = Packet::response(caller, Ok(StorageReply::Updated(done)), Bytes::new());
+            self.push(1, Happening::Deliver { from: to, to: at.node, packet });
+        }
+    }
+
+    pub(super) fn reply(&mut self, at: At, token: Token, result: StorageResult, payload: Bytes) {
+        if let Some(origin) = self.hosted_mut(at).tokens.remove(&token) {
+            self.answer(at.node, origin, result, payload);
+        }
+    }
+
+    /// A replica that serves has not told mgmtd that it does not, about this version of the chain,
+    /// and mgmtd has written down the store with which it serves.
+    pub(crate) fn check_serving(&self, at: At) -> Result<(), Violation> {
+        if !self.serves(at) {
+            return Ok(());
+        }
+        let hosted = self.hosted(at);
+        let chain = hosted.replica.as_ref().and_then(Replica::chain);
+        if chain.map(|chain| chain.version) == hosted.reported_offline {
+            let what = format!("{} reports OFFLINE while it serves", self.name(at));
+            return Err(self.violation(what));
+        }
+        let (known, store) = (self.store_of(at.target()), hosted.store.id);
+        if known != Some(store) {
+            let name = self.name(at);
+            let what = format!("{name} serves with {store}, and mgmtd knows {known:?}");
+            return Err(self.violation(what));
+        }
+        Ok(())
+    }
+
+    /// As violations name it.
+    pub(crate) fn name(&self, at: At) -> String {
+        match self.shape.chains {
+            1 => format!("node {}", at.node),
+            _ => format!("node {} of {}", at.node, chain_id(at.chain)),
+        }
+    }
+
+    /// What a serving replica commits is the truth.
+    fn observe_commit(&mut self, at: At, chunk: ChunkId) -> Result<(), Violation> {
+        if !self.serves(at) {
+            return Ok(());
+        }
+        self.check_serving(at)?;
+        let Some(slot) = self.hosted(at).store.slots().get(&chunk) else { return Ok(()) };
+        let Version { state: committed, bytes } = slot.committed.clone();
+        let Some(newest) = committed.tags.newest() else { return Ok(()) };
+        self.history
+            .committed(chunk, committed.version, newest.tag, &bytes)
+            .map_err(|what| self.violation(format!("{}: {what}", self.name(at))))
+    }
+}

@@ -1,0 +1,83 @@
+//! The operator: promotes another target of a chain whose last stores to serve are lost for good.
+
+use rand::Rng;
+use threefs_core::ids::ChunkId;
+use threefs_core::routing::PublicState;
+use threefs_core::time::Millis;
+
+use super::{Happening, INODE, Violation, World};
+use crate::shape::{At, chain_id};
+use crate::store::{Log, Store};
+
+/// How often the operator looks.
+const LOOK_US: u64 = 30_000;
+
+impl World {
+    pub(super) fn operate(&mut self) -> Result<(), Violation> {
+        self.push(LOOK_US, Happening::Operator);
+        if self.manager_away {
+            return Ok(());
+        }
+        for chain in 0..self.shape.chains {
+            if let Some(at) = self.to_be_promoted(chain) {
+                self.promote(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Any target whose store is open: mgmtd refuses one that must not lead.
+    fn to_be_promoted(&mut self, chain: usize) -> Option<At> {
+        let known = self.manager.chain(chain_id(chain))?;
+        let last = |state| state == PublicState::LastSrv;
+        let mut served_last = known.targets.iter().filter(|place| last(place.state));
+        let all_lost = served_last.all(|place| self.is_lost(At::of(place.target)));
+        if known.head().is_some() || !all_lost {
+            return None;
+        }
+        let others = known.targets.iter().filter(|place| !last(place.state));
+        let others: Vec<At> = others
+            .map(|place| At::of(place.target))
+            .filter(|at| self.hosted(*at).replica.is_some())
+            .collect();
+        (!others.is_empty()).then(|| others[self.moves.random_range(0..others.len())])
+    }
+
+    fn promote(&mut self, at: At) -> Result<(), Violation> {
+        let before = self.manager.routing();
+        let empties = self.manager.would_empty_others(at.target());
+        if let Err(refused) = self.manager.promote(at.target(), Millis(self.now / 1_000)) {
+            self.note(|| format!("NOT PROMOTED: {refused}"));
+            self.replace_destroyed(at.chain);
+            return Ok(());
+        }
+        self.note(|| format!("PROMOTED {}", self.name(at)));
+        if empties {
+            let what = format!("{} was promoted with an empty store", self.name(at));
+            return Err(self.violation(what));
+        }
+        self.decided(&before);
+        // What only the lost store had is lost, and nothing else.
+        let chunks = (0..self.chunks).map(|index| ChunkId::new(INODE, index));
+        let chunks: Vec<ChunkId> = chunks.chain(super::collect::removed_chunks()).collect();
+        let of_chain = chunks.into_iter().filter(|it| self.shape.chain_of(*it) == at.chain);
+        let slots = self.nodes[at.node].targets[at.chain].store.slots();
+        let checked = self.history.promoted(self.now, of_chain, slots);
+        checked.map_err(|what| self.violation(what))?;
+        self.mend();
+        self.forget_again(at.chain);
+        self.promotions += 1;
+        Ok(())
+    }
+
+    /// mgmtd may refuse to promote an empty store because it cannot know what one has that is not
+    /// open: the operator removes those that are destroyed.
+    fn replace_destroyed(&mut self, chain: usize) {
+        for at in (0..self.nodes.len()).map(|node| At { node, chain }) {
+            if self.hosted(at).store.log == Log::Destroyed && self.hosted(at).replica.is_none() {
+                let id = self.new_store_id();
+                self.hosted_mut(at).store = Store::in_place_of_lost(id);
+            }
+        }
+    }
+}
