@@ -65,10 +65,9 @@ impl World {
             self.push(hangs, Happening::Disk { at, opening, job: Box::new(job) });
             return Ok(());
         }
-        let job = match self.failed(at, job) {
-            Ok(event) => return self.give(at, event),
-            Err(job) => job,
-        };
+        if let Some(event) = self.failed(at, &job) {
+            return self.give(at, event);
+        }
         let event = match job {
             Job::Apply { op, update, payload, begun } => {
                 let result = self.end_apply(at, &update, &payload, begun);
@@ -105,17 +104,17 @@ impl World {
     }
 
     /// What the store answers while it reports I/O errors; reads of clients come from its cache.
-    fn failed(&self, at: At, job: Job) -> Result<Event, Job> {
+    fn failed(&self, at: At, job: &Job) -> Option<Event> {
         if self.hosted(at).fails_until <= self.now {
-            return Err(job);
+            return None;
         }
-        Ok(match job {
+        Some(match *job {
             Job::Apply { op, .. } => Event::Applied { op, result: Err(no("flush")) },
             Job::Commit { op, .. } => Event::Committed { op, result: Err(no("write the log")) },
             Job::Forgotten { op } => Event::Forgotten { op, result: Err(no("write the log")) },
             Job::InodesForgotten { op } => Event::InodesForgotten { op, result: Err(no("flush")) },
             Job::Content { op, .. } => Event::Content { op, result: Err(no("read")) },
-            job @ (Job::Read { .. } | Job::Repair { .. }) => return Err(job),
+            Job::Read { .. } | Job::Repair { .. } => return None,
         })
     }
 
