@@ -77,6 +77,7 @@ impl Driver {
                 Payload::Memory(unsafe { Lasting::new(memory, bytes) })
             };
             let completes = last.then_some(stream.ticket);
+            let slot = staged.map(|(slot, _)| slot);
             connection.push(&head, payload, Note { completes, slot });
             loaded = true;
             if last {
