@@ -238,7 +238,7 @@ fn nothing_comes(comm: &Communicator, count: usize, ended_by: CauseKind) {
         return;
     }
     // Long enough to start all of them before.
-    let limit = Duration::from_secs(3 + count as u64 / 5000);
+    let limit = Duration::from_secs(1 + count as u64 / 5000);
     let deadline = if ended_by == CauseKind::TimedOut { limit } else { TIMEOUT };
     let mut data = vec![0.0; count];
     let start = |data: Buffer| comm.recv(data, DType::F32, 1, 1, deadline);
