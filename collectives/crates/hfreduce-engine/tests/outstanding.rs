@@ -225,6 +225,69 @@ fn thousands_are_outstanding_through_daemons() {
     through_daemons(MANY);
 }
 
+/// How long after its deadline an operation may end, however many there are and however busy the machine is.
+const LATE: Duration = Duration::from_secs(60);
+
+/// Receives whose messages never come, and what ends them: their deadline, an abort, or a close.
+fn nothing_comes(comm: &Communicator, count: usize, ended_by: CauseKind) {
+    if comm.rank() > 0 {
+        // Its own operation ends with the group.
+        let mut data = [0.0];
+        let work = comm.recv(buffer(&mut data), DType::F32, 0, 2, TIMEOUT);
+        assert!(work.is_err() || work.unwrap().wait(None).is_err());
+        return;
+    }
+    // Long enough to start all of them before.
+    let limit = Duration::from_secs(1 + count as u64 / 5000);
+    let deadline = if ended_by == CauseKind::TimedOut { limit } else { TIMEOUT };
+    let mut data = vec![0.0; count];
+    let start = |data: Buffer| comm.recv(data, DType::F32, 1, 1, deadline);
+    let works: Vec<Work> = each(&mut data).map_while(|data| start(data).ok()).collect();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| works[0].wait(None));
+        match ended_by {
+            CauseKind::Aborted => comm.abort("the test says so"),
+            CauseKind::PeerLeft => drop(comm.close(Duration::ZERO)),
+            _ => {}
+        }
+        waits.join().unwrap().unwrap_err();
+    });
+    for work in &works {
+        assert!(matches!(work.wait(Some(LATE)), Err(WaitError::Failed(_))));
+    }
+    assert!(begun.elapsed() < limit + LATE);
+    let Err(WaitError::Failed(error)) = works[0].wait(None) else { panic!("it has failed") };
+    let expected = match ended_by {
+        CauseKind::PeerLeft => CauseKind::Aborted, // Closed while it was under way.
+        other => other,
+    };
+    assert_eq!(error.cause.kind, expected, "{error}");
+}
+
+fn end_in_time(count: usize) {
+    for ended_by in [CauseKind::TimedOut, CauseKind::Aborted, CauseKind::PeerLeft] {
+        for (nodes, locals) in [(1, 2), (2, 1)] {
+            run(&placement(nodes, locals), |_| {}, |comm| nothing_comes(&comm, count, ended_by));
+        }
+        let daemon = Served::new(2);
+        let at = |_| Some(daemon.path.clone());
+        let body = |comm: Result<Communicator, _>| nothing_comes(&comm.unwrap(), count, ended_by);
+        run_at(&placement(1, 2), at, |_| {}, body);
+    }
+}
+
+#[test]
+fn thousands_that_wait_for_nothing_end_in_time() {
+    end_in_time(MANY);
+}
+
+#[test]
+#[ignore = "a soak test: a minute"]
+fn a_hundred_thousand_that_wait_for_nothing_end_in_time() {
+    end_in_time(100_000);
+}
+
 #[test]
 #[ignore = "a soak test: some ten seconds"]
 fn a_hundred_thousand_are_outstanding_through_daemons() {
