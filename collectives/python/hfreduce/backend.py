@@ -93,7 +93,8 @@ class HFReduceBackend(Group):
         """Into the root's tensor."""
         op = tensors.operation_code(opts.reduceOp)
         tensor = tensors.single(tensor_list, "reduce")
-        is_root = opts.rootRank == self.rank()
+        root = tensors.root(opts.rootRank, self.size(), "reduce")
+        is_root = root == self.rank()
         memory, finish = tensors.written(tensor, "reduce")
         if op == tensors.PREMUL_SUM:
             memory = tensors.premultiplied(tensor, opts.reduceOp, "reduce")
@@ -101,7 +102,7 @@ class HFReduceBackend(Group):
         buffer = tensors.for_reduction(memory, "reduce", op)
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).reduce(
-            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, opts.rootRank, seconds, lazy,
+            buffer.pointer, buffer.numel, buffer.dtype, buffer.op, root, seconds, lazy,
             memory,
         )  # fmt: skip
         finish = finish if is_root else None
@@ -183,11 +184,12 @@ class HFReduceBackend(Group):
     def broadcast(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """From the root's tensor into everybody's."""
         tensor = tensors.single(tensor_list, "broadcast")
+        root = tensors.root(opts.rootRank, self.size(), "broadcast")
         memory, finish = tensors.written(tensor, "broadcast")
         buffer = tensors.for_transport(memory)
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).broadcast(
-            buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy, memory
+            buffer.pointer, buffer.numel, buffer.dtype, root, seconds, lazy, memory
         )
         return self._work("broadcast", [operation], tensor_list, inputs=[tensor], finish=finish)
 
@@ -251,19 +253,20 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Everybody's input into the root's tensors."""
         source = tensors.single(inputs, "gather")
+        root = tensors.root(opts.rootRank, self.size(), "gather")
         memory = tensors.read(source, "gather")
         buffer = tensors.for_transport(memory)
         target: tensors.Place = 0
         keep: object = None
         finish: Callable[[], object] | None = None
         result: list[torch.Tensor] = []
-        if opts.rootRank == self.rank():
+        if root == self.rank():
             result = outputs[0]
             tensors.same_shape(result, source, self.size(), "gather")
             target, keep, finish = self._blocks(result, "gather", sources=[memory], own=self.rank())
         seconds, lazy = self._terms(opts)
         operation = self._on(source, *result).gather(
-            buffer.pointer, target, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy,
+            buffer.pointer, target, buffer.numel, buffer.dtype, root, seconds, lazy,
             (memory, keep),
         )  # fmt: skip
         return self._work("gather", [operation], result, inputs=[source], finish=finish)
@@ -276,18 +279,19 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """Each rank's piece of the root's tensors."""
         output = tensors.single(outputs, "scatter")
+        root = tensors.root(opts.rootRank, self.size(), "scatter")
         memory, finish = tensors.written(output, "scatter")
         buffer = tensors.for_transport(memory)
         source: tensors.Place = 0
         pieces: Sequence[torch.Tensor] = []
         keep: object = None
-        if opts.rootRank == self.rank():
+        if root == self.rank():
             pieces = inputs[0]
             tensors.same_shape(pieces, output, self.size(), "scatter")
             source, keep = tensors.gathered(pieces, "scatter")
         seconds, lazy = self._terms(opts)
         operation = self._on(output, *pieces).scatter(
-            source, buffer.pointer, buffer.numel, buffer.dtype, opts.rootRank, seconds, lazy,
+            source, buffer.pointer, buffer.numel, buffer.dtype, root, seconds, lazy,
             (memory, keep),
         )  # fmt: skip
         return self._work("scatter", [operation], outputs, inputs=[output], finish=finish)

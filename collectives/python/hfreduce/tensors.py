@@ -35,6 +35,7 @@ __all__ = [
     "premultiplied",
     "read",
     "registered",
+    "root",
     "same_shape",
     "single",
     "unit",
@@ -225,6 +226,13 @@ def one_each(tensors: Sequence[torch.Tensor], ranks: int, operation: str) -> Non
     """Checks that there is one tensor for each rank."""
     if len(tensors) != ranks:
         raise ValueError(f"{operation}: {len(tensors)} tensors for {ranks} ranks")
+
+
+def root(rank: int, ranks: int, operation: str) -> int:
+    """The root's rank in the group; refuses one that the group does not have."""
+    if not 0 <= rank < ranks:
+        raise ValueError(f"{operation}: invalid root rank {rank}: expected 0 to {ranks - 1}")
+    return rank
 
 
 def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:

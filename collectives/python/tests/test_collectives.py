@@ -246,8 +246,16 @@ def test_nan_and_infinity_arrive_on_every_rank():
     assert text.count("inf - inf': [nan]") == 2
 
 
+def root_options(kind, root):
+    """As a caller of the group itself gives them: torch's functions check the root before."""
+    options = kind()
+    options.rootRank = root
+    return options
+
+
 def refusals(rank, size):
     """What is refused before anything is sent, with what it was."""
+    world = dist.group.WORLD
     base = torch.arange(16.0).view(4, 4)
     # Several elements in one place: what is written there is not what each of them gets.
     expanded = base[0, :1].expand(8)
@@ -271,6 +279,8 @@ def refusals(rank, size):
         ),
         "gather sizes": lambda: dist.all_gather([torch.zeros(i + 1) for i in range(size)], base),
         "output size": lambda: dist.all_gather_into_tensor(torch.zeros(3), torch.zeros(3)),
+        "root below": lambda: world.broadcast([base], root_options(dist.BroadcastOptions, -1)),
+        "root above": lambda: world.reduce([base], root_options(dist.ReduceOptions, size)),
         "splits": lambda: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [1, 1], [1, 1]),
     }
     texts = {}
@@ -295,3 +305,5 @@ def test_what_cannot_be_done_right_is_refused_and_the_group_goes_on():
     assert "share memory (strides (0,))" in texts["expanded"]
     assert "cannot reduce torch.float8_e4m3fnuz" in texts["fnuz"]
     assert "PREMUL_SUM needs a floating-point type" in texts["premul"]
+    assert "broadcast: invalid root rank -1: expected 0 to 3" in texts["root below"]
+    assert "reduce: invalid root rank 4" in texts["root above"]
