@@ -158,11 +158,12 @@ def test_each_rank_program_knows_every_call_and_checks_its_result(tmp_path):
         for (unsigned rank = 0; rank < 4; rank++) {
             if (is(&order, "broadcast")) memcpy(out, in[0], 64);
             else if (is(&order, "p2p")) memcpy(out, in[rank & ~1u], 64);
-            else if (is(&order, "allgather"))
+            else if (is(&order, "allgather") || (is(&order, "gather") && !rank))
                 for (int from = 0; from < 4; from++) memcpy(out + 16 * from, in[from], 16);
             else if (is(&order, "alltoall"))
                 for (int from = 0; from < 4; from++)
                     memcpy(out + 16 * from, in[from] + 16 * rank, 16);
+            else if (is(&order, "scatter")) memcpy(out, in[0] + 16 * rank, 16);
             else continue;
             if (!right(out, &order, rank, 4)) return 3;
             out[15] ^= 1;

@@ -35,7 +35,17 @@ CORES = 2
 
 SIZES = {LARGE: "64 MiB", MIDDLE: "8 MiB", SMALL: "4 KiB"}
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-CALLS = ("reduce_scatter", "allgather", "broadcast", "alltoall", "p2p")
+CALLS = (
+    "reduce_scatter",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "p2p",
+)
 """Besides the allreduce; p2p is a round trip in each pair of ranks."""
 
 
@@ -222,7 +232,11 @@ def pair(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
 def calls(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
     """The other collectives and point-to-point, next to every peer."""
     sizes = (SMALL,) if quick else (SMALL, MIDDLE)
-    cases = [Case("float32", size, call=call) for call in CALLS for size in sizes]
+    cases = [
+        Case("float32", size, call=call)
+        for call in CALLS
+        for size in (sizes if call != "barrier" else (SMALL,))
+    ]
     rows: list[Row] = []
     details = {}
     for ranks in (2,) if quick else (2, 8):
@@ -235,7 +249,8 @@ def calls(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any
 
 def call_rows(measured: Measured, case: Case) -> list[Row]:
     """One operation of one size."""
-    what = f"{measured.what}, {case.call}, {SIZES[case.size_bytes]}"
+    size = "" if case.call == "barrier" else f", {SIZES[case.size_bytes]}"
+    what = f"{measured.what}, {case.call}{size}"
     native, torch = measured.of("native", case), measured.of("torch", case)
     if native is None or torch is None:
         raise BenchError(f"{what}: not measured")

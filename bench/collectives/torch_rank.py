@@ -132,6 +132,25 @@ class Buffers:
             values = [rank + r + 1 for r in ranks]
             call = lambda: dist.all_to_all_single(b, a, group=group)  # noqa: E731
             return Operation(call, (a, b), values, values)
+        nothing = torch.zeros(1)
+        if name == "reduce":
+            call = lambda: dist.reduce(a, 0, group=group)  # noqa: E731
+            # Gloo may write to the tensors of other ranks than the root.
+            return Operation(call, (a, nothing if rank else a), [1], [0 if rank else size])
+        if name == "gather":
+            parts = None if rank else list(b.chunk(size))
+            own = a[:block]
+            call = lambda: dist.gather(own, parts, dst=0, group=group)  # noqa: E731
+            expected = [0] if rank else [r + 1 for r in ranks]
+            return Operation(call, (own, nothing if rank else b), [rank + 1], expected)
+        if name == "scatter":
+            parts = None if rank else list(a.chunk(size))
+            own = b[:block]
+            call = lambda: dist.scatter(own, parts, src=0, group=group)  # noqa: E731
+            return Operation(call, (a, own), [r + 1 for r in ranks], [rank + 1])
+        if name == "barrier":
+            call = lambda: dist.barrier(group=group)  # noqa: E731
+            return Operation(call, (nothing, nothing), [0], [0])
         if name == "p2p":
             call = lambda: self._round_trip(a, b, group)  # noqa: E731
             return Operation(call, (a, b), [rank + 1], [rank // 2 * 2 + 1])

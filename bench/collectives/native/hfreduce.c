@@ -61,6 +61,14 @@ static hfr_status call(hfr_comm *comm, const struct order *order, void *input, v
         return hfr_reduce_scatter(comm, input, output, block, type, HFR_SUM, WAIT, NULL);
     if (is(order, "alltoall"))
         return hfr_alltoall(comm, input, output, block, type, WAIT, NULL);
+    if (is(order, "reduce"))
+        return hfr_reduce(comm, input, count, type, HFR_SUM, 0, WAIT, NULL);
+    if (is(order, "gather"))
+        return hfr_gather(comm, input, rank ? NULL : output, block, type, 0, WAIT, NULL);
+    if (is(order, "scatter"))
+        return hfr_scatter(comm, rank ? NULL : input, output, block, type, 0, WAIT, NULL);
+    if (is(order, "barrier"))
+        return hfr_barrier(comm, WAIT, NULL);
     return round_trip(comm, input, output, count, type, rank);
 }
 

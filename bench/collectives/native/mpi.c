@@ -1,6 +1,6 @@
 /* MPI collectives in rounds: mpirun -n RANKS mpi SOCKET CREW
  *
- * Allreduces are in place. The standard has no bfloat16: it is an operation of the user's, as MPI's users write
+ * Allreduces and reduces are in place. The standard has no bfloat16: it is an operation of the user's, as MPI's users write
  * it, and compiled for this machine. */
 #include "rank.h"
 
@@ -64,6 +64,15 @@ static void call(const struct order *order, void *input, void *output, MPI_Op ad
         MPI_Reduce_scatter_block(input, output, block, type, sum, MPI_COMM_WORLD);
     else if (is(order, "alltoall"))
         MPI_Alltoall(input, block, type, output, block, type, MPI_COMM_WORLD);
+    else if (is(order, "reduce"))
+        MPI_Reduce(rank ? input : MPI_IN_PLACE, rank ? NULL : input, count, type, sum, 0,
+                   MPI_COMM_WORLD);
+    else if (is(order, "gather"))
+        MPI_Gather(input, block, type, output, block, type, 0, MPI_COMM_WORLD);
+    else if (is(order, "scatter"))
+        MPI_Scatter(input, block, type, output, block, type, 0, MPI_COMM_WORLD);
+    else if (is(order, "barrier"))
+        MPI_Barrier(MPI_COMM_WORLD);
     else
         round_trip(input, output, count, type, rank);
 }

@@ -3,8 +3,8 @@
  *
  *     CALL TYPE BYTES KIND COUNT CHECK     to which a rank answers    ok SECONDS    or    no REASON
  *
- * CALL is allreduce, broadcast (root 0), allgather, reduce_scatter, alltoall or p2p (a round trip
- * between ranks 2i and 2i + 1). BYTES are those of the larger buffer. */
+ * CALL is allreduce, allgather, reduce_scatter, alltoall, broadcast, reduce, gather or scatter (root 0),
+ * barrier or p2p (a round trip between ranks 2i and 2i + 1). BYTES are those of the larger buffer. */
 #ifndef BENCH_RANK_H
 #define BENCH_RANK_H
 
@@ -97,31 +97,36 @@ static int is(const struct order *order, const char *call)
 static int known(const struct order *order)
 {
     return is(order, "allreduce") || is(order, "broadcast") || is(order, "allgather")
-           || is(order, "reduce_scatter") || is(order, "alltoall") || is(order, "p2p");
+           || is(order, "reduce_scatter") || is(order, "alltoall") || is(order, "reduce")
+           || is(order, "gather") || is(order, "scatter") || is(order, "barrier")
+           || is(order, "p2p");
 }
 
 static int in_place(const struct order *order)
 {
-    return is(order, "allreduce") || is(order, "broadcast");
+    return is(order, "allreduce") || is(order, "broadcast") || is(order, "reduce")
+           || is(order, "barrier");
 }
 
 static size_t input_bytes(const struct order *order, unsigned ranks)
 {
-    return is(order, "allgather") ? order->bytes / ranks : order->bytes;
+    return is(order, "allgather") || is(order, "gather") ? order->bytes / ranks : order->bytes;
 }
 
-static size_t output_bytes(const struct order *order, unsigned ranks)
+static size_t output_bytes(const struct order *order, unsigned rank, unsigned ranks)
 {
-    return is(order, "reduce_scatter") ? order->bytes / ranks : order->bytes;
+    if (is(order, "barrier") || (is(order, "gather") && rank))
+        return 0;
+    return is(order, "reduce_scatter") || is(order, "scatter") ? order->bytes / ranks : order->bytes;
 }
 
 static unsigned input_value(const struct order *order, unsigned rank, unsigned ranks, unsigned block)
 {
-    if (is(order, "allreduce"))
+    if (is(order, "allreduce") || is(order, "reduce"))
         return 1;
     if (is(order, "broadcast"))
         return rank ? 1 : ranks + 1;
-    if (is(order, "reduce_scatter"))
+    if (is(order, "reduce_scatter") || is(order, "scatter"))
         return block + 1;
     return rank + 1 + (is(order, "alltoall") ? block : 0);
 }
@@ -131,6 +136,10 @@ static unsigned output_value(const struct order *order, unsigned rank, unsigned 
 {
     if (is(order, "allreduce"))
         return ranks;
+    if (is(order, "reduce"))
+        return rank ? 1 : ranks; /* what is not the root's stays */
+    if (is(order, "scatter"))
+        return rank + 1;
     if (is(order, "broadcast"))
         return ranks + 1;
     if (is(order, "reduce_scatter"))
@@ -160,7 +169,7 @@ static void fill(void *memory, const struct order *order, unsigned rank, unsigne
 
 static int right(const void *memory, const struct order *order, unsigned rank, unsigned ranks)
 {
-    size_t bytes = output_bytes(order, ranks), item_bytes;
+    size_t bytes = output_bytes(order, rank, ranks), item_bytes;
 
     pattern(order->type, 1, &item_bytes);
     for (size_t at = 0, items = bytes / item_bytes; at < items; at++) {
