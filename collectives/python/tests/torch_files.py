@@ -1,0 +1,151 @@
+"""Runs test files of torch's sources with a backend in Gloo's place, and prints how they ended.
+
+`python torch_files.py BACKEND FOLDER FILE...`: FOLDER is `test/distributed` of torch's sources, a
+FILE is relative to it. With `gloo` as BACKEND nothing is replaced. The last line is JSON: passed,
+failed and skipped tests with the reasons. ONLY=WORD in the environment selects tests by name. Ranks
+are forked, so that what is replaced here is replaced in all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import unittest
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchs_own import Like
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TEST_SECONDS = 60
+GROUP_SECONDS = timedelta(seconds=50)
+
+
+def replace_gloo(backend: str) -> None:
+    """Whoever asks torch for Gloo gets `backend`, by name or by the class of its groups."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if backend == "hfreduce":
+        from hfreduce.torch import HFReduceBackend
+
+        HFReduceBackend.create_device = staticmethod(c10d.ProcessGroupGloo.create_device)
+    dist.Backend.default_device_backend_map["cpu"] = backend
+    gloo_options = c10d.ProcessGroupGloo._Options
+
+    def asked(function: Any) -> Any:
+        def called(*args: Any, **keywords: Any) -> Any:
+            position = {"init_process_group": 0, "new_group": 2}.get(function.__name__)
+            if position is not None and len(args) > position and isinstance(args[position], str):
+                name = args[position].replace("gloo", backend)
+                args = (*args[:position], name, *args[position + 1 :])
+            for word, value in keywords.items():
+                if isinstance(value, str):
+                    keywords[word] = value.replace("gloo", backend)
+            if isinstance(keywords.get("pg_options"), gloo_options):
+                keywords["pg_options"] = None
+            answer = function(*args, **keywords)
+            return Like(answer) if answer == backend else answer
+
+        return called
+
+    class InGloosPlace:
+        """What makes a group where a test makes one of Gloo's directly."""
+
+        _Options = gloo_options
+        create_device = staticmethod(c10d.ProcessGroupGloo.create_device)
+        create_default_device = staticmethod(c10d.ProcessGroupGloo.create_default_device)
+
+        def __new__(cls, store: Any, rank: int, size: int, *options: Any) -> Any:
+            import torch
+            from hfreduce.backend import HFReduceBackend
+            from hfreduce.bootstrap import Membership
+            from hfreduce.settings import Settings
+
+            given = getattr(options[0], "_timeout", options[0]) if options else GROUP_SECONDS
+            members = Membership(rank, tuple(range(size)), size)
+            settings = Settings.read(os.environ)
+            group = dist.ProcessGroup(store, rank, size)
+            kind = dist.ProcessGroup.BackendType.CUSTOM
+            joined = HFReduceBackend.join(dist.PrefixStore("own", store), members, settings, given)
+            group._set_default_backend(kind)
+            group._register_backend(torch.device("cpu"), kind, joined)
+            return group
+
+    for name in ("init_process_group", "new_group", "new_subgroups", "get_backend"):
+        original = getattr(c10d, name)
+        replacement = asked(original)
+        for module in [*sys.modules.values()]:
+            if vars(module).get(name) is original:
+                setattr(module, name, replacement)
+    dist.ProcessGroupGloo = InGloosPlace
+
+
+def fork_ranks() -> None:
+    """Ranks are forked, wherever a test would have them spawned."""
+    import torch
+
+    context = torch.multiprocessing.get_context("fork")
+    torch.multiprocessing.get_context = lambda *_: context
+    torch.multiprocessing.set_start_method("fork", force=True)
+    torch.set_num_threads(1)
+
+
+def load(folder: Path, file: str) -> Any:
+    """The module of a test file."""
+    path = folder / file
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    # torch's own hook refuses tests that another script runs.
+    vars(module).pop("load_tests", None)
+    return module
+
+
+def cases(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    """The single tests of a suite of suites."""
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from cases(test)
+        else:
+            yield test
+
+
+def main() -> None:
+    backend, folder, files = sys.argv[1], Path(sys.argv[2]).resolve(), sys.argv[3:]
+    temporary = tempfile.gettempdir()
+    os.environ |= {
+        "BACKEND": "gloo",
+        "WORLD_SIZE": "4",
+        "TEMP_DIR": temporary,
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_SECONDS),
+    }
+    sys.path.insert(0, str(folder))
+    fork_ranks()
+    if backend != "gloo":
+        replace_gloo(backend)
+    suite = unittest.TestSuite()
+    wanted = os.environ.get("ONLY")
+    for file in files:
+        loaded = unittest.defaultTestLoader.loadTestsFromModule(load(folder, file))
+        suite.addTests(one for one in cases(loaded) if wanted is None or wanted in one.id())
+    names = [test.id() for test in suite]
+    result = unittest.TextTestRunner(sys.stderr, verbosity=2).run(suite)
+    failed = {test.id(): text for test, text in [*result.failures, *result.errors]}
+    skipped = {test.id(): why for test, why in result.skipped}
+    passed = [name for name in names if name not in failed and name not in skipped]
+    print(json.dumps({"passed": passed, "failed": failed, "skipped": skipped}))
+
+
+if __name__ == "__main__":
+    main()
