@@ -6,6 +6,7 @@
 //!               of the last operations lies; their fingerprints
 //! roll[K]       who has contributed to a chunk that the last one adds up
 //! input[L][K]   chunks on their way in        result[K]   chunks on their way out        sum[R]
+//! message[L][M] pieces of messages to other ranks of the node, written by their sender alone
 //! ```
 //! Chunks of all operations are numbered through (g = 0, 1, …); chunk g uses slot g mod K, if it uses
 //! one at all: memory that is registered (see [`Registered`]) is read and written where it is.
@@ -115,6 +116,9 @@ struct RankBlock {
     prints: [Stamped<{ FINGERPRINT_BYTES / 8 }>; PRINTS],
 }
 
+/// Slots of each rank for pieces of messages to other ranks of its node.
+pub const MESSAGE_SLOTS: usize = 8;
+
 /// The sizes that both sides of a board must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -141,9 +145,19 @@ impl Shape {
         (self.rolls_at() + self.slots * size_of::<RollBlock>()).next_multiple_of(PAGE_BYTES)
     }
 
+    /// Slots of chunks; those of messages lie behind them.
+    fn chunk_slots(&self) -> usize {
+        (self.locals + 1) * self.slots + self.sums
+    }
+
+    /// A rank that is alone on its node has none.
+    fn message_slots(&self) -> usize {
+        if self.locals > 1 { self.locals * MESSAGE_SLOTS } else { 0 }
+    }
+
     /// Size of the whole segment.
     pub fn bytes(&self) -> usize {
-        self.data_at() + ((self.locals + 1) * self.slots + self.sums) * self.slot_bytes
+        self.data_at() + (self.chunk_slots() + self.message_slots()) * self.slot_bytes
     }
 }
 
@@ -236,6 +250,12 @@ impl Board {
         self.slot((self.shape.locals + 1) * self.shape.slots + at)
     }
 
+    /// Slot `at` of rank `local` for messages; none if there is no such slot.
+    pub fn message(&self, local: usize, at: usize) -> Option<*mut u8> {
+        let exists = local < self.shape.locals && at < MESSAGE_SLOTS && self.shape.locals > 1;
+        exists.then(|| self.slot(self.shape.chunk_slots() + local * MESSAGE_SLOTS + at))
+    }
+
     fn data(&self, row: usize, chunk: u64) -> *mut u8 {
         let at = (chunk % self.shape.slots as u64) as usize;
         self.slot(row * self.shape.slots + at)
@@ -243,8 +263,9 @@ impl Board {
 
     fn slot(&self, index: usize) -> *mut u8 {
         let offset = self.shape.data_at() + index * self.shape.slot_bytes;
-        // SAFETY: rows are at most `locals`, slots of a row under `slots`, and sums, which lie behind
-        // the rows, under `sums`: inside the segment.
+        // SAFETY: rows are at most `locals`, slots of a row under `slots`, sums, which lie behind
+        // the rows, under `sums`, and message slots, which come last, were looked up: inside the
+        // segment.
         unsafe { self.segment.base().add(offset) }
     }
 

@@ -138,6 +138,11 @@ fn slots_do_not_overlap() {
     let mut places: Vec<usize> = (0..SHAPE.slots as u64)
         .flat_map(|g| [board.input(0, g), board.input(1, g), board.result(g)])
         .chain((0..SHAPE.sums as u64).map(|g| board.sum(g)))
+        .chain(
+            (0..2)
+                .flat_map(|local| (0..MESSAGE_SLOTS).map(move |at| (local, at)))
+                .map(|(local, at)| board.message(local, at).unwrap()),
+        )
         .map(|place| place.addr())
         .collect();
     places.sort_unstable();
@@ -145,4 +150,5 @@ fn slots_do_not_overlap() {
     assert!(
         places.last().unwrap() + SHAPE.slot_bytes <= board.segment.base().addr() + SHAPE.bytes()
     );
+    assert!(board.message(0, MESSAGE_SLOTS).is_none() && board.message(2, 0).is_none());
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::Instant;
 
-use hfreduce_engine::board::Shape;
+use hfreduce_engine::board::{MESSAGE_SLOTS, Shape};
 use hfreduce_engine::{DType, Options, ReduceOp};
 use rustix::fs::SeekFrom;
 use support::{TIMEOUT, buffer, numbers, placement, run};
@@ -42,7 +42,8 @@ fn board() -> File {
 /// The rows of which some page exists.
 fn touched(board: &File, shape: Shape) -> Vec<Row> {
     let row_bytes = shape.slots * shape.slot_bytes;
-    let data_at = shape.bytes() - (shape.locals + 1) * row_bytes;
+    let message_bytes = shape.locals * MESSAGE_SLOTS * shape.slot_bytes;
+    let data_at = shape.bytes() - message_bytes - (shape.locals + 1) * row_bytes;
     let mut rows = BTreeSet::new();
     let mut at = data_at as u64;
     // No error but the one that says that there is none behind it.
@@ -68,7 +69,7 @@ fn touched_by_a_sum(
 ) -> (Vec<Row>, Vec<Row>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Sums lie behind all else, so their number does not matter.
+    // Sums lie behind all other chunks, so their number does not matter.
     let shape = Shape { locals: 2, slots: SLOTS, sums: 0, slot_bytes };
     let together = Barrier::new(2);
     let tune = |options: &mut Options| {

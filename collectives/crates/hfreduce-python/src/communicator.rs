@@ -311,6 +311,7 @@ impl Communicator {
             ("streams", &counters.streams),
             ("sent_bytes", &counters.sent_bytes),
             ("lent_bytes", &counters.lent_bytes),
+            ("staged_bytes", &counters.staged_bytes),
             ("received_bytes", &counters.received_bytes),
             ("refused_connections", &counters.refused),
             ("in_place_bytes", &counters.in_place_bytes),

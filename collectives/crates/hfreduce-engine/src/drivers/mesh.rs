@@ -6,12 +6,14 @@
 //! - here: the operations that use them, and what their messages wait for;
 //! - `connect`: how they come to be;
 //! - `send` and `receive`: what goes over them, and their end;
+//! - `staging`: payloads between ranks of one node, which go through the board;
 //! - `farewell`: the last words.
 
 mod connect;
 mod farewell;
 mod receive;
 mod send;
+mod staging;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::TcpStream;
@@ -38,8 +40,12 @@ struct Stream {
     sent: usize,
 }
 
-/// What a frame that is gone completes.
-type Note = Option<Ticket>;
+/// What a frame that is gone completes, and the message slot that it leaves.
+#[derive(Debug, Default)]
+struct Note {
+    completes: Option<Ticket>,
+    slot: Option<usize>,
+}
 
 #[derive(Default)]
 struct Outgoing {
@@ -48,6 +54,8 @@ struct Outgoing {
     /// Frames that wait for the connection, and messages that wait for their turn.
     words: VecDeque<Head>,
     streams: VecDeque<Stream>,
+    /// Message slots that the peer has not copied yet.
+    staged: usize,
     wants_room: bool,
     left: bool,
 }
@@ -88,6 +96,7 @@ pub struct Mesh {
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
     dialers: connect::Dialers,
+    slots: staging::Slots,
 }
 
 impl Mesh {
@@ -101,6 +110,7 @@ impl Mesh {
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
             dialers: connect::Dialers::new(dial),
+            slots: staging::Slots::default(),
         }
     }
 
@@ -206,7 +216,7 @@ impl Driver {
                     self.mesh.found_source(ticket, peer);
                     if let Some(incoming) = self.mesh.incoming.get_mut(&peer) {
                         let grant = Head::bare(Frame::Grant { message });
-                        incoming.connection.push(&grant, Payload::Owned(vec![]), None);
+                        incoming.connection.push(&grant, Payload::Owned(vec![]), Note::default());
                     }
                 }
                 PairAction::Stream { peer, message, ticket } => {

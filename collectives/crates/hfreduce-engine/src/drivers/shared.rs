@@ -84,6 +84,8 @@ pub struct Counters {
     pub sent_bytes: AtomicU64,
     /// Those of them that the receiver copied from our board.
     pub lent_bytes: AtomicU64,
+    /// Bytes of messages that went to other ranks of this node through the board.
+    pub staged_bytes: AtomicU64,
     /// Bytes received along the trees.
     pub received_bytes: AtomicU64,
     /// Connections refused at the port.

@@ -6,7 +6,8 @@
 //! 24 fingerprint                        48 credits   52 waiting for rank + 1   56 tag
 //! ```
 //! A payload that is lent does not follow: it lies in the sender's board, at `tag` - 1, and the
-//! receiver says in `returned` how many such it has copied, in the order in which they came.
+//! receiver says in `returned` how many such it has copied, in the order in which they came. For a
+//! piece of a message between ranks of one node `tag` - 1 is the sender's message slot in their board.
 
 use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::FINGERPRINT_BYTES;
@@ -83,7 +84,7 @@ pub struct Head {
     pub returned: u8,
     /// Length of the payload.
     pub payload_bytes: usize,
-    /// Where in the sender's board the payload lies, if it does not follow.
+    /// Where in the sender's board the payload lies, if it does not follow: an offset, or a message slot.
     pub lent: Option<u64>,
 }
 
@@ -134,7 +135,10 @@ impl Head {
                 waiting = bytes as u32;
             }
             Frame::Grant { message } => (kind, sequence) = (7, message),
-            Frame::Piece { message } => (kind, sequence) = (8, message),
+            Frame::Piece { message } => {
+                (kind, sequence) = (8, message);
+                tag = self.lent.map_or(0, |slot| slot + 1);
+            }
             Frame::Lend { token } => (kind, tag) = (9, token),
             Frame::Mapped => kind = 10,
         }
@@ -184,7 +188,10 @@ impl Head {
                 (Frame::Offer { message: sequence, tag, bytes, print }, 0)
             }
             7 => (Frame::Grant { message: sequence }, 0),
-            8 => (Frame::Piece { message: sequence }, PIECE_BYTES_MAX),
+            8 => {
+                lent = tag.checked_sub(1);
+                (Frame::Piece { message: sequence }, PIECE_BYTES_MAX)
+            }
             9 => (Frame::Lend { token: tag }, 0),
             10 => (Frame::Mapped, 0),
             other => return Err(format!("frame kind {other} does not exist")),
@@ -263,6 +270,8 @@ mod tests {
         }
         let lent = Head { payload_bytes: 640, lent: Some(0), ..Head::bare(Frame::Data(data)) };
         assert_eq!(Head::decode(&lent.encode(), 640), Ok(lent));
+        let piece = Head { lent: Some(7), ..Head::bare(Frame::Piece { message: 3 }) };
+        assert_eq!(Head::decode(&piece.encode(), 640), Ok(piece));
     }
 
     #[test]

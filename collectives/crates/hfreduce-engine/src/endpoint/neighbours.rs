@@ -26,7 +26,7 @@ use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
 use crate::line::Line;
 
-const HELLO: [u8; 8] = *b"HFHELLO2";
+const HELLO: [u8; 8] = *b"HFHELLO3";
 /// Length of a greeting: it is signed with the handshake.
 const HELLO_BYTES: usize = 24;
 /// How long an address may answer nothing before its host counts as gone.

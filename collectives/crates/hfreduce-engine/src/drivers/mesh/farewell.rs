@@ -33,7 +33,7 @@ impl Mesh {
     pub(in crate::drivers) fn leave(&mut self, next: u64) {
         let bye = Head::bare(Frame::Bye { next });
         for connection in self.connections() {
-            connection.push(&bye, Payload::Owned(vec![]), None);
+            connection.push(&bye, Payload::Owned(vec![]), Note::default());
         }
         self.flush_last_words();
     }
@@ -61,5 +61,5 @@ impl Mesh {
 /// Says why everything ended, behind what this connection has begun to send.
 pub(super) fn tell(connection: &mut Connection<Note>, cause: &[u8]) {
     let head = Head { payload_bytes: cause.len(), ..Head::bare(Frame::Abort) };
-    connection.push(&head, Payload::Owned(cause.to_vec()), None);
+    connection.push(&head, Payload::Owned(cause.to_vec()), Note::default());
 }

@@ -26,7 +26,11 @@ impl Driver {
         }
         while self.shared.broken.get().is_none() {
             let Some(connection) = self.mesh_connection(peer, inward) else { return };
-            let taken = match connection.receive_next() {
+            let arrival = connection.receive_next();
+            for note in connection.take_returned() {
+                self.unstage(peer, note);
+            }
+            let taken = match arrival {
                 Ok(None) => return,
                 Ok(Some(Arrival::Head(head))) if inward => self.inward_head(peer, &head),
                 Ok(Some(Arrival::Head(head))) => self.outward_head(peer, &head),
@@ -71,6 +75,10 @@ impl Driver {
                 else {
                     return Err(Violation::Protocol("a piece has no place here".into()));
                 };
+                if let Some(slot) = head.lent {
+                    // SAFETY: as below; the copy ends before this returns.
+                    return unsafe { self.take_staged((peer, message), slot, place, bytes) };
+                }
                 incoming.receiving = Some((message, bytes as u64));
                 // SAFETY: inside the operation's output, which is ours until the operation ends;
                 // it cannot end before this piece has arrived or `detach` was called.
@@ -91,6 +99,8 @@ impl Driver {
     fn outward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
         match head.frame {
             Frame::Grant { message } => self.mesh.pairs.granted(peer, message),
+            // It carries what was returned.
+            Frame::Credit => Ok(()),
             Frame::Abort => self.hear_cause(peer, false, head),
             Frame::Bye { .. } => {
                 if let Some(outgoing) = self.mesh.outgoing.get_mut(&peer) {

@@ -1,5 +1,11 @@
 //! What goes out over direct connections.
 
+use std::sync::atomic::Ordering;
+
+use hfreduce_kernels::Store;
+
+use super::Note;
+use super::staging::{STAGED_FROM_BYTES, Way};
 use crate::drivers::poller::Ready;
 use crate::drivers::transport::{Lasting, Payload};
 use crate::drivers::wire::{Frame, Head, PIECE_BYTES_MAX};
@@ -19,36 +25,60 @@ impl Driver {
         }
         let inward: Vec<u32> = self.mesh.incoming.keys().copied().collect();
         for peer in inward {
+            self.return_slots(peer);
             moved |= self.flush_mesh(peer, true);
         }
         moved
     }
 
     fn load_mesh(&mut self, peer: u32) -> bool {
-        let Some(outgoing) = self.mesh.outgoing.get_mut(&peer) else { return false };
+        let near = self.local_of(peer).is_some();
+        let (local, slot_bytes) = (self.shared.identity.local(), self.board.shape().slot_bytes);
+        let mesh = &mut self.mesh;
+        let Some(outgoing) = mesh.outgoing.get_mut(&peer) else { return false };
         let Some(connection) = &mut outgoing.connection else { return false };
         let mut loaded = false;
         while let Some(word) = outgoing.words.pop_front() {
-            connection.push(&word, Payload::Owned(vec![]), None);
+            connection.push(&word, Payload::Owned(vec![]), Note::default());
             loaded = true;
         }
         while connection.queued() < QUEUED_MAX {
             let Some(stream) = outgoing.streams.front_mut() else { break };
-            let Some(found) = self.mesh.operations.get(&stream.ticket.operation) else { break };
+            let Some(found) = mesh.operations.get(&stream.ticket.operation) else { break };
             let Some(transfer) = found.operation.transfers.get(stream.ticket.transfer) else {
                 break;
             };
-            let bytes = (transfer.bytes - stream.sent).min(PIECE_BYTES_MAX);
+            let way = mesh.slots.way(near && transfer.bytes >= STAGED_FROM_BYTES, outgoing.staged);
+            let most = match way {
+                Way::Wait => break,
+                Way::Socket => PIECE_BYTES_MAX,
+                Way::Slot => slot_bytes.min(PIECE_BYTES_MAX),
+            };
+            let bytes = (transfer.bytes - stream.sent).min(most);
             let from = transfer.offset + stream.sent;
             let Some(memory) = found.operation.input.contiguous(from, bytes) else { break };
+            let slot = if way == Way::Slot { mesh.slots.take() } else { None };
+            let staged = slot.and_then(|slot| Some((slot, self.board.message(local, slot)?)));
             stream.sent += bytes;
             let last = stream.sent == transfer.bytes;
-            let head = Frame::Piece { message: stream.message };
-            let head = Head { payload_bytes: bytes, ..Head::bare(head) };
-            // SAFETY: inside the operation's input, which stays unchanged until the operation ends:
-            // not before this frame is gone or `detach` was called.
-            let payload = Payload::Memory(unsafe { Lasting::new(memory, bytes) });
-            connection.push(&head, payload, last.then_some(stream.ticket));
+            let frame = Frame::Piece { message: stream.message };
+            let lent = staged.map(|(slot, _)| slot as u64);
+            let head = Head { payload_bytes: bytes, lent, ..Head::bare(frame) };
+            let payload = if let Some((_, place)) = staged {
+                outgoing.staged += 1;
+                self.shared.counters.staged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+                // SAFETY: inside the operation's input, which does not change until the operation
+                // ends; the slot holds as much, and no peer reads it before this frame comes.
+                unsafe { hfreduce_kernels::copy_raw(Store::Cached, memory, place, bytes) };
+                Payload::Lent(bytes)
+            } else {
+                // SAFETY: inside the operation's input, which stays unchanged until the operation
+                // ends: not before this frame is gone or `detach` was called.
+                Payload::Memory(unsafe { Lasting::new(memory, bytes) })
+            };
+            let completes = last.then_some(stream.ticket);
+            let slot = staged.map(|(slot, _)| slot);
+            connection.push(&head, payload, Note { completes, slot });
             loaded = true;
             if last {
                 outgoing.streams.pop_front();
@@ -77,7 +107,7 @@ impl Driver {
             return true;
         }
         self.mesh_room(peer, inward, full);
-        for ticket in gone.into_iter().flatten() {
+        for ticket in gone.into_iter().filter_map(|note| note.completes) {
             self.transferred(ticket);
         }
         moved
