@@ -14,7 +14,7 @@ use threefs_core::ids::{
     StoreId,
 };
 use threefs_core::message::{Address, ForgetInodes, StorageReply, StorageRequest};
-use threefs_core::routing::{Chain, ChainTarget, NodeInfo, RoutingInfo};
+use threefs_core::routing::{Chain, ChainTarget, NodeInfo, PublicState, RoutingInfo};
 
 use super::*;
 use crate::node::{Disk, Shared};
