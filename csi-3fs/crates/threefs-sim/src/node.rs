@@ -276,7 +276,7 @@ impl World {
         let now = self.now;
         let Some(port) = &mut self.nodes[node].port else { return Ok(()) };
         match port.enter(id, now) {
-            Entered::Admitted(incoming, held) => return self.admitted(node, incoming, Some(held)),
+            Entered::Admitted(incoming, held) => return self.admitted(node, *incoming, Some(held)),
             Entered::Overloaded(caller) => {
                 self.overloads += 1;
                 self.send(node, caller.endpoint, Packet::Overloaded { caller });

@@ -67,7 +67,7 @@ impl World {
         }
         let job = match self.failed(at, job) {
             Ok(event) => return self.give(at, event),
-            Err(job) => job,
+            Err(job) => *job,
         };
         let event = match job {
             Job::Apply { op, update, payload, begun } => {
@@ -105,9 +105,9 @@ impl World {
     }
 
     /// What the store answers while it reports I/O errors; reads of clients come from its cache.
-    fn failed(&self, at: At, job: Job) -> Result<Event, Job> {
+    fn failed(&self, at: At, job: Job) -> Result<Event, Box<Job>> {
         if self.hosted(at).fails_until <= self.now {
-            return Err(job);
+            return Err(Box::new(job));
         }
         Ok(match job {
             Job::Apply { op, .. } => Event::Applied { op, result: Err(no("flush")) },
@@ -115,7 +115,7 @@ impl World {
             Job::Forgotten { op } => Event::Forgotten { op, result: Err(no("write the log")) },
             Job::InodesForgotten { op } => Event::InodesForgotten { op, result: Err(no("flush")) },
             Job::Content { op, .. } => Event::Content { op, result: Err(no("read")) },
-            job @ (Job::Read { .. } | Job::Repair { .. }) => return Err(job),
+            job @ (Job::Read { .. } | Job::Repair { .. }) => return Err(Box::new(job)),
         })
     }
 

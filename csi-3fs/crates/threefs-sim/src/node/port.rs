@@ -39,7 +39,7 @@ pub(crate) struct Held {
 /// What becomes of a request whose turn it is.
 pub(crate) enum Entered {
     /// It is the replica's.
-    Admitted(Incoming, Held),
+    Admitted(Box<Incoming>, Held),
     /// There is no place for a call.
     Overloaded(Caller),
     /// It waits for the bytes of its reply, or its caller has given up.
@@ -208,7 +208,7 @@ impl Port {
         let gate = &mut self.gates[usize::from(incoming.class)];
         let held = gate.held(&incoming);
         if matches!(step, Step::Reserved) {
-            return Entered::Admitted(incoming, held);
+            return Entered::Admitted(Box::new(incoming), held);
         }
         let declined = held.request_bytes > 0 && incoming.deadline <= now;
         if declined || gate.calls == gate.budget.calls_max {
@@ -217,7 +217,7 @@ impl Port {
         }
         gate.calls += 1;
         if held.reply_bytes == 0 {
-            return Entered::Admitted(incoming, held);
+            return Entered::Admitted(Box::new(incoming), held);
         }
         let ticket = gate.replies.ask(held.connection, held.reply_bytes);
         gate.reservations.insert(ticket, id);

@@ -19,7 +19,7 @@ impl World {
             return Ok(());
         }
         for chain in 0..self.shape.chains {
-            if let Some(at) = self.to_be_promoted(chain) {
+            if let Some(at) = self.candidate(chain) {
                 self.promote(at)?;
             }
         }
@@ -27,7 +27,7 @@ impl World {
     }
 
     /// Any target whose store is open: mgmtd refuses one that must not lead.
-    fn to_be_promoted(&mut self, chain: usize) -> Option<At> {
+    fn candidate(&mut self, chain: usize) -> Option<At> {
         let known = self.manager.chain(chain_id(chain))?;
         let last = |state| state == PublicState::LastSrv;
         let mut served_last = known.targets.iter().filter(|place| last(place.state));
