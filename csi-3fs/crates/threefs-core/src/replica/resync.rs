@@ -348,7 +348,7 @@ impl Replica {
             return Begin::Done;
         }
         let meta = ctx.meta(chunk);
-        if meta.pending.is_some() {
+        if meta.pending.is_some() && !self.is_forgotten(ctx, chunk.inode) {
             // Left behind by an operation that was aborted: first it is rolled forward.
             let queued = super::lanes::Queued { work: Work::Send, waiters: nobody() };
             return Begin::After(Work::Resolve, Box::new(queued));
