@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from e2e.cluster.handle import Cluster
 
 __all__ = [
+    "ENDS",
+    "WRITES",
     "claim",
     "condition",
     "directories",
@@ -39,6 +41,12 @@ asked = csi.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=path)
 told = stub.NodeGetVolumeStats(asked, timeout=30).volume_condition
 print(json.dumps([told.abnormal, told.message]))
 """
+
+# Each line must be stored before the next; whatever fails leaves a gap.
+WRITES = """nohup sh -c 'n=0; while [ ! -e /volume/stop ]; do
+echo $n >> /volume/lines; sync /volume/lines; n=$((n+1)); sleep 0.1
+done; touch /volume/stopped' > /dev/null 2>&1 &"""
+ENDS = "touch /volume/stop; while [ ! -e /volume/stopped ]; do sleep 1; done"
 
 
 def claim(name: str, size: str, mode: str = "ReadWriteMany") -> dict[str, Any]:

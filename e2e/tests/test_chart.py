@@ -14,7 +14,7 @@ from e2e import chart
 from e2e.cluster.handle import wait_for
 from e2e.figures import figure
 from e2e.pods import TRAIN_IMAGE
-from e2e.volumes import claim, pod_with, sh
+from e2e.volumes import ENDS, WRITES, claim, pod_with, sh
 from images.build import archive
 from images.contents import IMAGES
 
@@ -39,13 +39,6 @@ for step in range({STEPS}):
         job.progress(step + 1, total_steps={STEPS})
 print("done", flush=True)
 """
-
-# Each line must be stored before the next; whatever fails leaves a gap.
-WRITES = """nohup sh -c 'n=0; while [ ! -e /volume/stop ]; do
-echo $n >> /volume/lines; sync /volume/lines; n=$((n+1)); sleep 0.1
-done; touch /volume/stopped' > /dev/null 2>&1 &"""
-
-ENDS = "touch /volume/stop; while [ ! -e /volume/stopped ]; do sleep 1; done"
 
 
 def pods(cluster: Cluster, selector: str, namespace: str = chart.NAMESPACE) -> list[Any]:
