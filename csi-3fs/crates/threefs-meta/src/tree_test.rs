@@ -165,6 +165,39 @@ async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over()
     assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "growing cuts nothing");
 }
 
+#[tokio::test]
+async fn reports_of_many_files_with_all_their_ranges_are_answered() {
+    const FILES: usize = 256;
+    let fixture = Fixture::memory().await;
+    let mut files = Vec::new();
+    for number in 0..FILES {
+        files.push(fixture.create(&format!("/{number}")).await);
+    }
+    let chunk = 1u64 << 20;
+    let ranges = crate::written::RANGES_MAX as u64;
+    for from in (0..ranges).step_by(crate::written::REPORT_RANGES_MAX) {
+        let mut written = crate::Written::default();
+        for number in from..from + crate::written::REPORT_RANGES_MAX as u64 {
+            let at = ((1 << 30) + number * 2) * chunk;
+            written.add_bytes(at, at + 1, 1 << 20);
+        }
+        let length = ((1 << 30) + ranges * 2) * chunk;
+        let of =
+            |file: &Inode| LengthReport { length, written: written.clone(), ..report(file, 0) };
+        let reports: Vec<LengthReport> = files.iter().map(of).collect();
+        let id = fixture.next_id();
+        let change = MetaChange::ReportLengths { reports, ends: vec![] };
+        let request = MetaRequest::Change { id, who: Identity::ROOT, change };
+        for _ in 0..2 {
+            let answer = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+            let MetaReply::Inodes(inodes) = answer else { panic!("{answer:?}") };
+            assert!(inodes.iter().all(|it| it.as_ref().unwrap().length() == length));
+        }
+    }
+    let InodeKind::File { written, .. } = fixture.stat("/0").await.unwrap().kind else { panic!() };
+    assert_eq!(written.ranges() as u64, ranges);
+}
+
 /// Each commit is a flush of the store, which the caller waits for.
 #[tokio::test]
 async fn a_longer_length_is_one_commit_and_a_cut_two() {

@@ -1,6 +1,7 @@
 //! Lengths: growing by reports, cutting in two steps.
 //!
-//! A length that is not below the one before is one step. A cut first writes the new length, a higher truncate version and a `TRIM` row; then the chunks
+//! A length that is not below the one before is one step. A cut first writes the new length, a higher
+//! truncate version and a `TRIM` row; then the chunks
 //! are cut; then the row goes. Nobody opens the file for writing or grows it in between, or the
 //! cut, repeated after a crash, would take what was written since.
 
