@@ -218,6 +218,31 @@ async fn a_longer_length_is_one_commit_and_a_cut_two() {
     assert_eq!(*fixture.recorder.trims.lock().unwrap(), [50, 0, 0].map(|to| (file.id, to)));
 }
 
+/// Storage is away for a moment; whoever opens the file meanwhile finishes the cut and writes on.
+#[tokio::test]
+async fn a_cut_that_is_asked_for_again_takes_nothing_that_came_after_it() {
+    for length in [3, 0] {
+        let fixture = Fixture::memory().await;
+        let file = fixture.create("/file").await;
+        let reports = vec![report(&file, 9)];
+        fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+        let id = fixture.next_id();
+        let change = set_length("/file", length);
+        let request = MetaRequest::Change { id, who: Identity::ROOT, change };
+        fixture.recorder.refuse.store(true, SeqCst);
+        fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
+        fixture.recorder.refuse.store(false, SeqCst);
+        let (file, _) = opened(&fixture, "/file").await;
+        assert_eq!(file.length(), length);
+        let reports = vec![report(&file, 50)];
+        fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+        let answer = fixture.tree.answer(request, soon()).await.unwrap();
+        assert!(matches!(answer, MetaReply::Inode(inode) if inode.length() == length));
+        assert_eq!(fixture.stat("/file").await.unwrap().length(), 50);
+        assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(file.id, length)]);
+    }
+}
+
 #[tokio::test]
 async fn the_end_of_a_cut_leaves_a_later_one_alone() {
     let fixture = Fixture::memory().await;
@@ -232,7 +257,7 @@ async fn the_end_of_a_cut_leaves_a_later_one_alone() {
     };
     let inode = fixture.stat("/file").await.unwrap();
     for (of_cut, closed) in [(0, true), (1, false)] {
-        let truncate_version = Some(version(&file) + of_cut);
+        let truncate_version = version(&file) + of_cut;
         let finish = crate::ops::FinishTrim { inode: inode.id, truncate_version };
         fixture.store.transact(soon(), &finish).await.unwrap();
         assert_eq!(fixture.change(open("/file")).await.is_err(), closed);

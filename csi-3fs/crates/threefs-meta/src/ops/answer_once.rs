@@ -60,40 +60,6 @@ impl<O> AnswerOnce<'_, O> {
     }
 }
 
-/// The first step of a change that may take several transactions: does nothing if the change has
-/// its answer already. Where it is the only step its answer is stored with it; otherwise the last
-/// step is an [`AnswerOnce`].
-pub(crate) struct FirstOf<'a, O>(pub AnswerOnce<'a, O>);
-
-/// What came of a first step.
-pub(crate) enum FirstStep<T> {
-    /// The change is made, now or before.
-    Answered(Box<MetaReply>),
-    /// More steps follow.
-    More(T),
-}
-
-impl<O, T> Operation for FirstOf<'_, O>
-where
-    O: Operation<Output = FirstStep<T>, Error = OpError>,
-    T: Send,
-{
-    type Output = FirstStep<T>;
-    type Error = OpError;
-
-    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
-        let Self(once) = self;
-        if let Some(reply) = answered(txn, once.id, once.floor).await? {
-            return Ok(FirstStep::Answered(Box::new(reply)));
-        }
-        let step = once.operation.run(txn).await?;
-        if let FirstStep::Answered(reply) = &step {
-            once.keep(txn, reply)?;
-        }
-        Ok(step)
-    }
-}
-
 /// The answer to a batch without the ranges that were written: those of many files are more than a
 /// value may be. Who asks again takes their chunks for unknown until it looks at the file.
 fn without_ranges(reply: &MetaReply) -> MetaReply {
