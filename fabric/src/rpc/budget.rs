@@ -80,10 +80,10 @@ impl Budgets {
         self.0.iter().map(|_| Arc::new(Semaphore::new(permits))).collect()
     }
 
-    /// Whether replies that are not taken keep others out: one waits for their memory, or there is
-    /// no place for a call.
-    pub(super) fn replies_are_short(&self) -> bool {
-        self.0.iter().any(|it| it.calls.are_taken() || it.replies.is_short())
+    /// Whether replies that a service or a volume does not take keep others out: one waits for their
+    /// memory, or there is no place for a call that its own calls leave.
+    pub(super) fn replies_are_short(&self, volume: Option<u64>) -> bool {
+        self.0.iter().any(|it| it.calls.are_taken(volume) || it.replies.is_short())
     }
 
     /// Ends when no call is in flight; new ones are refused from then on.

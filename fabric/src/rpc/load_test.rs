@@ -474,3 +474,21 @@ async fn connections_with_tickets_leave_places_to_services() {
         connections.push(service);
     }
 }
+
+#[tokio::test]
+async fn the_connections_of_one_volume_leave_places_to_others() {
+    let running = serve(|config| config.connections_max = 64).await;
+    let mut connections = Vec::new();
+    for _ in 0..36 {
+        connections.push(of_volume(&running, 1).await.unwrap());
+    }
+    assert!(of_volume(&running, 1).await.is_err());
+    for volume in [2, 3] {
+        for _ in 0..6 {
+            connections.push(of_volume(&running, volume).await.unwrap());
+        }
+        assert!(of_volume(&running, volume).await.is_err());
+    }
+    assert!(of_volume(&running, 4).await.is_err(), "the rest is for services");
+    send(&*open(&running).await, b"x", Payload::empty(), 0, soon()).await.unwrap();
+}

@@ -67,12 +67,16 @@ impl Places {
         Some(Place { _any: any, _volume: Some(of_volume) })
     }
 
-    /// True when a service, a volume or all of them find none.
-    pub(super) fn are_taken(&self) -> bool {
+    /// True when the places that a service, or a volume, holds are missing to somebody: another
+    /// volume that has all of its own is none of its business.
+    pub(super) fn are_taken(&self, volume: Option<u64>) -> bool {
+        if self.all.available_permits() == 0 {
+            return true;
+        }
+        let Some(volume) = volume else { return false };
         let volumes = lock(&self.volumes);
-        self.all.available_permits() == 0
-            || volumes.total >= of_tickets(self.calls_max)
-            || volumes.of.values().any(|held| *held >= self.of_volume_max)
+        volumes.total >= of_tickets(self.calls_max)
+            || volumes.of.get(&volume).is_some_and(|held| *held >= self.of_volume_max)
     }
 
     /// Ends when no call is in flight; new ones are refused from then on.
@@ -110,13 +114,19 @@ mod tests {
     fn a_volume_has_its_share_and_services_keep_theirs() {
         let places = Places::new(16, 4);
         let take = |volume| (0..16).map_while(|_| places.take(volume)).collect::<Vec<_>>();
+        let taken = || [None, Some(1), Some(2)].map(|holder| places.are_taken(holder));
+        let first = take(Some(1));
+        assert_eq!(taken(), [false, true, false], "it keeps out itself alone");
+        drop(first);
         let held: Vec<Vec<Place>> = (1..=4).map(|volume| take(Some(volume))).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 0]);
-        assert!(places.are_taken(), "volumes find none");
+        assert_eq!(taken(), [false, true, true], "volumes find none");
         let services = take(None);
         assert_eq!(services.len(), 4);
+        assert_eq!(taken(), [true; 3]);
         drop((held, services));
-        assert!(lock(&places.volumes).of.is_empty() && !places.are_taken());
+        assert!(lock(&places.volumes).of.is_empty());
+        assert_eq!(taken(), [false; 3]);
         assert_eq!(take(Some(1)).len(), 4);
         assert_eq!(take(None).len(), 16);
     }

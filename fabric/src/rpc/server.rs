@@ -49,7 +49,7 @@ pub struct ServerConfig {
     /// Largest frame taken.
     pub limits: Limits,
     /// Authenticated connections at once; more are closed at once. Holders of tickets have at most
-    /// three quarters of them.
+    /// three quarters of them, and volumes with many connections three quarters of those.
     pub connections_max: usize,
     /// Authenticated connections of one address.
     pub connections_of_address_max: usize,
@@ -217,10 +217,14 @@ struct Doors {
     connections_of_address_max: usize,
 }
 
+/// A volume has few connections below one part in so many of those of tickets.
+const FEW_PARTS: usize = 8;
+
 #[derive(Default)]
 struct Members {
     total: usize,
     of_tickets: usize,
+    of_volume: HashMap<u64, usize>,
     of: HashMap<IpAddr, usize>,
 }
 
@@ -245,20 +249,32 @@ impl Doors {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for an authenticated connection, or `None` when its address or all places are full.
-    fn admit(self: &Arc<Self>, address: IpAddr, has_ticket: bool) -> Option<Member> {
+    /// A place for an authenticated connection, of a service or with a ticket of a volume, or `None`
+    /// when its address or all places are full.
+    fn admit(self: &Arc<Self>, address: IpAddr, volume: Option<u64>) -> Option<Member> {
         let mut members = self.members();
         let of_address = members.of.get(&address).copied().unwrap_or(0);
         if members.total >= self.connections_max
             || of_address >= self.connections_of_address_max
-            || has_ticket && members.of_tickets >= of_tickets(self.connections_max)
+            || volume.is_some_and(|volume| !self.admits(&members, volume))
         {
             return None;
         }
         members.total += 1;
-        members.of_tickets += usize::from(has_ticket);
+        if let Some(volume) = volume {
+            members.of_tickets += 1;
+            *members.of_volume.entry(volume).or_default() += 1;
+        }
         *members.of.entry(address).or_default() += 1;
-        Some(Member { doors: Arc::clone(self), address, has_ticket })
+        Some(Member { doors: Arc::clone(self), address, volume })
+    }
+
+    /// The last places of tickets are for volumes that have few: one with many clients leaves some.
+    fn admits(&self, members: &Members, volume: u64) -> bool {
+        let all = of_tickets(self.connections_max);
+        let few = (all / FEW_PARTS).max(1);
+        let held = members.of_volume.get(&volume).copied().unwrap_or(0);
+        members.of_tickets < of_tickets(all) || members.of_tickets < all && held < few
     }
 }
 
@@ -266,14 +282,22 @@ impl Doors {
 struct Member {
     doors: Arc<Doors>,
     address: IpAddr,
-    has_ticket: bool,
+    volume: Option<u64>,
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
         let mut members = self.doors.members();
         members.total -= 1;
-        members.of_tickets -= usize::from(self.has_ticket);
+        if let Some(volume) = self.volume {
+            members.of_tickets -= 1;
+            if let Some(of_volume) = members.of_volume.get_mut(&volume) {
+                *of_volume -= 1;
+                if *of_volume == 0 {
+                    members.of_volume.remove(&volume);
+                }
+            }
+        }
         if let Some(of_address) = members.of.get_mut(&self.address) {
             *of_address -= 1;
             if *of_address == 0 {
@@ -321,7 +345,8 @@ async fn connection<S: Service>(
             return;
         }
     };
-    let Some(_member) = doors.admit(peer.address.ip(), proved.grant.ticket().is_some()) else {
+    let volume = proved.grant.ticket().map(|ticket| ticket.directory);
+    let Some(_member) = doors.admit(peer.address.ip(), volume) else {
         stats.refused.fetch_add(1, Relaxed);
         tracing::warn!(
             context,

@@ -117,7 +117,8 @@ impl<S: Service> Shared<S> {
         });
         let stalled = |idle: Duration| {
             idle >= self.config.stall_timeout
-                || idle >= self.config.reply_stall_timeout && self.budgets.replies_are_short()
+                || idle >= self.config.reply_stall_timeout
+                    && self.budgets.replies_are_short(link.volume())
         };
         let ended = tokio::select! {
             ended = self.read(read_half, &link) => ended,

@@ -21,6 +21,10 @@ const RANK: &str = "HFREDUCE_TEST_RANK";
 const ELEMENTS: usize = 1_000_000;
 /// Of a small operation.
 const FEW_ELEMENTS: usize = 1024;
+/// In place of who adds: nobody does, the ranks send each other messages.
+const MESSAGES: usize = 2;
+/// A part of equal length for each of two, three and four ranks.
+const MESSAGE_ELEMENTS: usize = 1_200_000;
 
 /// Not a test by itself: what a rank of the tests below does, in a process of its own.
 #[test]
@@ -50,9 +54,17 @@ fn a_rank() {
         &mut private
     };
     data.fill(1.0);
+    let world = nodes * locals;
+    let mut sent = vec![1.0; elements];
+    let counts = vec![elements / world; world];
     for calls in 0.. {
         // Stopped between two operations, it hears of its own end when it calls the next.
-        let called = comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+        let called = if round == MESSAGES {
+            let (from, to) = (buffer(&mut sent), buffer(data));
+            comm.alltoall(from, to, &counts, &counts, DType::F32, TIMEOUT, true)
+        } else {
+            comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true)
+        };
         if let Err(error) = called.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
             let cause = comm.error().unwrap().cause;
             data.fill(rank as f32);
@@ -66,6 +78,8 @@ fn a_rank() {
         }
         data.fill(1.0);
         if calls == 3 {
+            let staged = comm.counters().staged_bytes.load(Ordering::Relaxed);
+            assert_eq!(staged > 0, round == MESSAGES && locals > 1);
             let relayed = comm.counters().relayed_bytes.load(Ordering::Relaxed);
             assert_eq!(relayed > 0, round == 1 && elements == ELEMENTS);
             if std::env::var_os(FORKS).is_some() {
@@ -101,6 +115,8 @@ enum Sum {
     Small,
     /// As [`Sum::Owned`], by ranks that have a living forked child each.
     Forked,
+    /// Nobody: long messages, through the node's memory where it is one node.
+    Messages,
 }
 
 /// Nodes, and ranks on each.
@@ -118,6 +134,7 @@ impl Rank {
             Sum::Owned | Sum::Forked => (0, ELEMENTS),
             Sum::Round => (1, ELEMENTS),
             Sum::Small => (1, FEW_ELEMENTS),
+            Sum::Messages => (MESSAGES, MESSAGE_ELEMENTS),
         };
         let mut command = Command::new(std::env::current_exe().unwrap());
         if matches!(what, Sum::Forked) {
@@ -250,5 +267,17 @@ fn who_ends_or_stops_among_small_operations_is_named() {
     let limits = (6000, Duration::from_secs(60));
     for victim in 0..2 {
         survivors_name((1, 3), (victim, Sum::Small), libc::SIGSTOP, "peer_stalled", limits);
+    }
+}
+
+#[test]
+fn who_ends_or_stops_among_long_messages_is_named() {
+    for (shape, victim) in [((1, 2), 0), ((1, 3), 1), ((2, 2), 3)] {
+        let limits = (240_000, Duration::from_secs(60));
+        survivors_name(shape, (victim, Sum::Messages), libc::SIGKILL, "peer_died", limits);
+    }
+    for (shape, victim) in [((1, 2), 1), ((1, 3), 0), ((2, 2), 1)] {
+        let limits = (6000, Duration::from_secs(60));
+        survivors_name(shape, (victim, Sum::Messages), libc::SIGSTOP, "peer_stalled", limits);
     }
 }

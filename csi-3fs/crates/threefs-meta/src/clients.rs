@@ -24,6 +24,8 @@ pub(crate) struct Client {
     pub floor: AtomicU64,
     /// Answers below have been forgotten.
     forgotten: AtomicU64,
+    /// Its newest change.
+    newest: AtomicU64,
     heard_ms: AtomicU64,
     /// Whose ticket it has; `None` for the cluster's key.
     volume: Option<InodeId>,
@@ -38,18 +40,30 @@ impl Client {
     pub(crate) fn forgot(&self, id: RequestId) {
         self.forgotten.fetch_max(id.finished_below, SeqCst);
     }
+
+    /// Answers that are kept for it at most.
+    fn answers(&self) -> u64 {
+        self.newest.load(SeqCst).saturating_sub(self.floor.load(SeqCst))
+    }
 }
 
 /// All clients of this life of the service. Of one volume a bounded number: further ones are taken
-/// for silent. They share the answers that are kept for the volume: whoever declares nothing
-/// finished has its oldest changes taken for finished.
+/// for silent. They share the answers that are kept for the volume: where those are more than the
+/// bound, who has more than an even share has its oldest changes taken for finished.
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     clients: HashMap<ClientId, Arc<Client>>,
-    of_volume: HashMap<InodeId, usize>,
+    of_volume: HashMap<InodeId, OfVolume>,
+}
+
+#[derive(Debug, Default)]
+struct OfVolume {
+    clients: usize,
+    /// Kept for all of them.
+    answers: u64,
 }
 
 impl Clients {
@@ -57,9 +71,10 @@ impl Clients {
     pub(crate) fn hear(&self, id: RequestId, volume: Option<InodeId>, now_ms: u64) -> Arc<Client> {
         let mut known = self.known();
         let client = known.client(id.client, volume);
-        let kept = known.answers_of_client(volume);
-        let floor = id.finished_below.max(id.sequence.saturating_sub(kept));
-        client.floor.fetch_max(floor, SeqCst);
+        let answers = client.answers();
+        client.newest.fetch_max(id.sequence, SeqCst);
+        client.floor.fetch_max(id.finished_below, SeqCst);
+        known.bound_answers(&client, answers);
         client.heard_ms.fetch_max(now_ms, SeqCst);
         client
     }
@@ -88,12 +103,14 @@ impl Clients {
         let Known { clients, of_volume } = &mut *known;
         clients.retain(|_, client| {
             let stays = Arc::strong_count(client) > 1 || client.heard_ms.load(SeqCst) >= since_ms;
-            if let Some(count) = client.volume.and_then(|volume| of_volume.get_mut(&volume)) {
-                *count -= usize::from(!stays);
+            if !stays && let Some(all) = client.volume.and_then(|volume| of_volume.get_mut(&volume))
+            {
+                all.clients -= 1;
+                all.answers -= client.answers();
             }
             stays
         });
-        of_volume.retain(|_, count| *count > 0);
+        of_volume.retain(|_, all| all.clients > 0);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -102,11 +119,18 @@ impl Clients {
 }
 
 impl Known {
-    /// Answers that a client of the volume may have kept.
-    fn answers_of_client(&self, volume: Option<InodeId>) -> u64 {
-        let Some(volume) = volume else { return u64::MAX };
-        let clients = self.of_volume.get(&volume).copied().unwrap_or_default();
-        ANSWERS_OF_VOLUME_MAX / clients.max(1) as u64
+    /// A client that is kept had `before` answers and may have more now.
+    fn bound_answers(&mut self, client: &Arc<Client>, before: u64) {
+        let all = client.volume.and_then(|volume| self.of_volume.get_mut(&volume));
+        // One that is not kept is held here alone.
+        let Some(all) = all.filter(|_| Arc::strong_count(client) > 1) else { return };
+        let others = all.answers - before;
+        if others.saturating_add(client.answers()) > ANSWERS_OF_VOLUME_MAX {
+            let share = ANSWERS_OF_VOLUME_MAX / all.clients.max(1) as u64;
+            let floor = client.newest.load(SeqCst).saturating_sub(share);
+            client.floor.fetch_max(floor, SeqCst);
+        }
+        all.answers = others + client.answers();
     }
 
     /// The entry of a client. One more than a volume may have gets one that is not kept.
@@ -116,11 +140,11 @@ impl Known {
         }
         let client = Arc::new(Client { volume, ..Client::default() });
         if let Some(volume) = volume {
-            let count = self.of_volume.entry(volume).or_default();
-            if *count >= CLIENTS_OF_VOLUME_MAX {
+            let all = self.of_volume.entry(volume).or_default();
+            if all.clients >= CLIENTS_OF_VOLUME_MAX {
                 return client;
             }
-            *count += 1;
+            all.clients += 1;
         }
         self.clients.insert(id, Arc::clone(&client));
         client
@@ -150,6 +174,37 @@ mod tests {
         ask(bounded, volume, sequence + 2);
         assert!(clients.has_finished(bounded, sequence * 3 / 4), "four share them");
         assert!(!clients.has_finished(bounded, sequence * 3 / 4 + 2));
+    }
+
+    /// A long truncation of one client, beside which it goes on with other changes.
+    #[test]
+    fn a_slow_change_is_not_taken_for_finished_because_there_are_many_clients() {
+        let clients = Clients::default();
+        let (volume, slow) = (Some(InodeId(100)), ClientId(1 << 20));
+        (0..1_000).for_each(|client| clients.hear_of(ClientId(client), volume, 10));
+        for sequence in 5..100_000 {
+            clients.hear(RequestId { client: slow, sequence, finished_below: 5 }, volume, 10);
+        }
+        assert!(clients.has_finished(slow, 4) && !clients.has_finished(slow, 5));
+        clients.forget_silent(20);
+        assert!(clients.known().of_volume.is_empty());
+    }
+
+    #[test]
+    fn all_clients_together_have_a_bounded_number_of_answers() {
+        let clients = Clients::default();
+        let volume = Some(InodeId(100));
+        for sequence in [1, ANSWERS_OF_VOLUME_MAX, u64::MAX] {
+            for client in 0..100 {
+                let id = RequestId { client: ClientId(client), sequence, finished_below: 0 };
+                clients.hear(id, volume, 10);
+                let known = clients.known();
+                let sum = known.clients.values().map(|it| it.answers()).sum::<u64>();
+                let all = &known.of_volume[&InodeId(100)];
+                assert_eq!(sum, all.answers);
+                assert!(sum <= 2 * ANSWERS_OF_VOLUME_MAX);
+            }
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::config::TreeConfig;
 use crate::holds::Holds;
 use crate::identity::{GROUPS_MAX, Identity};
 use crate::layouts::RoundRobin;
-use crate::ops::{self, FirstStep, Given, OpError};
+use crate::ops::{self, Given, OpError};
 use crate::protocol::{
     BATCH_MAX, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
     MetaStatus, Nanoseconds, REPORT_RANGES_MAX, RequestId, SessionId,
@@ -395,25 +395,18 @@ impl Tree {
         Ok(reply)
     }
 
+    /// The change is made, and has its answer, with its first step: sent again, after others have
+    /// gone on with the file, it cuts what is left to cut of a begun truncation and nothing else.
     async fn set_length(
         &self,
         ask: &Ask<'_>,
         begin: ops::BeginTrim<'_>,
     ) -> Result<MetaReply, OpError> {
-        let first = ops::FirstOf(ask.once(begin));
-        match self.store.transact(ask.deadline, &first).await? {
-            FirstStep::Answered(reply) => {
-                ask.client.forgot(ask.id);
-                Ok(*reply)
-            }
-            FirstStep::More(inode) => {
-                let cut = async {
-                    let truncate_version = self.cut_chunks(inode, ask.deadline).await?;
-                    self.once(ask, ops::FinishTrim { inode, truncate_version }).await
-                };
-                self.one_trim_at_a_time(inode, ask.deadline, cut).await
-            }
+        let reply = self.once(ask, begin).await?;
+        if let MetaReply::Inode(inode) = &reply {
+            self.finish_trim(inode.id, ask.deadline).await?;
         }
+        Ok(reply)
     }
 
     /// Cuts what a truncation has left to cut, if anything.
@@ -422,28 +415,11 @@ impl Tree {
         inode: InodeId,
         deadline: Deadline,
     ) -> Result<(), OpError> {
-        let cut = async {
-            let truncate_version = self.cut_chunks(inode, deadline).await?;
-            if truncate_version.is_some() {
-                let finish = ops::FinishTrim { inode, truncate_version };
-                self.store.transact(deadline, &finish).await?;
-            }
-            Ok(())
-        };
-        self.one_trim_at_a_time(inode, deadline, cut).await
-    }
-
-    async fn one_trim_at_a_time<T>(
-        &self,
-        inode: InodeId,
-        deadline: Deadline,
-        cut: impl Future<Output = Result<T, OpError>> + Send,
-    ) -> Result<T, OpError> {
         let lock = Arc::clone(
             self.trimming.lock().unwrap_or_else(PoisonError::into_inner).entry(inode).or_default(),
         );
         let result = match tokio::time::timeout_at(deadline.instant().into(), lock.lock()).await {
-            Ok(_held) => cut.await,
+            Ok(_held) => self.trim_now(inode, deadline).await,
             Err(_) => Err(OpError::TrimPending(inode)),
         };
         drop(lock);
@@ -452,15 +428,15 @@ impl Tree {
         result
     }
 
-    /// Cuts the chunks; gives the truncate version of the cut, if there was one to make.
-    async fn cut_chunks(&self, inode: InodeId, deadline: Deadline) -> Result<Option<u64>, OpError> {
+    async fn trim_now(&self, inode: InodeId, deadline: Deadline) -> Result<(), OpError> {
         let pending = self.store.transact(deadline, &ops::ReadTrim(inode)).await?;
-        let Some((trim, layout)) = pending else { return Ok(None) };
+        let Some((trim, layout)) = pending else { return Ok(()) };
         self.trimmer.trim(inode, &layout, trim.length, deadline).await.map_err(|detail| {
             let detail = format!("{inode} cannot be cut to {} bytes: {detail}", trim.length);
             MetaError::Unavailable { detail }
         })?;
-        Ok(Some(trim.truncate_version))
+        let finish = ops::FinishTrim { inode, truncate_version: trim.truncate_version };
+        self.store.transact(deadline, &finish).await
     }
 
     async fn fresh_inodes(&self, count: u64, deadline: Deadline) -> Result<InodeId, OpError> {

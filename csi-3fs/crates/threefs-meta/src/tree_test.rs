@@ -165,6 +165,39 @@ async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over()
     assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "growing cuts nothing");
 }
 
+#[tokio::test]
+async fn reports_of_many_files_with_all_their_ranges_are_answered() {
+    const FILES: usize = 256;
+    let fixture = Fixture::memory().await;
+    let mut files = Vec::new();
+    for number in 0..FILES {
+        files.push(fixture.create(&format!("/{number}")).await);
+    }
+    let chunk = 1u64 << 20;
+    let ranges = crate::written::RANGES_MAX as u64;
+    for from in (0..ranges).step_by(crate::written::REPORT_RANGES_MAX) {
+        let mut written = crate::Written::default();
+        for number in from..from + crate::written::REPORT_RANGES_MAX as u64 {
+            let at = ((1 << 30) + number * 2) * chunk;
+            written.add_bytes(at, at + 1, 1 << 20);
+        }
+        let length = ((1 << 30) + ranges * 2) * chunk;
+        let of =
+            |file: &Inode| LengthReport { length, written: written.clone(), ..report(file, 0) };
+        let reports: Vec<LengthReport> = files.iter().map(of).collect();
+        let id = fixture.next_id();
+        let change = MetaChange::ReportLengths { reports, ends: vec![] };
+        let request = MetaRequest::Change { id, who: Identity::ROOT, change };
+        for _ in 0..2 {
+            let answer = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+            let MetaReply::Inodes(inodes) = answer else { panic!("{answer:?}") };
+            assert!(inodes.iter().all(|it| it.as_ref().unwrap().length() == length));
+        }
+    }
+    let InodeKind::File { written, .. } = fixture.stat("/0").await.unwrap().kind else { panic!() };
+    assert_eq!(written.ranges() as u64, ranges);
+}
+
 /// Each commit is a flush of the store, which the caller waits for.
 #[tokio::test]
 async fn a_longer_length_is_one_commit_and_a_cut_two() {
@@ -185,6 +218,31 @@ async fn a_longer_length_is_one_commit_and_a_cut_two() {
     assert_eq!(*fixture.recorder.trims.lock().unwrap(), [50, 0, 0].map(|to| (file.id, to)));
 }
 
+/// Storage is away for a moment; whoever opens the file meanwhile finishes the cut and writes on.
+#[tokio::test]
+async fn a_cut_that_is_asked_for_again_takes_nothing_that_came_after_it() {
+    for length in [3, 0] {
+        let fixture = Fixture::memory().await;
+        let file = fixture.create("/file").await;
+        let reports = vec![report(&file, 9)];
+        fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+        let id = fixture.next_id();
+        let change = set_length("/file", length);
+        let request = MetaRequest::Change { id, who: Identity::ROOT, change };
+        fixture.recorder.refuse.store(true, SeqCst);
+        fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
+        fixture.recorder.refuse.store(false, SeqCst);
+        let (file, _) = opened(&fixture, "/file").await;
+        assert_eq!(file.length(), length);
+        let reports = vec![report(&file, 50)];
+        fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+        let answer = fixture.tree.answer(request, soon()).await.unwrap();
+        assert!(matches!(answer, MetaReply::Inode(inode) if inode.length() == length));
+        assert_eq!(fixture.stat("/file").await.unwrap().length(), 50);
+        assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(file.id, length)]);
+    }
+}
+
 #[tokio::test]
 async fn the_end_of_a_cut_leaves_a_later_one_alone() {
     let fixture = Fixture::memory().await;
@@ -199,7 +257,7 @@ async fn the_end_of_a_cut_leaves_a_later_one_alone() {
     };
     let inode = fixture.stat("/file").await.unwrap();
     for (of_cut, closed) in [(0, true), (1, false)] {
-        let truncate_version = Some(version(&file) + of_cut);
+        let truncate_version = version(&file) + of_cut;
         let finish = crate::ops::FinishTrim { inode: inode.id, truncate_version };
         fixture.store.transact(soon(), &finish).await.unwrap();
         assert_eq!(fixture.change(open("/file")).await.is_err(), closed);

@@ -366,10 +366,14 @@ async fn replies_that_are_not_taken_do_not_fill_the_memory() {
     for connection in &connections {
         for _ in 0..CALLS {
             let (connection, request) = (Arc::clone(connection), request.clone());
-            calls.spawn(async move { connection.call(request, Payload::empty(), soon()).await });
+            calls.spawn(async move {
+                let deadline = Deadline::after(Duration::from_secs(8));
+                connection.call(request, Payload::empty(), deadline).await
+            });
         }
     }
-    // Until the first connection is closed, because others wait for the memory of its replies.
+    // Until the callers give up: the relay does not tell them that the service closes the connections
+    // whose replies hold the memory that others wait for.
     loop {
         let ended = tokio::time::timeout(Duration::from_millis(20), calls.join_next()).await;
         let grown = resident_bytes().saturating_sub(before);

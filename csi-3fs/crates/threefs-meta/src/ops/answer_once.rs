@@ -2,11 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use threefs_kv::{KvError, Operation, Transaction};
+use threefs_kv::{KvError, Operation, Transaction, VALUE_BYTES_MAX};
 
 use super::OpError;
-use crate::protocol::{MetaError, MetaReply, Nanoseconds, RequestId};
+use crate::protocol::{InodeKind, MetaError, MetaReply, Nanoseconds, RequestId};
 use crate::rows::{self, AnswerRow};
+use crate::written::Written;
+
+/// An answer in its row: a value of the store, less the time.
+const ANSWER_BYTES_MAX: usize = VALUE_BYTES_MAX - 64;
 
 /// A change with its identity. The answer is stored by the same transaction that makes the change.
 pub(crate) struct AnswerOnce<'a, O> {
@@ -41,8 +45,13 @@ impl<O> AnswerOnce<'_, O> {
     /// Stores the answer and clears those that are not wanted any more.
     fn keep(&self, txn: &mut Transaction, reply: &MetaReply) -> Result<(), OpError> {
         let key = rows::answer(self.id.client, self.id.sequence);
-        let encoded = postcard::to_allocvec(reply)
-            .map_err(|error| KvError::bad_row(&key, error.to_string()))?;
+        let encode = |reply: &MetaReply| {
+            postcard::to_allocvec(reply).map_err(|error| KvError::bad_row(&key, error.to_string()))
+        };
+        let mut encoded = encode(reply)?;
+        if encoded.len() > ANSWER_BYTES_MAX {
+            encoded = encode(&without_ranges(reply))?;
+        }
         rows::write(txn, &key, &AnswerRow { answered: self.now, reply: encoded })?;
         for sequence in self.forget_from..self.id.finished_below {
             txn.clear(&rows::answer(self.id.client, sequence));
@@ -51,38 +60,18 @@ impl<O> AnswerOnce<'_, O> {
     }
 }
 
-/// The first step of a change that may take several transactions: does nothing if the change has
-/// its answer already. Where it is the only step its answer is stored with it; otherwise the last
-/// step is an [`AnswerOnce`].
-pub(crate) struct FirstOf<'a, O>(pub AnswerOnce<'a, O>);
-
-/// What came of a first step.
-pub(crate) enum FirstStep<T> {
-    /// The change is made, now or before.
-    Answered(Box<MetaReply>),
-    /// More steps follow.
-    More(T),
-}
-
-impl<O, T> Operation for FirstOf<'_, O>
-where
-    O: Operation<Output = FirstStep<T>, Error = OpError>,
-    T: Send,
-{
-    type Output = FirstStep<T>;
-    type Error = OpError;
-
-    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
-        let Self(once) = self;
-        if let Some(reply) = answered(txn, once.id, once.floor).await? {
-            return Ok(FirstStep::Answered(Box::new(reply)));
+/// The answer to a batch without the ranges that were written: those of many files are more than a
+/// value may be. Who asks again takes their chunks for unknown until it looks at the file.
+fn without_ranges(reply: &MetaReply) -> MetaReply {
+    let mut reply = reply.clone();
+    if let MetaReply::Inodes(inodes) = &mut reply {
+        for inode in inodes.iter_mut().flatten() {
+            if let InodeKind::File { written, .. } = &mut inode.kind {
+                *written = Written::default();
+            }
         }
-        let step = once.operation.run(txn).await?;
-        if let FirstStep::Answered(reply) = &step {
-            once.keep(txn, reply)?;
-        }
-        Ok(step)
     }
+    reply
 }
 
 async fn answered(

@@ -1,8 +1,9 @@
 //! Lengths: growing by reports, cutting in two steps.
 //!
-//! A length that is not below the one before is one step. A cut first writes the new length, a higher truncate version and a `TRIM` row; then the chunks
-//! are cut; then the row goes. Nobody opens the file for writing or grows it in between, or the
-//! cut, repeated after a crash, would take what was written since.
+//! A length that is not below the one before is one step. A cut first writes the new length, a higher
+//! truncate version and a `TRIM` row, with the answer to the client; then the chunks are cut; then the
+//! row goes. Nobody opens the file for writing or grows it in between, or the cut, repeated after a
+//! crash, would take what was written since.
 
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
@@ -10,7 +11,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::quota::{self, Charge, bytes_of};
 use super::walk::{Last, find};
-use super::{FirstStep, Given, OpError, load, store};
+use super::{Given, OpError, load, store};
 use crate::identity::{Identity, WRITE};
 use crate::protocol::{At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SessionId};
 use crate::rows::{self, InodeRow, SessionRow, TrimRow};
@@ -161,7 +162,7 @@ pub(super) async fn grow(
     Ok(row)
 }
 
-/// The first step of `MetaChange::SetLength`.
+/// The first step of `MetaChange::SetLength`, and its answer. A `TRIM` row says that another follows.
 pub(crate) struct BeginTrim<'a> {
     pub who: &'a Identity,
     pub at: &'a At,
@@ -170,10 +171,10 @@ pub(crate) struct BeginTrim<'a> {
 }
 
 impl Operation for BeginTrim<'_> {
-    type Output = FirstStep<InodeId>;
+    type Output = MetaReply;
     type Error = OpError;
 
-    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let mut row = find(txn, self.who, self.at, Last::Follow).await?;
         let id = row.inode.id;
         let before = bytes_of(&row);
@@ -199,8 +200,7 @@ impl Operation for BeginTrim<'_> {
         if txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
-        let cuts = self.length < *length || self.length < *reserved || self.length == 0;
-        if cuts {
+        if self.length < *length || self.length < *reserved || self.length == 0 {
             *truncate_version += 1;
             // Writers learn it with the version, and reserve again.
             *reserved = 0;
@@ -217,10 +217,7 @@ impl Operation for BeginTrim<'_> {
             recharge(txn, &mut row, before).await?;
         }
         store(txn, &mut row)?;
-        Ok(match cuts {
-            true => FirstStep::More(id),
-            false => FirstStep::Answered(Box::new(MetaReply::Inode(row.inode))),
-        })
+        Ok(MetaReply::Inode(row.inode))
     }
 }
 
@@ -240,25 +237,24 @@ impl Operation for ReadTrim {
     }
 }
 
-/// The chunks are cut. Answers with the inode, so that it can be the answer of the whole change.
+/// The chunks are cut.
 pub(crate) struct FinishTrim {
     pub inode: InodeId,
     /// The cut that was made. The row of a later one stays.
-    pub truncate_version: Option<u64>,
+    pub truncate_version: u64,
 }
 
 impl Operation for FinishTrim {
-    type Output = MetaReply;
+    type Output = ();
     type Error = OpError;
 
-    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let row = load(txn, self.inode, "").await?;
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         let key = rows::trim(self.inode);
         let pending = rows::read::<TrimRow>(txn, &key).await?;
-        if pending.is_some_and(|trim| Some(trim.truncate_version) == self.truncate_version) {
+        if pending.is_some_and(|trim| trim.truncate_version == self.truncate_version) {
             txn.clear(&key);
         }
-        Ok(MetaReply::Inode(row.inode))
+        Ok(())
     }
 }
 

@@ -28,7 +28,7 @@ mod session;
 mod special;
 mod walk;
 
-pub(crate) use answer_once::{AnswerOnce, FirstOf, FirstStep};
+pub(crate) use answer_once::AnswerOnce;
 pub(crate) use attribute::{GetAttribute, ListAttributes, SetAttribute};
 pub(crate) use attributes::SetAttributes;
 pub(crate) use collect::{
