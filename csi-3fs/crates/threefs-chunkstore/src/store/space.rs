@@ -40,7 +40,7 @@ impl<D: Disk> FileChunkStore<D> {
             return None;
         }
         let free_bytes = self.disk.free_bytes().unwrap_or(0);
-        self.config.budget.ask(need, free_bytes, ready)
+        self.config.budget.ask(self.name, need, free_bytes, ready)
     }
 
     /// Waits, boundedly, for the room of a client's update.
