@@ -615,7 +615,12 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 
     fn flush(&self) -> Result<(), StoreError> {
         let number = self.lock().appended;
-        self.wait_durable(number)
+        self.wait_durable(number)?;
+        // Chunks of forgotten inodes may have been dropped after their record was durable.
+        let mut inner = self.lock();
+        let durable = inner.durable;
+        inner.became_durable(durable);
+        Ok(())
     }
 
     fn id(&self) -> StoreId {
