@@ -1,5 +1,6 @@
 //! What the data files of all stores of one file system may take together.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -25,6 +26,21 @@ pub struct DiskBudget {
     lenders: Mutex<Vec<(u64, Weak<dyn Lender>)>>,
     /// Held by the store that others give blocks to.
     borrowing: Mutex<()>,
+}
+
+thread_local! {
+    /// The budget that this thread settles.
+    static SETTLING: Cell<*const DiskBudget> = const { Cell::new(std::ptr::null()) };
+}
+
+struct Settling {
+    outer: *const DiskBudget,
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        SETTLING.set(self.outer);
+    }
 }
 
 impl fmt::Debug for DiskBudget {
@@ -137,8 +153,17 @@ impl DiskBudget {
 
     /// Room may have become free: those that wait for it are called.
     pub(crate) fn settle(self: &Arc<Self>) {
-        let settled = self.ledger().settle();
-        self.answer(settled);
+        let this = Arc::as_ptr(self);
+        let within = Settling { outer: SETTLING.replace(this) };
+        // Whoever is called may give its room back at once, which calls this again: calls within
+        // calls would go as deep as there are waits.
+        while within.outer != this {
+            let settled = self.ledger().settle();
+            if settled.is_empty() {
+                break;
+            }
+            self.answer(settled);
+        }
     }
 
     fn answer(self: &Arc<Self>, settled: Vec<Settled>) {

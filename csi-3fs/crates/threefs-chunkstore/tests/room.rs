@@ -297,6 +297,25 @@ fn what_waits_behind_a_wait_that_ends_gets_its_room_at_once() {
     drop(second.try_recv().unwrap().unwrap());
 }
 
+/// Those whose target is gone give their room back at once, from within the call that gave it.
+#[test]
+fn thousands_of_waits_end_without_calls_within_calls() {
+    const WAITS: usize = 4_096;
+    let (stores, (wait, _), _second) = large_before_small();
+    let ended = Arc::new(AtomicU32::new(0));
+    for _ in 0..WAITS {
+        let ended = Arc::clone(&ended);
+        let ready = move |room: Result<Room, StoreError>| {
+            drop(room.unwrap());
+            ended.fetch_add(1, SeqCst);
+        };
+        let update = update(10, 2, ContentChange::Replace);
+        assert!(stores[1].reserve(&update, CHUNK, class::UPDATE, Box::new(ready)).is_some());
+    }
+    stores[0].expire(wait);
+    assert_eq!(ended.load(SeqCst) as usize, WAITS);
+}
+
 #[test]
 fn a_closed_store_waits_for_no_room() {
     let (mut stores, (_, first), second) = large_before_small();
