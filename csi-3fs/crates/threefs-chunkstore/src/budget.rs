@@ -155,12 +155,15 @@ impl DiskBudget {
     pub(crate) fn settle(self: &Arc<Self>) {
         let this = Arc::as_ptr(self);
         let within = Settling { outer: SETTLING.replace(this) };
-        // Whoever is called may give its room back at once, which calls this again: calls within
-        // calls would go as deep as there are waits.
-        while within.outer != this {
+        if within.outer == this {
+            // Whoever was called has given its room back at once. A call within a call would go as
+            // deep as there are waits; the loop below goes on instead.
+            return;
+        }
+        loop {
             let settled = self.ledger().settle();
             if settled.is_empty() {
-                break;
+                return;
             }
             self.answer(settled);
         }
