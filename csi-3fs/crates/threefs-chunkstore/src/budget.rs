@@ -1,11 +1,12 @@
 //! What the data files of all stores of one file system may take together.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::room::{Holding, Ledger, Need, Room, RoomReady, RoomWait};
+use crate::room::{Holding, Ledger, Need, Room, RoomReady, RoomWait, Settled};
 
 /// Growth leaves this part of a file system free, and at most [`RESERVE_BYTES_MAX`].
 const RESERVE_PARTS: u64 = 20;
@@ -25,6 +26,21 @@ pub struct DiskBudget {
     lenders: Mutex<Vec<(u64, Weak<dyn Lender>)>>,
     /// Held by the store that others give blocks to.
     borrowing: Mutex<()>,
+}
+
+thread_local! {
+    /// The budget that this thread settles.
+    static SETTLING: Cell<*const DiskBudget> = const { Cell::new(std::ptr::null()) };
+}
+
+struct Settling {
+    outer: *const DiskBudget,
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        SETTLING.set(self.outer);
+    }
 }
 
 impl fmt::Debug for DiskBudget {
@@ -75,6 +91,12 @@ impl DiskBudget {
         self.ledger().taken += bytes;
     }
 
+    /// A data file is closed. The file system does not have its room back.
+    pub(crate) fn closed(&self, bytes: u64) {
+        let mut ledger = self.ledger();
+        ledger.taken = ledger.taken.saturating_sub(bytes);
+    }
+
     /// How much of `wanted` bytes there is room for.
     pub(crate) fn room(&self, wanted: u64, free_bytes: u64) -> u64 {
         let mut ledger = self.ledger();
@@ -99,9 +121,11 @@ impl DiskBudget {
         self.ledger().add_store()
     }
 
-    pub(crate) fn remove_store(&self, store: u64) {
-        self.ledger().remove_store(store);
+    /// It is closed. The caller calls [`Self::settle`] once its blocks are given back.
+    pub(crate) fn remove_store(self: &Arc<Self>, store: u64) {
+        let refused = self.ledger().remove_store(store);
         self.lenders().retain(|(id, _)| *id != store);
+        self.answer(refused);
     }
 
     /// What a store holds has changed. The caller calls [`Self::settle`] once it holds no lock.
@@ -113,6 +137,7 @@ impl DiskBudget {
     /// returns. `None` if it was.
     pub(crate) fn ask(
         self: &Arc<Self>,
+        store: u64,
         need: Need,
         free_bytes: u64,
         ready: RoomReady,
@@ -120,7 +145,7 @@ impl DiskBudget {
         let wait = {
             let mut ledger = self.ledger();
             ledger.free_bytes = free_bytes;
-            ledger.enqueue(need, ready)
+            ledger.enqueue(store, need, ready)
         };
         self.settle();
         self.ledger().is_waiting(wait).then_some(wait)
@@ -128,18 +153,34 @@ impl DiskBudget {
 
     /// Room may have become free: those that wait for it are called.
     pub(crate) fn settle(self: &Arc<Self>) {
-        let settled = self.ledger().settle();
+        let this = Arc::as_ptr(self);
+        let within = Settling { outer: SETTLING.replace(this) };
+        if within.outer == this {
+            // Whoever was called has given its room back at once. A call within a call would go as
+            // deep as there are waits; the loop below goes on instead.
+            return;
+        }
+        loop {
+            let settled = self.ledger().settle();
+            if settled.is_empty() {
+                return;
+            }
+            self.answer(settled);
+        }
+    }
+
+    fn answer(self: &Arc<Self>, settled: Vec<Settled>) {
         for (ready, result) in settled {
             ready(result.map(|need| Room::new(Arc::clone(self), need)));
         }
     }
 
     /// Ends a wait with `NoSpace`, if it has not ended yet.
-    pub(crate) fn expire(&self, wait: RoomWait) {
+    pub(crate) fn expire(self: &Arc<Self>, wait: RoomWait) {
         let expired = self.ledger().expire(wait);
-        if let Some((ready, error)) = expired {
-            ready(error.map(|_| Room::default()));
-        }
+        self.answer(expired.into_iter().collect());
+        // Those behind it may need less.
+        self.settle();
     }
 
     pub(crate) fn add_lender(&self, store: u64, lender: Weak<dyn Lender>) {
@@ -191,5 +232,14 @@ mod tests {
         assert_eq!(budget.room(50, 60), 20, "40 of 60 free bytes stay");
         assert_eq!(budget.capacity(60), 30);
         assert_eq!(budget.room(50, 30), 0);
+    }
+
+    #[test]
+    fn a_closed_file_is_not_free_room() {
+        let budget = DiskBudget::new(0, 0);
+        budget.opened(70);
+        assert_eq!(budget.capacity(10), 80);
+        budget.closed(70);
+        assert_eq!(budget.ledger().capacity(), 10);
     }
 }

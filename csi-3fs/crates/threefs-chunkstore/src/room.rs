@@ -92,8 +92,16 @@ impl Drop for Room {
 
 struct Waiting {
     id: u64,
+    /// The store that will use the room.
+    store: u64,
     need: Need,
     ready: RoomReady,
+}
+
+impl Waiting {
+    fn refused(self) -> Settled {
+        (self.ready, Err(StoreError::NoSpace { needed_bytes: self.need.bytes }))
+    }
 }
 
 /// What [`Ledger::judge`] finds.
@@ -160,9 +168,18 @@ impl Ledger {
         self.next_id
     }
 
-    pub(crate) fn remove_store(&mut self, store: u64) {
+    /// The store is closed. Those that wait for room in it, and get none.
+    pub(crate) fn remove_store(&mut self, store: u64) -> Vec<Settled> {
         self.set_holding(store, Holding::default());
         self.stores.remove(&store);
+        let waits = |queue: &mut VecDeque<Waiting>| {
+            let (its, others) =
+                std::mem::take(queue).into_iter().partition(|it: &Waiting| it.store == store);
+            *queue = others;
+            its
+        };
+        let its: Vec<VecDeque<Waiting>> = self.waiting.iter_mut().map(waits).collect();
+        its.into_iter().flatten().map(Waiting::refused).collect()
     }
 
     pub(crate) fn set_holding(&mut self, store: u64, now: Holding) {
@@ -201,12 +218,12 @@ impl Ledger {
         if may { Verdict::Now } else { Verdict::Later }
     }
 
-    pub(crate) fn enqueue(&mut self, need: Need, ready: RoomReady) -> RoomWait {
+    pub(crate) fn enqueue(&mut self, store: u64, need: Need, ready: RoomReady) -> RoomWait {
         self.largest = self.largest.max(need.bytes);
         self.next_id += 1;
         let id = self.next_id;
         let queue = &mut self.waiting[usize::from(need.class).min(CLASSES - 1)];
-        queue.push_back(Waiting { id, need, ready });
+        queue.push_back(Waiting { id, store, need, ready });
         RoomWait(id)
     }
 
@@ -241,8 +258,7 @@ impl Ledger {
             let at = queue.iter().position(|it| it.id == wait.0)?;
             queue.remove(at)
         });
-        let Waiting { need, ready, .. } = waiting?;
-        Some((ready, Err(StoreError::NoSpace { needed_bytes: need.bytes })))
+        waiting.map(Waiting::refused)
     }
 
     pub(crate) fn is_waiting(&self, wait: RoomWait) -> bool {
@@ -271,7 +287,7 @@ mod tests {
     /// How many of them get room.
     fn granted(ledger: &mut Ledger, need: Need) -> usize {
         for _ in 0..20 {
-            ledger.enqueue(need, Box::new(drop));
+            ledger.enqueue(0, need, Box::new(drop));
         }
         ledger.settle().iter().filter(|(_, result)| result.is_ok()).count()
     }
@@ -303,6 +319,20 @@ mod tests {
         assert_eq!(verdict(16, growth), Verdict::Never, "those in flight end, and are no room");
         let large = Need { class: class::UPDATE, bytes: 1_700, returns: 1_700 };
         assert_eq!(verdict(0, large), Verdict::Never, "not even alone");
+    }
+
+    #[test]
+    fn a_closed_store_waits_for_nothing() {
+        let mut ledger = ledger(7);
+        let closed = ledger.add_store();
+        let large = Need { class: class::UPDATE, bytes: 500, returns: 500 };
+        ledger.enqueue(closed, large, Box::new(drop));
+        ledger.enqueue(0, overwrite(class::UPDATE), Box::new(drop));
+        assert!(ledger.settle().is_empty(), "the second waits behind the first");
+        let refused = ledger.remove_store(closed);
+        let is_full = |result: &Result<_, _>| matches!(result, Err(StoreError::NoSpace { .. }));
+        assert!(refused.len() == 1 && refused.iter().all(|(_, result)| is_full(result)));
+        assert_eq!(ledger.settle().len(), 1);
     }
 
     #[test]

@@ -144,7 +144,26 @@ impl<D: Disk> FileChunkStore<D> {
         }
         let data_blocks =
             data.length().map_err(|error| failed("length of data", &error))? / BLOCK_BYTES as u64;
-        config.budget.opened(data_blocks * BLOCK_BYTES as u64);
+        let (budget, bytes) = (Arc::clone(&config.budget), data_blocks * BLOCK_BYTES as u64);
+        budget.opened(bytes);
+        let store = Self::replayed(disk, config, data, data_blocks, log, name)
+            .inspect_err(|_| budget.closed(bytes))?;
+        store.find_holes();
+        store.publish_holding(&store.lock());
+        store.take_log_room()?;
+        store.take_id()?;
+        Ok(store)
+    }
+
+    /// What the log says is so, in the data file too.
+    fn replayed(
+        disk: D,
+        config: StoreConfig,
+        data: D::File,
+        data_blocks: u64,
+        log: D::File,
+        log_name: u64,
+    ) -> Result<Self, StoreError> {
         let log = Arc::new(log);
         let mut inner = Inner {
             index: BTreeMap::new(),
@@ -160,7 +179,7 @@ impl<D: Disk> FileChunkStore<D> {
             resizing: false,
             leaving: Vec::new(),
             log: Arc::clone(&log),
-            log_name: name,
+            log_name,
             log_end: 0,
             log_room: 0,
             log_written: 0,
@@ -192,7 +211,8 @@ impl<D: Disk> FileChunkStore<D> {
         (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
         inner.log_written = replay.end;
         inner.claim_blocks()?;
-        let store = Self {
+        config.budget.opened((inner.data_blocks - data_blocks) * BLOCK_BYTES as u64);
+        Ok(Self {
             disk,
             name: config.budget.add_store(),
             config,
@@ -201,12 +221,7 @@ impl<D: Disk> FileChunkStore<D> {
             flushed: Condvar::new(),
             resized: Condvar::new(),
             compaction: Mutex::new(None),
-        };
-        store.find_holes();
-        store.publish_holding(&store.lock());
-        store.take_log_room()?;
-        store.take_id()?;
-        Ok(store)
+        })
     }
 
     /// Shared with the other stores of its disk, which may use its free blocks from now on.
@@ -600,7 +615,12 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 
     fn flush(&self) -> Result<(), StoreError> {
         let number = self.lock().appended;
-        self.wait_durable(number)
+        self.wait_durable(number)?;
+        // Chunks of forgotten inodes may have been dropped after their record was durable.
+        let mut inner = self.lock();
+        let durable = inner.durable;
+        inner.became_durable(durable);
+        Ok(())
     }
 
     fn id(&self) -> StoreId {
@@ -634,7 +654,7 @@ impl<D: Disk> Drop for FileChunkStore<D> {
             inner.data_blocks - inner.holes.free()
         };
         self.config.budget.remove_store(self.name);
-        self.config.budget.give(blocks * BLOCK_BYTES as u64);
+        self.config.budget.closed(blocks * BLOCK_BYTES as u64);
         self.config.budget.settle();
     }
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use support::{Luck, MemoryDisk, Operation, after_power_loss};
-use threefs_chunkstore::disk::Disk;
-use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, Room, StoreConfig};
+use threefs_chunkstore::disk::{Disk, DiskFile};
+use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, Room, RoomWait, StoreConfig};
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
@@ -264,6 +264,92 @@ fn a_wait_ends_at_its_deadline() {
     }
     rooms.clear();
     put(&stores[0], 0, 2).unwrap();
+}
+
+/// On a nearly full disk an update of eight chunks waits for two in flight, and a small update of
+/// another store behind it.
+fn large_before_small() -> (Vec<Arc<Store>>, (RoomWait, Answer), Answer) {
+    let stores = stores(&budget());
+    filled(&stores);
+    let large = update(0, 2, ContentChange::Replace);
+    stores[0].apply(&large, &[1; 8 * CHUNK]).unwrap();
+    commit(&stores[0], 0, 2);
+    for index in [1, 4] {
+        make(&stores[1], index, 2, class::UPDATE).unwrap();
+    }
+    let ask = |store: &Store, index, change, bytes| {
+        let (ready, room) = mpsc::channel();
+        let update = update(index, 3, change);
+        let ready = Box::new(move |room| drop(ready.send(room)));
+        (store.reserve(&update, bytes, class::UPDATE, ready), room)
+    };
+    let (wait, first) = ask(&stores[0], 0, ContentChange::Replace, 8 * CHUNK);
+    let (_, second) = ask(&stores[1], 7, ContentChange::Write { offset: 0 }, 1);
+    assert!(first.try_recv().is_err() && second.try_recv().is_err());
+    (stores, (wait.unwrap(), first), second)
+}
+
+#[test]
+fn what_waits_behind_a_wait_that_ends_gets_its_room_at_once() {
+    let (stores, (wait, first), second) = large_before_small();
+    stores[0].expire(wait);
+    assert!(matches!(first.try_recv().unwrap(), Err(StoreError::NoSpace { .. })));
+    drop(second.try_recv().unwrap().unwrap());
+}
+
+/// Those whose target is gone give their room back at once, from within the call that gave it.
+#[test]
+fn thousands_of_waits_end_without_calls_within_calls() {
+    const WAITS: usize = 4_096;
+    let (stores, (wait, _), _second) = large_before_small();
+    let ended = Arc::new(AtomicU32::new(0));
+    for _ in 0..WAITS {
+        let ended = Arc::clone(&ended);
+        let ready = move |room: Result<Room, StoreError>| {
+            drop(room.unwrap());
+            ended.fetch_add(1, SeqCst);
+        };
+        let update = update(10, 2, ContentChange::Replace);
+        assert!(stores[1].reserve(&update, CHUNK, class::UPDATE, Box::new(ready)).is_some());
+    }
+    stores[0].expire(wait);
+    assert_eq!(ended.load(SeqCst) as usize, WAITS);
+}
+
+#[test]
+fn a_closed_store_waits_for_no_room() {
+    let (mut stores, (_, first), second) = large_before_small();
+    drop(stores.remove(0));
+    assert!(matches!(first.try_recv().unwrap(), Err(StoreError::NoSpace { .. })));
+    drop(second.try_recv().unwrap().unwrap());
+}
+
+#[test]
+fn a_store_that_cannot_be_opened_takes_no_room() {
+    let budget = DiskBudget::new(0, 0);
+    let disk = MemoryDisk::default();
+    let open = || Store::open_on(disk.clone(), config(&budget));
+    put(&open().unwrap(), 0, 1).unwrap();
+    assert_eq!(budget.capacity(0), 0, "no store is open");
+    // The first of several frames.
+    disk.open("log-00000001").unwrap().write_at(&[1; 512], 0).unwrap();
+    assert!(matches!(open(), Err(StoreError::Damaged { .. })));
+    assert_eq!(budget.capacity(0), 0);
+}
+
+/// A small update is promised when the log has it: the data file may not have its length yet.
+#[test]
+fn a_data_file_that_its_opening_makes_longer_takes_room() {
+    let disk = MemoryDisk::default();
+    let store = Store::open_on(disk.clone(), config(&DiskBudget::new(0, 0))).unwrap();
+    store.apply(&update(0, 1, ContentChange::Replace), &[1; 8_000]).unwrap();
+    let operations = disk.0.lock().unwrap().operations.clone();
+    let disk = after_power_loss(&operations, operations.len(), Luck::Nothing);
+    let budget = DiskBudget::new(0, 0);
+    let store = Store::open_on(disk, config(&budget)).unwrap();
+    assert_eq!(budget.capacity(0), 2 * 4_096);
+    drop(store);
+    assert_eq!(budget.capacity(0), 0);
 }
 
 /// What one store of the disk gives up anywhere in its file, another one can use; also after both

@@ -40,7 +40,7 @@ impl<D: Disk> FileChunkStore<D> {
             return None;
         }
         let free_bytes = self.disk.free_bytes().unwrap_or(0);
-        self.config.budget.ask(need, free_bytes, ready)
+        self.config.budget.ask(self.name, need, free_bytes, ready)
     }
 
     /// Waits, boundedly, for the room of a client's update.
@@ -284,4 +284,48 @@ impl<D: Disk> Lender for FileChunkStore<D> {
 fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::chunk::{ContentChange, TagWindow};
+    use threefs_core::forgotten::InodeRange;
+    use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+
+    use super::*;
+    use crate::log::Record;
+    use crate::store::SLICE_ENTRIES;
+    use crate::{DiskBudget, StoreConfig};
+
+    fn put(store: &FileChunkStore, chunk: ChunkId, payload: &[u8]) -> Result<(), StoreError> {
+        let update = StoreUpdate {
+            chunk,
+            version: ChunkVersion(1),
+            chain_version: ChainVersion(1),
+            tags: TagWindow::default(),
+            change: ContentChange::Replace,
+        };
+        store.apply(&update, payload)?;
+        store.commit(chunk, update.version, update.chain_version).map(drop)
+    }
+
+    /// The record is durable, and the thread that drops the chunks has not come to its end.
+    #[test]
+    fn blocks_of_forgotten_chunks_are_taken_while_others_are_dropped() {
+        const CHUNKS: u32 = SLICE_ENTRIES as u32 + 30;
+        let capacity_bytes = u64::from(CHUNKS + 20) * BLOCK_BYTES as u64;
+        let budget = DiskBudget::new(capacity_bytes, 0);
+        let folder = tempfile::tempdir().unwrap();
+        let config = StoreConfig { budget, ..StoreConfig::default() };
+        let store = FileChunkStore::open(folder.path(), config).unwrap();
+        for index in 0..CHUNKS {
+            put(&store, ChunkId::new(InodeId(7), index), b"x").unwrap();
+        }
+        let inodes = vec![InodeRange::one(InodeId(7))];
+        store.append(&mut store.lock(), Record::Gone { inodes }, true).unwrap();
+        store.flush().unwrap();
+        assert!(store.lock().drop_forgotten(SLICE_ENTRIES));
+        store.publish_holding(&store.lock());
+        put(&store, ChunkId::new(InodeId(8), 0), &[1; 100 * BLOCK_BYTES]).unwrap();
+    }
 }
