@@ -35,6 +35,14 @@ def has_daemon() -> bool:
     return done.returncode == 0
 
 
+def _let_pass(folder: Path) -> None:
+    """FUSE daemons are not root: every folder above their files must let them pass."""
+    for one in (folder, *folder.parents):
+        mode = one.stat().st_mode
+        if not mode & 0o001:
+            one.chmod(mode | 0o011)
+
+
 @dataclass
 class NodeProcesses:
     """A holder and a node service with a kubelet's folder of their own."""
@@ -74,6 +82,7 @@ class Deployed:
 
     def start(self, nodes: int = 1) -> None:
         """Start everything and wait until it can be used."""
+        _let_pass(self.folder)
         serve = [sys.executable, "-m", "threefs", "serve", "--data", str(self.folder / "3fs")]
         self.until_it_says("ready", serve)
         (self.folder / "clusters").mkdir()
