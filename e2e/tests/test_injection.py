@@ -74,7 +74,11 @@ def configuration() -> dict[str, Any]:
     """What the chart registers, as JSON."""
     template = (helm.find(), "template", "fire-flyer", str(CHART), f"--namespace={NAMESPACE}")
     done = subprocess.run(
-        [*template, "--show-only=templates/operator/webhook.yaml"],
+        [
+            *template,
+            "--set=images.registry=registry.example",
+            "--show-only=templates/operator/webhook.yaml",
+        ],
         capture_output=True,
         text=True,
         check=True,
