@@ -170,9 +170,13 @@ impl Fixture {
     }
 
     async fn until(&self, state: LocalState) -> TargetReport {
+        self.until_report(|line| line.report.state == state).await
+    }
+
+    async fn until_report(&self, is_awaited: impl Fn(&TargetReport) -> bool) -> TargetReport {
         let wait = async {
             loop {
-                if let Some(line) = self.report().filter(|line| line.report.state == state) {
+                if let Some(line) = self.report().filter(&is_awaited) {
                     return line;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -242,7 +246,8 @@ async fn a_store_that_does_not_open_is_opened_again() {
     let back = fixture.until(LocalState::Online).await;
     assert_eq!(fixture.opened.load(SeqCst), 3);
     assert!(back.store.is_some());
-    assert_eq!(back.report.chain_version, ChainVersion(1), "it knows the routing");
+    // It knows the routing, once its threads have taken the event.
+    fixture.until_report(|line| line.report.chain_version == ChainVersion(1)).await;
 }
 
 #[tokio::test]
