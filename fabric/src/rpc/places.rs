@@ -67,8 +67,8 @@ impl Places {
         Some(Place { _any: any, _volume: Some(of_volume) })
     }
 
-    /// True when the places that a service, or a volume, holds are missing to somebody: another
-    /// volume that has all of its own is none of its business.
+    /// Whether calls are refused because of the places that a service, or this volume, holds. Another
+    /// volume at its own limit does not count.
     pub(super) fn are_taken(&self, volume: Option<u64>) -> bool {
         if self.all.available_permits() == 0 {
             return true;

@@ -21,7 +21,7 @@ const RANK: &str = "HFREDUCE_TEST_RANK";
 const ELEMENTS: usize = 1_000_000;
 /// Of a small operation.
 const FEW_ELEMENTS: usize = 1024;
-/// In place of who adds: nobody does, the ranks send each other messages.
+/// Instead of the rank that reduces: none does, the ranks send each other messages.
 const MESSAGES: usize = 2;
 /// A part of equal length for each of two, three and four ranks.
 const MESSAGE_ELEMENTS: usize = 1_200_000;
@@ -115,7 +115,7 @@ enum Sum {
     Small,
     /// As [`Sum::Owned`], by ranks that have a living forked child each.
     Forked,
-    /// Nobody: long messages, through the node's memory where it is one node.
+    /// No rank reduces: long messages, through the node's memory where it is one node.
     Messages,
 }
 

@@ -48,8 +48,8 @@ impl Client {
 }
 
 /// All clients of this life of the service. Of one volume a bounded number: further ones are taken
-/// for silent. They share the answers that are kept for the volume: where those are more than the
-/// bound, who has more than an even share has its oldest changes taken for finished.
+/// for silent. They share the answers that are kept for the volume: above the bound, the oldest
+/// changes of a client with more than an even share count as finished.
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Mutex<Known>);
 

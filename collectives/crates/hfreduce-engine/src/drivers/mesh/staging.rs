@@ -1,7 +1,7 @@
 //! Payloads between ranks of one node: through slots of the board instead of a socket.
 //!
 //! ```text
-//! sender    copies a piece into a slot of its own, sends a head with the slot's number
+//! sender    copies a piece into one of its slots, sends a head with the slot's number
 //! receiver  copies it to its destination, and says so with the next head that it sends
 //! sender    may use the slot again; the message is sent once its last piece was copied
 //! ```
