@@ -9,6 +9,7 @@ import pytest
 from flyer.api import FlyerJob, Phase
 from flyer.engine import (
     CheckpointReported,
+    Commit,
     Event,
     Failed,
     GangStarted,
@@ -348,6 +349,22 @@ def test_a_job_that_is_back_is_no_ghost(desk: Callable, pick: Callable, *, forgo
     assert status.chain.fruitless_restarts == 0
     (start,) = [one for step in d.steps for one in pick(step[2], Start) if one.attempt == 2]
     assert start.restore_from.step == 7
+
+
+def test_what_happened_while_the_object_was_gone_is_committed(
+    desk: Callable, pick: Callable
+) -> None:
+    d = desk(one_zone(2))
+    d.run("a", 2, maxRestarts=0)
+    d.tell(PodExited(A, 1, "n0", Failed(1, "boom")))
+    d.wait(5)
+    stored = known(d, "a")
+    assert len(stored.status.occupied) == 2
+    d.tell(JobRemoved(A))
+    d.tell(NodeEmptied("n0", A, 1))  # nothing is stored of it
+    commits = pick(d.tell(JobSubmitted(stored)), Commit)
+    assert [one.status for one in commits] == [d.status("a")]
+    assert [one.name for one in d.status("a").occupied] == ["n1"]
 
 
 def test_a_job_that_goes_and_comes_in_one_step_runs_on(desk: Callable, pick: Callable) -> None:

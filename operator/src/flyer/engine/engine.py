@@ -175,9 +175,14 @@ def _commits(
 
 
 def _before(draft: Draft, committed: dict[str, FlyerJobStatus], key: str) -> FlyerJobStatus | None:
-    """The status as it was committed last."""
+    """The status as it was committed last. None for an object that is back.
+
+    While it was gone, nothing that was committed was stored.
+    """
     known = draft.before.get(key)
-    return committed.get(key, known.status if known is not None else None)
+    if known is None or (known.removed and not draft.jobs[key].removed):
+        return committed.get(key)
+    return committed.get(key, known.status)
 
 
 def _kept(status: FlyerJobStatus) -> frozenset[str]:
