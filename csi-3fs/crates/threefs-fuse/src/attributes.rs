@@ -102,7 +102,7 @@ impl Daemon {
         let times = accessed.is_some() || modified.is_some();
         // A change of the size sets the times itself.
         if others || (times && answer.is_none()) || answer.is_none() {
-            let change = MetaChange::SetAttributes {
+            let change = |modified| MetaChange::SetAttributes {
                 at: At::inode(id),
                 follow: false,
                 mode,
@@ -115,14 +115,26 @@ impl Daemon {
                 // One change of a request has its number already.
                 call.ticket = None;
             }
-            // The kernel itself tells the time of what it wrote behind, with the open file.
-            let caller = if is(set::FH) && !others { Identity::ROOT } else { call.identity() };
-            let mut changed = self.change_as(call, caller, &what, change.clone()).await;
+            // A kernel that writes behind tells the times that it has set itself: with the open
+            // file, or, after a link, a rename or a removal, in the name of whoever made that.
+            // Whether a caller may set a time it has checked before.
+            let behind = is(set::MTIME) && is(set::CTIME) && !is(set::ATIME);
+            let caller = match (is(set::FH) || behind) && !others {
+                true => Identity::ROOT,
+                false => call.identity(),
+            };
+            let mut changed = self.change_as(call, caller.clone(), &what, change(modified)).await;
             if let (Err(Errno::PERM), Some(mode), None, None) = (&changed, mode, uid, gid)
                 && self.drops_privileges(call, id, mode).await?
             {
                 call.ticket = None;
-                changed = self.change_as(call, Identity::ROOT, &what, change).await;
+                changed = self.change_as(call, Identity::ROOT, &what, change(modified)).await;
+            } else if matches!(changed, Err(Errno::PERM)) && is(set::ATIME_NOW) && !others {
+                // A kernel that writes behind fills in the modification time itself, also where
+                // the caller asked for the present time, which who may write may set.
+                call.ticket = None;
+                let change = change(Some(SetTime::Now));
+                changed = self.change_as(call, caller, &what, change).await;
             }
             answer = Some(inode_of(changed?)?);
         }

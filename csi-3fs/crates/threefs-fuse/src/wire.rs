@@ -97,6 +97,8 @@ pub(crate) mod set {
     pub(crate) const FH: u32 = 1 << 6;
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
+    /// Only a kernel that writes behind says it.
+    pub(crate) const CTIME: u32 = 1 << 10;
 }
 
 /// The kernel keeps the pages that it has of a file.

@@ -64,12 +64,14 @@ def mount(
         yield make
 
 
-@pytest.fixture(scope="module")
-def tree_of_the_module(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture(scope="module", params=[False, True], ids=["through", "behind"])
+def tree_of_the_module(
+    request: pytest.FixtureRequest, cluster: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """A mounted directory for all tests of a module, each in a folder of its own."""
     folder = tmp_path_factory.mktemp("module")
     with cluster.client() as client, mounts(cluster, client, folder) as make:
-        yield make().target
+        yield make(write_back=request.param).target
 
 
 @pytest.fixture

@@ -305,6 +305,19 @@ def what_an_ordinary_user_may(at: Path) -> Any:
 
 
 @case
+def names_of_a_file_of_somebody_else(at: Path) -> Any:
+    at.chmod(0o777)
+    touch(at / "file", b"x").chmod(0o666)
+    code = (
+        "read = lambda: open('file').close()\n"
+        "print(tried(os.link, 'file', 'second'), tried(read),"
+        " tried(os.rename, 'second', 'third'), tried(read),"
+        " tried(os.unlink, 'third'), tried(read), tried(os.utime, 'file'), tried(read))"
+    )
+    return as_user(at, code)
+
+
+@case
 def writing_takes_the_set_user_bit_away(at: Path) -> Any:
     at.chmod(0o777)
     file = touch(at / "file", b"x")
