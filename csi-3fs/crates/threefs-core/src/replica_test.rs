@@ -12,7 +12,7 @@ use crate::message::{
     Content, ForgetInodes, ForwardRequest, QueryChunks, ReadRequest, ReplaceRequest, SyncDone,
     SyncSession, SyncStart, UpdateRequest, Updated,
 };
-use PublicState::{LastSrv, Offline, Serving, Syncing};
+use PublicState::{LastSrv, Offline, Serving, Syncing, Waiting};
 
 const CHAIN: ChainId = ChainId(1);
 const CHUNK: ChunkId = ChunkId { inode: InodeId(5), index: 0 };
@@ -368,6 +368,29 @@ fn a_syncing_target_takes_any_version_of_its_session_but_nothing_late() {
         error_of(&bench.ask(foreign, b"data")),
         StorageError::SyncSessionMismatch { target: TargetId(1) }
     );
+}
+
+/// Found by the simulator (seed 31832): two nodes, each between a predecessor and a successor of a
+/// chain, held the places for whole chunks that they waited for.
+#[test]
+fn nobody_waits_for_a_whole_chunk_once_the_target_serves() {
+    let mut bench = Bench::started(1);
+    bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing), (3, Waiting)])));
+    let to = bench.to(1);
+    let start = StorageRequest::SyncStart(SyncStart { to, from: TargetId(2), round: 1 });
+    let session = match &bench.ask(start, b"")[..] {
+        [Action::Reply { result: Ok(StorageReply::SyncStarted { session, .. }), .. }] => *session,
+        other => panic!("{other:?}"),
+    };
+    apply_op(&bench.ask(replace(&bench, session, 1, 1), b"data"));
+    assert!(bench.ask(replace(&bench, session, 2, 2), b"data").is_empty(), "it waits in line");
+    bench.ask(StorageRequest::SyncDone(SyncDone { to, session }), b"");
+    let serves = chain(6, &[(2, Serving), (1, Serving), (3, Syncing)]);
+    let actions = bench.give(Event::Routing(serves));
+    let told = |action: &&Action| {
+        matches!(action, Action::Reply { result: Err(StorageError::Busy { .. }), .. })
+    };
+    assert_eq!(actions.iter().filter(told).count(), 2, "{actions:?}");
 }
 
 /// Found by the simulator (seed 66906): it was full, said so, and was made SERVING for what it had

@@ -376,6 +376,7 @@ impl Replica {
         self.abort_forgets(ctx);
         match self.role() {
             Role::Serving => {
+                self.release_received(ctx);
                 self.start_sending(ctx);
                 self.proceed_all(ctx);
                 self.resolve_orphans(ctx);

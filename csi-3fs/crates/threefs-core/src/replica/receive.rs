@@ -105,6 +105,29 @@ impl Replica {
         Ok(())
     }
 
+    /// This target serves now: whole chunks that it still takes may have to wait for its successor,
+    /// so nobody waits for them, or two nodes that send each other whole chunks of two chains would
+    /// hold the budgets that they wait for. The predecessor asks again, as of a serving successor.
+    pub(super) fn release_received(&mut self, ctx: &mut Context<'_>) {
+        let busy = StorageError::Busy { target: self.config.target };
+        let mut released: Vec<Token> = Vec::new();
+        for lane in self.lanes.values_mut() {
+            lane.queue.retain_mut(|queued| {
+                let received = matches!(queued.work, Work::Receive { .. });
+                if received {
+                    released.extend(queued.waiters.drain(..));
+                }
+                !received
+            });
+        }
+        for op in self.ops.values_mut().filter(|op| matches!(op.work, Work::Receive { .. })) {
+            released.extend(op.waiters.drain(..));
+        }
+        for token in released {
+            ctx.reply(token, Err(busy.clone()));
+        }
+    }
+
     pub(super) fn begin_receive(
         &mut self,
         ctx: &mut Context<'_>,
