@@ -652,6 +652,18 @@ fn a_failed_or_hung_store_gives_the_target_up() {
 
 /// Found by the simulator (seed 15722): an update whose commit the disk had lost was under way
 /// again, the comparison overlooked it, the successor served without it.
+/// Found by the simulator (seed 21913): what could not be written was committed after the chain had
+/// changed.
+#[test]
+fn a_store_that_fails_for_an_aborted_update_is_given_up() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    let (op, _) = apply_op(&bench.forward(2, 1, 1));
+    bench.give(Event::Routing(chain(4, &[(1, LastSrv), (2, LastSrv)])));
+    let failed = StoreError::Io { operation: "flush".to_owned(), reason: "broken".to_owned() };
+    bench.give(Event::Applied { op, result: Err(failed) });
+    assert!(bench.replica.has_failed());
+}
+
 #[test]
 fn a_sync_does_not_end_before_what_is_under_way() {
     let mut bench = Bench::started(1);

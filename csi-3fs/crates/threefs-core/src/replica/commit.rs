@@ -56,7 +56,7 @@ impl Replica {
         op: OpId,
         result: Result<ChunkState, StoreError>,
     ) {
-        let Some(state) = self.store_done(ctx, op) else { return };
+        let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::Resting;
         let chunk = state.chunk;
         let expected = match &state.work {
@@ -270,7 +270,7 @@ impl Replica {
         op: OpId,
         result: Result<(ChunkState, Bytes), StoreError>,
     ) {
-        let Some(state) = self.store_done(ctx, op) else { return };
+        let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::Resting;
         let chunk = state.chunk;
         if matches!(state.work, Work::Send) {
@@ -412,7 +412,7 @@ impl Replica {
         op: OpId,
         result: Result<(), StoreError>,
     ) {
-        if self.store_done(ctx, op).is_none() {
+        if self.store_done(ctx, op, result.as_ref().err()).is_none() {
             return;
         }
         match result {

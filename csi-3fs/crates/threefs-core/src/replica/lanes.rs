@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{Action, CallId, Caller, Context, OpId, Replica, Role, Timer, Token};
 use crate::chunk::ChunkState;
-use crate::error::StorageError;
+use crate::error::{StorageError, StoreError};
 use crate::ids::{ChunkId, ChunkVersion, RequestTag};
 use crate::message::{ForwardRequest, ReplaceRequest, StorageReply, UpdateRequest, Updated};
 use crate::routing::PublicState;
@@ -231,11 +231,20 @@ impl Replica {
         }
     }
 
-    /// The store is done with `op`. `None` if the operation ends here because it was aborted.
-    pub(super) fn store_done(&mut self, ctx: &mut Context<'_>, op: OpId) -> Option<&mut Op> {
+    /// The store is done with `op`, or has failed. `None` if the operation ends here because it was
+    /// aborted; a failed store is given up for an aborted operation as for any other.
+    pub(super) fn store_done(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        error: Option<&StoreError>,
+    ) -> Option<&mut Op> {
         self.store_since.remove(&op);
         if self.ops.get(&op)?.aborted {
             self.finish(ctx, op, Err(self.not_serving()));
+            if let Some(error @ (StoreError::Io { .. } | StoreError::Damaged { .. })) = error {
+                self.give_up(ctx, error.to_string());
+            }
             return None;
         }
         self.ops.get_mut(&op)
